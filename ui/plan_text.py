@@ -56,7 +56,7 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     columns = (Column("CONTEXT", right=True), Column("PLAIN", right=True), Column("DRAFTED", right=True), Column(""))
     rows = []
     for one in found.times:
-        cycle = "" if one.cycle_ms is None else f"{one.cycle_ms:.2f} ms a cycle of {one.rows}"
+        cycle = "" if one.cycle_ms is None else f"{one.cycle_ms:.2f} ms a cycle of {one.rows:.3g}"
         plain, drafted = f"{one.plain_tokens_per_s:.0f} tok/s", drafted_speed(found, one)
         rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s", cycle))
     lengths = found.acceptance

@@ -97,7 +97,8 @@ def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
     config = planned.found.load
     target = quantized(planned.known.target, config.quantize)
     predicted = times_on(planned.where.name, target, planned.known.drafter, Load.of("cuda", config, context, block))
-    times = Times(context, runner.costs[1], runner.costs[block], block)
+    shorter = tuple((rows, ms) for rows, ms in sorted(runner.costs.items()) if 1 < rows < block)
+    times = Times(context, runner.costs[1], runner.costs[block], block, shorter)
     source, weights = planned.known.target.source, planned.found.format
     kept = SpeedMeasurement.of(planned.where.name, source, weights, config, times, predicted)
     SpeedRecord(speeds_folder(user), planned.where.name).add([kept])

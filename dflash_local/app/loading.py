@@ -282,8 +282,12 @@ class HeldSession(WrappedSession):
     def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
         for event in events:
             yield event
-            if isinstance(event, Finished) and event.stats.block_size == self.facts.block_size:
-                self._record.add(self._target, event.stats.acceptance_lengths)
+            if not isinstance(event, Finished):
+                continue
+            stats = event.stats
+            if stats.mode == "dflash" and stats.block_size == self.facts.block_size:
+                tokens = sum(stats.acceptance_lengths) + stats.undrafted_cycles
+                self._record.add(self._target, tokens, dict(stats.verify_rows))
 
     def close(self) -> None:
         """Release the model, then its files."""

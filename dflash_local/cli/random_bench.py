@@ -116,7 +116,8 @@ def _keep_speeds(pair: RandomPair, found: Measured, card: str, user: Settings) -
     for at in found.at:
         predicted = times_on(card, pair.model, pair.config, Load.of("cuda", config, at.context, block))
         cycle = at.cycle.get(block)
-        times = Times(at.context, at.step.ms, None if cycle is None else cycle.ms, block)
+        shorter = tuple((rows, one.ms) for rows, one in sorted(at.cycle.items()) if rows < block)
+        times = Times(at.context, at.step.ms, None if cycle is None else cycle.ms, block, shorter)
         kept.append(SpeedMeasurement.of(card, pair.target, weights, config, times, predicted))
     SpeedRecord(speeds_folder(user), card).add(kept)
 

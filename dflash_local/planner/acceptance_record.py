@@ -1,42 +1,51 @@
-"""How many tokens a cycle wrote in the replies of this machine, by target: what predictions take once it is known.
+"""What the drafted replies of this machine brought, by target: tokens, and how many rows their cycles verified.
 
-One JSON file in the cache folder: target -> tokens and cycles, of which older ones weigh ever less.
+One JSON file in the cache folder, in which older replies weigh ever less. How long a cycle of so many rows takes
+depends on the card and is not kept here (``planner.speed_record``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_local.planner.speed import Acceptance
+from dflash_local.planner.speed import Acceptance, Prediction
 from dflash_local.store.kept import keep
 
 ENOUGH = 512  # tokens from which the mean stands instead of published ones
-MANY = 65_536  # tokens at which all counts are halved, so that what was written lately weighs more
+MANY = 65_536  # tokens that a target's count holds; beyond them all are scaled down, so that the latest weigh more
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Tokens that drafting cycles wrote, bonus tokens included, and those cycles."""
+    """Tokens that cycles emitted, bonus tokens included, and those cycles by their rows.
 
-    tokens: int
-    cycles: int
+    Attributes:
+        cycles: the steps that drafted nothing are those of one row. Scaled down, cycles and tokens are no whole
+            numbers.
+    """
 
-    def plus(self, tokens: int, cycles: int) -> Count:
+    tokens: float
+    cycles: Mapping[int, float]
+
+    def plus(self, tokens: float, cycles: Mapping[int, float]) -> Count:
         """With those of another reply."""
-        found = Count(self.tokens + tokens, self.cycles + cycles)
-        return found if found.tokens < MANY else Count(found.tokens // 2, max(1, found.cycles // 2))
+        tokens += self.tokens
+        share = min(1.0, MANY / tokens)
+        rows = self.cycles.keys() | cycles.keys()
+        both = {each: (self.cycles.get(each, 0) + cycles.get(each, 0)) * share for each in sorted(rows)}
+        return Count(min(tokens, MANY), both)
 
-    @property
-    def acceptance(self) -> Acceptance | None:
-        """One length; None before enough was written."""
+    def predict(self, found: Prediction) -> Prediction:
+        """A prediction with the tokens and the mix of cycles of these replies; unchanged before there are enough."""
         if self.tokens < ENOUGH:
-            return None
-        mean = self.tokens / self.cycles
-        return Acceptance(mean, mean, f"measured here over {self.tokens:,} tokens")
+            return found
+        mean = self.tokens / sum(self.cycles.values())
+        lengths = Acceptance(mean, mean, f"measured here over {self.tokens:,.0f} tokens")
+        return replace(found, times=tuple(each.mixed(self.cycles) for each in found.times), acceptance=lengths)
 
 
 class AcceptanceRecord:
@@ -52,19 +61,24 @@ class AcceptanceRecord:
         except (OSError, ValueError):
             return {}
         found = entries if isinstance(entries, Mapping) else {}
-        return {name: Count(*count) for name, count in found.items() if _is_count(count)}
+        return {name: count for name, entry in found.items() if (count := _count(entry)) is not None}
 
-    def add(self, target: str, lengths: tuple[int, ...]) -> None:
-        """Count the cycles of a reply in. lengths: tokens that each wrote."""
-        if self.path is None or not lengths:
+    def add(self, target: str, tokens: int, cycles: Mapping[int, int]) -> None:
+        """Count the cycles of a reply in. cycles: how many there were of each number of rows."""
+        if self.path is None or not cycles:
             return
         counts = self.read()
-        counts[target] = counts.get(target, Count(0, 0)).plus(sum(lengths), len(lengths))
-        entries = {name: [count.tokens, count.cycles] for name, count in counts.items()}
+        counts[target] = counts.get(target, Count(0, {})).plus(tokens, cycles)
+        entries = {name: {"tokens": count.tokens, "cycles": count.cycles} for name, count in counts.items()}
         keep(self.path, json.dumps(entries, indent=1) + "\n")
 
 
-def _is_count(entry: Any) -> bool:
-    if not (isinstance(entry, list) and len(entry) == 2):
-        return False
-    return all(type(each) is int for each in entry) and 0 < entry[1] <= entry[0] <= MANY
+def _count(entry: Any) -> Count | None:
+    """Of an entry of the file. None of two numbers, as older versions wrote: how many rows their cycles had is lost."""
+    try:
+        found = Count(entry["tokens"], {int(rows): count for rows, count in entry["cycles"].items()})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    numbers = (found.tokens, *found.cycles, *found.cycles.values())
+    right = all(type(each) in (int, float) and 0 <= each < MANY + 1 for each in numbers)  # 1: what rounding adds
+    return found if right and sum(found.cycles.values()) > 0 else None

@@ -179,8 +179,8 @@ def recommend(
             prediction = predict(found, each.target, drafter, acceptance) if found.fits else None
             prediction = corrected(prediction, found, each.target.source, measured)
             own = accepted.get(each.target.source)
-            if prediction is not None and found.load.draft and own is not None and own.acceptance is not None:
-                prediction = replace(prediction, acceptance=own.acceptance)
+            if prediction is not None and found.load.draft and own is not None:
+                prediction = own.predict(prediction)
             yield Option(each, asked, found, prediction, limit)
 
     options = [option for each in ways(published, config) for option in options_of(each)]

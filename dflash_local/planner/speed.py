@@ -109,12 +109,19 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Predicted milliseconds behind so many tokens of context; the cycle drafts and verifies ``rows`` rows."""
+    """Milliseconds behind so many tokens of context; the cycle drafts and verifies ``rows`` rows.
+
+    Attributes:
+        rows: of the whole block; the mean of a mix. shorter: rows and milliseconds of each known cycle that verifies
+            fewer than the block. measured: on this card at about this context, not predicted or scaled.
+    """
 
     context: int
     step_ms: float
     cycle_ms: float | None
-    rows: int
+    rows: float
+    shorter: tuple[tuple[int, float], ...] = ()
+    measured: bool = False
 
     @property
     def plain_tokens_per_s(self) -> float:
@@ -124,6 +131,22 @@ class Times:
     def drafted_tokens_per_s(self, acceptance: float) -> float | None:
         """With it; None without a drafter."""
         return None if self.cycle_ms is None else 1e3 * acceptance / self.cycle_ms
+
+    def mixed(self, cycles: Mapping[int, float]) -> Times:
+        """The mean cycle of replies in place of one of the whole block.
+
+        Args:
+            cycles: by their rows, how many there were; those of one row are steps that drafted nothing.
+        """
+        if self.cycle_ms is None:
+            return self
+        known = {**dict(self.shorter), int(self.rows): self.cycle_ms}
+        count, total = sum(cycles.values()), cycles.get(1, 0.0) * self.step_ms
+        for rows in cycles.keys() - {1}:
+            low, high, share = _around(tuple(known), rows)
+            total += cycles[rows] * (known[low] + share * (known[high] - known[low]))
+        mean_rows = sum(rows * cycles[rows] for rows in cycles) / count
+        return replace(self, cycle_ms=total / count, rows=mean_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +229,15 @@ def times_of(
         return None
     if drafter is None:
         return Times(load.context, step / 1e3, None, 1)
-    rows = drafter.block_size
-    verify = pass_us(traffic, rows, load.context, table, scale)
     draft = draft_us(drafter_traffic(drafter, target, spec), drafter, load.context, table, scale)
-    if verify is None or draft is None:
-        return None
-    return Times(load.context, step / 1e3, (verify + draft) / 1e3, rows)
+    block, cycles = drafter.block_size, []
+    for rows in (*(rows for rows in table.parts if 1 < rows < block), block):
+        verify = pass_us(traffic, rows, load.context, table, scale)
+        if verify is None or draft is None:
+            return None
+        cycles.append((rows, (verify + draft) / 1e3))
+    *shorter, (_, whole) = cycles
+    return Times(load.context, step / 1e3, whole, block, tuple(shorter))
 
 
 def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:

@@ -28,7 +28,7 @@ class SpeedMeasurement:
 
     Attributes:
         target: as ``ModelConfig.source``. format, drafter_precision, kv_cache: of the plan. rows: of a cycle; 1 where
-            there is no drafter, and then ``cycle_ms`` is None.
+            there is no drafter, and then ``cycle_ms`` is None. shorter: as of ``Times``.
     """
 
     card: str
@@ -42,6 +42,7 @@ class SpeedMeasurement:
     cycle_ms: float | None
     predicted_step_ms: float | None
     predicted_cycle_ms: float | None
+    shorter: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(
@@ -55,11 +56,12 @@ class SpeedMeasurement:
             drafter_precision=load.drafter_precision,
             kv_cache=load.kv_cache,
             context=times.context,
-            rows=times.rows,
+            rows=int(times.rows),
             step_ms=times.step_ms,
             cycle_ms=times.cycle_ms,
             predicted_step_ms=None if predicted is None else predicted.step_ms,
             predicted_cycle_ms=None if predicted is None else predicted.cycle_ms,
+            shorter=times.shorter,
         )
 
     def is_of(self, plan: Plan, target: str) -> bool:
@@ -113,24 +115,29 @@ def corrected(
         return found
     step = _factor((each.step_ms, each.predicted_step_ms) for each in own or measured)
     cycle = _factor((each.cycle_ms, each.predicted_cycle_ms) for each in own or measured)
-    times = tuple(
-        _of_own(own, one)
-        or replace(one, step_ms=one.step_ms * step, cycle_ms=None if one.cycle_ms is None else one.cycle_ms * cycle)
-        for one in found.times
-    )
+    times = tuple(_of_own(own, _scaled(one, step, cycle)) for one in found.times)
     if own:
-        return replace(found, times=times, basis="measured on this card")
+        contexts = ", ".join(f"{context:,}" for context in sorted({each.context for each in own}))
+        rest = "" if all(one.measured for one in times) else "; other contexts scaled by that"
+        return replace(found, times=times, basis=f"measured on this card at {contexts} tokens of context{rest}")
     count = f"{len(measured)} measurement{'' if len(measured) == 1 else 's'}"
     return replace(found, times=times, basis=f"{found.basis}; corrected by {count} on this card")
 
 
-def _of_own(own: list[SpeedMeasurement], one: Times) -> Times | None:
-    """The measured times at about the context of a prediction."""
+def _of_own(own: list[SpeedMeasurement], one: Times) -> Times:
+    """The measured times where there are some at about the context of a prediction."""
     near = [each for each in own if abs(each.context - one.context) <= NEAR * one.context]
     if not near:
-        return None
+        return one
     best = min(near, key=lambda each: abs(each.context - one.context))
-    return Times(one.context, best.step_ms, best.cycle_ms, best.rows)
+    shorter = best.shorter or one.shorter  # older versions measured them, and kept none
+    return Times(one.context, best.step_ms, best.cycle_ms, best.rows, shorter, measured=True)
+
+
+def _scaled(one: Times, step: float, cycle: float) -> Times:
+    shorter = tuple((rows, ms * cycle) for rows, ms in one.shorter)
+    cycle_ms = None if one.cycle_ms is None else one.cycle_ms * cycle
+    return replace(one, step_ms=one.step_ms * step, cycle_ms=cycle_ms, shorter=shorter)
 
 
 def _factor(pairs: Iterable[tuple[float | None, float | None]]) -> float:
@@ -140,15 +147,16 @@ def _factor(pairs: Iterable[tuple[float | None, float | None]]) -> float:
 
 def _measurement(entry: Any) -> SpeedMeasurement | None:
     try:
-        found = SpeedMeasurement(**entry)
-    except TypeError:
+        shorter = dict(entry.get("shorter", ()))
+        found = SpeedMeasurement(**{**entry, "shorter": tuple(shorter.items())})
+    except (AttributeError, TypeError, ValueError):
         return None
     texts = found.card, found.target, found.format, found.drafter_precision, found.kv_cache
     times = found.cycle_ms, found.predicted_step_ms, found.predicted_cycle_ms
     right = (
         all(isinstance(each, str) for each in texts)
-        and all(isinstance(each, int) and each > 0 for each in (found.context, found.rows))
-        and _is_time(found.step_ms)
+        and all(isinstance(each, int) and each > 0 for each in (found.context, found.rows, *shorter))
+        and all(map(_is_time, (found.step_ms, *shorter.values())))
         and all(each is None or _is_time(each) for each in times)
     )
     return found if right else None

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dflash_local.app.loading import HeldSession
-from dflash_local.events import Finished
-from dflash_local.planner.acceptance_record import AcceptanceRecord, Count
-from dflash_local.request import Message, Request
-from tests.service.scripted import ScriptedSession
+import pytest
 
+from dflash_local.app.loading import HeldSession
+from dflash_local.catalog.shapes import shape
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.read_model import read_model
+from dflash_local.events import Event, Finished, Usage
+from dflash_local.planner.acceptance_record import AcceptanceRecord, Count
+from dflash_local.planner.machine import named
+from dflash_local.planner.recommend import Weights, recommend
+from dflash_local.planner.speed import Times
+from dflash_local.planner.speed_record import SpeedMeasurement
+from dflash_local.request import Message, Request
+from tests.service.scripted import ScriptedFacts, ScriptedSession
+
+pytest.importorskip("torch")
+from dflash_local.engine.cycle import Cycle  # noqa: E402
+from dflash_local.engine.figures import Figures  # noqa: E402
+from dflash_local.engine.verify_length import VerifyLength  # noqa: E402
+
+TARGET = "Qwen/Qwen3.5-9B"
 REQUEST = Request((Message("user", "hello"),))
 
 
@@ -20,13 +37,80 @@ def test_a_reply_with_the_pairs_own_block_is_counted(tmp_path: Path) -> None:
     kept = HeldSession(session, ExitStack(), "a/b", record)
     done = [event for event in kept.generate(REQUEST) if isinstance(event, Finished)]
     lengths = done[0].stats.acceptance_lengths
-    assert lengths and record.read() == {"a/b": Count(sum(lengths), len(lengths))}
+    assert lengths and record.read() == {"a/b": Count(sum(lengths), {4: len(lengths)})}
     kept.close()
     assert session.closed
 
 
 def test_a_reply_with_another_block_says_nothing_of_the_pairs_own(tmp_path: Path) -> None:
     record = AcceptanceRecord(tmp_path)
-    shorter = replace(REQUEST, block_size=3)
-    assert list(HeldSession(ScriptedSession(), ExitStack(), "a/b", record).generate(shorter))
+    held = HeldSession(ScriptedSession(), ExitStack(), "a/b", record)
+    assert list(held.generate(replace(REQUEST, block_size=3)))
+    assert list(held.generate(replace(REQUEST, mode="ar", block_size=4))), "nor one without drafts"
     assert record.read() == {}
+
+
+@dataclass
+class SimulatedSession(ScriptedSession):
+    """Replies of 500 cycles whose verify length is chosen; a draft is right with a constant probability.
+
+    Attributes:
+        costs: milliseconds of a cycle by its rows. tokens, ms: of all replies.
+    """
+
+    costs: Mapping[int, float] | None = None
+    share: float = 0.0
+    tokens: int = 0
+    ms: float = 0.0
+
+    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        assert self.costs is not None
+        figures, chance = Figures("fused", "dflash", 16, 0), random.Random(len(self.requests))
+        control = VerifyLength(self.costs, 16)
+        self.requests.append(request)
+        for _ in range(500):
+            rows = control.next_rows()
+            accepted = next((slot for slot in range(rows - 1) if chance.random() >= self.share), rows - 1)
+            control.add(rows, accepted)
+            figures.add(Cycle((1,) * (accepted + 1), rows - 1, accepted, rows, 0.0, 0.0))
+            self.tokens += accepted + 1
+            self.ms += self.costs[rows]
+        yield Finished("length", Usage(5, self.tokens), figures.stats(self.tokens))
+
+
+@pytest.mark.parametrize(
+    ("costs", "share", "often"),
+    [
+        ({1: 4.6, 4: 5.0, 6: 8.5, 8: 10.0, 12: 15.0, 16: 21.0}, 0.85, 4),
+        ({1: 4.6, 4: 7.0, 6: 8.5, 8: 10.0, 12: 13.0, 16: 16.0}, 0.3, 1),
+        ({1: 4.6, 4: 5.7, 6: 5.75, 8: 5.8, 12: 5.9, 16: 6.0}, 0.85, 16),
+    ],
+    ids=["a short block pays", "no drafts pay", "the whole block pays"],
+)
+def test_replies_whose_verify_length_is_chosen_are_predicted_as_fast_as_they_are(
+    costs: dict[int, float], share: float, often: int, tmp_path: Path
+) -> None:
+    session, record = (
+        SimulatedSession(ScriptedFacts(block_size=16), costs=costs, share=share),
+        AcceptanceRecord(tmp_path),
+    )
+    held = HeldSession(session, ExitStack(), TARGET, record)
+    for _ in range(8):
+        list(held.generate(REQUEST))
+    found = record.read()[TARGET]
+    assert max(found.cycles, key=lambda rows: found.cycles[rows]) == often
+
+    shapes = shape(TARGET), shape("z-lab/Qwen3.5-9B-DFlash")
+    assert shapes[0] is not None and shapes[1] is not None
+    target, drafter = read_model(shapes[0], TARGET), DrafterConfig.from_shape(shapes[1], "d")
+    card = named("RTX 4090", 24)
+    plan = recommend([Weights(target)], drafter, card).fitting[0].plan
+    load = replace(plan.load, drafter_precision="8bit")
+    times = Times(1024, costs[1], costs[16], 16, tuple((rows, costs[rows]) for rows in (4, 6, 8, 12)))
+    measured = SpeedMeasurement.of(card.name, TARGET, plan.format, load, times, None)
+    best = recommend([Weights(target)], drafter, card, None, "balanced", (), (measured,), record.read()).best
+    assert best is not None and best.prediction is not None and best.prediction.acceptance is not None
+    lengths, first = best.prediction.acceptance, best.prediction.times[0]
+    assert first.measured and lengths.source == f"measured here over {session.tokens:,} tokens"
+    assert first.drafted_tokens_per_s(lengths.low) == pytest.approx(1e3 * session.tokens / session.ms, rel=0.01)
+    assert first.plain_tokens_per_s == pytest.approx(1e3 / costs[1])

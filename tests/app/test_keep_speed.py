@@ -34,7 +34,7 @@ def test_a_load_keeps_its_costs_for_later_plans(
     session = load_session(pair, LoadConfig(engine="fused", device="cpu", dtype="float32", context=512))
     runner = session.runner
     assert isinstance(runner, FusedRunner)
-    runner.costs = {1: 0.25, session.facts.block_size: 0.5} if measured else {}
+    runner.costs = {1: 0.25, 4: 0.4, session.facts.block_size: 0.5} if measured else {}
     session.facts = replace(session.facts, load=LoadConfig())
     monkeypatch.setattr(machines, "this_machine", lambda *_: H200)
     try:
@@ -45,11 +45,13 @@ def test_a_load_keeps_its_costs_for_later_plans(
     assert len(kept) == measured
     if measured:
         assert (kept[0].target, kept[0].step_ms, kept[0].cycle_ms, kept[0].rows) == ("demo", 0.25, 0.5, 8)
+        assert kept[0].shorter == ((4, 0.4),)
         assert kept[0].predicted_step_ms and kept[0].predicted_cycle_ms
         known = folder_shapes("demo", pair.target, pair.drafter)
         assert known is not None
         best = recommended(None, known, H200, user=user).best
-        assert best is not None and best.prediction is not None and best.prediction.basis == "measured on this card"
+        assert best is not None and best.prediction is not None
+        assert best.prediction.basis.startswith("measured on this card at 256 tokens of context")
 
 
 def test_another_engine_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

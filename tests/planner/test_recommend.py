@@ -7,10 +7,12 @@ import pytest
 from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import Choice, of_row
 from dflash_local.catalog import registry
-from dflash_local.catalog.row import Repo, Row
+from dflash_local.catalog.row import Published, Repo, Row
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.load_config import LoadConfig
+from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import named
+from dflash_local.planner.plan import USABLE
 from dflash_local.planner.recommend import FIDELITY, Preference, Recommendation, Weights, recommend
 
 
@@ -65,6 +67,30 @@ def test_preferences_differ_where_they_should() -> None:
     assert speed.prediction is not None and quality.prediction is not None
     assert speed.prediction.times[0].step_ms < quality.prediction.times[0].step_ms
     assert (context.plan.context or 0) > (quality.plan.context or 0)
+
+
+def test_quality_keeps_keys_and_values_in_16_bits_where_they_leave_room_for_a_chat() -> None:
+    found = best("qwen3.5-9b", None, 16, "quality")
+    first = found.fitting[0]
+    coded = next(each for each in found.fitting if each.weights == first.weights and each.coded_kv)
+    assert not first.coded_kv and (coded.plan.context or 0) > (first.plan.context or 0) >= USABLE
+
+
+def test_a_published_range_counts_by_its_least_where_speed_is_preferred() -> None:
+    """Weights with replies of this machine, between the two ends of the others' range."""
+    weights, drafter, _ = published("qwen3.5-9b")
+    card = named("RTX 4090", None)
+    cells = tuple(Published("gsm8k", None, "v1", 1, length, None, None, "a card") for length in (4.0, 8.0))
+    first, *others = recommend(weights, drafter, card, None, "speed", cells).fitting
+    source = first.weights.target.source
+    other = next(each for each in others if each.weights.target.source != source and not each.coded_kv)
+    assert first.prediction is not None and other.prediction is not None and drafter is not None
+    ms, other_ms = first.prediction.times[0].cycle_ms, other.prediction.times[0].cycle_ms
+    assert ms is not None and other_ms is not None
+    mean = 6.0 * other_ms / ms
+    record = {other.weights.target.source: Count(200 * mean, {drafter.block_size: 200})}
+    found = recommend(weights, drafter, card, None, "speed", cells, (), record).best
+    assert found is not None and found.weights.target.source == other.weights.target.source
 
 
 def test_the_next_better_weights_say_what_they_lack() -> None:

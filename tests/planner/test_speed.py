@@ -18,7 +18,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import Plan, plan
-from dflash_local.planner.speed import acceptance, predict, tables, times_of
+from dflash_local.planner.speed import Times, acceptance, predict, tables, times_of
 from dflash_local.planner.traffic import drafter_traffic
 
 GIB = 2**30
@@ -67,10 +67,24 @@ def test_predictions_lie_near_what_was_measured(measured: dict[str, Measured]) -
         found = times_of(each.target, each.drafter, each.load, table, 1.0)
         assert found is not None and found.cycle_ms is not None and found.rows == each.drafter.block_size
         errors[each.name, "step"] = found.step_ms / each.at["ar_step"]["ms"] - 1
-        errors[each.name, "cycle"] = found.cycle_ms / each.at["cycle"][str(found.rows)]["ms"] - 1
+        for rows, cycle in each.at["cycle"].items():
+            predicted = found.mixed({int(rows): 1}).cycle_ms
+            errors[each.name, rows] = (predicted or 0.0) / cycle["ms"] - 1
     worst = {error: case for case, error in errors.items() if abs(error) > 0.125}
     assert {case[0] for case in worst.values()} <= {"qwen35_122b_a10b_int4_g128_uniform"}, worst
     assert max(map(abs, errors.values())) < 0.17
+
+
+def test_a_mix_of_cycles_is_their_mean() -> None:
+    one = Times(1024, 4.0, 16.0, 16, ((4, 6.0), (8, 8.0)))
+    assert one.mixed({16: 3}) == one
+    found = one.mixed({1: 5, 4: 2, 6: 2, 16: 1})
+    assert found.rows == pytest.approx((5 + 8 + 12 + 16) / 10)
+    assert found.cycle_ms == pytest.approx((20 + 12 + 14 + 16) / 10) and found.step_ms == 4.0
+    assert found.drafted_tokens_per_s(2.0) == pytest.approx(2e3 / 6.2)
+    assert one.mixed({2: 1, 99: 1}).cycle_ms == pytest.approx(11.0), "another drafter's, outside of what is known"
+    alone = Times(1024, 4.0, None, 1)
+    assert alone.mixed({4: 1}) == alone
 
 
 def test_an_h100_is_predicted_by_its_bandwidth(measured: dict[str, Measured]) -> None:

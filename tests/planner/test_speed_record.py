@@ -18,17 +18,29 @@ from dflash_local.planner.speed_record import KEPT, SpeedMeasurement, SpeedRecor
 
 CARD = Machine("NVIDIA GeForce RTX 4090", "cuda", 24, 23, "", "cuda:0")
 PLAN = Plan(True, "local", "fused", "bfloat16", LoadConfig(context=8192), 16, CARD, Ledger((), Line("loading", 0)), "")
-PREDICTED = Prediction((Times(1024, 10.0, 16.0, 16), Times(8192, 11.0, 18.0, 16)), None, "scaled")
+PREDICTED = Prediction(
+    (Times(1024, 10.0, 16.0, 16, ((4, 10.0), (8, 12.0))), Times(8192, 11.0, 18.0, 16, ((8, 14.0),))), None, "scaled"
+)
 LOADED = replace(PLAN, load=replace(PLAN.load, drafter_precision="8bit"))
-TOOK = Times(1024, 12.0, 16.0, 16)
+TOOK = Times(1024, 12.0, 24.0, 16, ((4, 11.0),))
 MEASURED = SpeedMeasurement.of(CARD.name, "a/b", LOADED.format, LOADED.load, TOOK, PREDICTED.times[0])
 
 
 def test_a_measured_plan_has_its_own_times_and_scaled_ones_at_other_contexts() -> None:
     found = corrected(PREDICTED, PLAN, "a/b", (MEASURED,))
-    assert found is not None and found.basis == "measured on this card"
-    assert found.times[0] == Times(1024, 12.0, 16.0, 16)
-    assert found.times[1].step_ms == pytest.approx(13.2) and found.times[1].cycle_ms == pytest.approx(18.0)
+    assert found is not None
+    assert found.basis == "measured on this card at 1,024 tokens of context; other contexts scaled by that"
+    assert found.times[0] == replace(TOOK, measured=True)
+    assert found.times[1].step_ms == pytest.approx(13.2) and found.times[1].cycle_ms == pytest.approx(27.0)
+    assert found.times[1].shorter == ((8, 21.0),)
+    assert [each["measured"] for each in found.as_dict()["at"]] == [True, False]
+    old = corrected(PREDICTED, PLAN, "a/b", (replace(MEASURED, shorter=()),))
+    assert old is not None and old.times[0].shorter == ((4, 15.0), (8, 18.0)), "scaled, as it knows none"
+
+
+def test_where_every_context_was_measured_none_is_scaled() -> None:
+    found = corrected(PREDICTED, PLAN, "a/b", (MEASURED, replace(MEASURED, context=8000)))
+    assert found is not None and found.basis == "measured on this card at 1,024, 8,000 tokens of context"
 
 
 def test_other_plans_are_corrected_by_the_median() -> None:
@@ -75,5 +87,6 @@ def test_a_damaged_record_is_no_record(text: str, tmp_path: Path) -> None:
 
 def test_a_wrong_number_is_no_measurement(tmp_path: Path) -> None:
     record = SpeedRecord(tmp_path, CARD.name)
-    record.add([MEASURED, replace(MEASURED, context=2, step_ms=-1.0), replace(MEASURED, context=0)])
+    wrong = replace(MEASURED, context=2, step_ms=-1.0), replace(MEASURED, context=3, shorter=((4, 0.0),))
+    record.add([MEASURED, *wrong, replace(MEASURED, context=0)])
     assert record.read() == (MEASURED,)

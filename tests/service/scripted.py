@@ -53,6 +53,7 @@ STATS = Stats(
     mode="dflash",
     block_size=4,
     seed=99,
+    verify_rows=((4, 2),),
 )
 PROMPT_IDS = (3, 1, 4, 1, 5)
 HELLO = (
