@@ -16,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.predicted_speed import stored_as
 from dflash_local.bench import random_run
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.bench.random_pair import RandomPair, of_row
 from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import shape
-from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.quantizers import USUAL, read_quantization
 
 SECOND, FIRST = "qwen3.8-27b", "qwen3.6-27b"
 CODED = "syvai/Qwen3.8-27B-DFlash2-W4A16"
@@ -48,13 +47,6 @@ def pairs() -> dict[str, RandomPair]:
         f"{SECOND}, W4A16": replace(second, config=config),
         f"{FIRST}, DFlash": first,
     }
-
-
-def stored_as(pair: RandomPair, stored: str | None) -> RandomPair:
-    """The pair with its target's weights in a format of ``USUAL``."""
-    if stored is None:
-        return pair
-    return replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(USUAL[stored], stored))))
 
 
 def measured(pair: RandomPair, context: int, precision: str) -> dict[str, Any]:
@@ -96,7 +88,7 @@ def main() -> None:
     entries: list[dict[str, Any]] = []
     for form, stored in FORMATS.items():
         for name, pair in pairs().items():
-            found = measured(stored_as(pair, stored), args.context, args.drafter_precision)
+            found = measured(replace(pair, model=stored_as(pair.model, stored)), args.context, args.drafter_precision)
             entries.append({"pair": name, "format": form, "measured": found})
             print(table(entries)[-1], flush=True)
     print("\n".join(table(entries)))

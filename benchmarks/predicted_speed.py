@@ -1,9 +1,12 @@
 """What plans predict beside what this card measures: step, cycle and memory of twelve combinations, random weights.
 
     PYTHONPATH=. python benchmarks/predicted_speed.py --out FILE.json [--only NAME] [--until SECONDS]
+    PYTHONPATH=. python benchmarks/predicted_speed.py --record FILE.json
 
 Dense, hybrid and mixtures of experts, in bf16, fp8 and int4: ``dflash bench NAME --weights random[:FORMAT]``, and what
-``dflash plan`` would have said before. On a card without a table of its own the prediction is scaled by bandwidth.
+``dflash plan`` says before. The first pair is the first work of the card: begin on one that has been idle. The probe by
+which predictions are scaled is taken of this very card. ``--record`` needs no GPU: it shows what is predicted today of
+the card and the combinations of a record, by the probe that comes with the program, beside what was measured.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,21 +124,38 @@ def table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def predicted_today(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of a record with what is planned now, for a card of which only the name is known."""
+    memory = 141 * 2**30
+    machine = Machine(record["card"], "cuda", memory, memory, "", "cuda")
+    return [
+        entry | {"planned": planned(entry["pair"], FORMATS[entry["format"]], machine)} for entry in record["entries"]
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure them and print the table; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", choices=KINDS, help="one pair")
     parser.add_argument("--until", type=float, default=float("inf"), metavar="SECONDS", help="begin nothing after them")
+    parser.add_argument("--record", type=Path, help="measure nothing")
     args = parser.parse_args(arguments)
+    if args.record is not None:
+        print("\n".join(table(predicted_today(json.loads(args.record.read_text(encoding="utf-8"))))))
+        return 0
     import torch
+
+    from dflash_local.kernels.card_probe import measure
 
     began, failed = time.monotonic(), 0
     entries: list[dict[str, Any]] = []
     user, console = load_settings(), Console({})
     properties = torch.cuda.get_device_properties(0)
     memory = properties.total_memory
-    machine = Machine(properties.name, "cuda", memory, memory, "", "cuda")
+    probe = measure(torch.device("cuda", 0))
+    print(probe, flush=True)
+    machine = Machine(properties.name, "cuda", memory, memory, "", "cuda", probe=probe)
     for name, kind in KINDS.items():
         for form, stored in FORMATS.items():
             if args.only not in (None, name) or time.monotonic() - began > args.until:
@@ -157,7 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             entries.append(entry)
             print(f"{name} {form}: {entry['seconds']:.0f} s", flush=True)
             if args.out is not None:
-                args.out.write_text(json.dumps({"card": machine.name, "entries": entries}, indent=1) + "\n")
+                args.out.write_text(
+                    json.dumps({"card": machine.name, "probe": asdict(probe), "entries": entries}, indent=1) + "\n"
+                )
     print("\n".join(table(entries)))
     return 1 if failed else 0
 

@@ -96,7 +96,7 @@ def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
     context = min(AT, runner.context // 2)
     config = planned.found.load
     target = quantized(planned.known.target, config.quantize)
-    predicted = times_on(planned.where.name, target, planned.known.drafter, Load.of("cuda", config, context, block))
+    predicted = times_on(planned.where, target, planned.known.drafter, Load.of("cuda", config, context, block))
     shorter = tuple((rows, ms) for rows, ms in sorted(runner.costs.items()) if 1 < rows < block)
     times = Times(context, runner.costs[1], runner.costs[block], block, shorter)
     source, weights = planned.known.target.source, planned.found.format

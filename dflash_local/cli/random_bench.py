@@ -96,13 +96,13 @@ def random_bench(
         found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
         others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if options.baselines else ()
     if place.device.type == "cuda" and not pair.toy:
-        _keep_speeds(pair, found, random_report.card(place), user)
+        _keep_speeds(pair, found, machine or random_run.machine(place), user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
     lines = random_report.random_lines(pair, measures, place, found, stated, others, console.columns)
     conclude(console, report, lines, options.as_json, options.report)
 
 
-def _keep_speeds(pair: RandomPair, found: Measured, card: str, user: Settings) -> None:
+def _keep_speeds(pair: RandomPair, found: Measured, machine: Machine, user: Settings) -> None:
     """Let later plans for this card begin from what was measured."""
     from dflash_local.planner.load import Load
     from dflash_local.planner.speed import Times, times_on
@@ -114,12 +114,12 @@ def _keep_speeds(pair: RandomPair, found: Measured, card: str, user: Settings) -
     weights = PLAIN_FORMAT if stored is None else stored.name
     kept = []
     for at in found.at:
-        predicted = times_on(card, pair.model, pair.config, Load.of("cuda", config, at.context, block))
+        predicted = times_on(machine, pair.model, pair.config, Load.of("cuda", config, at.context, block))
         cycle = at.cycle.get(block)
         shorter = tuple((rows, one.ms) for rows, one in sorted(at.cycle.items()) if rows < block)
         times = Times(at.context, at.step.ms, None if cycle is None else cycle.ms, block, shorter)
-        kept.append(SpeedMeasurement.of(card, pair.target, weights, config, times, predicted))
-    SpeedRecord(speeds_folder(user), card).add(kept)
+        kept.append(SpeedMeasurement.of(machine.name, pair.target, weights, config, times, predicted))
+    SpeedRecord(speeds_folder(user), machine.name).add(kept)
 
 
 def acceptance_lengths(text: str | None) -> tuple[float, ...]:

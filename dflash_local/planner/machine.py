@@ -14,6 +14,7 @@ from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, RunProbe
+from dflash_local.planner.card_probe import CardProbe
 from dflash_local.planner.cards import card_memory, find_card, is_old
 
 GIB = 2**30
@@ -31,7 +32,8 @@ class Machine:
 
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
-    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included.
+    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included. ``probe``: what this very
+    card was measured to do.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Machine:
     kernels: bool = True
     compiler: bool = True
     count: int = 1
+    probe: CardProbe | None = None
 
     def together(self) -> Machine:
         """All of its GPUs as one device, over which the reference engine spreads layers; all are taken to be alike."""

@@ -22,10 +22,11 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.errors import SettingsError
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.quantized import quantized
-from dflash_local.planner.card_probe import SAME, CardProbe, Scale, scale_of
+from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.cards import same_card
 from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
+from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import Plan
 from dflash_local.planner.traffic import Part, Product, Traffic, drafter_traffic, target_traffic
 
@@ -177,20 +178,16 @@ class Prediction:
 
 
 def predict(
-    found: Plan,
-    target: ModelConfig,
-    drafter: DrafterConfig | None,
-    published: tuple[Published, ...] = (),
-    probe: CardProbe | None = None,
+    found: Plan, target: ModelConfig, drafter: DrafterConfig | None, published: tuple[Published, ...] = ()
 ) -> Prediction | None:
     """The speed of a plan; None for another engine than the fused one, an unknown card or format.
 
     Args:
-        target: as published. published: cells of the drafter's card. probe: of this very card, where it was taken.
+        target: as published. published: cells of the drafter's card.
     """
     if found.engine != "fused" or found.dtype != "bfloat16":
         return None
-    scaled = _table_for(found.machine.name, probe)
+    scaled = _table_for(found.machine)
     if scaled is None:
         return None
     table, scale, basis = scaled
@@ -206,11 +203,9 @@ def predict(
     return Prediction(tuple(times), None if drafter is None else acceptance(published, block), basis)
 
 
-def times_on(
-    card: str, target: ModelConfig, drafter: DrafterConfig | None, load: Load, probe: CardProbe | None = None
-) -> Times | None:
-    """``times_of`` on a card by its name, without what was measured on it; None where nothing is known of it."""
-    scaled = _table_for(card, probe)
+def times_on(machine: Machine, target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Times | None:
+    """``times_of`` on a machine's card, without the cycles measured on it; None where nothing is known of the card."""
+    scaled = _table_for(machine)
     return None if scaled is None else times_of(target, drafter, load, scaled[0], scaled[1])
 
 
@@ -302,13 +297,13 @@ def _table(entry: Mapping[str, Any]) -> SpeedTable:
     )
 
 
-def _table_for(card: str, probe: CardProbe | None) -> tuple[SpeedTable, Scale, str] | None:
+def _table_for(machine: Machine) -> tuple[SpeedTable, Scale, str] | None:
     """The table for a card, how the card compares with the table's, and the words for it; None of an unknown card."""
     (table,) = tables()
-    fitted = f"fitted to one {table.card} with random weights"
-    if probe is None and same_card(table.card, card):
+    fitted = f"fitted to measurements of one {table.card} with random weights"
+    if machine.probe is None and same_card(table.card, machine.name):
         return table, SAME, fitted
-    scaled = scale_of(card, table.card, probe)
+    scaled = scale_of(machine.name, table.card, machine.probe)
     return None if scaled is None else (table, scaled[0], f"{fitted}; {scaled[1]}")
 
 

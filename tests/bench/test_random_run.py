@@ -18,7 +18,7 @@ from dflash_local.bench.random_run import Measures
 from dflash_local.catalog.row import Published
 from dflash_local.config.features import AttentionConfig
 from dflash_local.errors import DoesNotFitError, UsageError
-from dflash_local.planner.cards import BANDWIDTH, find_bandwidth
+from dflash_local.planner.cards import DATA_SHEETS, find_bandwidth
 from tests.bench.shapes import PLACE, tiny_dspark, tiny_mixture, tiny_pair
 
 MEASURES = Measures((40, 90), (1, 4, 8), 64)
@@ -184,4 +184,4 @@ def test_a_specification_is_of_the_card_itself() -> None:
     assert find_bandwidth("NVIDIA H100 80GB HBM3") == 3350 and find_bandwidth("NVIDIA H100 PCIe") == 2000
     assert find_bandwidth("NVIDIA GeForce RTX 4090") == 1008
     assert find_bandwidth("NVIDIA GeForce RTX 4090 Laptop GPU") is None
-    assert len({find_bandwidth(card) for card in BANDWIDTH}) > 10
+    assert len({find_bandwidth(card) for card in DATA_SHEETS}) > 10
