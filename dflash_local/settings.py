@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +183,14 @@ def quiet_libraries(xet: bool = False) -> None:
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
+
+
+@cache
+def keep_gradio_private() -> None:
+    """Give Gradio a private folder for files, removed when the process ends; call before importing it."""
+    folder = tempfile.mkdtemp(prefix=f"{APP}-page-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["GRADIO_TEMP_DIR"] = folder
 
 
 def _folder(env: Mapping[str, str], variable: str, below_home: str, kind: str) -> Path | None:

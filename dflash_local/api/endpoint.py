@@ -16,7 +16,7 @@ from dflash_local import __version__
 from dflash_local.api.guard import Receive
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.refusals import Refusal
-from dflash_local.errors import UnknownModelError
+from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.events import Event, Finished, Step
 from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
@@ -55,7 +55,7 @@ class Endpoint:
         self.draining = False
         self.live = 0  # requests that are being answered
         self._quiet_s = quiet_s
-        self._named: dict[str, Ticket] = {}
+        self._named: dict[str, asyncio.Future[Ticket]] = {}
         self._stopped = asyncio.Event()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="dflash-http")
 
@@ -93,10 +93,10 @@ class Endpoint:
 
     def cancel(self, name: str) -> bool:
         """Stop the reply to the request of that name, whose stream ends as cancelled; False when there is none."""
-        ticket = self._named.get(name)
-        if ticket is not None:
-            ticket.cancel()
-        return ticket is not None
+        submitting = self._named.get(name)
+        if submitting is not None:
+            submitting.add_done_callback(_cancel_ticket)
+        return submitting is not None
 
     async def follow(
         self, request: Request, model: str | None, receive: Receive, name: str | None = None
@@ -106,25 +106,28 @@ class Endpoint:
         The reply is cancelled, within one cycle, as soon as nobody follows it any more.
 
         Raises:
-            ClientGone: the client left. Refusal: the server is stopping. DFlashError: the request failed.
+            ClientGone: the client left. Refusal: the server is stopping. UsageError: a request of that name is under
+                way. DFlashError: the request failed.
         """
         if self.draining:
             raise stopping()
+        if name in self._named:
+            raise UsageError(f"a request with the id {name} is under way", "give each request an id of its own")
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         submitting = loop.run_in_executor(self._pool, self.resident.submit, request, model)
         async with AsyncExitStack() as stack:
             self.live += 1
             stack.callback(self._forget)
+            if name is not None:
+                self._named[name] = submitting
+                stack.callback(self._named.pop, name)
             stack.callback(submitting.add_done_callback, _cancel_ticket)
             ends = [loop.create_task(_gone(receive)), loop.create_task(self._stopped.wait())]
             for task in ends:
                 stack.callback(task.cancel)
             await self._first(submitting, ends)
             ticket: Ticket = submitting.result()
-            if name is not None:
-                self._named[name] = ticket
-                stack.callback(self._named.pop, name, None)
             events: Iterator[Event] = ticket.events()
             tokens = False
             while True:
@@ -174,6 +177,6 @@ def _seen(done: asyncio.Future[Any]) -> None:
 
 
 def _cancel_ticket(submitting: asyncio.Future[Ticket]) -> None:
-    """Called when nobody follows any more and the ticket exists; harmless for one that is done."""
+    """Called when the reply is to end and the ticket exists; harmless for one that is done."""
     if not submitting.cancelled() and submitting.exception() is None:
         submitting.result().cancel()

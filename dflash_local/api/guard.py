@@ -83,7 +83,7 @@ class Guard:
             self._check(scope)
             if scope["type"] == "http":
                 body = await self._body(scope, receive)
-                receive = _replay(body, receive)
+                receive = replay(body, receive)
         except _Gone:
             return
         except Refusal as refusal:
@@ -216,7 +216,7 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """A ``receive`` that gives the body once, and then what the server says (that the client left)."""
     given = False
 

@@ -24,7 +24,7 @@ BUILT_IN: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as text or as ids; ``answer`` is the exact reply expected, None when there is none."""
+    """One prompt as text or as ids; ``answer``: the right reply of a held-out prompt, None where it is not known."""
 
     kind: str
     text: str = ""
@@ -52,7 +52,7 @@ def held_out(file: Path) -> tuple[Prompt, ...]:
 
 
 def from_file(file: Path) -> tuple[Prompt, ...]:
-    """The user's prompts, one JSON object a line: ``prompt`` or ``prompt_ids``, ``kind``, ``answer``. UsageError."""
+    """The user's prompts, one JSON object a line: ``prompt`` or ``prompt_ids``, ``kind``. UsageError."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
@@ -76,7 +76,7 @@ def from_file(file: Path) -> tuple[Prompt, ...]:
 
 def _prompt(row: object, where: str) -> Prompt:
     if not isinstance(row, dict):
-        raise UsageError(f"{where} is not an object", 'lines like {"prompt": "...", "answer": "..."}')
+        raise UsageError(f"{where} is not an object", 'lines like {"prompt": "..."}')
     text, ids = row.get("prompt", ""), row.get("prompt_ids") or []
     kind, answer = row.get("kind") or "all", row.get("answer")
     if not isinstance(text, str) or len(text) > MAX_MESSAGE_CHARS or not isinstance(kind, str):

@@ -1,4 +1,4 @@
-"""AR against DFlash over prompts on one session, by the engine's ``Stats``: speed, acceptance, equality, answers."""
+"""AR against DFlash over prompts on one session, by the engine's ``Stats``: speed, acceptance, equality."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Progress = Callable[[str, float], None]
 WARM_UP_TOKENS = 16
 TITLES = (
     *("kind", "prompts", "tokens", "per cycle", "per turn"),
-    *("AR tok/s", "DFlash tok/s", "ratio", "equal", "right"),
+    *("AR tok/s", "DFlash tok/s", "ratio", "equal"),
 )
 BOTH: tuple[Mode, Mode] = ("ar", "dflash")
 
@@ -39,10 +39,6 @@ class Comparison:
         """The same token ids."""
         return self.ar.ids == self.dflash.ids
 
-    def right(self, written: Written) -> bool | None:
-        """Is the text the expected answer, up to white space at its ends."""
-        return None if self.prompt.answer is None else written.text.strip() == self.prompt.answer.strip()
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -53,7 +49,7 @@ class Row:
         turn_acceptance_length: completion tokens / cycles of each reply, averaged over replies.
         acceptance_per_position: share of the cycles that drafted slot k in which it was accepted.
         ar_tokens_per_s, dflash_tokens_per_s: decode rate over all replies, first tokens left out.
-        ratio: decode time without / with drafting. answers: that were expected, of which so many were right.
+        ratio: decode time without / with drafting.
     """
 
     kind: str
@@ -69,9 +65,6 @@ class Row:
     dflash_decode_s: float
     ratio: float | None
     equal: int
-    answers: int
-    ar_right: int
-    dflash_right: int
 
 
 @dataclass(slots=True)
@@ -121,7 +114,6 @@ def _row(kind: str, comparisons: Sequence[Comparison]) -> Row:
     sides = [one.ar for one in comparisons], [one.dflash for one in comparisons]
     ar_s, dflash_s = (sum(w.stats.decode_s for w in side) for side in sides)
     ar_after, dflash_after = (sum(max(len(w.ids) - 1, 0) for w in side) for side in sides)
-    expected = [one for one in comparisons if one.prompt.answer is not None]
     return Row(
         kind=kind,
         prompts=len(comparisons),
@@ -138,9 +130,6 @@ def _row(kind: str, comparisons: Sequence[Comparison]) -> Row:
         dflash_decode_s=dflash_s,
         ratio=ar_s / dflash_s if dflash_s else None,
         equal=sum(one.equal for one in comparisons),
-        answers=len(expected),
-        ar_right=sum(bool(one.right(one.ar)) for one in expected),
-        dflash_right=sum(bool(one.right(one.dflash)) for one in expected),
     )
 
 
@@ -159,8 +148,8 @@ def speed_report(
                     "kind": one.prompt.kind,
                     "prompt_tokens": len(one.ids),
                     "equal": one.equal,
-                    "ar": _written(one, one.ar),
-                    "dflash": _written(one, one.dflash),
+                    "ar": _written(one.ar),
+                    "dflash": _written(one.dflash),
                 }
                 for one in comparisons
             ],
@@ -168,13 +157,12 @@ def speed_report(
     )
 
 
-def _written(one: Comparison, written: Written) -> dict[str, Any]:
+def _written(written: Written) -> dict[str, Any]:
     stats = written.stats
     times = ("tokens_per_s", "prefill_s", "decode_s", "draft_s", "verify_s")
     return {
         "tokens": len(written.ids),
         "finish_reason": written.reason,
-        "right": one.right(written),
         "acceptance_lengths": list(stats.acceptance_lengths),
         "verify_rows": dict(stats.verify_rows),
         **{name: getattr(stats, name) for name in times},
@@ -193,8 +181,7 @@ def speed_lines(pair: Pair, facts: SessionFacts, comparisons: Sequence[Compariso
         *table(TITLES, [_cells(row) for row in figures]),
         "",
         "accepted per position: " + " ".join(f"{share:.0%}" for share in last.acceptance_per_position),
-        f"text equal in {last.equal} of {last.prompts}"
-        + (f"; answers right in {last.dflash_right} of {last.answers}" if last.answers else ""),
+        f"text equal in {last.equal} of {last.prompts}",
         "acceptance length: accepted drafts + 1, mean over cycles that drafted, and tokens / cycles of each reply; "
         "ratio: decode time of AR / DFlash in this run",
     ]
@@ -213,5 +200,4 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.dflash_tokens_per_s:.1f}",
         "-" if row.ratio is None else f"{row.ratio:.2f}x",
         f"{row.equal}/{row.prompts}",
-        f"{row.dflash_right}/{row.answers}" if row.answers else "-",
     )

@@ -81,9 +81,6 @@ Tasks = Annotated[
         help="Instead: tasks of the model cards, gsm8k math500 humaneval mbpp mt-bench alpaca; results are kept.",
     ),
 ]
-RunCode = Annotated[
-    bool, typer.Option("--run-code", help="With --tasks: run the code that the model wrote, shut off from the machine.")
-]
 Resume = Annotated[
     bool | None,
     typer.Option("--resume/--no-resume", help="With --tasks or --url: go on where an earlier run ended; usual."),
@@ -114,7 +111,6 @@ def bench(
     fidelity: Fidelity = False,
     original: Original = None,
     tasks: Tasks = None,
-    run_code: RunCode = False,
     resume: Resume = None,
     out: Out = None,
     accept_new_data: AcceptNewData = False,
@@ -148,7 +144,7 @@ def bench(
         raise UsageError("--block-size does not go with --fidelity", "leave it out: nothing is drafted there")
     if original is not None and not fidelity:
         raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
-    asked = TaskBench(tasks, limit, max_new_tokens, blocks, run_code, resume, accept_new_data, out)
+    asked = TaskBench(tasks, limit, max_new_tokens, blocks, resume, accept_new_data, out)
     asked.check(fidelity, prompts, served.used)
     if len(context or ()) > 1:
         raise UsageError("--context is given more than once", "several go with --weights random")

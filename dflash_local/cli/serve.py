@@ -98,6 +98,7 @@ def web(
     address = at.address_of(host, port, token, token_file, allow_host, user)
     served.check()
     settings.quiet_libraries()
+    settings.keep_gradio_private()
     with named_when_missing():
         from dflash_local.ui.web.page import page as page_of
     source = origin(call, model, drafter, load, served, user.model or "demo")

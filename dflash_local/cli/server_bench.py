@@ -20,7 +20,6 @@ from dflash_local.cli.task_bench import (
     TOKENS,
     TaskBench,
     cannot_write,
-    code_runner,
     fetched,
     note_resumed,
     results_folder,
@@ -151,14 +150,13 @@ def server_bench(
     thinking = call.thinks(pair, think)
     folder, subjects = results_folder(call, asked), _subjects(call, asked, pair, chosen)
     servers = _servers(call, served, source, drafter)
-    run_program, isolation = code_runner(asked, [subject.scoring for subject in subjects])
     from dflash_local.bench.tasks import card_table, server_report
     from dflash_local.bench.tasks.server_results import LoopFile
     from dflash_local.bench.tasks.server_run import LoopOptions
 
     usual = TOKENS if asked.tasks is not None else PROMPT_TOKENS
     length = usual if asked.max_new_tokens is None else asked.max_new_tokens
-    settings = server_report.Settings(length, thinking, isolation)
+    settings = server_report.Settings(length, thinking)
     published = _published(call, model, drafter)
 
     def held(name: str, identity: dict[str, Any]) -> AbstractContextManager[LoopFile]:
@@ -172,7 +170,7 @@ def server_bench(
             with opened() as session:
                 facts.append(session.facts)
                 for (subject, level), found in zip(cases, sides):
-                    options = LoopOptions(level, length, thinking, run_program, line)
+                    options = LoopOptions(level, length, thinking, line)
                     found.append(Run(call, pair, drafter, options, held).side(files, session, subject))
     measured = [
         server_report.Measured(
@@ -224,18 +222,16 @@ def _subjects(call: Invocation, asked: TaskBench, pair: Pair, chosen: ChosenProm
             known = {name: value for name, value in asdict(data).items() if name != "recorded_at"}
             note = f"; {task.note}" if task.note else ""
             where = f"{data.path} of {data.repo} at {data.commit}, sha256 {data.sha256}, {task.split}{note}"
-            found.append(Subject(task.name, task.title, task.scoring, items, known, where))
+            found.append(Subject(task.name, task.title, items, known, where))
         return found
     name, prompts = chosen(pair)
     if any(prompt.ids for prompt in prompts):
         raise UsageError(f"{name} gives prompts as token ids", "a server gets text: give them as prompt")
-    items = tuple(
-        Item(str(place), (prompt.text,), gold=(prompt.answer or "").strip()) for place, prompt in enumerate(prompts, 1)
-    )
+    items = tuple(Item(str(place), (prompt.text,)) for place, prompt in enumerate(prompts, 1))
     whole = json.dumps([asdict(item) for item in items]).encode()
     digest = hashlib.sha256(whole).hexdigest()
     identity = {"prompts": name, "sha256": digest}
-    return [Subject("prompts", "Prompts", "text", items[: asked.limit], identity, f"{name} prompts, sha256 {digest}")]
+    return [Subject("prompts", "Prompts", items[: asked.limit], identity, f"{name} prompts, sha256 {digest}")]
 
 
 def _published(call: Invocation, model: str, drafter: str | None) -> Sequence[Published]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,8 +18,7 @@ from dflash_local.request import MAX_BLOCK_SIZE, check_integer
 
 if TYPE_CHECKING:
     from dflash_local.bench.tasks.results import ResultsFile
-    from dflash_local.bench.tasks.run import Block, RunProgram, TaskOptions
-    from dflash_local.bench.tasks.scoring import Scoring
+    from dflash_local.bench.tasks.run import Block, TaskOptions
     from dflash_local.bench.tasks.table import Item, Task
     from dflash_local.bench.tasks.task_report import Settings
     from dflash_local.catalog.row import Row
@@ -44,7 +43,6 @@ class TaskBench:
     limit: int | None
     max_new_tokens: int | None
     block_sizes: tuple[int, ...]
-    run_code: bool
     resume: bool | None
     accept_new_data: bool
     out: Path | None
@@ -56,7 +54,6 @@ class TaskBench:
         if server and self.block_sizes:
             raise UsageError("--block-size: a server decides that when it is started", "leave it out")
         own = {
-            "--run-code": self.run_code,
             "--resume" if self.resume else "--no-resume": self.resume is not None,
             "--out": self.out is not None,
             "--accept-new-data": self.accept_new_data,
@@ -130,7 +127,6 @@ def task_bench(
         row: of the registry, that describes the drafter.
     """
     folder, data = results_folder(call, asked), fetched(call, asked)
-    run_program, isolation = code_runner(asked, [task.scoring for task, _, _ in data])
     published = row.published if row is not None else ()
     length = TOKENS if asked.max_new_tokens is None else asked.max_new_tokens
     with call.session(pair, load) as session, ExitStack() as files:
@@ -140,10 +136,10 @@ def task_bench(
 
         asked_blocks: tuple[Block, ...] = asked.block_sizes or (None,)
         blocks = {block: block or session.facts.block_size for block in asked_blocks}
-        settings = task_report.Settings(tuple(blocks.values()), length, thinking, isolation)
+        settings = task_report.Settings(tuple(blocks.values()), length, thinking)
         measured = []
         with call.console.progress() as line:
-            options = TaskOptions(length, thinking, run_program, line)
+            options = TaskOptions(length, thinking, line)
             for task, file, items in data:
                 kept: dict[Block, ResultsFile] = {}
                 for block, size in blocks.items():
@@ -215,12 +211,3 @@ def identity(
         "max_new_tokens": settings.max_new_tokens,
         "thinking": settings.thinking,
     }
-
-
-def code_runner(asked: TaskBench, scorings: Iterable[Scoring]) -> tuple[RunProgram | None, str | None]:
-    """What runs code, and what shuts that off; nothing unasked."""
-    if not asked.run_code or "tests" not in scorings:
-        return None, None
-    from dflash_local.bench.tasks import sandbox
-
-    return (lambda program: sandbox.run(program).outcome), sandbox.isolation()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import struct
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dflash_local.errors import Interrupted, MissingDependencyError
 
@@ -20,6 +22,8 @@ START_S = 30.0
 POLL_S = 0.05  # how often a waiting request looks whether it is still wanted
 WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C on every system
 MAX_FRAME_BYTES = 64 * 2**20
+KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()  # no fault of a child's own ends it so
+Result = TypeVar("Result")
 _REQUEST = struct.Struct(">III")  # bytes that follow, seconds and MiB of memory that the answer may take
 _ANSWER = struct.Struct(">I")
 _RUNNER = Path(__file__).with_name("child.py")
@@ -74,17 +78,14 @@ class WorkerProcess:
         weakref.finalize(self, _end, self._children)  # also at the end of the program
 
     def request(self, data: bytes, limits: Limits, cancelled: Callable[[], bool] = lambda: False) -> bytes:
-        """Answer of the handler; a child that died while it waited is replaced.
+        """Answer of the handler; where something else ends the child, such as the system, a new one is asked.
 
         Raises:
             WorkerError: no answer came within the limits; the next request starts a new child.
             Interrupted: ``cancelled`` said so; the child was killed.
         """
         with self._lock:
-            if self._alive():
-                with suppress(_NotTakenError):  # something else ended the waiting child (the system, short of memory)
-                    return self._exchange(self._children[0], data, limits, cancelled)
-            return self._exchange(self._start(cancelled), data, limits, cancelled)
+            return _twice(lambda: self._exchange(self._child(cancelled), data, limits, cancelled))
 
     def begin(self) -> None:
         """Start the child in the background; what goes wrong is raised by ``greeting``."""
@@ -109,18 +110,18 @@ class WorkerProcess:
         with self._lock:
             _end(self._children)
 
-    def _alive(self) -> bool:
-        return bool(self._children) and self._children[0].poll() is None
+    def _child(self, cancelled: Callable[[], bool] = lambda: False) -> subprocess.Popen[bytes]:
+        alive = bool(self._children) and self._children[0].poll() is None
+        return self._children[0] if alive else self._start(cancelled)
 
     def _begin(self) -> None:
         with self._lock:
             try:
-                if not self._alive():
-                    self._start()
+                _twice(self._child)
             except (WorkerError, MissingDependencyError) as error:
                 self._failure = error
 
-    def _start(self, cancelled: Callable[[], bool] = lambda: False) -> subprocess.Popen[bytes]:
+    def _start(self, cancelled: Callable[[], bool]) -> subprocess.Popen[bytes]:
         _end(self._children)
         command = [sys.executable, "-I", str(_RUNNER), *self._words, *_folders(self._libraries)]
         # -I keeps PYTHON* variables, the user's site and the current folder out; the environment holds what was given
@@ -138,12 +139,9 @@ class WorkerProcess:
         except OSError as error:  # no memory, or too many processes or open files
             raise WorkerError(late=False) from error
         self._children.append(process)
-        try:
-            self._exchange(process, None, Limits(START_S), cancelled)
-            if self._setup:
-                self._greeting = self._exchange(process, self._setup, self._setup_limits, cancelled)
-        except _NotTakenError as error:
-            raise WorkerError(late=False) from error
+        self._exchange(process, None, Limits(START_S), cancelled)
+        if self._setup:
+            self._greeting = self._exchange(process, self._setup, self._setup_limits, cancelled)
         return process
 
     def _exchange(
@@ -169,12 +167,23 @@ class WorkerProcess:
         if watch.cancelled:
             raise Interrupted("cancelled while a child process was at work")
         if answer is None:
-            raise WorkerError(watch.late) if taken or watch.late else _NotTakenError
+            blameless = not taken or process.returncode in KILLED
+            raise _EndedError if blameless and not watch.late else WorkerError(watch.late)
         return answer
 
 
-class _NotTakenError(Exception):
-    """The child was dead before it had the whole request."""
+class _EndedError(Exception):
+    """Something else than the request ended the child: it had not the whole request yet, or was killed from outside."""
+
+
+def _twice(call: Callable[[], Result]) -> Result:
+    """The result of ``call``, which is called once more after _EndedError. WorkerError: it came again."""
+    with suppress(_EndedError):
+        return call()
+    try:
+        return call()
+    except _EndedError as error:
+        raise WorkerError(late=False) from error
 
 
 class _Watch:

@@ -114,6 +114,28 @@ def test_our_own_events_come_line_by_line(server: Running) -> None:
     assert [tuple(e["token_ids"]) for e in events if e["event"] == "Step"] == [step.token_ids for step in HELLO]
 
 
+def test_an_id_belongs_to_one_request_and_a_cancel_reaches_that_alone(serve: Serve) -> None:
+    session = ScriptedSession(gate=threading.Event())
+    server = serve(session)
+    connections = [server.connect() for _ in range(3)]
+
+    def generate(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        connection.request("POST", "/dflash/v1/generate", b'{"prompt": "hi", "id": "a1b2c3d4"}')
+        return connection.getresponse()
+
+    stream, refused = generate(connections[0]), generate(connections[1])
+    assert refused.status == 400 and b"a1b2c3d4 is under way" in refused.read()
+    assert server.call("POST", "/dflash/v1/cancel", {"id": "a1b2c3d4"}).json == {"cancelled": True}
+    assert json.loads(stream.read().splitlines()[-1])["reason"] == "cancelled"
+    wait_until(lambda: idle(server))
+    assert server.call("POST", "/dflash/v1/cancel", {"id": "a1b2c3d4"}).json == {"cancelled": False}
+    assert session.gate is not None
+    session.gate.set()
+    assert generate(connections[2]).status == 200, "free again"
+    for connection in connections:
+        connection.close()
+
+
 def test_srv_05_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> None:
     gate = threading.Event()
     server = serve(Echo(gate=gate))

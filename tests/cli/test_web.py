@@ -274,6 +274,21 @@ def test_srv_11_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endp
     assert TOKEN not in result.err and "password" in result.err
 
 
+@needs_page
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such modes of a folder")
+def test_the_temporary_folder_is_private_and_goes_with_the_process(own_home: Path, tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "dflash_local", "web", "demo", "--port", "0", "--keep-alive", "0"]
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("in a browser" in line for line in process.stderr), "it never began"
+        (folder,) = tmp_path.iterdir()
+        mode = folder.stat().st_mode & 0o777
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert mode == 0o700 and list(tmp_path.iterdir()) == []
+
+
 OPENERS = {
     "GRADIO_SHARE": "1",
     "GRADIO_SERVER_NAME": "0.0.0.0",

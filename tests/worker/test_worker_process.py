@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,10 @@ def answer(request):
         return str(count).encode()
     if word == b"sleep":
         threading.Event().wait()
+    if word == b"wait":
+        print(end="", file=open(rest, "a"))
+        while not os.path.exists(rest + b".go"):
+            threading.Event().wait(0.01)
     if word == b"die":
         os._exit(3)
     if word == b"take":
@@ -83,6 +89,24 @@ def test_a_child_that_the_system_ended_is_replaced_unseen(worker: WorkerProcess)
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # until it is gone, which its owner has not seen yet
     assert answers(worker)
+
+
+@POSIX
+def test_a_request_whose_child_is_killed_at_work_is_done_again(tmp_path: Path) -> None:
+    (tmp_path / "handler.py").write_text(HANDLER)
+    worker = WorkerProcess(tmp_path / "handler.py", (), writes=True)
+    place = tmp_path / "begun"
+    answered: list[bytes] = []
+    request = b"wait " + os.fsencode(place)
+    thread = threading.Thread(target=lambda: answered.append(worker.request(request, LIMITS)), daemon=True)
+    thread.start()
+    while not place.exists():
+        time.sleep(0.01)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    place.with_suffix(".go").touch()
+    thread.join(60)
+    assert answered == [request]
 
 
 def test_a_request_that_nobody_wants_any_more_ends_the_child(worker: WorkerProcess) -> None:

@@ -1,15 +1,18 @@
 """Gradio's page as routes for the server behind the guard, with only the paths that the page needs.
 
-No uploads, no files of this machine, no proxying, no monitoring, no sharing: those paths answer 404.
+No uploads, no files of this machine, no proxying, no monitoring, no sharing: those paths answer 404, and a request that
+names a file in its body is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -17,7 +20,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount
 
-from dflash_local.api.guard import App, Message, Receive, Scope, Send
+from dflash_local.api.fields import parse
+from dflash_local.api.guard import App, Message, Receive, Scope, Send, replay
+from dflash_local.api.log import LOGGER
+from dflash_local.api.refusals import FieldError
+from dflash_local.request import MAX_DEPTH
 from dflash_local.ui.web.streams import RECEIPT_PATH, STREAM_PATH, Streams
 
 if TYPE_CHECKING:
@@ -47,6 +54,7 @@ POLICY = "; ".join(
     )
 )
 ASSETS, KEEP = ("/assets/", "/static/"), (b"cache-control", b"private, max-age=86400")  # named by their content
+MAX_VALUES = 50_000  # of a body: Gradio goes through them all before anybody else is answered
 LOOK_S = 0.1  # how often an open stream looks whether the server ends
 Ending = Callable[[], bool]
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
@@ -66,8 +74,9 @@ def mounted(blocks: gr.Blocks, ending: Ending = lambda: False, **looks: Any) -> 
     Args:
         ending: tells whether the server is about to end. looks: ``theme``, ``css`` and the like, as Gradio takes them.
     """
-    import gradio
+    import gradio.queueing
 
+    gradio.queueing.traceback = _ONE_LINE  # type: ignore[assignment,attr-defined]  # it prints one for each bad request
     host = Starlette()
     gradio.mount_gradio_app(
         host,  # type: ignore[arg-type]  # FastAPI is a Starlette; nothing more is used of it
@@ -91,18 +100,57 @@ def mounted(blocks: gr.Blocks, ending: Ending = lambda: False, **looks: Any) -> 
     return Page((Mount("/", _Narrow(host.router, ending)),), host.router.lifespan_context)
 
 
+def _log_exception() -> None:
+    LOGGER.warning("the page cannot answer a request", exc_info=True)
+
+
+_ONE_LINE = SimpleNamespace(**{**vars(traceback), "print_exc": _log_exception})
+
+
+def check_body(body: bytes) -> None:
+    """Refuse a body that names a file: Gradio copies the file, or fetches the address, at ``path`` of any object.
+
+    Raises:
+        FieldError: it does, or it is not JSON, is nested too deep, or holds too many values.
+    """
+    many = FieldError("body", f"the body holds more than {MAX_VALUES:,} values", "send less")
+    if body.count(b"[") + body.count(b"{") > 4 * MAX_VALUES:  # of texts too; reading them takes seconds
+        raise many
+    level: list[Any] = [parse(body)]
+    count = depth = 0
+    while level:
+        count, depth = count + len(level), depth + 1
+        if count > MAX_VALUES:
+            raise many
+        if depth > MAX_DEPTH:
+            raise FieldError("body", f"the body is nested more than {MAX_DEPTH} deep", "send it flatter")
+        if any("path" in value for value in level if isinstance(value, dict)):
+            raise FieldError("path", "the body has an object with a path, and this page takes no files", "leave it out")
+        level = [value for part in level for value in _parts(part)]
+
+
+def _parts(value: object) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
 class _Narrow:
     """Lets through what the page needs, and forbids the browser to ask others; ends its streams with the server."""
 
     def __init__(self, app: App, ending: Ending) -> None:
         self._app, self._ending = app, ending
         self._streams = Streams()
+        self._checking = asyncio.Lock()  # one body at a time: the more threads, the later the event loop has its turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI app."""
         allowed = PATHS.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if allowed is None or allowed.fullmatch(scope["path"]) is None:
             return await PlainTextResponse("there is nothing at this path\n", 404)(scope, receive, send)
+        if scope["method"] == "POST":
+            body = (await receive())["body"]  # the guard gives it whole
+            async with self._checking:
+                await asyncio.to_thread(check_body, body)
+            receive = replay(body, receive)
         begun = whole = False
 
         async def with_policy(message: Message) -> None:

@@ -1,1 +1,1 @@
-"""The six tasks of the drafters' model cards: their data, prompts and scoring, and a measurement over them."""
+"""The six tasks of the drafters' model cards: their data and prompts, and a measurement over them."""

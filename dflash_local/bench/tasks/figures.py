@@ -1,9 +1,9 @@
-"""Figures of a task over the results of its prompts: both acceptance lengths, rates, waits, right answers. Pure."""
+"""Figures of a task over the results of its prompts: both acceptance lengths, rates, waits. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_local.bench.tasks.results import PromptResult, Reply
@@ -28,7 +28,6 @@ class ModeFigures:
 
     Attributes:
         tokens_per_s: decode rate, first tokens left out. end_to_end_tokens_per_s: prefill included.
-        right: replies that are right or passed, of ``scored``.
     """
 
     tokens: int
@@ -37,9 +36,6 @@ class ModeFigures:
     ttft_s: Percentiles
     decode_rates: Percentiles
     end_to_end_rates: Percentiles
-    right: int
-    scored: int
-    timed_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +115,7 @@ def _mode(replies: Sequence[Reply]) -> ModeFigures:
         ttft_s=Percentiles.of([reply.ttft_s for reply in replies]),
         decode_rates=Percentiles.of([reply.tokens_per_s for reply in replies]),
         end_to_end_rates=Percentiles.of([reply.end_to_end_tokens_per_s for reply in replies]),
-        **answers(reply.score for reply in replies),
     )
-
-
-def answers(given: Iterable[str | None]) -> dict[str, int]:
-    """The figures ``right``, ``scored`` and ``timed_out`` of replies with these scores."""
-    scores = [score for score in given if score is not None]
-    right = scores.count("right") + scores.count("passed")
-    return {"right": right, "scored": len(scores), "timed_out": scores.count("timed out")}
 
 
 def ratio(above: float | None, below: float | None) -> float | None:

@@ -36,12 +36,10 @@ class Record:
             return ""
         return self._checked(name, value)
 
-    def texts(self, name: str, required: bool = True) -> tuple[str, ...]:
-        """A field's list of texts, which has at least one where it is required."""
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A field's list of texts, which has at least one."""
         value = self.fields.get(name)
-        if value is None and not required:
-            return ()
-        if not isinstance(value, list) or (required and not value):
+        if not isinstance(value, list) or not value:
             raise self._error(f"{name} is no list of texts")
         return tuple(self._checked(name, item) for item in value)
 

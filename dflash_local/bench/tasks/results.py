@@ -6,12 +6,11 @@ Torch-free; knows no sessions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash_local.bench.tasks.kept_lines import LinesFile
-from dflash_local.events import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +18,7 @@ class Reply:
     """One reply in one mode. Times in seconds, rates in tokens per second; see ``events.Stats``.
 
     Attributes:
-        text: of the final channel, which is what is scored.
-        score: right, wrong, passed, failed or timed out; None where nothing was compared or run.
+        text: of the final channel.
         ids: a digest of the token ids, which replies are compared by; empty where it was not kept.
     """
 
@@ -33,7 +31,6 @@ class Reply:
     tokens_per_s: float
     end_to_end_tokens_per_s: float
     text: str
-    score: str | None = None
     ids: str = ""
 
 
@@ -54,12 +51,6 @@ class PromptResult:
     id: str
     turns: tuple[Turn, ...] = ()
     error: str = ""
-
-    def scored(self, scores: Mapping[Mode, str | None]) -> PromptResult:
-        """The same with the scores of its last replies."""
-        last = self.turns[-1]
-        ar, dflash = replace(last.ar, score=scores["ar"]), replace(last.dflash, score=scores["dflash"])
-        return replace(self, turns=(*self.turns[:-1], replace(last, ar=ar, dflash=dflash)))
 
 
 class ResultsFile(LinesFile):

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dflash_local.bench.speed import WARM_UP_TOKENS, Progress
 from dflash_local.bench.tasks.results import PromptResult, Reply, ResultsFile, Turn
-from dflash_local.bench.tasks.scoring import score
 from dflash_local.bench.tasks.table import Item, Task
 from dflash_local.bench.trial import Written, write
 from dflash_local.engine.session import Session
 from dflash_local.errors import DeviceLostError, DFlashError, Interrupted
-from dflash_local.events import Mode
 from dflash_local.request import Limits, Message, Request
 
-RunProgram = Callable[[str], str]
 Block = int | None  # None is the trained size
 PLAIN = "ar"
 
 
 @dataclass(slots=True)
 class TaskOptions:
-    """What is run on every prompt.
-
-    Attributes:
-        run_program: runs a whole program and returns passed, failed or timed out; None runs no code.
-    """
+    """What is run on every prompt."""
 
     max_new_tokens: int
     thinking: bool = False
-    run_program: RunProgram | None = None
     progress: Progress = field(default=lambda _text, _fraction: None)
 
 
@@ -55,41 +47,26 @@ def measure(
         options.progress(f"{task.title}: prompt {number + 1} of {len(items)}", number / len(items))
         kept = {block: file.results[item.id] for block, file in files.items() if item.id in file.results}
         missing = [block for block in files if block not in kept or kept[block].error]
-        if missing:
-            try:
-                if not warm:
-                    _warm_up(session, item, options, tuple(files))
-                    warm = True
-                written = _turns(session, item, options, missing, _plain_of(kept), number)
-                kept |= {block: PromptResult(item.id, turns) for block, turns in written.items()}
-            except (DeviceLostError, Interrupted):
-                raise
-            except DFlashError as error:
-                for block in missing:
-                    files[block].add(PromptResult(item.id, error=f"{error.kind}: {error.message}"))
-                missing = []
-        for block, result in kept.items():
-            if block in missing or _to_score(task, result, options):
-                files[block].add(_scored(task, item, result, options))
+        if not missing:
+            continue
+        try:
+            if not warm:
+                _warm_up(session, item, options, tuple(files))
+                warm = True
+            written = _turns(session, item, options, missing, _plain_of(kept), number)
+            found = {block: PromptResult(item.id, turns) for block, turns in written.items()}
+        except (DeviceLostError, Interrupted):
+            raise
+        except DFlashError as error:
+            found = dict.fromkeys(missing, PromptResult(item.id, error=f"{error.kind}: {error.message}"))
+        for block, result in found.items():
+            files[block].add(result)
 
 
 def _plain_of(kept: Mapping[Block, PromptResult]) -> PromptResult | None:
     """A result whose plain replies hold for other blocks too."""
     whole = (one for one in kept.values() if not one.error and all(turn.ar.ids for turn in one.turns))
     return next(whole, None)
-
-
-def _to_score(task: Task, result: PromptResult, options: TaskOptions) -> bool:
-    """Code that an earlier run wrote and did not run."""
-    if result.error or task.scoring != "tests" or options.run_program is None:
-        return False
-    return result.turns[-1].dflash.score is None
-
-
-def _scored(task: Task, item: Item, result: PromptResult, options: TaskOptions) -> PromptResult:
-    last = result.turns[-1]
-    texts: dict[Mode, str] = {"ar": last.ar.text, "dflash": last.dflash.text}
-    return result.scored({mode: score(task.scoring, item, text, options.run_program) for mode, text in texts.items()})
 
 
 def _warm_up(session: Session, item: Item, options: TaskOptions, blocks: tuple[Block, ...]) -> None:

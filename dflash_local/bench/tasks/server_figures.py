@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_local.bench.tasks.figures import Percentiles, answers, ratio
+from dflash_local.bench.tasks.figures import Percentiles, ratio
 from dflash_local.bench.tasks.server_results import Drafted, LoopFile, ServerReply
 
 
@@ -53,7 +53,6 @@ class ServerFigures:
         prompts: answered. failed: that ended in an error, and count nowhere else. requests: turns of those answered.
         parts: runs that the answers come from. decode_rates, end_to_end_rates: of single requests, tokens per second.
         reused_tokens: of all prompts, that the server's prefix cache had, as far as it reports them.
-        right: replies that are right or passed, of ``scored``.
     """
 
     prompts: int
@@ -67,9 +66,6 @@ class ServerFigures:
     decode_rates: Percentiles
     end_to_end_rates: Percentiles
     reused_tokens: int
-    right: int
-    scored: int
-    timed_out: int
 
 
 def of_file(file: LoopFile, ids: Sequence[str]) -> ServerFigures:
@@ -91,7 +87,6 @@ def of_file(file: LoopFile, ids: Sequence[str]) -> ServerFigures:
         decode_rates=Percentiles.of([turn.tokens_per_s for turn in turns if turn.tokens_per_s is not None]),
         end_to_end_rates=Percentiles.of([tokens / seconds for tokens, seconds in counted]),
         reused_tokens=sum(turn.reused_tokens for turn in turns),
-        **answers(turn.score for turn in turns),
     )
 
 

@@ -41,11 +41,10 @@ MEANINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How everything of a run was measured. ``sandbox``: what kept the code that ran from the network, if any ran."""
+    """How everything of a run was measured."""
 
     max_new_tokens: int
     thinking: bool
-    sandbox: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Measured:
 def server_report(
     pair: Pair, drafted: ServerFacts, plain: ServerFacts | None, measured: Sequence[Measured], settings: Settings
 ) -> dict[str, Any]:
-    """Every figure, and of each prompt its score or its error; texts stay in the results' own files."""
+    """Every figure, and of each prompt whether it failed; texts stay in the results' own files."""
     return finite(
         {
             "report": "dflash bench --url",
@@ -129,7 +128,6 @@ def _task(one: Measured, settings: Settings) -> dict[str, Any]:
     return {
         "task": subject.name,
         "title": subject.title,
-        "scoring": subject.scoring,
         "data": dict(subject.data),
         "concurrency": one.concurrency,
         "dflash": _side(one.drafted, subject),
@@ -157,9 +155,7 @@ def _side(side: Side, subject: Subject) -> dict[str, Any]:
             "uninterrupted": throughput.whole,
         },
         "results": str(side.file.path),
-        "rows": [
-            {"id": one.id, "error": one.error or None, "scores": [turn.score for turn in one.turns]} for one in results
-        ],
+        "rows": [{"id": one.id, "error": one.error or None} for one in results],
     }
 
 
@@ -181,9 +177,6 @@ def server_lines(
     lines += ["", *markdown((*titles, "Reply, s"), rows), "", MEANINGS, ""]
     lines += source_lines(cited) if cited else ["Nothing is published of this pair at these numbers of requests."]
     lines += list(_origins(measured))
-    if any(one.subject.scoring == "tests" for one in measured):
-        ran = "code was not run: --run-code" if settings.sandbox is None else f"code ran with {settings.sandbox}"
-        lines.append(f"- {ran}")
     return [*lines, "", f"({TOY})"] if pair.toy else lines
 
 
@@ -204,11 +197,10 @@ def _card_table(measured: Sequence[Measured], cited: Sequence[str], with_plain: 
                     number(cell.tokens_per_s, 0),
                     times(cell.speedup),
                     number(cell.acceptance_length, 2),
-                    *("-", "-", "-"),
+                    *("-", "-"),
                 )
             )
-    right = "Right" if all(one.plain is None for one in measured) else "Right, plain / DFlash"
-    titles = (*titles, "Acceptance length", "Mean acceptance length", right, "Text equal")
+    titles = (*titles, "Acceptance length", "Mean acceptance length", "Text equal")
     leave = set() if with_plain else {titles.index(name) for name in ("Plain tok/s", "Speed-up", "Text equal")}
     return markdown(_without(titles, leave), [_without(row, leave) for row in rows])
 
@@ -229,13 +221,8 @@ def _own(one: Measured) -> tuple[str, ...]:
         times(one.speedup),
         number(figures.accepted.length, 2),
         number(figures.accepted.mean, 2) + _share(figures.accepted.prompts, figures),
-        " / ".join(_right(side.figures) for side in (one.plain, one.drafted) if side is not None),
         "-" if equal is None else f"{equal[0]} of {equal[1]}",
     )
-
-
-def _right(figures: ServerFigures) -> str:
-    return f"{figures.right} of {figures.scored}" if figures.scored else "-"
 
 
 def _rate(figures: ServerFigures) -> str:

@@ -6,7 +6,7 @@ A part is what one run measured without a break. Torch-free; knows no server.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class ServerReply:
         tokens: as the server counts them; None where it does not. reused_tokens: of the prompt, from its prefix cache.
         tokens_per_s: decode rate; None where the reply came too quickly to know.
         drafted: as the reply itself reports it. ids: a digest of the token ids, empty where they are not reported.
-        text: of the final channel. score: see ``scoring.score``.
+        text: of the final channel.
     """
 
     prompt_tokens: int
@@ -42,7 +42,6 @@ class ServerReply:
     drafted: Drafted | None
     text: str
     ids: str = ""
-    score: str | None = None
 
     def equals(self, other: ServerReply) -> bool:
         """The same token ids; the same text where one of the servers reports no ids."""
@@ -58,10 +57,6 @@ class ServerResult:
     ended_s: float
     turns: tuple[ServerReply, ...] = ()
     error: str = ""
-
-    def scored(self, score: str | None) -> ServerResult:
-        """The same with the score of its last reply."""
-        return replace(self, turns=(*self.turns[:-1], replace(self.turns[-1], score=score)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.bench.tasks.scoring import Scoring, score
 from dflash_local.bench.tasks.server_results import Drafted, LoopFile, Part, ServerReply, ServerResult
 from dflash_local.bench.tasks.table import Item
 from dflash_local.errors import DFlashError, Interrupted, ServerError
@@ -34,7 +33,6 @@ class Subject:
 
     name: str
     title: str
-    scoring: Scoring
     items: tuple[Item, ...]
     data: Mapping[str, Any]
     origin: str
@@ -46,18 +44,16 @@ class LoopOptions:
 
     Attributes:
         concurrency: requests at a time.
-        run_program: runs a whole program and returns passed, failed or timed out; None runs no code.
     """
 
     concurrency: int
     max_new_tokens: int
     thinking: bool = False
-    run_program: Callable[[str], str] | None = None
     progress: Callable[[str, float], None] = field(default=lambda _text, _fraction: None)
 
 
 def measure(session: ServerSession, subject: Subject, file: LoopFile, options: LoopOptions) -> None:
-    """Answer every prompt that ``file`` has no answer of, greedily; then score what is to be scored.
+    """Answer every prompt that ``file`` has no answer of, greedily.
 
     A prompt that fails is a result like any other, and is tried again by the next run.
 
@@ -67,13 +63,6 @@ def measure(session: ServerSession, subject: Subject, file: LoopFile, options: L
     missing = [item for item in subject.items if not file.answered([item.id])]
     if missing:
         _part(session, subject, missing, file, options)
-    for item in subject.items:  # programs run when nothing is measured beside them
-        result = file.results[item.id]
-        if result.error or result.turns[-1].score is not None:
-            continue
-        found = score(subject.scoring, item, result.turns[-1].text, options.run_program)
-        if found is not None:
-            file.add(result.scored(found))
 
 
 def _part(

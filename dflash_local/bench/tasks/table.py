@@ -1,4 +1,4 @@
-"""The six tasks, each described once: where its data are, how a record becomes turns, how its answer is scored.
+"""The six tasks, each described once: where its data are, and how a record becomes turns.
 
 Prompts are those of the drafters' own benchmark program (z-lab/dflash, ``dflash/benchmark.py``) unless a task's note
 gives another source. What is published as Parquet alone is taken from a copy of the same records as JSON, which the
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dflash_local.bench.tasks.records import REFUSED, Form, Record, read
-from dflash_local.bench.tasks.scoring import Scoring, math_gold, number_gold
 from dflash_local.errors import DownloadError, UsageError
 
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -22,21 +21,10 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One prompt of a task.
-
-    Attributes:
-        turns: user messages, each sent after the reply to the one before.
-        gold: the right answer, normalised; empty where none is compared.
-        before: program text that stands before the reply's. tests: that must run through after it.
-        entry: the function that the tests call.
-    """
+    """One prompt of a task. ``turns``: user messages, each sent after the reply to the one before."""
 
     id: str
     turns: tuple[str, ...]
-    gold: str = ""
-    before: str = ""
-    tests: str = ""
-    entry: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +36,6 @@ class Task:
         limit: the most bytes that the file may have.
         prompts: taken when nobody says how many: the first of the file, all where it has no more.
         item: a record as a prompt; None for one of another split.
-        scoring: number or mathematics: the final answer compared; tests: the reply's code run; text: the whole reply
-            compared; none: nothing is right.
         note: where prompts or data differ from the cards' program.
     """
 
@@ -62,7 +48,6 @@ class Task:
     limit: int
     prompts: int
     item: Callable[[Record], Item | None]
-    scoring: Scoring
     note: str = ""
 
     def items(self, raw: bytes, limit: int | None) -> tuple[Item, ...]:
@@ -82,36 +67,22 @@ class Task:
 
 
 def _gsm8k(record: Record) -> Item:
-    question, answer = record.text("question"), record.text("answer")
-    gold = number_gold(answer)
-    if gold is None:
-        raise DownloadError(f"{record.where}: answer has no number after ####", REFUSED)
-    return Item(record.where.rpartition(" ")[2], (question + STEP_BY_STEP,), gold=gold)
+    return Item(record.where.rpartition(" ")[2], (record.text("question") + STEP_BY_STEP,))
 
 
 def _math500(record: Record) -> Item:
-    return Item(
-        record.identity("unique_id"), (record.text("problem") + STEP_BY_STEP,), gold=math_gold(record.text("answer"))
-    )
+    return Item(record.identity("unique_id"), (record.text("problem") + STEP_BY_STEP,))
 
 
 def _humaneval(record: Record) -> Item:
-    prompt, entry = record.text("prompt"), _identifier(record, "entry_point")
-    turn = (
-        f"Write a solution to the following problem and make sure that it passes the tests:\n```python\n{prompt}\n```"
-    )
-    tests = record.text("test")
-    if f"\ncheck({entry})" not in tests:
-        tests += f"\ncheck({entry})\n"
-    return Item(record.identity("task_id"), (turn,), before=prompt, tests=tests, entry=entry)
+    return Item(record.identity("task_id"), (f"{SOLUTION}\n```python\n{record.text('prompt')}\n```",))
 
 
 def _mbpp(record: Record) -> Item | None:
     """The test split of MBPP is ids 11 to 510."""
     if not 11 <= record.number("task_id") <= 510:
         return None
-    lines = (*record.texts("test_imports", required=False), *record.texts("test_list"))
-    return Item(record.identity("task_id"), (record.text("prompt"),), tests="\n".join(lines) + "\n")
+    return Item(record.identity("task_id"), (record.text("prompt"),))
 
 
 def _mt_bench(record: Record) -> Item:
@@ -122,14 +93,6 @@ def _alpaca(record: Record) -> Item:
     instruction, given = record.text("instruction"), record.text("input", required=False)
     turn = f"{instruction}\n\nInput:\n{given}" if given.strip() else instruction
     return Item(record.where.rpartition(" ")[2], (turn,))
-
-
-def _identifier(record: Record, name: str) -> str:
-    """A field that stands in a program as a name, and must be no more than that."""
-    text = record.text(name)
-    if not text.isidentifier():
-        raise DownloadError(f"{record.where}: {name} {ascii(text[:40])} is no name of a function", REFUSED)
-    return text
 
 
 _ROWS = (
@@ -143,7 +106,6 @@ _ROWS = (
         4 * MIB,
         128,
         _gsm8k,
-        "number",
         "data: a copy of openai/gsm8k (main), which is Parquet alone",
     ),
     Task(
@@ -156,7 +118,6 @@ _ROWS = (
         4 * MIB,
         128,
         _math500,
-        "mathematics",
     ),
     Task(
         "humaneval",
@@ -168,9 +129,8 @@ _ROWS = (
         8 * MIB,
         164,
         _humaneval,
-        "tests",
-        "data: the Python part of HumanEvalPack, whose prompts and tests are those of openai/openai_humaneval "
-        "(Parquet alone) with some corrections",
+        "data: the Python part of HumanEvalPack, whose prompts are those of openai/openai_humaneval (Parquet "
+        "alone) with some corrections",
     ),
     Task(
         "mbpp",
@@ -182,9 +142,7 @@ _ROWS = (
         4 * MIB,
         128,
         _mbpp,
-        "tests",
-        "data: a copy of google-research-datasets/mbpp (sanitized), which is Parquet alone; the prompt does not name "
-        "the function that the tests call: the last one of the reply stands for it",
+        "data: a copy of google-research-datasets/mbpp (sanitized), which is Parquet alone",
     ),
     Task(
         "mt-bench",
@@ -196,7 +154,6 @@ _ROWS = (
         4 * MIB,
         80,
         _mt_bench,
-        "none",
     ),
     Task(
         "alpaca",
@@ -208,7 +165,6 @@ _ROWS = (
         64 * MIB,
         128,
         _alpaca,
-        "none",
         "data: a cleaned copy of tatsu-lab/alpaca, which is Parquet alone; the form of the prompt is ours",
     ),
 )

@@ -17,7 +17,7 @@ from dflash_local.bench.tasks.card_table import (
     sources,
     times,
 )
-from dflash_local.bench.tasks.figures import ModeFigures, TaskFigures
+from dflash_local.bench.tasks.figures import TaskFigures
 from dflash_local.bench.tasks.results import PromptResult
 from dflash_local.bench.tasks.table import Task
 from dflash_local.catalog.bundled import Pair
@@ -35,12 +35,11 @@ MEANINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How every task of a run was measured. ``sandbox``: what kept the code that ran from the network, if any ran."""
+    """How every task of a run was measured."""
 
     block_sizes: tuple[int, ...]
     max_new_tokens: int
     thinking: bool
-    sandbox: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Measured:
 
 
 def task_report(pair: Pair, facts: SessionFacts, measured: Sequence[Measured], settings: Settings) -> dict[str, Any]:
-    """Every figure, and of each prompt its scores or its error; texts stay in the results' own files."""
+    """Every figure, and of each prompt whether it failed; texts stay in the results' own files."""
     return finite(
         {
             **header("dflash bench --tasks", pair, facts),
@@ -81,7 +80,6 @@ def _task(one: Measured, settings: Settings) -> dict[str, Any]:
         "title": task.title,
         "split": task.split,
         "note": task.note,
-        "scoring": task.scoring,
         "data": asdict(one.data),
         "block_size": one.block_size,
         "results": one.file,
@@ -90,15 +88,7 @@ def _task(one: Measured, settings: Settings) -> dict[str, Any]:
             {**asdict(cell), "differences": differences(cell, one.setting(settings, (one.block_size,)))}
             for cell in one.published
         ],
-        "rows": [
-            {
-                "id": result.id,
-                "error": result.error or None,
-                "ar": [turn.ar.score for turn in result.turns],
-                "dflash": [turn.dflash.score for turn in result.turns],
-            }
-            for result in one.results
-        ],
+        "rows": [{"id": result.id, "error": result.error or None} for result in one.results],
     }
 
 
@@ -121,7 +111,6 @@ def task_lines(pair: Pair, facts: SessionFacts, measured: Sequence[Measured], se
         "DFlash tok/s",
         "Speed-up",
         "Acceptance length",
-        "Right, plain / DFlash",
     )
     lines += markdown(first, [row for group in by_task for row in _card_rows(group, sources(cited))])
     second = (
@@ -130,9 +119,6 @@ def task_lines(pair: Pair, facts: SessionFacts, measured: Sequence[Measured], se
     )
     lines += ["", *markdown(second, [_further(one) for one in measured]), "", MEANINGS, "", *source_lines(cited)]
     lines += [line for group in by_task for line in _origin(group)]
-    if any(one.task.scoring == "tests" for one in measured):
-        ran = "code was not run: --run-code" if settings.sandbox is None else f"code ran with {settings.sandbox}"
-        lines.append(f"- {ran}")
     return [*lines, "", f"({TOY})"] if pair.toy else lines
 
 
@@ -148,7 +134,6 @@ def _card_rows(group: Sequence[Measured], cited: Sequence[str]) -> Iterable[tupl
             number(figures.dflash.end_to_end_tokens_per_s, 1),
             times(figures.speedup),
             number(figures.acceptance_length, 2),
-            f"{_right(figures.ar)} / {_right(figures.dflash)}",
         )
     for cell in group[0].published:
         yield (
@@ -159,7 +144,6 @@ def _card_rows(group: Sequence[Measured], cited: Sequence[str]) -> Iterable[tupl
             number(cell.tokens_per_s, 0),
             times(cell.speedup),
             number(cell.acceptance_length, 2),
-            "-",
         )
 
 
@@ -189,7 +173,3 @@ def _origin(group: Sequence[Measured]) -> Iterable[str]:
     )
     errors = dict.fromkeys(result.error for one in group for result in one.results if result.error)
     yield from (f"  - failed: {error}" for error in list(errors)[:3])
-
-
-def _right(figures: ModeFigures) -> str:
-    return f"{figures.right} of {figures.scored}" if figures.scored else "-"

@@ -12,8 +12,8 @@ from dflash_local.bench.tasks import figures
 from dflash_local.bench.tasks.results import PromptResult, Reply, Turn
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3-v1-b8" / "expected.json"
-PLAIN = Reply(11, "stop", (), 0.1, 0.1, 1.0, 10.0, 10.0, "4", "right")
-DRAFTED = Reply(11, "stop", (4, 2), 0.2, 0.2, 0.25, 40.0, 24.4, "4", "right")
+PLAIN = Reply(11, "stop", (), 0.1, 0.1, 1.0, 10.0, 10.0, "4")
+DRAFTED = Reply(11, "stop", (4, 2), 0.2, 0.2, 0.25, 40.0, 24.4, "4")
 
 
 def test_both_acceptance_lengths_by_hand() -> None:
@@ -37,10 +37,10 @@ def test_percentiles_are_by_nearest_rank(share: float, value: float) -> None:
 
 
 def test_figures_of_a_task() -> None:
-    wrong = replace(DRAFTED, score="wrong", ttft_s=0.6)
+    late = replace(DRAFTED, ttft_s=0.6)
     results = [
         PromptResult("1", (Turn(5, True, PLAIN, DRAFTED),)),
-        PromptResult("2", (Turn(5, False, PLAIN, wrong),)),
+        PromptResult("2", (Turn(5, False, PLAIN, late),)),
         PromptResult("3", error="ContextError: too long"),
     ]
     found = figures.of_results(results)
@@ -48,7 +48,6 @@ def test_figures_of_a_task() -> None:
     assert found.ar.tokens_per_s == pytest.approx(20 / 2) and found.dflash.tokens_per_s == pytest.approx(20 / 0.5)
     assert found.ar.end_to_end_tokens_per_s == pytest.approx(22 / 2.2)
     assert found.speedup == pytest.approx((22 / 0.9) / (22 / 2.2)) and found.decode_speedup == pytest.approx(4)
-    assert (found.ar.right, found.dflash.right, found.dflash.scored) == (2, 1, 2)
     assert found.dflash.ttft_s == figures.Percentiles(0.2, 0.6, 0.6)
 
 

@@ -11,7 +11,7 @@ import pytest
 from dflash_local.bench.tasks.results import PromptResult, Reply, ResultsFile, Turn
 from dflash_local.errors import UsageError
 
-REPLY = Reply(3, "stop", (2, 1), 0.1, 0.1, 1.0, 2.0, 2.5, "text \x1b[0m ü", None)
+REPLY = Reply(3, "stop", (2, 1), 0.1, 0.1, 1.0, 2.0, 2.5, "text \x1b[0m ü")
 DONE = PromptResult("1", (Turn(5, True, replace(REPLY, acceptance_lengths=()), REPLY),))
 FAILED = PromptResult("2", error="ContextError: too long")
 

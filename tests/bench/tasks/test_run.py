@@ -1,4 +1,4 @@
-"""What a run makes of a reply: scores of each task, and the turns that a conversation is sent as."""
+"""The turns that a conversation of a task is sent as."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="runs on a session, which needs torch")
 
-from dflash_local.bench.tasks import run, sandbox, scoring  # noqa: E402
+from dflash_local.bench.tasks import run  # noqa: E402
 from dflash_local.bench.tasks.results import ResultsFile  # noqa: E402
 from dflash_local.bench.tasks.table import TASKS  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, find  # noqa: E402
@@ -16,33 +16,6 @@ from dflash_local.engine import LoadConfig, load  # noqa: E402
 from dflash_local.engine.session import Session  # noqa: E402
 from dflash_local.request import Request  # noqa: E402
 from tests.bench.tasks.data_files import file_of  # noqa: E402
-
-
-@pytest.mark.parametrize(
-    ("name", "reply", "score"),
-    [
-        ("gsm8k", "1 + 3 = \\boxed{4}", "right"),
-        ("gsm8k", "1 + 3 = \\boxed{5}", "wrong"),
-        ("gsm8k", "", "wrong"),
-        ("math500", "\\boxed{\\dfrac34}", "right"),
-        ("math500", "\\boxed{1}", "wrong"),
-        ("humaneval", "```python\ndef total(xs):\n    return sum(xs)\n```", "passed"),
-        ("humaneval", "```python\ndef total(xs):\n    return 0\n```", "failed"),
-        ("humaneval", "```python\ndef total(xs):\n    while True: pass\n```", "timed out"),
-        ("mbpp", "```python\ndef double(n):\n    return n * 2\n```", "passed"),
-        ("mbpp", "```python\nimport sys\nsys.exit(0)\n```", "failed"),
-        ("mt-bench", "anything", None),
-        ("alpaca", "anything", None),
-    ],
-)
-def test_replies_known_to_be_right_and_wrong(name: str, reply: str, score: str | None) -> None:
-    limits = sandbox.SandboxLimits(wall_s=60.0, cpu_s=1)
-    item = TASKS[name].items(file_of(name), 1)[0]
-    assert (
-        scoring.score(TASKS[name].scoring, item, reply, lambda program: sandbox.run(program, limits).outcome) == score
-    )
-    if TASKS[name].scoring == "tests":
-        assert scoring.score(TASKS[name].scoring, item, reply, None) is None, "no code runs unasked"
 
 
 @pytest.mark.skipif(not (FOLDER / "demo").is_dir(), reason="the bundled pairs are not in this checkout")

@@ -10,7 +10,7 @@ import pytest
 from dflash_local.bench.tasks import server_figures
 from dflash_local.bench.tasks.server_results import Drafted, LoopFile, Part, ServerReply, ServerResult
 
-REPLY = ServerReply(5, 0, 10, "stop", 0.1, 1.1, 9.0, None, "text", "ids", "right")
+REPLY = ServerReply(5, 0, 10, "stop", 0.1, 1.1, 9.0, None, "text", "ids")
 IDS = ("1", "2", "3")
 
 
@@ -22,7 +22,7 @@ def whole(folder: Path) -> LoopFile:
     """Two prompts in a part that came to its end after two seconds, one in a part that did not."""
     file = opened(folder)
     file.add(ServerResult("1", 1, 1.5, (REPLY,)))
-    file.add(ServerResult("2", 1, 2.0, (replace(REPLY, tokens=30, ttft_s=0.3, score="wrong"),)))
+    file.add(ServerResult("2", 1, 2.0, (replace(REPLY, tokens=30, ttft_s=0.3),)))
     file.add(ServerResult("3", 1, 0.5, error="ServerError: no"))
     file.end(Part(1, 2.0, Drafted(4, 28, 10)))
     file.add(ServerResult("3", 2, 4.0, (replace(REPLY, tokens_per_s=None),)))
@@ -45,7 +45,7 @@ def test_throughput_is_of_the_longest_part_and_acceptance_of_whole_ones(tmp_path
     assert found.throughput.tokens_per_s == pytest.approx(40 / 2.0)
     assert (found.accepted.mean, found.accepted.prompts, found.accepted.length) == (1 + 10 / 4, 2, None)
     assert (found.ttft_s.p50, found.ttft_s.p99, found.decode_rates.p50) == (0.1, 0.3, 9.0)
-    assert found.end_to_end_rates.p99 == pytest.approx(30 / 1.1) and (found.right, found.scored) == (2, 3)
+    assert found.end_to_end_rates.p99 == pytest.approx(30 / 1.1)
 
 
 def test_both_acceptance_lengths_of_replies_that_report_theirs(tmp_path: Path) -> None:
