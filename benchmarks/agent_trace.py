@@ -43,18 +43,19 @@ def served(model: str, environ: Mapping[str, str] | None = None, log: Path | Non
         own = {**os.environ, **(environ or {}), "DFLASH_HOME": home}
         process = subprocess.Popen(command, env=own, stderr=said)
         try:
-            yield _address(Path(home) / "cache" / "serve.json", process)
+            yield _address(Path(home) / "cache", process)
         finally:
             process.terminate()
             process.wait(30)
 
 
-def _address(record: Path, process: subprocess.Popen[bytes]) -> str:
+def _address(cache: Path, process: subprocess.Popen[bytes]) -> str:
     end = time.monotonic() + START_S
     while time.monotonic() < end and process.poll() is None:
         try:
+            (record,) = cache.glob("serve-*.json")
             return str(json.loads(record.read_text(encoding="utf-8"))["url"])
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # it is not there yet, or not yet whole
             time.sleep(0.05)
     raise SystemExit(f"dflash serve did not start (exit code {process.poll()})")
 

@@ -3,13 +3,13 @@
 Importing the package imports nothing else: torch and transformers load only when a model does.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
+# Like ``__main__`` and ``import_path``, this imports nothing that Python has not loaded by itself: under
+# ``python -m dflash_local`` the current folder is still the first place that an import looks in.
+import os
 
 __version__ = "0.2.0"
 
 # ``ui`` lies beside the package and is reached through a link. Git on a system without symbolic links writes a text
 # file in its place: then the package is looked for beside it as well.
-if not (Path(__file__).parent / "ui").is_dir():
-    __path__.append(str(Path(__file__).parents[1]))
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ui")):
+    __path__.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

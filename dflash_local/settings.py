@@ -131,7 +131,7 @@ class Settings:
     Attributes:
         load_config: how pairs are loaded where a command has no options of its own.
         safe: begin with the slowest way of running, which needs least of the machine.
-        vllm: the program of that name to launch, in place of an installed one. sglang: the Python that has SGLang.
+        vllm: the program of that name to launch, in place of the one on PATH. sglang: the Python that has SGLang.
     """
 
     environ: Mapping[str, str]
@@ -154,14 +154,14 @@ class Settings:
 
     @property
     def own_programs(self) -> dict[str, str]:
-        """Programs to launch in place of installed ones, by name: those that the user named."""
+        """Programs to launch in place of those on PATH, by name: those that the user named."""
         named = {"vllm": self.vllm, "sglang": self.sglang}
         return {name: path for name, path in named.items() if path is not None}
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of this process, or of the given environment. SettingsError names the variable, or file and key."""
-    env = dict(os.environ if environ is None else environ)
+    env = environment() if environ is None else dict(environ)
     config = _folder(env, "XDG_CONFIG_HOME", ".config", "config")
     given = _from_file(config / SETTINGS_FILE) if config else {}
     given.update(_from_variables(env))
@@ -176,6 +176,11 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         load_config=load_config,
         **given,
     )
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process as they are now."""
+    return dict(os.environ)
 
 
 def quiet_libraries(xet: bool = False) -> None:

@@ -20,8 +20,10 @@ FLOORS = {
         (
             "__init__",
             "checkpoint_files",
+            "child_process",
             "errors",
             "events",
+            "import_path",
             "load_config",
             "loaded",
             "request",
@@ -63,6 +65,15 @@ HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla",
 # Where a torch-free room may import it after all, inside that function alone.
 HEAVY_ALLOWED = {"planner/hardware.py": "probe_torch"}
 
+# Whatever starts a process, by its full name.
+STARTERS = re.compile(
+    r"subprocess\.(run|call|check_call|check_output|getoutput|getstatusoutput|Popen)"
+    r"|os\.(system|popen|startfile|fork\w*|posix_spawn\w*|spawn\w+|exec[lv]\w*)"
+    r"|asyncio\.(subprocess\.)?create_subprocess_\w+|pty\.(spawn|fork)|multiprocessing\b.*"
+    r"|concurrent\.futures\.(process\.)?ProcessPoolExecutor|webbrowser\.\w+|torch\.multiprocessing\b.*"
+)
+# Loaded by ``python -m dflash_local`` before the current folder is off the path: even __future__ would come from there.
+LOADED_EARLY = ("__init__.py", "__main__.py", "import_path.py")
 BROAD_EXCEPTS = {"check/run.py": 1, "cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, "ui/tui/jobs.py": 1}
 NEW_IN_311 = {"tomllib", "StrEnum", "Self", "assert_never", "LiteralString", "ExceptionGroup", "BaseExceptionGroup"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
@@ -279,6 +290,55 @@ def test_only_settings_reads_the_environment() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def starts_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """What starts a process, annotations left out: the full name and the line."""
+    full: dict[str, str] = {}
+    typing_only: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            full |= {item.asname: item.name for item in node.names if item.asname}
+            full |= {item.name.split(".")[0]: item.name.split(".")[0] for item in node.names if not item.asname}
+        elif isinstance(node, ast.ImportFrom):
+            full |= {item.asname or item.name: f"{node.module}.{item.name}" for item in node.names}
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            typing_only |= set(ast.walk(annotation)) if annotation is not None else set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and node not in typing_only:
+            head, dot, rest = ast.unparse(node).partition(".")
+            name = full.get(head, "") + dot + rest
+            if STARTERS.fullmatch(name):
+                yield name, node.lineno
+
+
+def test_only_child_process_starts_processes() -> None:
+    """The rules on what children may import and know are kept in that one file."""
+    found = [
+        f"{relative(path)}:{line} {name}"
+        for path in sources()
+        if relative(path) != "child_process.py"
+        for name, line in starts_in(tree_of(path))
+    ]
+    assert not found, "\n".join(found)
+    assert {name for name, _ in starts_in(tree_of(PACKAGE / "child_process.py"))} == {
+        "subprocess.Popen",
+        "subprocess.run",
+    }
+
+
+def test_a_process_started_elsewhere_is_seen() -> None:
+    starting = (
+        *("import subprocess as sp\nsp.check_output(['x'])", "from subprocess import Popen\nPopen(['x'])"),
+        *("import subprocess\nstart = subprocess.Popen", "import os\nos.execvp('x', ['x'])"),
+        *("import os\nos.system('x')", "from os import spawnv\nspawnv(0, 'x', [])"),
+        *("import pty\npty.spawn('x')", "import asyncio\nasyncio.create_subprocess_exec('x')"),
+        *("import multiprocessing as mp\nmp.Process()", "from multiprocessing import Pool\nPool()"),
+        *("import torch.multiprocessing\ntorch.multiprocessing.spawn(f)", "import webbrowser\nwebbrowser.open('x')"),
+    )
+    assert not [line for line in starting if not list(starts_in(ast.parse(line)))]
+    harmless = "import subprocess\ndef f(p: subprocess.Popen[bytes]) -> None:\n    p.wait(subprocess.PIPE)\n"
+    assert not list(starts_in(ast.parse(harmless)))
+
+
 def test_only_the_console_prints() -> None:
     wrong = [
         f"{relative(path)}:{node.lineno}"
@@ -326,6 +386,7 @@ def test_every_module_says_what_it_owns() -> None:
         imported = {item.name for item in imports_of(path)}
         if any(not isinstance(node, (ast.Expr, ast.Assign)) for node in body):
             plain += [relative(path)] if "__future__.annotations" not in imported else []
+    plain = [name for name in plain if name not in LOADED_EARLY]
     assert not silent, f"no module docstring: {silent}"
     assert not plain, f"no 'from __future__ import annotations': {plain}"
 

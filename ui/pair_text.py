@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dflash_local.app.models import InstallStatus, ModelStore, download_gib, server_commands
+from dflash_local.app.models import InstallStatus, ModelStore, download_gib, remote_code_note, server_commands
 from dflash_local.app.resolve import SERVED
 from dflash_local.tables import UNKNOWN, Column, amount, field, gib, indented, table, tokens, wrapped
 from dflash_local.ui import plan_text
@@ -217,6 +217,8 @@ def server(row: Row, width: int) -> list[str]:
     lines = [title]
     for name, command in commands.items():
         lines += [f"  {name}:", f"    {command}"]
+    note = remote_code_note(row)
+    lines += indented(wrapped(note, width - 2)) if note else []
     if row.server is not None and row.server.note:
         lines += indented(wrapped(f"({row.server.note.strip()})", width - 2))
     if not row.runs_here:
@@ -237,7 +239,8 @@ def nodes(row: Row, count: int, commands: Mapping[str, Sequence[str]], width: in
             lines += [f"    on machine {rank + 1}:", f"      {command}"]
         url = f"http://{HEAD}:{HEAD_PORT['vllm' if name == 'vLLM' else 'sglang']}"
         lines += [f"    then: dflash chat {row.name} --url {url}"]
-    return [*lines, "", *wrapped(SEVERAL, width)]
+    note = remote_code_note(row)
+    return [*lines, "", *(wrapped(note, width) if note else ()), *wrapped(SEVERAL, width)]
 
 
 def terms(row: Row) -> tuple[str, ...]:

@@ -1,12 +1,14 @@
-"""The ``dflash serve`` that runs on this machine: what it wrote down, and its pair in place of one loaded here."""
+"""Each ``dflash serve`` that runs on this machine: what it wrote down, and its pair in place of one loaded here."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.app.notices import Notify
@@ -19,28 +21,78 @@ if TYPE_CHECKING:
     from dflash_local.loaded import SessionFacts
     from dflash_local.remote.attached import AttachedSession
 
-RECORD = "serve.json"  # in the cache folder; written by ``dflash serve``
+RECORDS = "serve-*.json"  # in the cache folder, one of each running ``dflash serve``
 
 
 def attached(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, own_url: str = "") -> AttachedSession | None:
-    """The session of a running server that keeps this pair as it is to be loaded; None when there is none.
+    """The session of the first running server that keeps this pair as it is to be loaded; None when there is none.
 
     A server of another model is left alone: switching it would take it from others. One that has the pair loaded with
     other options than those given is left alone, too, and the user is told; so is one that passes on the replies of a
     server of another program.
 
     Args:
-        own_url: of the server that asks, which must not attach to itself.
+        own_url: of the server that asks.
 
     Raises:
         DFlashError: the server has the pair and cannot load it.
     """
-    record = running_server(user) if user.attach else None
-    if record is None or record["url"] == own_url or record.get("replies_from"):
-        return None
+    for record in running_servers(user) if user.attach else ():
+        if record["url"] == own_url:
+            break  # two servers that attach to each other would wait for each other: only to an earlier one
+        if not record.get("replies_from"):
+            session = _session(pair, load, record, user, notify)
+            if session is not None:
+                return session
+    return None
+
+
+def running_servers(user: Settings) -> tuple[dict[str, Any], ...]:
+    """What servers wrote down when they started, in that order; some may be gone since."""
+    return tuple(sorted((record for _, record in _records(user)), key=lambda record: str(record.get("started"))))
+
+
+@contextmanager
+def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None]:
+    """Within, a file in the cache folder tells other commands of this server.
+
+    Args:
+        more: of the address; ``replies_from``: the server of another program whose replies it passes on.
+    """
+    from dflash_local.remote.attached import is_listening
+    from dflash_local.store.kept import keep
+
+    if user.cache_dir is None:
+        yield
+        return
+    for old, record in _records(user):
+        if not is_listening(record["url"]):  # of a server that was killed
+            old.unlink(missing_ok=True)
+    path = user.cache_dir / RECORDS.replace("*", f"{os.getpid()}-{secrets.token_hex(4)}")
+    keep(path, json.dumps({"pid": os.getpid(), "url": url, "model": model, "started": time.time(), **more}) + "\n")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _records(user: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files of servers and what they hold; those that hold no address are left out."""
+    for path in user.cache_dir.glob(RECORDS) if user.cache_dir else ():
+        with suppress(OSError, ValueError):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(found, dict) and isinstance(found.get("url"), str):
+                yield path, found
+
+
+def _session(
+    pair: Pair, load: LoadConfig, record: dict[str, Any], user: Settings, notify: Notify
+) -> AttachedSession | None:
+    """That of one server."""
     from dflash_local.remote import attached as remote
 
-    server = remote.Server(str(record["url"]), user.environ.get("DFLASH_TOKEN") if record.get("token") else None)
+    server = remote.Server(record["url"], user.environ.get("DFLASH_TOKEN") if record.get("token") else None)
     status = server.status() if remote.is_listening(server.url) else None
     if status is None or not _has(pair, status):
         return None
@@ -53,50 +105,6 @@ def attached(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, own_u
     process = f"{server.url} (process {status.get('pid')})"
     notify(Notice(f"using the pair that dflash serve keeps loaded at {process}: {session.facts.loaded_as}"))
     return session
-
-
-def running_server(user: Settings) -> dict[str, Any] | None:
-    """What the server wrote down when it started; it may be gone since."""
-    try:
-        found = json.loads((user.cache_dir / RECORD).read_text(encoding="utf-8")) if user.cache_dir else None
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("url"), str) else None
-
-
-@contextmanager
-def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None]:
-    """Within, ``serve.json`` in the cache folder tells other commands of this process.
-
-    Args:
-        more: of the address; ``replies_from``: the server of another program whose replies it passes on.
-    """
-    from dflash_local.remote.attached import is_listening
-    from dflash_local.store.kept import keep
-
-    if user.cache_dir is None:
-        yield
-        return
-    path = user.cache_dir / RECORD
-    other = running_server(user)
-    if other is not None and other["url"] != url and _stays(other, model, more) and is_listening(other["url"]):
-        yield  # who wants this model, or one that is loaded here, finds it there
-        return
-    record = {"pid": os.getpid(), "url": url, "model": model, "started": time.time(), **more}
-    keep(path, json.dumps(record, indent=2) + "\n")
-    try:
-        yield
-    finally:
-        with suppress(OSError, ValueError):
-            if json.loads(path.read_text(encoding="utf-8")).get("pid") == os.getpid():
-                path.unlink()
-
-
-def _stays(other: dict[str, Any], model: str, more: dict[str, Any]) -> bool:
-    """Whether another server's record is of more use: a pair that is loaded here can be attached to."""
-    if other.get("replies_from"):
-        return bool(more.get("replies_from")) and other.get("model") == model
-    return bool(more.get("replies_from")) or other.get("model") == model
 
 
 def _has(pair: Pair, status: dict[str, Any]) -> bool:

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any, NoReturn
 
+from dflash_local import child_process
 from dflash_local.app.thinking import default_thinking
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DFlashError, EngineError, Interrupted
@@ -30,13 +30,13 @@ def command(pair: Pair, load: LoadConfig, thinking: bool, user: Settings) -> lis
     Args:
         user: whose settings hold there, too.
     """
-    argv = [sys.executable, "-m", "dflash_local", "certify", pair.name, "--json", "--json-progress"]
+    argv = ["certify", pair.name, "--json", "--json-progress"]
     if not pair.bundled and pair.drafter is not None:
         argv += ["--drafter", str(pair.drafter)]
     argv += replace(load, draft=True).arguments(user.load_config)
     if thinking != default_thinking(pair):
         argv += ["--think" if thinking else "--no-think"]
-    return argv
+    return child_process.python_command("dflash_local", argv)
 
 
 def run(
@@ -49,9 +49,11 @@ def run(
         DFlashError: it ended without a report, with the message that it left.
     """
     try:
-        process = subprocess.Popen(
+        process = child_process.start(
             argv,
-            env={**environ, "NO_COLOR": "1"},
+            environ,
+            {"NO_COLOR": "1"},
+            child_process.USERS_FOLDER,  # the pair's name may be a folder below it
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

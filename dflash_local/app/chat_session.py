@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.app import download, model_entries
-from dflash_local.app.attaching import running_server
+from dflash_local.app.attaching import running_servers
 from dflash_local.app.chat_commands import ALIASES, COMMANDS, Command
 from dflash_local.app.examples import examples
 from dflash_local.app.fitting import Loaded
@@ -167,8 +167,9 @@ class ChatSession:
         facts = self.facts
         if facts is None:
             return Occupancy()
-        server = running_server(self.user) if isinstance(facts, AttachedFacts) else None
-        return occupancy(facts.device, self.user.environ, server.get("pid") if server else None)
+        servers = running_servers(self.user) if isinstance(facts, AttachedFacts) else ()
+        pid = next((server.get("pid") for server in servers if server.get("model") == self.pair.name), None)
+        return occupancy(facts.device, self.user.environ, pid)
 
     # what the conversation asks
 

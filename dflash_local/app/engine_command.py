@@ -9,21 +9,18 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_local.app.models import ModelStore, model_store
 from dflash_local.app.resolve import Choice, with_local_mirror
-from dflash_local.catalog.row import Launch, Row, fingerprint_of
+from dflash_local.catalog.row import REMOTE_CODE, Launch, Repo, Row, fingerprint_of
 from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.checkpoint_files.model_config import CONFIG
 from dflash_local.config.dspark import ARCHITECTURES as DSPARK
 from dflash_local.errors import DownloadError, SettingsError, UsageError
+from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.settings import Settings
-
-if TYPE_CHECKING:
-    from dflash_local.catalog.row import Repo
-    from dflash_local.remote.server_checks import Program
 
 BEGINS: Mapping[Program, tuple[str, ...]] = {"vllm": ("vllm",), "sglang": ("python", "python3")}
 DRAFTING = "--speculative-"  # how all options of drafting begin, of both programs
@@ -46,15 +43,19 @@ class ServerCommand:
     fetched: tuple[str, ...] = ()
 
 
-def server_command(program: Program, choice: Choice, user: Settings, drafts: bool = True) -> ServerCommand:
+def server_command(
+    program: Program, choice: Choice, user: Settings, drafts: bool = True, trusts: bool = False
+) -> ServerCommand:
     """The command that serves a choice; files that are on this machine are named by their folders.
 
     Args:
         drafts: False leaves the drafter out, and nothing else.
+        trusts: the user lets the server run code of the target's repository, where it needs that.
 
     Raises:
-        UsageError: no drafter, or none of known block size. DownloadError: the drafter is announced only, or the files
-            are not here and this is offline. SettingsError: the row's command starts another program.
+        UsageError: no drafter, or none of known block size, or the user does not trust code that is needed.
+        DownloadError: the drafter is announced only, or the files are not here and this is offline.
+        SettingsError: the row's command starts another program.
     """
     store = model_store(user)
     choice = choice if store is None else with_local_mirror(choice, store)
@@ -69,9 +70,14 @@ def server_command(program: Program, choice: Choice, user: Settings, drafts: boo
     if launch is None:
         block = _block_of(choice, store) if drafts else None
         launch = (_generic_dspark if _is_dspark(choice, store) else _generic)(program, block)
+    if launch.wants_remote_code and not trusts:
+        raise UsageError(
+            f"{PROGRAMS[program]} needs Python code of the repository of {choice.name}, and runs it with your rights",
+            f"read it first; {REMOTE_CODE} agrees",
+        )
     target = _place(choice.target, store)
     drafter = _place(choice.drafter, store) if drafts and choice.drafter is not None else target
-    fetched = tuple(dict.fromkeys(place for place in (target, drafter) if not Path(place).is_absolute()))
+    fetched = tuple(dict.fromkeys(place.id for place in (target, drafter) if not Path(place.id).is_absolute()))
     if fetched and user.hub.offline:
         raise DownloadError(
             f"{' and '.join(fetched)} is not on this machine, and this is offline",
@@ -81,6 +87,12 @@ def server_command(program: Program, choice: Choice, user: Settings, drafts: boo
     if words[0] not in BEGINS[program]:
         raise SettingsError(f"the {program} command of {choice.name} starts {words[0]!r}", "see registry.yaml")
     return ServerCommand(tuple(words if drafts else undrafted(words)), launch.environment, fetched)
+
+
+def wants_remote_code(program: Program, choice: Choice, drafts: bool = True) -> bool:
+    """Whether ``server_command`` needs ``trusts``."""
+    launch = _launch_of(program, choice.drafter_row if drafts or choice.row is None else choice.row)
+    return launch is not None and launch.wants_remote_code
 
 
 def undrafted(words: Sequence[str]) -> list[str]:
@@ -109,7 +121,7 @@ def node_commands(row: Row, nodes: int) -> dict[str, tuple[str, ...]]:
         "vLLM": ("vllm", row.server.vllm),
         "SGLang": ("sglang", row.server.sglang),
     }
-    target, drafter = row.target.id, row.drafter.id
+    target, drafter = row.target, row.drafter
     found = {}
     for title, (program, launch) in launches.items():
         if launch is not None:
@@ -174,7 +186,7 @@ def _drafter_config(choice: Choice, store: ModelStore | None) -> Mapping[str, An
     """Of the files where they are here, else what the registry keeps of it; empty where neither is."""
     if choice.drafter is None:
         return {}
-    here = read_object(Path(_place(choice.drafter, store)) / CONFIG, optional=True)
+    here = read_object(Path(_place(choice.drafter, store).id) / CONFIG, optional=True)
     return here or (None if isinstance(choice.drafter, Path) else shape(choice.drafter.id)) or {}
 
 
@@ -193,9 +205,9 @@ def _block_of(choice: Choice, store: ModelStore | None) -> int:
     return known
 
 
-def _place(part: Repo | Path, store: ModelStore | None) -> str:
-    """The folder of a part that is whole on this machine, else its repository's id."""
+def _place(part: Repo | Path, store: ModelStore | None) -> Repo:
+    """The folder of a part that is whole on this machine, else its repository at the revision that is known."""
     if isinstance(part, Path):
-        return str(part.resolve())
+        return Repo(str(part.resolve()))
     found = None if store is None else store.find(part)
-    return part.id if found is None or found.missing else str(found.folder.resolve())
+    return part if found is None or found.missing else Repo(str(found.folder.resolve()))

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dflash_local import child_process
 from dflash_local.app.engine_command import ServerCommand, server_command
-from dflash_local.app.engine_install import installed_program
 from dflash_local.app.engine_server import EngineServer, known_pair
 from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose
 from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.row import REMOTE_CODE
 from dflash_local.errors import MissingDependencyError, ServerError, SettingsError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.remote.endpoint import TOKEN_VARIABLE, Endpoint
@@ -132,7 +133,7 @@ def launch(
         raise UsageError(
             f"{PROGRAMS[program]} is not launched on this system", "start it on Linux (WSL2 is one); --url takes it"
         )
-    command = server_command(program, choice, user, drafts)
+    command = server_command(program, choice, user, drafts, REMOTE_CODE in extra)
     executable = program_of(program, user)
     token, endpoint = token or secrets.token_urlsafe(24), _free_endpoint()
     argv = [str(executable), *command.words[1:], "--served-model-name", choice.name]
@@ -142,9 +143,8 @@ def launch(
     title = PROGRAMS[program]
     for name in command.fetched:
         notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
-    process = ServerProcess(
-        program, [*argv, *extra], _environment(user, command, executable, token), Endpoint(endpoint.url, token), log
-    )
+    granted = _granted(user, command, executable, token)
+    process = ServerProcess(program, [*argv, *extra], user.environ, granted, Endpoint(endpoint.url, token), log)
 
     def progress(line: str, share: float) -> None:
         notify(LoadProgress(f"{title}: {line}", share))
@@ -158,7 +158,7 @@ def launch(
 
 
 def program_of(program: Program, user: Settings) -> Path:
-    """The program to start: the user's own by its setting, else the installed one. Of SGLang its Python.
+    """The program to start: the one that the user's setting names, else the one on PATH. Of SGLang its Python.
 
     Raises:
         SettingsError: the setting names no program. MissingDependencyError: there is none.
@@ -170,13 +170,16 @@ def program_of(program: Program, user: Settings) -> Path:
             what = "the program vllm" if program == "vllm" else "the Python that has SGLang"
             raise SettingsError(f"DFLASH_{program.upper()}={own!r} is no program", f"give the path of {what}")
         return path.absolute()
-    found = installed_program(program, user)
+    found = child_process.find_program(program)
     if found is None:
+        executable = "vllm" if program == "vllm" else "python"
         raise MissingDependencyError(
-            f"{PROGRAMS[program]} is not installed here",
-            f"dflash engine install {program}, or DFLASH_{program.upper()}=PATH of one that is, or --url of a server",
+            f"{PROGRAMS[program]} is not on PATH",
+            f"python3 -m venv ENV, ENV/bin/pip install {program}, then DFLASH_{program.upper()}=ENV/bin/{executable}; "
+            "or --url of a running server",
         )
-    return found
+    script = Path(os.path.realpath(found))  # PATH may reach it through a link, and its Python is beside it
+    return script if program == "vllm" else script.with_name("python")
 
 
 class LaunchedSession(WrappedSession):
@@ -197,7 +200,8 @@ class LaunchingEngine:
     """A server that is launched for each pair that replies are wanted of; stands where ``EngineServer`` does.
 
     Attributes:
-        extra: arguments of the program behind those of the registry. keep: leave it running in the end.
+        extra: arguments of the program behind those of the registry; ``--trust-remote-code`` among them is the user's
+            leave to run code of a model's repository. keep: leave it running in the end.
     """
 
     program: Program
@@ -263,11 +267,14 @@ class LaunchingEngine:
             return server, session
 
 
-def _environment(user: Settings, command: ServerCommand, executable: Path, token: str) -> Mapping[str, str]:
-    """The user's variables, the row's, and the programs beside this one, such as a compiler's front end, first."""
-    own = {name: value for name, value in user.environ.items() if name != TOKEN_VARIABLE}
-    path = os.pathsep.join(filter(None, [str(executable.parent), own.get("PATH", "")]))
-    return {**own, **command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", KEY_VARIABLE: token}
+def _granted(user: Settings, command: ServerCommand, executable: Path, token: str) -> Mapping[str, str]:
+    """The row's variables, the server's own token, and the user's token of the hub where the server downloads.
+
+    The programs beside this one, such as a compiler's front end, come first on its PATH.
+    """
+    path = os.pathsep.join(filter(None, [str(executable.parent), user.environ.get("PATH", "")]))
+    granted = {**command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", KEY_VARIABLE: token}
+    return granted | ({"HF_TOKEN": user.hub.token} if command.fetched and user.hub.token else {})
 
 
 def _free_endpoint() -> Endpoint:

@@ -144,4 +144,14 @@ def server_commands(row: Row, gpus: int | None = None) -> dict[str, str]:
     if row.server is None or row.target is None or row.drafter is None:
         return {}
     launches = {"vLLM": row.server.vllm, "SGLang": row.server.sglang}
-    return {name: how.line(row.target.id, row.drafter.id, gpus) for name, how in launches.items() if how is not None}
+    return {name: how.line(row.target, row.drafter, gpus) for name, how in launches.items() if how is not None}
+
+
+def remote_code_note(row: Row) -> str:
+    """What the commands of a row leave out, since it is for the user to agree to; empty where that is nothing."""
+    from dflash_local.catalog.row import REMOTE_CODE
+
+    launches = (row.server.vllm, row.server.sglang) if row.server is not None else ()
+    if row.target is None or not any(how is not None and how.wants_remote_code for how in launches):
+        return ""
+    return f"they start with {REMOTE_CODE} only, which lets Python files of {row.target.id} run with your rights"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.app.fine_tune import Base, base_of
-from dflash_local.app.models import ModelStore, model_store, registry, server_commands
+from dflash_local.app.models import ModelStore, model_store, registry, remote_code_note, server_commands
 from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
@@ -273,7 +273,8 @@ def refuse_what_does_not_run(choice: Choice) -> None:
         )
     commands = server_commands(row)
     command = next(iter(commands.values()), "")
-    start = f"{SERVED.replace('MODEL', row.name)}: {command}"
+    note = remote_code_note(row)
+    start = f"{SERVED.replace('MODEL', row.name)}: {command}{note and f' ({note})'}"
     hint = start if command else "it needs a server; no command that starts one is known"
     if choice.why_not_here:
         raise DoesNotFitError(f"{choice.described} runs on a server only: {choice.why_not_here}", hint)

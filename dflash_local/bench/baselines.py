@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash_local import child_process
 from dflash_local.errors import DFlashError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 TOKENS = 32  # timed
 WARM = 8  # before them
 LIMIT_S = 240.0
-COMMAND = (sys.executable, "-m", "dflash_local.bench.baselines")
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Unsupported): ")
 NAMES = {  # in this order: a mixture of experts may not be compiled within the limit
     "eager": "transformers, eager",
@@ -80,10 +80,10 @@ def run_all(
         yield run_one(task, limit_s)
 
 
-def run_one(task: Task, limit_s: float = LIMIT_S, command: Sequence[str] = COMMAND) -> Baseline:
+def run_one(task: Task, limit_s: float = LIMIT_S, command: Sequence[str] = ()) -> Baseline:
     """The baseline, or why there is none: whatever breaks in its process stays there."""
-    process = subprocess.Popen(
-        list(command),
+    process = child_process.start(
+        command or child_process.python_command("dflash_local.bench.baselines"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ MIN_BLOCK, MAX_BLOCK = 2, 64
 # A commit is a branch by this pattern, too; pulling records the commit that a branch became.
 BRANCH = r"(?!.*(\.\.|//))[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,94}[A-Za-z0-9_])?"
 NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+REMOTE_CODE = "--trust-remote-code"  # of both programs: run Python files of a model's repository
+VLLM_DRAFTING = "--speculative-config"
+SGLANG_DRAFTER, SGLANG_REVISION = "--speculative-draft-model-path", "--speculative-draft-model-revision"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
@@ -53,6 +57,12 @@ def command(text: str) -> str:
         raise UsageError(str(error), "close the quotes") from error
     if "TARGET" not in words or "DRAFTER" not in words:
         raise UsageError("it names no TARGET or no DRAFTER", "write both words where the repositories go")
+    _, option, config = words.partition(f"{VLLM_DRAFTING} ")
+    try:
+        if option and not isinstance(json.JSONDecoder().raw_decode(config)[0], dict):
+            raise ValueError(config)
+    except ValueError:
+        raise UsageError(f"its {VLLM_DRAFTING} is no JSON object", "write one in single quotes") from None
     return text
 
 
@@ -194,13 +204,30 @@ class Launch:
         value = next((words[at + 1] for at, word in enumerate(words[:-1]) if word in TENSOR_PARALLEL), "")
         return int(value) if value.isdigit() else None
 
-    def words(self, target: str, drafter: str, gpus: int | None = None) -> list[str]:
-        """The program and its arguments.
+    @property
+    def wants_remote_code(self) -> bool:
+        """Whether the program needs code of the target's repository, which it runs only where the user agrees."""
+        return REMOTE_CODE in shlex.split(self.command)
+
+    def words(self, target: Repo, drafter: Repo, gpus: int | None = None) -> list[str]:
+        """The program and its arguments, at the revisions that are known, and without leave to run remote code.
 
         Args:
+            target, drafter: their ids may be folders, which have no revision.
             gpus: over so many the weights are spread, instead of those that the command names.
         """
-        words = [word.replace("TARGET", target).replace("DRAFTER", drafter) for word in shlex.split(self.command)]
+        words = [
+            word.replace("TARGET", target.id).replace("DRAFTER", drafter.id)
+            for word in shlex.split(self.command)
+            if word != REMOTE_CODE
+        ]
+        if target.revision is not None:
+            words += ["--revision", target.revision]
+        if drafter.revision is not None and VLLM_DRAFTING in words:
+            at = words.index(VLLM_DRAFTING) + 1
+            words[at] = json.dumps({**json.loads(words[at]), "revision": drafter.revision})
+        elif drafter.revision is not None and SGLANG_DRAFTER in words:
+            words += [SGLANG_REVISION, drafter.revision]
         if gpus is not None:
             option = next((each for each in TENSOR_PARALLEL if each in words), "")
             if option:
@@ -209,7 +236,7 @@ class Launch:
                 words += [TENSOR_PARALLEL[0 if words[0] == "vllm" else 1], str(gpus)]
         return words
 
-    def line(self, target: str, drafter: str, gpus: int | None = None, options: Sequence[str] = ()) -> str:
+    def line(self, target: Repo, drafter: Repo, gpus: int | None = None, options: Sequence[str] = ()) -> str:
         """The exact line for a POSIX shell, environment first, every word quoted as needed; see ``words``.
 
         Args:

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from dflash_local import __version__, settings
-from dflash_local.cli import engine
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
 from dflash_local.cli.load_options import add_command
 from dflash_local.cli.models import list_
@@ -67,7 +66,6 @@ for _entry in COMMANDS:
     _call = getattr(importlib.import_module(f"dflash_local.cli.{_module}"), _function or _module)
     add_command(app, _call.__name__.rstrip("_"), _call, planning=_call.__name__ in PLANNING)
 app.command("ls", hidden=True)(list_)
-app.add_typer(engine.app)
 
 
 @app.command("help")
@@ -153,5 +151,4 @@ def _command(arguments: list[str]) -> str:
     """The command that was called; empty where the first word is none, whatever it is."""
     word = next((word for word in arguments if not word.startswith("-")), "")
     known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    known |= {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance is not None}
     return word if word in known else ""

@@ -1,10 +1,10 @@
-"""``dflash ps``: what a running ``dflash serve`` or ``dflash web`` of this user keeps loaded."""
+"""``dflash ps``: what each running ``dflash serve`` or ``dflash web`` of this user keeps loaded."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dflash_local.app.attaching import running_server
+from dflash_local.app.attaching import running_servers
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.settings import Settings
@@ -22,27 +22,28 @@ COLUMNS = (
 
 
 def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
-    """Show what a running dflash serve or dflash web keeps loaded on this machine."""
+    """Show what each running dflash serve or dflash web keeps loaded on this machine."""
     call = Invocation.begin()
-    console, server = call.console, served(call.user)
+    console, servers = call.console, served(call.user)
     if as_json:
-        console.json({"servers": [] if server is None else [server]})
-    elif server is None:
+        console.json({"servers": servers})
+    elif not servers:
         console.data("Nothing is being served; dflash serve MODEL or dflash web starts it.")
     else:
-        console.lines(lines(server, console.columns))
-        if server["state"] == "unknown":
-            console.note("it wants a token: put it into DFLASH_TOKEN to see more")
+        console.lines(lines(servers, console.columns))
+        if any(server["state"] == "unknown" for server in servers):
+            console.note("a server wants a token: put it into DFLASH_TOKEN to see more")
 
 
-def served(user: Settings) -> dict[str, Any] | None:
-    """The server that wrote itself down, by what it says of itself now; None when nobody answers there.
+def served(user: Settings) -> list[dict[str, Any]]:
+    """The servers that wrote themselves down and answer, by what they say of themselves now.
 
-    Its state is ``unknown`` where it wants a token that the user has not given.
+    The state of one is ``unknown`` where it wants a token that the user has not given.
     """
-    record = running_server(user)
-    if record is None:
-        return None
+    return [found for record in running_servers(user) if (found := _status_of(record, user)) is not None]
+
+
+def _status_of(record: dict[str, Any], user: Settings) -> dict[str, Any] | None:
     from dflash_local.remote.attached import Server, is_listening
 
     url, token = str(record["url"]), user.environ.get("DFLASH_TOKEN") if record.get("token") else None
@@ -65,13 +66,17 @@ def served(user: Settings) -> dict[str, Any] | None:
     }
 
 
-def lines(server: dict[str, Any], width: int) -> list[str]:
+def lines(servers: list[dict[str, Any]], width: int) -> list[str]:
+    return table(COLUMNS, [_cells(server) for server in servers], width)
+
+
+def _cells(server: dict[str, Any]) -> tuple[str, ...]:
     from dflash_local.remote.attached import facts_of
     from dflash_local.remote.server_checks import passed_on
 
     facts = facts_of(server) or passed_on(server)
     running, waiting = server["running"], server["waiting"]
-    cells = (
+    return (
         server["model"],
         str(server["state"]),
         "" if facts is None else facts.loaded_as,
@@ -80,4 +85,3 @@ def lines(server: dict[str, Any], width: int) -> list[str]:
         server["url"],
         str(server["pid"] or ""),
     )
-    return table(COLUMNS, [cells], width)

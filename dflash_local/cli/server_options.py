@@ -13,7 +13,6 @@ from dflash_local.app.engine_server import EngineServer, starter
 from dflash_local.app.loading import Start, start_service
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.engine import ProgramChoice
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import PANEL
 from dflash_local.errors import UsageError
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from dflash_local.remote.server_checks import Program
 
 EXAMPLE = "http://127.0.0.1:8000"
-PROGRAMS = [each.value for each in ProgramChoice]
+PROGRAMS = ("vllm", "sglang")  # of ``remote.server_checks``, which --help must not import
 # What runs a pair: an engine of ours, or a server of another program.
 EngineChoice = Enum("EngineChoice", [(each, each) for each in (*LOAD_OPTIONS["engine"].choices, *PROGRAMS)])  # type: ignore[misc]
 
@@ -55,6 +54,15 @@ class ServerOptions:
             rich_help_panel=PANEL,
         ),
     ] = None
+
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Let the launched server run Python code of the model's repository, where it needs that.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
 
     @property
     def program(self) -> Program | None:
@@ -131,8 +139,9 @@ def origin(
     url, engine, program = served.url, served.engine, served.program
     keep = isinstance(served, KeptServerOptions) and served.keep
     launching = url is None and program is not None
-    if (served.engine_args is not None or keep) and not launching:
-        option = "--keep" if served.engine_args is None else "--engine-args"
+    own = {"--engine-args": served.engine_args is not None, "--trust-remote-code": served.trust_remote_code}
+    option = next((name for name, given in {**own, "--keep": keep}.items() if given), None)
+    if option is not None and not launching:
         raise UsageError(f"{option} is for a server that is launched", "give --engine vllm or sglang, and no --url")
     if url is None and program is None:
         load = load if engine is None else replace(load, engine=engine.value)
@@ -147,12 +156,30 @@ def origin(
     source: EngineServer | LaunchingEngine
     if url is None:
         from dflash_local.app.engine_launch import LaunchingEngine
+        from dflash_local.catalog.row import REMOTE_CODE
 
         assert program is not None
         source = LaunchingEngine(program, _words(served.engine_args), load.draft, keep)
-        return Origin(source.pair(model or default, drafter, call.user), load, starter(source, drafter), source)
+        pair = source.pair(model or default, drafter, call.user)
+        if served.trust_remote_code or _trusts(call, source, pair, drafter):
+            source = replace(source, extra=(*source.extra, REMOTE_CODE))
+        return Origin(pair, load, starter(source, drafter), source)
     source = EngineServer(url, program)
     return Origin(source.pair(model, drafter, call.user), load, starter(source, drafter), source)
+
+
+def _trusts(call: Invocation, source: LaunchingEngine, pair: Pair, drafter: str | None) -> bool:
+    """Whether the user, asked, lets the server run code of the model's repository; False where nobody need be asked."""
+    from dflash_local.app.engine_command import wants_remote_code
+    from dflash_local.app.resolve import choose
+    from dflash_local.catalog.row import REMOTE_CODE
+    from dflash_local.remote.server_checks import PROGRAMS as TITLES
+
+    choice = choose(pair.name, drafter, call.user, draft=source.drafts)
+    if REMOTE_CODE in source.extra or not wants_remote_code(source.program, choice, source.drafts):
+        return False
+    question = f"{TITLES[source.program]} runs Python code of the repository of {pair.name} with your rights. Trust it?"
+    return call.console.can_ask and call.console.ask(question, default=False)
 
 
 def _words(text: str | None) -> tuple[str, ...]:

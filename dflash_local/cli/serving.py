@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING
 
+from dflash_local import child_process
 from dflash_local.api.app import guarded_app
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
@@ -96,9 +98,8 @@ class Serving:
         self._console.note(f"{self._pair.label} at {address.url}/v1, model id {resident.model.name}; Ctrl-C stops it")
         self._console.note(f"try: {curl_line(address, resident.model.name)}", "dim")
         if self._open_browser:
-            import webbrowser
-
-            webbrowser.open(f"{address.url}/")
+            browse = child_process.python_command("webbrowser", ["-t", f"{address.url}/"])
+            child_process.run(browse, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
         if keep_alive_s == 0:
             return
 

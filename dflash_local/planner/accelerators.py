@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dflash_local.planner.hardware import SMI_TIMEOUT_S, find_probe
+from dflash_local.planner.hardware import run_probe
 from dflash_local.planner.software import release, version_of
 from dflash_local.planner.torch_build import too_old
 
@@ -41,20 +40,6 @@ class Accelerator:
     slice_of: str | None = None
     capability: tuple[int, int] | None = None
     is_amd: bool = False
-
-
-def run_probe(command: Sequence[str]) -> str | None:
-    """The output of a probe; None when it is not installed, fails or hangs."""
-    path = find_probe(command[0])
-    if path is None:
-        return None
-    try:
-        done = subprocess.run(
-            [path, *command[1:]], capture_output=True, text=True, errors="replace", timeout=SMI_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
 
 
 def nvidia(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:

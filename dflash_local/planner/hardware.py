@@ -9,8 +9,11 @@ import os
 import shutil
 import subprocess
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from dflash_local import child_process
 
 SMI_TIMEOUT_S = 5.0  # nvidia-smi hangs for minutes on a GPU that has fallen off the bus
 CGROUP = Path("/sys/fs/cgroup")
@@ -117,7 +120,21 @@ def _gpu(properties: object) -> Gpu:
 
 def find_probe(name: str) -> str | None:
     """The path of a program that lists devices; None where it is not installed."""
-    return shutil.which(name) or shutil.which(f"{WSL_PROBES}/{name}")
+    return child_process.find_program(name) or child_process.find_program(f"{WSL_PROBES}/{name}")
+
+
+def run_probe(command: Sequence[str]) -> str | None:
+    """The output of a probe; None when it is not installed, fails or hangs."""
+    path = find_probe(command[0])
+    if path is None:
+        return None
+    try:
+        done = child_process.run(
+            [path, *command[1:]], capture_output=True, text=True, errors="replace", timeout=SMI_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return str(done.stdout) if done.returncode == 0 else None
 
 
 def is_wsl(kernel: Path = KERNEL) -> bool:
@@ -130,15 +147,8 @@ def is_wsl(kernel: Path = KERNEL) -> bool:
 
 def nvidia_driver() -> Driver | None:
     """The NVIDIA driver and its GPUs, read without torch; None when there is none."""
-    smi = find_probe("nvidia-smi")
-    if smi is None:
-        return None
-    command = [smi, "--query-gpu=driver_version,name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    rows = [line.partition(",") for line in answer.stdout.splitlines() if "," in line]
+    answer = run_probe(("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"))
+    rows = [line.partition(",") for line in (answer or "").splitlines() if "," in line]
     if not rows:
         return None
     return Driver(version=rows[0][0].strip(), gpus=tuple(name.strip() for _, _, name in rows))

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_local import terminal
+from dflash_local import child_process, terminal
 from dflash_local.errors import Interrupted, MissingDependencyError, ServerError
 from dflash_local.remote import server_log
 from dflash_local.remote.endpoint import Endpoint
@@ -48,14 +48,20 @@ class ServerProcess:
         endpoint: where it listens, or will. log: everything that it writes.
 
     Args:
-        argv: its program first. environ: its whole environment.
+        argv: its program first. environ, granted: see ``child_process.start``.
 
     Raises:
         MissingDependencyError: the program cannot be started. OSError: the log cannot be written.
     """
 
     def __init__(
-        self, program: Program, argv: Sequence[str], environ: Mapping[str, str], endpoint: Endpoint, log: Path
+        self,
+        program: Program,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        granted: Mapping[str, str],
+        endpoint: Endpoint,
+        log: Path,
     ) -> None:
         self.endpoint, self.log = endpoint, log
         self._title = PROGRAMS[program]
@@ -65,9 +71,11 @@ class ServerProcess:
         make_private(log.parent)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
-            self._process = subprocess.Popen(
+            self._process = child_process.start(
                 argv,
-                env=dict(environ),
+                environ,
+                granted,
+                log.parent,  # empty but for logs, since ``python -m`` looks there first
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
@@ -76,12 +84,13 @@ class ServerProcess:
         except OSError as error:
             raise MissingDependencyError(
                 f"{self._title} cannot be started: {terminal.safe_line(argv[0])}: {error.strerror}",
-                "dflash engine list shows what is installed",
+                f"DFLASH_{program.upper()}=PATH names another one",
             ) from error
         finally:
             os.close(descriptor)
-        self._watch = subprocess.Popen(
+        self._watch = child_process.start(
             [sys.executable, "-I", "-S", str(WATCH), str(self._process.pid)],
+            environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

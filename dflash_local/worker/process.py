@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from dflash_local import child_process
 from dflash_local.errors import Interrupted, MissingDependencyError
 
 START_S = 30.0
@@ -54,7 +55,7 @@ class WorkerProcess:
         handler: the file whose ``answer(bytes) -> bytes`` the child calls.
         libraries: names of the modules that it needs.
         setup: sent first to every new child, where given, within ``setup_limits``.
-        environ: all that the child's environment holds (on Windows, which cannot start so, it is the parent's).
+        environ: all that the child's environment holds (on Windows, which cannot start so, that of any other child).
         writes: it may write files.
     """
 
@@ -127,12 +128,12 @@ class WorkerProcess:
         # -I keeps PYTHON* variables, the user's site and the current folder out; the environment holds what was given
         # and no more, because code that breaks out must find no token in it.
         try:
-            process = subprocess.Popen(
+            process = child_process.start(
                 command,
+                None if sys.platform == "win32" else self._environ,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=None if sys.platform == "win32" else self._environ,
                 start_new_session=True,  # Ctrl-C is for the parent
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
             )

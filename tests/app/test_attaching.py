@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from dflash_local.events import Finished, Started, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import user_request
 from tests.cli.conftest import Opened, Result
-from tests.cli.served import Client
+from tests.cli.served import Client, record_by_hand
 from tests.service.scripted import STATS, ScriptedFacts, ScriptedSession
 
 
@@ -113,7 +112,7 @@ def test_options_that_the_server_was_started_with_are_no_reason_to_load_again(
 def test_attaching_can_be_switched_off_and_a_stale_record_is_nobody(
     serving: Callable[..., Result], opened: Opened, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[object] = []
+    found: list[Any] = []
     console = Console({}, io.StringIO(), io.StringIO())
 
     def visit(client: Client) -> None:
@@ -123,8 +122,7 @@ def test_attaching_can_be_switched_off_and_a_stale_record_is_nobody(
         found.append(client.record)
 
     assert serving(visit, "demo").code == 0
-    stale = own_home / ".cache" / "dflash-local" / "serve.json"
-    stale.write_text(json.dumps(found.pop()), encoding="utf-8")
+    record_by_hand(own_home, found.pop())
     found.append(attached(find("demo"), LoadConfig(), settings.load(), console.notify))
     assert found == [None, None]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local import settings
+from dflash_local import child_process, settings
 from dflash_local.app import certificate
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DoesNotFitError, EngineError, Interrupted
@@ -38,7 +38,7 @@ def run(script: str, cancelled: object = None) -> tuple[dict[str, object], list[
 
 def test_it_is_called_with_the_options_of_the_loaded_pair() -> None:
     plain = certificate.command(PAIR, LoadConfig(), False, NOBODY)
-    assert plain[1:] == ["-m", "dflash_local", "certify", "demo", "--json", "--json-progress"]
+    assert plain == child_process.python_command("dflash_local", ["certify", "demo", "--json", "--json-progress"])
     own = replace(PAIR, name="owner/name", bundled=False, thinking="required")
     config = LoadConfig(
         dtype="bfloat16",

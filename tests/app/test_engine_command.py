@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.app.engine_command import HEAD, node_commands, server_command, undrafted
+from dflash_local.app.engine_command import HEAD, node_commands, server_command, undrafted, wants_remote_code
 from dflash_local.app.models import registry
 from dflash_local.app.resolve import choose
 from dflash_local.catalog import bundled
@@ -39,12 +39,13 @@ def user(own_home: Path) -> Settings:
 @pytest.mark.parametrize("program", ["vllm", "sglang"])
 def test_a_row_s_command_is_taken_word_by_word(user: Settings, program: Program) -> None:
     row = registry(user).find(NAME)
-    assert row is not None and row.server is not None
+    assert row is not None and row.server is not None and row.target is not None and row.drafter is not None
     launch = {"vllm": row.server.vllm, "sglang": row.server.sglang}[program]
     assert launch is not None
     found = server_command(program, choose("qwen3.5-9b", None, user), user)
     written = [word.replace("TARGET", NAME).replace("DRAFTER", DRAFTER) for word in shlex.split(launch.command)]
-    assert list(found.words) == written and found.environment == launch.environment
+    assert list(found.words) == [*written, "--revision", row.target.revision]
+    assert found.environment == launch.environment and row.drafter.revision is None
     assert found.fetched == (NAME, DRAFTER)
 
 
@@ -101,8 +102,42 @@ def test_a_drafter_of_another_kind_is_launched_by_its_row_s_command_alone(user: 
     other = choose("deepseek-ai/dspark_qwen3_4b_block7", None, user)
     drafts["model"] = "deepseek-ai/dspark_qwen3_4b_block7"
     assert json.loads(server_command("vllm", other, user).words[4]) == drafts
-    assert server_command("sglang", other, user).words[-2:] == ("--speculative-dspark-block-size", "7")
+    words = server_command("sglang", other, user).words
+    assert words[words.index("--speculative-dspark-block-size") + 1] == "7"
     assert server_command("vllm", other, user, drafts=False).words[:3] == ("vllm", "serve", "Qwen/Qwen3-4B")
+
+
+@pytest.mark.parametrize("program", ["vllm", "sglang"])
+def test_code_of_a_repository_runs_where_the_user_agrees(user: Settings, program: Program) -> None:
+    choice = choose("moonshotai/Kimi-K2.5", None, user)
+    with pytest.raises(UsageError, match="needs Python code of the repository of moonshotai/Kimi-K2.5") as refused:
+        server_command(program, choice, user)
+    assert "--trust-remote-code" in refused.value.hint and wants_remote_code(program, choice)
+    found = server_command(program, choice, user, trusts=True)
+    assert "--trust-remote-code" not in found.words, "the user's own argument brings it"
+    wanting = {
+        row.name
+        for row in registry(user).rows
+        if row.server is not None and "--trust-remote-code" in f"{row.server.vllm} {row.server.sglang}"
+    }
+    assert wanting == {"moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.6", "moonshotai/Kimi-K3"}, "tokenizers in Python"
+
+
+def test_what_a_server_downloads_is_of_the_revision_that_is_known(user: Settings, tmp_path: Path) -> None:
+    row = registry(user).find("Qwen/Qwen3-4B")
+    assert row is not None and row.target is not None and row.drafter is not None
+    target, drafter = row.target.revision, row.drafter.revision
+    assert target is not None and drafter is not None
+    words = server_command("vllm", choose(row.name, None, user), user).words
+    assert words[words.index("--revision") + 1] == target
+    assert json.loads(words[words.index("--speculative-config") + 1])["revision"] == drafter
+    words = server_command("sglang", choose(row.name, None, user), user).words
+    assert words[words.index("--revision") + 1] == target
+    assert words[words.index("--speculative-draft-model-revision") + 1] == drafter
+    plain = server_command("sglang", choose(row.name, None, user), user, drafts=False).words
+    assert target in plain and drafter not in plain
+    here = server_command("vllm", replace(choose(row.name, None, user), target=tmp_path), user).words
+    assert "--revision" not in here and drafter in str(here)
 
 
 def test_several_machines_share_the_row_s_command(user: Settings) -> None:
@@ -113,7 +148,7 @@ def test_several_machines_share_the_row_s_command(user: Settings) -> None:
     assert first[first.index("--tensor-parallel-size") + 1] == "16"  # eight GPUs each
     assert first[-8:] == ["--nnodes", "2", "--node-rank", "0", "--master-addr", HEAD, "--host", HEAD]
     assert second[-7:] == ["--nnodes", "2", "--node-rank", "1", "--master-addr", HEAD, "--headless"]
-    assert first[:-8] == second[:-7] and "--trust-remote-code" in first
+    assert first[:-8] == second[:-7] and "--trust-remote-code" not in first
     first, second, third = map(shlex.split, node_commands(row, 3)["SGLang"])
     assert first[0] == "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1" and first[first.index("--tp-size") + 1] == "24"
     assert first[-8:] == ["--nnodes", "3", "--node-rank", "0", "--dist-init-addr", f"{HEAD}:20000", "--host", HEAD]

@@ -15,7 +15,7 @@ import yaml
 
 from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.registry import Registry
-from dflash_local.catalog.row import Fingerprint, Launch, Row, fingerprint_of
+from dflash_local.catalog.row import Fingerprint, Launch, Repo, Row, fingerprint_of
 from dflash_local.catalog.shapes import shape
 from dflash_local.errors import UnknownModelError
 
@@ -202,15 +202,16 @@ def test_two_cells_of_the_cards_are_quoted_right() -> None:
 def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(row: Row) -> None:
     assert row.server and row.target and row.drafter and row.server.vllm and row.server.sglang
     block, gpus = row.fingerprints[0].block_size, str(row.server.tensor_parallel)
-    words = shlex.split(row.server.vllm.line(row.target.id, row.drafter.id))
+    words = shlex.split(row.server.vllm.line(row.target, row.drafter))
     config = json.loads(words[words.index("--speculative-config") + 1])
     # A DSpark drafter's block has no anchor.
     assert block and config.pop("num_speculative_tokens") == (block if row.kind == "dspark" else block - 1)
     assert (config.pop("method"), config.pop("model")) == (row.kind, row.drafter.id)
+    assert config.pop("revision", None) == row.drafter.revision
     assert config in ({}, {"attention_backend": "flash_attn"})
     assert words[:3] == ["vllm", "serve", row.target.id]
     assert gpus == (words[words.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in words else "1")
-    words = shlex.split(row.server.sglang.line(row.target.id, row.drafter.id))
+    words = shlex.split(row.server.sglang.line(row.target, row.drafter))
     assert words[words.index("python") :][:3] == ["python", "-m", "sglang.launch_server"]
     assert words[0] == "python" or words[0].endswith("CONTEXT_LEN=1")
     assert words[words.index("--model-path") + 1] == row.target.id
@@ -223,7 +224,7 @@ def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(ro
 
 def test_a_command_quotes_what_a_shell_would_read() -> None:
     launch = Launch("serve TARGET --with DRAFTER", {"A": "x y"})
-    assert launch.line("a/b", "it's $HOME") == "A='x y' serve a/b --with 'it'\"'\"'s $HOME'"
+    assert launch.line(Repo("a/b"), Repo("it's $HOME")) == "A='x y' serve a/b --with 'it'\"'\"'s $HOME'"
 
 
 INT4_BITS = 4.25  # of a weight, with its group's scale

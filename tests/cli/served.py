@@ -46,18 +46,31 @@ class Client:
         return answer.status, raw
 
 
+def records_of(home: Path) -> list[Path]:
+    """What running servers wrote down, each a file."""
+    return sorted((home / ".cache" / "dflash-local").glob("serve-*.json"))
+
+
+def record_by_hand(home: Path, record: dict[str, Any]) -> Path:
+    """Write a server down as ``dflash serve`` does, whether there is one or not."""
+    path = home / ".cache" / "dflash-local" / "serve-by-hand.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def serving(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
     """``serving(visit, "demo", ...)`` runs the command until ``visit(client)`` returns, then sends SIGTERM."""
     failures: list[BaseException] = []
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-    record = own_home / ".cache" / "dflash-local" / "serve.json"
+    others = records_of(own_home)
 
     def start(visit: Callable[[Client], None], *argv: str, by: int = signal.SIGTERM) -> Result:
         ended = threading.Event()
 
         def outside() -> None:
-            client = _wait_for(record, ended)
+            client = _wait_for(own_home, others, ended)
             if client is None:
                 return
             try:
@@ -73,7 +86,7 @@ def serving(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
         ended.set()
         thread.join(60)
         assert not failures, failures[0]
-        assert not record.exists(), "the record outlives the server"
+        assert records_of(own_home) == others, "the record outlives the server"
         return result
 
     yield start
@@ -81,11 +94,12 @@ def serving(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
         signal.signal(number, handler)
 
 
-def _wait_for(record: Path, ended: threading.Event) -> Client | None:
+def _wait_for(home: Path, others: list[Path], ended: threading.Event) -> Client | None:
     """A client as soon as the server answers; None when it ended without."""
     while not ended.is_set():
         time.sleep(0.01)
         try:
+            (record,) = set(records_of(home)) - set(others)
             client = Client(json.loads(record.read_text(encoding="utf-8")))
             client.call("/health")
         except (OSError, ValueError):

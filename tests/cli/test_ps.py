@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_local import settings
+from dflash_local.app.attaching import attached, recorded
+from dflash_local.catalog.bundled import find
 from dflash_local.cli.ps import lines, served
+from dflash_local.load_config import LoadConfig
 from tests.cli.conftest import Cli, Opened, Result
-from tests.cli.served import Client
+from tests.cli.served import Client, record_by_hand
+from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 NOTHING = "Nothing is being served; dflash serve MODEL or dflash web starts it.\n"
 
@@ -27,9 +32,9 @@ def test_a_server_says_what_it_keeps(serving: Callable[..., Result], cli: Cli, o
 
     def visit(client: Client) -> None:
         client.call("/dflash/v1/load", {"model": "demo"})
-        seen["server"] = served(settings.load())
+        (seen["server"],) = served(settings.load())
         client.call("/dflash/v1/unload", {})
-        seen["empty"] = served(settings.load())
+        (seen["empty"],) = served(settings.load())
         seen["record"] = client.record
 
     assert serving(visit, "demo", "--keep-alive", "1h").code == 0
@@ -38,25 +43,52 @@ def test_a_server_says_what_it_keeps(serving: Callable[..., Result], cli: Cli, o
     assert (server["model"], server["state"], server["pid"]) == ("demo", "ready", os.getpid())
     assert (server["running"], server["waiting"], server["keep_alive_s"]) == (0, 0, 3600.0)
     assert server["facts"]["context"] == 512 and json.dumps(server)
-    titles, row = lines(server, 200)
+    titles, row = lines([server], 200)
     assert titles.split() == ["MODEL", "STATE", "LOADED", "AS", "CONTEXT", "REQUESTS", "ADDRESS", "PROCESS"]
     assert row.split()[:6] == ["demo", "ready", "reference", "float32", "cpu", "512"] and server["url"] in row
-    record = own_home / ".cache" / "dflash-local" / "serve.json"
-    record.write_text(json.dumps(seen["record"]), encoding="utf-8")  # it was killed: nobody took the record away
+    stale = record_by_hand(own_home, seen["record"])  # it was killed: nobody took the record away
     assert cli("ps").out == NOTHING
+    assert serving(lambda _client: seen.update(stale=stale.exists()), "demo").code == 0 and not seen["stale"]
+
+
+def test_two_servers_are_both_shown_and_both_attached_to(
+    serving: Callable[..., Result], cli: Cli, opened: Opened
+) -> None:
+    from tests.api.conftest import _start, _stop
+
+    opened.make = lambda pair: ScriptedSession(ScriptedFacts(target=pair.name, drafter=f"{pair.name} (bundled)"))
+    other = _start(opened.make(find("demo-hybrid")), model=lambda model: replace(model, name="demo-hybrid"))
+    url, seen = f"http://127.0.0.1:{other.port}", dict[str, Any]()
+
+    def visit(client: Client) -> None:
+        user = settings.load()
+        with recorded(user, url, "demo-hybrid"):
+            seen["ps"] = cli("ps", "--json").json["servers"]
+            seen["table"] = cli("ps").out.splitlines()
+            for name in ("demo", "demo-hybrid"):
+                session = attached(find(name), LoadConfig(), user, lambda _event: None)
+                seen[name] = session is not None and session.facts.target
+            seen["later"] = attached(find("demo-hybrid"), LoadConfig(), user, print, client.record["url"])
+
+    assert serving(visit, "demo").code == 0
+    assert sorted(server["model"] for server in seen["ps"]) == ["demo", "demo-hybrid"]
+    assert len(seen["table"]) == 3 and any(url in line for line in seen["table"])
+    assert (seen["demo"], seen["demo-hybrid"]) == ("demo", "demo-hybrid")
+    assert seen["later"] is None, "servers that attach to each other would wait for each other"
+    _stop(other)
 
 
 def test_a_server_with_a_token_is_named_to_those_who_lack_it(
     serving: Callable[..., Result], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[dict[str, Any] | None] = []
+    seen: list[dict[str, Any]] = []
 
     def visit(_client: Client) -> None:
-        seen.append(served(settings.load()))
+        seen.extend(served(settings.load()))
         monkeypatch.setenv("DFLASH_TOKEN", "a-secret-of-mine")
-        seen.append(served(settings.load()))
+        seen.extend(served(settings.load()))
 
     assert serving(visit, "demo", "--token", "a-secret-of-mine").code == 0
     hidden, shown = seen
-    assert hidden is not None and hidden["state"] == "unknown" and hidden["model"] == "demo"
-    assert shown is not None and shown["state"] in ("loading", "ready") and "a-secret" not in json.dumps(shown)
+    assert hidden["state"] == "unknown" and hidden["model"] == "demo"
+    assert shown["state"] in ("loading", "ready") and "a-secret" not in json.dumps(shown)

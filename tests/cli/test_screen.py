@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from dflash_local.planner.occupancy import Occupancy
 from dflash_local.remote.attached import AttachedFacts
 from dflash_local.store import history
 from tests.cli.conftest import DRAFTER, TARGET, Cli, Opened
+from tests.cli.served import record_by_hand
 from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
@@ -139,9 +139,7 @@ def test_ui_09_where_the_encoding_is_poor_signs_stand_for_signs() -> None:
 def test_the_memory_is_of_the_process_that_holds_the_pair(
     cli: Cli, opened: Opened, person: None, own_home: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
-    record = own_home / ".cache" / "dflash-local" / "serve.json"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps({"url": "http://127.0.0.1:9", "pid": os.getpid()}), encoding="utf-8")
+    record_by_hand(own_home, {"url": "http://127.0.0.1:9", "pid": os.getpid(), "model": "demo"})
     facts = AttachedFacts.from_dict(ScriptedFacts().as_dict())
 
     def act(chat: Any) -> int:

@@ -23,7 +23,7 @@ from dflash_local.cli.address import Address, curl_line, parse_duration
 from dflash_local.cli.serving import rules_for
 from dflash_local.errors import CheckpointError, EngineError, UsageError
 from tests.cli.conftest import Cli, Opened, Result
-from tests.cli.served import Client
+from tests.cli.served import Client, records_of
 from tests.service.scripted import ScriptedSession
 
 CHAT = "/v1/chat/completions"
@@ -214,7 +214,7 @@ def test_the_record_is_private(serving: Callable[..., Result], opened: Opened, o
     modes: list[int] = []
 
     def visit(_client: Client) -> None:
-        modes.append(stat.S_IMODE((own_home / ".cache" / "dflash-local" / "serve.json").stat().st_mode))
+        modes.append(stat.S_IMODE(records_of(own_home)[0].stat().st_mode))
 
     serving(visit, "demo")
     assert modes == [0o600]

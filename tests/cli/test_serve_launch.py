@@ -33,7 +33,7 @@ def test_a_request_waits_for_the_launch_and_the_end_ends_it(serving: Serving, op
     def visit(client: Client) -> None:
         seen["chat"] = client.call(CHAT, ASKED)
         seen["first"] = started(record)
-        seen["ps"] = lines(served(load_settings()) or {}, 200)[1]
+        seen["ps"] = lines(served(load_settings()), 200)[1]
         seen["unloaded"] = client.call("/dflash/v1/unload", {})[1]["state"]
         seen["gone"] = all(wait_until_gone(seen["first"][name]) for name in ("pid", "child"))
         seen["again"] = client.call(CHAT, ASKED)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.app.engine_launch import launch
+from dflash_local.app.engine_launch import launch, program_of
 from dflash_local.app.resolve import choose
 from dflash_local.catalog import bundled
+from dflash_local.cli.console import Console
 from dflash_local.errors import Interrupted, ServerError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.remote.server_process import LoadPatience
@@ -47,6 +48,71 @@ def test_run_launches_a_server_and_ends_it(cli: Cli, opened: Opened, record: Pat
     assert len(key) > 20 and key not in " ".join(argv) + result.err and stat.S_IMODE(log.stat().st_mode) == 0o600
     assert str(log) in result.err and "Starting to load model" in log.read_text(encoding="utf-8")
     assert not is_alive(found["pid"]) and wait_until_gone(found["child"])
+
+
+@pytest.mark.parametrize("name", ["demo", "qwen3-4b"])
+def test_the_hubs_token_goes_to_a_server_that_downloads(
+    name: str, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HF_TOKEN", "DFLASH_TOKEN", "DFLASH_ENGINE_TOKEN"):
+        monkeypatch.setenv(variable, f"a-secret-{variable}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    user = load_settings()
+    with launch("vllm", choose(name, None, user), user) as server:
+        found = started(record)
+    secrets = {key for key, value in found["environ"].items() if "a-secret" in value}
+    assert secrets == (set() if name == "demo" else {"HF_TOKEN"})
+    assert Path(found["folder"]) == server.log.parent and not list(server.log.parent.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "runs"),
+    [
+        ((), None, False),
+        ((), False, False),
+        ((), True, True),
+        (("--trust-remote-code",), None, True),
+        (("--engine-args", "--trust-remote-code"), None, True),
+    ],
+)
+def test_code_of_a_repository_runs_only_where_the_user_agrees(
+    cli: Cli,
+    opened: Opened,
+    record: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    answer: bool | None,
+    runs: bool,
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def ask(_self: Console, question: str, default: bool) -> bool | None:
+        asked.append((question, default))
+        return answer
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(Console, "can_ask", property(lambda self: answer is not None))
+    monkeypatch.setattr(Console, "ask", ask)
+    result = cli("run", "moonshotai/Kimi-K2.5", "hi", "--engine", "vllm", *options)
+    question = "vLLM runs Python code of the repository of moonshotai/Kimi-K2.5 with your rights. Trust it?"
+    assert asked == ([] if answer is None else [(question, False)])
+    if runs:
+        assert result.code == 0 and started(record)["argv"].count("--trust-remote-code") == 1, result.err
+    else:
+        assert result.code == 2 and not record.exists()
+        assert "needs Python code of the repository" in result.err and "--trust-remote-code agrees" in result.err
+
+
+def test_a_program_on_path_is_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("venv/vllm", "venv/sglang", "venv/python"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(0o755)
+    (tmp_path / "bin").mkdir()
+    for name in ("vllm", "sglang"):
+        (tmp_path / "bin" / name).symlink_to(tmp_path / "venv" / name)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert program_of("vllm", load_settings()) == tmp_path / "venv" / "vllm"
+    assert program_of("sglang", load_settings()) == tmp_path / "venv" / "python"
 
 
 def test_sglang_gets_its_own_command(cli: Cli, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +215,8 @@ def test_it_ends_with_a_program_that_is_killed(record: Path, tmp_path: Path) -> 
 
 def test_a_program_that_is_not_there(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch, local: Path) -> None:
     missing = cli("run", "demo", "hi", "--engine", "vllm")
-    assert missing.code == 1 and "vLLM is not installed here" in missing.err
-    assert "dflash engine install vllm" in missing.err and len(missing.err.splitlines()) == 2
+    assert missing.code == 1 and "vLLM is not on PATH" in missing.err
+    assert "ENV/bin/pip install vllm" in missing.err and len(missing.err.splitlines()) == 2
     monkeypatch.setenv("DFLASH_VLLM", str(local / "vllm"))
     wrong = cli("chat", "demo", "--engine", "vllm", stdin="hi\n")
     assert wrong.code == 3 and "is no program" in wrong.err

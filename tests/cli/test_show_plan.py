@@ -92,13 +92,15 @@ def test_unknown_stays_unknown(cli: Cli) -> None:
 def test_a_server_target_shows_the_exact_command(cli: Cli) -> None:
     expected = (
         "vllm serve moonshotai/Kimi-K2.5 --speculative-config "
-        '\'{"method": "dflash", "model": "z-lab/Kimi-K2.5-DFlash", "num_speculative_tokens": 7}\''
+        '\'{"method": "dflash", "model": "z-lab/Kimi-K2.5-DFlash", "num_speculative_tokens": 7, "revision": '
     )
     for command in ("show", "plan"):
         told = cli(command, "moonshotai/Kimi-K2.5")
         assert told.code == 0 and "runs on a server only, on 8 GPUs" in told.out
         assert any(line.strip().startswith(expected) for line in told.out.splitlines())
         assert "dflash chat MODEL --url http://HOST:PORT" in told.out
+        flagged = [line for line in told.out.splitlines() if "--trust-remote-code" in line]
+        assert len(flagged) == 1 and "they start with --trust-remote-code only" in flagged[0]
     found = cli("plan", "moonshotai/Kimi-K2.5", "--json").json
     assert found["runs_on"] == "server" and found["tensor_parallel"] == 8
     assert found["server_commands"]["vLLM"].startswith(expected)

@@ -28,7 +28,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.remote.attached import AttachedSession
 from dflash_local.service.service import Session
 from tests.cli.conftest import Cli, Opened, Result
-from tests.cli.served import Client
+from tests.cli.served import Client, record_by_hand, records_of
 from tests.remote.launched_fake import fake_program, wait_until_gone
 from tests.remote.openai_fake import Fake, running
 from tests.service.scripted import ScriptedFacts, ScriptedSession
@@ -103,10 +103,6 @@ def as_loaded() -> ScriptedSession:
     return ScriptedSession(ScriptedFacts(target="demo", drafter="demo (bundled)"))
 
 
-def record_of(home: Path) -> Path:
-    return home / ".cache" / "dflash-local" / "serve.json"
-
-
 def test_help_names_its_options(cli: Cli) -> None:
     result = cli("web", "--help")
     assert result.code == 0
@@ -146,7 +142,7 @@ def test_page_and_endpoint_are_one_server_with_a_record(web: Web, opened: Opened
     def visit(here: Visit) -> None:
         seen["page"] = here.get("/")
         seen["models"] = json.loads(here.get("/v1/models")[1])
-        seen["record"] = json.loads(record_of(own_home).read_text(encoding="utf-8"))
+        seen["record"] = json.loads(records_of(own_home)[0].read_text(encoding="utf-8"))
         seen["port"] = here.port
         while not opened.sessions:
             time.sleep(0.01)
@@ -157,7 +153,7 @@ def test_page_and_endpoint_are_one_server_with_a_record(web: Web, opened: Opened
     assert [one["id"] for one in seen["models"]["data"]] == ["demo"]
     assert seen["record"]["model"] == "demo" and seen["record"]["port"] == seen["port"]
     assert f"in a browser: http://127.0.0.1:{seen['port']}/" in result.err
-    assert not record_of(own_home).exists() and all(session.closed for session in opened.sessions)
+    assert not records_of(own_home) and all(session.closed for session in opened.sessions)
 
 
 @needs_page
@@ -168,9 +164,14 @@ def test_it_uses_the_pair_of_a_running_server_and_leaves_its_record(
 
     other = _start(as_loaded(), model=lambda model: replace(model, name="demo"))
     other.resident.load()
-    record = {"pid": os.getpid(), "url": f"http://127.0.0.1:{other.port}", "model": "demo", "token": False}
-    record_of(own_home).parent.mkdir(parents=True)
-    record_of(own_home).write_text(json.dumps(record), encoding="utf-8")
+    record = {
+        "pid": os.getpid(),
+        "url": f"http://127.0.0.1:{other.port}",
+        "model": "demo",
+        "token": False,
+        "started": 1.0,
+    }
+    written = record_by_hand(own_home, record)
 
     def visit(here: Visit) -> None:
         while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
@@ -179,7 +180,7 @@ def test_it_uses_the_pair_of_a_running_server_and_leaves_its_record(
     result = web(visit, "demo")
     assert result.code == 0 and "using the pair that dflash serve keeps loaded" in result.err
     assert not opened.sessions, "nothing is loaded twice"
-    assert json.loads(record_of(own_home).read_text(encoding="utf-8")) == record
+    assert records_of(own_home) == [written] and json.loads(written.read_text(encoding="utf-8")) == record
     _stop(other)
 
 
@@ -192,7 +193,7 @@ def test_page_and_endpoint_over_a_running_server(web: Web, opened: Opened, own_h
         while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
             time.sleep(0.01)
         seen["models"] = json.loads(here.get("/v1/models")[1])
-        seen["record"] = json.loads(record_of(own_home).read_text(encoding="utf-8"))
+        seen["record"] = json.loads(records_of(own_home)[0].read_text(encoding="utf-8"))
 
     with running(Fake(model="house-model")) as fake:
         result = web(visit, "--url", fake.url)
@@ -226,7 +227,7 @@ def test_a_launched_server_ends_with_the_page(
         (("demo", "--url", "http://127.0.0.1:1"), 7, "no server answers"),
         (("demo", "--url", "http://127.0.0.1:1", "--keep-alive", "1h"), 2, "keeps its model loaded"),
         (("demo", "--url", "http://127.0.0.1:1", "--context", "512"), 2, "decides that when it is started"),
-        (("demo", "--engine", "sglang"), 1, "SGLang is not installed here"),
+        (("demo", "--engine", "sglang"), 1, "SGLang is not on PATH"),
     ],
 )
 def test_a_server_that_will_not_do_ends_it(

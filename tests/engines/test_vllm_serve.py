@@ -48,7 +48,7 @@ def test_the_endpoint_over_it(
         seen["tools"] = client.call(CHAT, {**ASKED, "tools": [TOOL]})
         seen["plain"] = client.call(CHAT, {**ASKED, "logprobs": True})
         seen["metrics"] = client.text("/metrics")
-        seen["ps"] = lines(served(load_settings()) or {}, 200)[1]
+        seen["ps"] = lines(served(load_settings()), 200)[1]
         url = seen["loaded"]["facts"]["url"]
         os.kill(_listener(int(url.rpartition(":")[2])), signal.SIGKILL)
         seen["lost"] = wait_for(client, "broken")

@@ -239,9 +239,11 @@ def test_ctrl_c_ends_a_child_that_hangs(tmp_path: Path, record: KernelRecord) ->
 
     done = threading.Event()
     thread = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup, or a shell's background, ignores it
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody, handler)
+    signal.signal(signal.SIGINT, before)
     thread.join()
     assert record.verdicts == {}
     with pytest.raises(ProcessLookupError):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from dflash_local import child_process
 from dflash_local.planner import hardware
 
 GIB = 2**30
@@ -62,26 +63,26 @@ def test_a_file_in_the_way_makes_a_folder_unwritable(tmp_path: Path) -> None:
 
 
 def test_no_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
+    monkeypatch.setattr(child_process, "find_program", lambda name: None)
     assert hardware.nvidia_driver() is None
 
 
 def test_the_driver_and_its_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: "smi")
-    answer = SimpleNamespace(stdout="580.95, NVIDIA H200\n580.95, NVIDIA H200\n")
-    monkeypatch.setattr(hardware.subprocess, "run", lambda *args, **kwargs: answer)
+    monkeypatch.setattr(child_process, "find_program", lambda name: "smi")
+    answer = SimpleNamespace(stdout="580.95, NVIDIA H200\n580.95, NVIDIA H200\n", returncode=0)
+    monkeypatch.setattr(child_process, "run", lambda *args, **kwargs: answer)
     assert hardware.nvidia_driver() == hardware.Driver("580.95", ("NVIDIA H200", "NVIDIA H200"))
 
 
-@pytest.mark.parametrize(
-    "failure", [subprocess.TimeoutExpired("smi", 5), subprocess.CalledProcessError(9, "smi"), OSError("gone")]
-)
-def test_a_failing_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
+@pytest.mark.parametrize("failure", [subprocess.TimeoutExpired("smi", 5), OSError("gone"), None])
+def test_a_failing_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch, failure: Exception | None) -> None:
+    def fail(*args: object, **kwargs: object) -> SimpleNamespace:
+        if failure is None:
+            return SimpleNamespace(stdout="580.95, NVIDIA H200\n", returncode=9)
         raise failure
 
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: "smi")
-    monkeypatch.setattr(hardware.subprocess, "run", fail)
+    monkeypatch.setattr(child_process, "find_program", lambda name: "smi")
+    monkeypatch.setattr(child_process, "run", fail)
     assert hardware.nvidia_driver() is None
 
 
@@ -123,5 +124,5 @@ def test_wsl_is_told_by_the_kernels_name(text: str | None, wsl: bool, tmp_path: 
 
 def test_the_probe_of_windows_driver_is_found_off_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     there = f"{hardware.WSL_PROBES}/nvidia-smi"
-    monkeypatch.setattr(hardware.shutil, "which", lambda name: name if name == there else None)
+    monkeypatch.setattr(child_process, "find_program", lambda name: name if name == there else None)
     assert hardware.find_probe("nvidia-smi") == there and hardware.find_probe("rocm-smi") is None

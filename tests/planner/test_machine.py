@@ -223,7 +223,7 @@ def test_pl_01_a_broken_nvidia_smi_on_the_path_never_breaks_a_plan(
 ) -> None:
     fake_smi(tmp_path, script)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(accelerators, "SMI_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(hardware, "SMI_TIMEOUT_S", 0.3)
     assert machine.this_machine("auto", {}).kind == "cpu"
 
 

@@ -74,6 +74,7 @@ def main() -> None:
         "pid": os.getpid(),
         "child": child.pid,
         "environ": dict(os.environ),
+        "folder": os.getcwd(),
         "pids": [*before["pids"], os.getpid()],
         "alive_before": [pid for pid in before["pids"] if is_alive(pid)],
     }

@@ -24,7 +24,8 @@ PAIR = (Wanted("target", TARGET), Wanted("drafter", DRAFTER, None, (KNOWN,)))
 # Other processes
 
 PROCESS = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in whatever nohup or a shell's background starts
 from pathlib import Path
 from dflash_local.errors import DFlashError
 from dflash_local.store.cache import Cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from textual.app import SuspendNotSupported
 
-from dflash_local import settings
+from dflash_local import child_process, settings
 from dflash_local.app.chat_commands import ALIASES, words
 from dflash_local.app.download import BeforeDownload
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
@@ -235,7 +234,8 @@ def edited(app: App[object], text: str) -> str | None:
         file.write_text(text, encoding="utf-8")
         try:
             with app.suspend():
-                done = subprocess.run([*command, str(file)], check=False)
+                # it opens other files by names below the user's folder
+                done = child_process.run([*command, str(file)], child_process.USERS_FOLDER)
         except (OSError, SuspendNotSupported):
             return None
         return file.read_text(encoding="utf-8", errors="replace").rstrip("\n") if done.returncode == 0 else text

@@ -1,0 +1,159 @@
+"""Children and the folder that the user stands in: none of its files runs, and no secret leaves this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import run
+
+import pytest
+
+from dflash_local import child_process, settings
+from dflash_local.app.engine_launch import launch, program_of
+from dflash_local.app.resolve import choose
+from dflash_local.child_process import variables
+from dflash_local.cli.main import app
+from dflash_local.errors import MissingDependencyError, ServerError
+from tests.remote.launched_fake import ROOT
+
+HOSTILE = (
+    *("venv.py", "pip.py", "torch.py", "typer.py", "json.py", "subprocess.py", "pathlib.py", "__future__.py"),
+    *("sitecustomize.py", "webbrowser.py", "sglang/__init__.py", "sglang/launch_server.py", "vllm/__init__.py"),
+)
+# What pip puts into the folder of programs: unlike ``python -m``, Python does not look into the current folder for it.
+SCRIPT = "import sys\nfrom dflash_local.cli.main import main\nsys.exit(main())\n"
+SHORT = ("--max-new-tokens", "2")
+RUN = ("run", "demo", "hi", *SHORT)
+COMMANDS = tuple(str(command.name or getattr(command.callback, "__name__", "")) for command in app.registered_commands)
+# Of children that a command starts only where a card or a browser is: the same calls, by themselves.
+CERTIFICATE = """
+from dflash_local import settings
+from dflash_local.app import certificate
+from dflash_local.catalog import bundled
+from dflash_local.load_config import LoadConfig
+user = settings.load()
+argv = certificate.command(bundled.find("demo"), LoadConfig(), False, user)
+print(certificate.run(argv, user.environ, lambda *_: None, lambda: False)["verdict"])
+"""
+BASELINE = """
+from dflash_local.bench import baselines
+from tests.bench.test_baselines import _task
+found = baselines.run_one(_task("eager"))
+print(found)
+assert found.step_ms, found
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, full of files that leave a mark where they run; afterwards there is none."""
+    for name in HOSTILE:
+        file = tmp_path / "download" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name + ' '!r})\n", encoding="utf-8")
+    for name in ("nvidia-smi", "rocm-smi", "vllm", "sglang", "gcc"):
+        file = tmp_path / "download" / name
+        if not file.exists():
+            file.write_text(f"#!/bin/sh\necho {name} >> {tmp_path / 'ran'}\n", encoding="utf-8")
+            file.chmod(0o755)
+    (tmp_path / "dflash").write_text(SCRIPT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "download")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield tmp_path / "download"
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text(encoding="utf-8")
+
+
+def call(*words: str, expected: int | None = 0) -> str:
+    done = run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    assert expected is None or done.returncode == expected, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_python_child_imports_nothing_of_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spelled = ["", ".", str(folder), os.path.relpath(folder)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*spelled, str(ROOT)]))
+    monkeypatch.setattr(sys, "path", [*spelled, *sys.path])
+    argv = child_process.python_command("dflash_local", ["version"])
+    with child_process.start(argv, folder=child_process.USERS_FOLDER, stdout=-1, text=True) as child:
+        assert child.communicate(timeout=60)[0].startswith("dflash-local ")
+
+
+def test_a_program_is_not_taken_from_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join(["", ".", "../download", "/usr/bin", "/bin"]))
+    assert child_process.find_program("sglang") is None and child_process.find_program("sh") in (
+        "/usr/bin/sh",
+        "/bin/sh",
+    )
+    with pytest.raises(FileNotFoundError, match="nvidia-smi"):
+        child_process.run(["nvidia-smi"])
+    assert child_process.run(["pwd"], stdout=-1, text=True).stdout.strip() == os.path.realpath(sys.prefix)
+
+
+def test_a_child_gets_no_secrets_but_those_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = (
+        *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "DFLASH_TOKEN", "DFLASH_ENGINE_TOKEN", "VLLM_API_KEY"),
+        *(
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_ACCESS_KEY_ID",
+            "PGPASSWORD",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "WANDB_API_KEY",
+        ),
+    )
+    needed = (
+        *("PATH", "HOME", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "TOKENIZERS_PARALLELISM"),
+        *("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "SSH_AUTH_SOCK", "XAUTHORITY", "https_proxy"),
+    )
+    assert set(variables(dict.fromkeys((*secrets, *needed), "x"))) == set(needed)
+    for name in secrets:
+        monkeypatch.setenv(name, "a-secret")
+    assert "a-secret" not in str(child_process.run(["env"], stdout=-1).stdout)
+    with child_process.start(["env"], granted={"HF_TOKEN": "a-secret"}, stdout=-1) as child:
+        assert str(child.stdout.read()).count("a-secret") == 1
+
+
+@pytest.mark.needs_torch
+def test_none_of_its_files_runs_with_the_program(folder: Path) -> None:
+    """``__main__`` and a command that starts a child; the other commands take the same two ways."""
+    assert "Hello" in call("-m", "dflash_local", *RUN)
+
+
+@pytest.mark.slow  # the other commands that start children, each both ways: a minute, and three on a busy machine
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("program", [("-m", "dflash_local"), ("../dflash",)], ids=["module", "script"])
+@pytest.mark.parametrize(
+    "words", [RUN, ("plan", "demo"), ("doctor",), *((one, "demo", *SHORT) for one in ("certify", "bench"))], ids=str
+)
+def test_none_of_its_files_runs_with_other_commands(
+    words: tuple[str, ...], program: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join(["", ".", os.environ["PATH"]]))
+    call(*program, *words, expected=None if words == ("doctor",) else 0)  # its code tells of this machine
+
+
+@pytest.mark.slow  # half a minute for each way, as every command starts Python
+@pytest.mark.parametrize("program", [("-m", "dflash_local"), ("../dflash",)], ids=["module", "script"])
+def test_none_of_its_files_runs_with_any_help(program: tuple[str, ...], folder: Path) -> None:
+    for name in COMMANDS:
+        call(*program, name, "--help")
+
+
+def test_sglang_is_not_taken_from_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join(["", ".", os.environ["PATH"]]))
+    with pytest.raises(MissingDependencyError, match="SGLang is not on PATH"):
+        program_of("sglang", settings.load())
+    monkeypatch.setenv("DFLASH_SGLANG", sys.executable)
+    user = settings.load()
+    with pytest.raises(ServerError, match="No module named 'sglang'"):
+        launch("sglang", choose("demo", None, user), user)
+
+
+@pytest.mark.slow  # a certificate and a model of transformers, each in a process that loads torch
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("script", [CERTIFICATE, BASELINE], ids=["certificate", "baseline"])
+def test_none_of_its_files_runs_with_a_child(script: str, folder: Path) -> None:
+    file = folder.parent / "script.py"
+    file.write_text(script, encoding="utf-8")
+    call(str(file))
