@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import SettingsError, UsageError
+from dflash_local.json_text import parse_json
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig, LoadOption
 from dflash_local.request import MAX_NEW_TOKENS, MAX_TEMPERATURE
 
@@ -275,7 +276,7 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
 def _from_file(path: Path) -> dict[str, Any]:
     """The keys of the settings file; an absent file has none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:

@@ -24,6 +24,7 @@ FLOORS = {
             "errors",
             "events",
             "import_path",
+            "json_text",
             "load_config",
             "loaded",
             "request",
@@ -75,6 +76,13 @@ STARTERS = re.compile(
 # Loaded by ``python -m dflash_local`` before the current folder is off the path: even __future__ would come from there.
 LOADED_EARLY = ("__init__.py", "__main__.py", "import_path.py")
 BROAD_EXCEPTS = {"check/run.py": 1, "cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, "ui/tui/jobs.py": 1}
+# Modules that parse JSON without the bounds of ``json_text``: files of the package, pipes between our own processes,
+# and requests, which have bounds of their own.
+PLAIN_JSON = {
+    *("json_text.py", "catalog/verified.py", "catalog/shapes.py", "app/examples.py", "bench/baselines.py"),
+    *("bench/tasks/sandbox_child.py", "kernels/kernel_trial.py", "chat/tokenizer.py", "chat/tokenizer_worker.py"),
+    *("chat/template.py", "chat/template_worker.py", "request.py", "api/fields.py", "ui/web/streams.py"),
+}
 NEW_IN_311 = {"tomllib", "StrEnum", "Self", "assert_never", "LiteralString", "ExceptionGroup", "BaseExceptionGroup"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Once private words for options, HTTP client, download, removal record, backend, job, chat, notice and the like.
@@ -360,6 +368,16 @@ def test_broad_excepts_are_the_known_ones() -> None:
                 if node.type is None or names & {"Exception", "BaseException"}:
                     found[relative(path)] = found.get(relative(path), 0) + 1
     assert found == BROAD_EXCEPTS
+
+
+def test_json_is_parsed_with_bounds() -> None:
+    found = {
+        relative(path)
+        for path in sources()
+        for node in nodes_of(path)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.load", "json.loads")
+    }
+    assert {path for path in found if not path.startswith("remote/")} <= PLAIN_JSON
 
 
 def _too_long(paths: Iterable[Path], root: Path) -> Iterator[str]:

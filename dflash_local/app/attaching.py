@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.events import Notice
+from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _records(user: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The files of servers and what they hold; those that hold no address are left out."""
     for path in user.cache_dir.glob(RECORDS) if user.cache_dir else ():
         with suppress(OSError, ValueError):
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = parse_json(path.read_text(encoding="utf-8"))
             if isinstance(found, dict) and isinstance(found.get("url"), str):
                 yield path, found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from dflash_local import child_process
 from dflash_local.app.thinking import default_thinking
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DFlashError, EngineError, Interrupted
+from dflash_local.json_text import parse_json
 from dflash_local.load_config import LoadConfig
 from dflash_local.settings import Settings
 
@@ -87,7 +87,7 @@ def _follow(stream: IO[bytes], report: dict[str, Any], progress: Progress) -> No
     with stream:
         for line in stream:
             with suppress(ValueError, TypeError):
-                content = json.loads(line)
+                content = parse_json(line)
                 if "progress" in content:
                     progress(str(content["progress"]), min(float(content["fraction"]), 1.0))
                 elif "verdict" in content:
@@ -117,7 +117,7 @@ def _raise(errors: Sequence[str], code: int) -> NoReturn:
     """Raise the error that it left, as the class that it was."""
     for line in reversed(errors):
         with suppress(ValueError, KeyError, TypeError):
-            error = json.loads(line)["error"]
+            error = parse_json(line)["error"]
             kinds = {kind.__name__: kind for kind in _all(DFlashError)}
             raise kinds.get(str(error["type"]), DFlashError)(str(error["message"]), str(error["hint"]))
     last = f": {errors[-1]}" if errors else ""

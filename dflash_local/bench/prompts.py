@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.json_text import parse_json
 from dflash_local.request import MAX_MESSAGE_CHARS
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -41,7 +41,7 @@ def held_out(file: Path) -> tuple[Prompt, ...]:
     """The prompts a bundled pair was not trained on: a JSON list of ``{kind, prompt, answer}``. CheckpointError."""
     hint = "install dflash-local again"
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing from this installation", hint) from None
     except (OSError, ValueError) as error:
@@ -65,8 +65,8 @@ def from_file(file: Path) -> tuple[Prompt, ...]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise UsageError(f"{file}, line {number} is not JSON: {error}", 'lines like {"prompt": "..."}') from error
         prompts.append(_prompt(row, f"{file}, line {number}"))
     if not prompts or len(prompts) > MAX_PROMPTS:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from dflash_local.catalog.repo_id import check_repo_id
 from dflash_local.catalog.typed_fields import Between, shown
 from dflash_local.errors import UsageError
+from dflash_local.json_text import parse_json
 
 Kind = Literal["dflash", "dflash2", "dspark"]
 Status = Literal["released", "preview", "announced"]
@@ -225,7 +226,7 @@ class Launch:
             words += ["--revision", target.revision]
         if drafter.revision is not None and VLLM_DRAFTING in words:
             at = words.index(VLLM_DRAFTING) + 1
-            words[at] = json.dumps({**json.loads(words[at]), "revision": drafter.revision})
+            words[at] = json.dumps({**parse_json(words[at]), "revision": drafter.revision})
         elif drafter.revision is not None and SGLANG_DRAFTER in words:
             words += [SGLANG_REVISION, drafter.revision]
         if gpus is not None:

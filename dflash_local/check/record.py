@@ -12,6 +12,7 @@ from dflash_local.bench import provenance
 from dflash_local.bench.report import finite
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding, Subject, worst
+from dflash_local.json_text import parse_json
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.store.kept import keep
@@ -90,7 +91,7 @@ def remembered(path: Path | None) -> Report | None:
     if path is None:
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         findings = tuple(Finding(**each) for each in content.pop("findings"))
         content.pop("state")
         return Report(**{**content, "findings": findings, "remembered": True})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, BinaryIO
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.errors import CheckpointError
+from dflash_local.json_text import parse_json
 
 MAX_CONFIG_BYTES = 16 * 2**20  # the longest are those that list what was left out of a quantisation
 MAX_JSON_BYTES = 100_000_000  # tokenizer.json and weight indices: 33 MB are published
@@ -93,10 +93,8 @@ def parse_object(raw: bytes, what: str, hint: str = "", *, unique: bool = False)
         return result
 
     try:
-        value = json.loads(raw, object_pairs_hook=once if unique else None)
-    except RecursionError:
-        raise CheckpointError(f"{what} is nested too deeply", hint) from None
-    except ValueError as error:  # also UnicodeDecodeError and over-long integers
+        value = parse_json(raw, once if unique else None)
+    except ValueError as error:
         raise CheckpointError(f"{what} is not valid JSON: {shown(str(error))}", hint) from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{what} must hold a JSON object, it holds {shown(value)}", hint)

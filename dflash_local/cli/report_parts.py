@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -14,6 +13,7 @@ from dflash_local.app import fitting
 from dflash_local.app.models import install_status, model_store, registry
 from dflash_local.cli import doctor
 from dflash_local.errors import DFlashError, SettingsError
+from dflash_local.json_text import parse_json
 from dflash_local.load_config import LoadConfig
 from dflash_local.report import errors_log
 from dflash_local.report.archive import SCHEMA
@@ -138,8 +138,8 @@ def _json_of(path: Path) -> Any:
     """A JSON file of ours; None where there is none or it is damaged."""
     try:
         with path.open("rb") as file:
-            return json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+            return parse_json(file.read(MAX_BYTES))
+    except (OSError, ValueError):
         return None
 
 

@@ -5,14 +5,14 @@ What a file holds decides too, where there is one (``models.stored_formats``).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Literal
 
 from dflash_local.config.module_names import DECAY, HEAD_MODULES, PREFIXES, ROUTERS
+from dflash_local.config.module_pattern import compiled
 
 BITSANDBYTES = ("bnb-nf4", "bnb-fp4", "bnb-int8")  # formats that bitsandbytes stores
 WHOLE = 0  # for a size of a group or block: all that there is along its axis
@@ -200,7 +200,7 @@ class Quantization:
                 if run in self._by_name:
                     return self._by_name[run]
         for pattern, stored in self.patterns:
-            if any(compiled(pattern).match(spelling) for spelling in spellings):
+            if any(compiled(pattern)(spelling, 1) for spelling in spellings):
                 return stored
         if self.below and not any(f"{name}.".startswith(f"{at}.") for name in spellings for at in self.below):
             return None
@@ -225,12 +225,6 @@ def kept_format(quantization: Quantization | None, engine: str) -> str | None:
     if quantization is None or quantization.at_load:
         return None
     return quantization.name if engine == "fused" or quantization.bitsandbytes else None
-
-
-@cache
-def compiled(pattern: str) -> re.Pattern[str]:
-    """A regular expression. Raises re.error."""
-    return re.compile(pattern)
 
 
 def _spellings(module: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.config.module_names import HEAD
+from dflash_local.config.module_pattern import PatternError, compiled
 from dflash_local.config.quantization import (
     BITSANDBYTES,
     FP4_GROUP_SIZES,
@@ -21,15 +22,13 @@ from dflash_local.config.quantization import (
     StoredFp4,
     StoredFp8,
     StoredInt,
-    compiled,
 )
 from dflash_local.errors import CheckpointError
 
 GROUP_SIZES = (32, 64, 128)
 LONGEST = 2**20  # of a group or a block
 MAX_NAMES = 100_000  # modules that a configuration may name one by one
-MAX_PATTERNS, MAX_PATTERN, MAX_REPEATS = 1000, 1000, 6
-NO_SYNTAX = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?")  # escapes, classes of characters, (?
+MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1000, 50_000  # one for each matrix of 64 layers takes half of both
 READ = "fp8, int8, int4, NVFP4 or MXFP4 as GPTQ, AutoRound, AWQ, compressed-tensors or ModelOpt store it"
 
 _GPTQ: Mapping[str, Any] = {"quant_method": "gptq", "bits": 4, "sym": True}
@@ -110,9 +109,9 @@ def _gptq(settings: Fields) -> Quantization:
         if sign == "+:" and not isinstance(changes, Mapping):
             raise CheckpointError(f"{settings.where}: dynamic {shown(key)} must be an object, got {shown(changes)}")
         changed = Fields({**settings.values, **changes}, settings.where) if sign == "+:" else None
-        patterns.append((_pattern(settings, pattern), None if changed is None else _int(changed, "gptq", dialect)))
+        patterns.append((pattern, None if changed is None else _int(changed, "gptq", dialect)))
     head = () if settings.optional_flag("lm_head") else ((HEAD, None),)
-    return Quantization("gptq", default=default, names=head, patterns=_few(settings, patterns))
+    return Quantization("gptq", default=default, names=head, patterns=_checked(settings, patterns))
 
 
 def _auto_round(settings: Fields) -> Quantization:
@@ -142,7 +141,7 @@ def _auto_round(settings: Fields) -> Quantization:
         if re.fullmatch(r"[\w.\-]+", key):
             names.append((key, changed))
         else:
-            patterns.append((_pattern(settings, key), changed))
+            patterns.append((key, changed))
     if HEAD not in dict(names):
         names.append((HEAD, default if settings.optional_flag("quant_lm_head") else None))
     blocks = settings.values.get("block_name_to_quantize") or []
@@ -152,7 +151,7 @@ def _auto_round(settings: Fields) -> Quantization:
     bits = settings.optional_integer("act_bits", 1, 32) or 16
     ignored = _ignored([bits] if bits < 16 else [], settings.values)
     return Quantization(
-        "auto-round", "", default, tuple(names), _few(settings, patterns), tuple(below), ignored=ignored
+        "auto-round", "", default, tuple(names), _checked(settings, patterns), tuple(below), ignored=ignored
     )
 
 
@@ -191,7 +190,7 @@ def _compressed_tensors(settings: Fields) -> Quantization:
         if not isinstance(target, str):
             raise CheckpointError(f"{settings.where}: targets and ignore must be names, got {shown(target)}")
         if target.startswith("re:"):
-            patterns.append((_pattern(settings, target[3:]), stored))
+            patterns.append((target[3:], stored))
         else:
             names.append((target, stored))
 
@@ -224,7 +223,7 @@ def _compressed_tensors(settings: Fields) -> Quantization:
             elif target not in kept:
                 rule(target, stored)
     ignored = _ignored(activations, settings.values)
-    return Quantization("compressed-tensors", "", default, tuple(names), _few(settings, patterns), ignored=ignored)
+    return Quantization("compressed-tensors", "", default, tuple(names), _checked(settings, patterns), ignored=ignored)
 
 
 def _usual_layout(weights: Fields, activations: bool) -> str:
@@ -294,7 +293,7 @@ def _modelopt(settings: Fields) -> Quantization:
     inner = Fields({**settings.values, **settings.inner("quantization")}, settings.where)
     kept = [name for key in ("ignore", "exclude_modules", "modules_to_not_convert") for name in _names(inner, key)]
     names: list[Rule] = [(name, None) for name in kept if "*" not in name]
-    patterns: list[Rule] = [(_wildcard(inner, name), None) for name in kept if "*" in name]
+    patterns: list[Rule] = [(_wildcard(name), None) for name in kept if "*" in name]
     algorithms: set[str] = set()
 
     def stored(values: Fields) -> StoredFormat:
@@ -313,13 +312,13 @@ def _modelopt(settings: Fields) -> Quantization:
         layers = Fields(layers.inner("quantized_layers") or layers.values, inner.where)
         if not layers.values:
             raise _Unread("modelopt MIXED_PRECISION without quantized_layers")
-        out = Quantization("", names=tuple(names), patterns=_few(inner, patterns), default=StoredFp4("nvfp4"))
+        out = Quantization("", names=tuple(names), patterns=_checked(inner, patterns), default=StoredFp4("nvfp4"))
         names += [(name, stored(Fields(layers.inner(name), inner.where))) for name in layers.values if out.stored(name)]
     else:
         default = stored(inner)
     activations = (MODELOPT[algorithm][1] for algorithm in algorithms)
     ignored = _ignored([bits for bits in activations if bits < 16], inner.values)
-    return Quantization("modelopt", "", default, tuple(names), _few(inner, patterns), ignored=ignored)
+    return Quantization("modelopt", "", default, tuple(names), _checked(inner, patterns), ignored=ignored)
 
 
 # What ModelOpt's algorithms store, and the bits of the activations that they are meant for.
@@ -371,44 +370,23 @@ def _names(settings: Fields, key: str) -> list[str]:
     return settings.optional_names(key, MAX_NAMES) or []
 
 
-def _wildcard(settings: Fields, wildcard: str) -> str:
+def _wildcard(wildcard: str) -> str:
     """The regular expression of a name in which ``*`` stands for anything."""
-    return _pattern(settings, ".*".join(re.escape(part) for part in wildcard.split("*")) + "$")
+    return ".*".join(re.escape(part) for part in wildcard.split("*")) + "$"
 
 
-def _pattern(settings: Fields, pattern: str) -> str:
-    """The pattern, known to compile and to end. Raises CheckpointError: it is not."""
-    where = f"{settings.where}: the pattern {shown(pattern)} of quantization_config"
-    repeats = len(re.findall(r"(?<!\\)[+*{]", pattern))
-    if len(pattern) > MAX_PATTERN or repeats > MAX_REPEATS or _may_not_end(pattern):
-        raise CheckpointError(f"{where} is too long or repeats too much", "name the modules by a simpler one")
-    try:
-        compiled(pattern)
-    except re.error as error:
-        raise CheckpointError(f"{where} is no regular expression: {error}") from None
-    return pattern
-
-
-def _may_not_end(pattern: str) -> bool:
-    """True where a repeated group repeats or chooses inside: matching may take time exponential in a name's length."""
-    plain = NO_SYNTAX.sub(lambda found: "(" if found[0] == "(?" else "x", pattern)
-    varies = [False]  # of the whole, and of each group that is open
-    for at, char in enumerate(plain):
-        if char == "(":
-            varies.append(False)
-        elif char == ")" and len(varies) > 1:
-            inside = varies.pop()
-            if inside and plain[at + 1 : at + 2] in ("+", "*", "{"):
-                return True
-            varies[-1] |= inside
-        elif char in "+*{?|":
-            varies[-1] = True
-    return False
-
-
-def _few(settings: Fields, patterns: list[Rule]) -> tuple[Rule, ...]:
-    if len(patterns) > MAX_PATTERNS:
+def _checked(settings: Fields, patterns: list[Rule]) -> tuple[Rule, ...]:
+    """The patterns, known to be few, short and of what is read. Raises CheckpointError: they are not."""
+    characters = sum(len(pattern) for pattern, _ in patterns)
+    if len(patterns) > MAX_PATTERNS or characters > MAX_PATTERN_CHARACTERS:
+        most = f"at most {MAX_PATTERNS} with {MAX_PATTERN_CHARACTERS} are read"
         raise CheckpointError(
-            f"{settings.where}: quantization_config has {len(patterns)} patterns, at most {MAX_PATTERNS} are read"
+            f"{settings.where}: quantization_config has {len(patterns)} patterns with {characters} characters, {most}"
         )
+    for pattern, _ in patterns:
+        try:
+            compiled(pattern)
+        except PatternError as error:
+            where = f"{settings.where}: the pattern {shown(pattern)} of quantization_config"
+            raise CheckpointError(f"{where} is not read: it has {error}", "name the modules by a simpler one") from None
     return tuple(patterns)

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from dflash_local.errors import MissingDependencyError
+from dflash_local.json_text import parse_json
 from dflash_local.kernels import cuda_driver, expert_gemm, few_row_gemm, nvrtc
 from dflash_local.store.kept import keep
 from dflash_local.store.paths import KERNEL_RECORD
@@ -84,7 +85,7 @@ class KernelRecord:
     def _read(self) -> None:
         """Whatever of the file is as it should be."""
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8")) if self.path else {}
+            content = parse_json(self.path.read_text(encoding="utf-8")) if self.path else {}
         except (OSError, ValueError):
             return
         if not isinstance(content, dict):

@@ -5,12 +5,12 @@ nvidia-smi, then rocm-smi, then Apple's unified memory. What cannot be read is N
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dflash_local.json_text import parse_json
 from dflash_local.planner.hardware import run_probe
 from dflash_local.planner.software import release, version_of
 from dflash_local.planner.torch_build import too_old
@@ -111,7 +111,7 @@ def amd(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
     """AMD devices as rocm-smi lists them; a best effort, not tried on every version of it."""
     answer = probe(("rocm-smi", "--showmeminfo", "vram", "--showproductname", "--json"))
     try:
-        cards = json.loads(answer or "{}")
+        cards = parse_json(answer or "{}")
     except ValueError:
         return ()
     found = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_local.json_text import parse_json
 from dflash_local.planner.speed import Acceptance, Prediction
 from dflash_local.store.kept import keep
 
@@ -57,7 +58,7 @@ class AcceptanceRecord:
     def read(self) -> dict[str, Count]:
         """By target, as ``ModelConfig.source``; whatever of the file is as it should be."""
         try:
-            entries = json.loads(self.path.read_text(encoding="utf-8")) if self.path else {}
+            entries = parse_json(self.path.read_text(encoding="utf-8")) if self.path else {}
         except (OSError, ValueError):
             return {}
         found = entries if isinstance(entries, Mapping) else {}

@@ -5,11 +5,11 @@ A prediction for a card scales the one table of launches (``planner/speed.py``) 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
+from dflash_local.json_text import parse_json
 from dflash_local.planner.cards import find_bandwidth, find_clock_rate, same_card
 
 RECORDED = "card_probes.json"
@@ -74,7 +74,7 @@ def scale_of(card: str, other: str, probe: CardProbe | None) -> tuple[Scale, str
 def recorded_probes() -> tuple[CardProbe, ...]:
     """Those that come with the program."""
     text = resources.files(__package__).joinpath(RECORDED).read_text(encoding="utf-8")
-    return tuple(CardProbe(**entry) for entry in json.loads(text))
+    return tuple(CardProbe(**entry) for entry in parse_json(text))
 
 
 def recorded_probe(card: str) -> CardProbe | None:

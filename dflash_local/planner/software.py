@@ -64,8 +64,8 @@ def version_of(package: str) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers a version starts with: ``2.13.0+cpu`` is (2, 13, 0)."""
-    match = re.match(r"\d+(\.\d+)*", version)
+    """The numbers a version starts with: ``2.13.0+cpu`` is (2, 13, 0). One of ten digits ends them."""
+    match = re.match(r"\d{1,9}(\.\d{1,9})*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 

@@ -9,7 +9,6 @@ model card.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -20,6 +19,7 @@ from dflash_local.catalog.row import Published
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import SettingsError
+from dflash_local.json_text import parse_json
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.quantized import quantized
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
@@ -278,7 +278,7 @@ def tables() -> tuple[SpeedTable, ...]:
 @lru_cache(maxsize=2)
 def _read_tables(text: str) -> tuple[SpeedTable, ...]:
     try:
-        return tuple(_table(entry) for entry in json.loads(text)["tables"])
+        return tuple(_table(entry) for entry in parse_json(text)["tables"])
     except (KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"{TABLES}: {error}", "install the program anew") from error
 

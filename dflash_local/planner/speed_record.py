@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dflash_local.json_text import parse_json
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.plan import Plan
 from dflash_local.planner.speed import Prediction, Times
@@ -87,7 +88,7 @@ class SpeedRecord:
     def read(self) -> tuple[SpeedMeasurement, ...]:
         """Whatever of the file is as it should be."""
         try:
-            entries = json.loads(self.path.read_text(encoding="utf-8")) if self.path else []
+            entries = parse_json(self.path.read_text(encoding="utf-8")) if self.path else []
         except (OSError, ValueError):
             return ()
         found = (_measurement(entry) for entry in entries) if isinstance(entries, list) else ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import ReportError, UsageError
+from dflash_local.json_text import parse_json
 
 SCHEMA = 1
 MAIN = "report"
@@ -70,13 +71,15 @@ def _parts(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
         found = _MEMBER.fullmatch(member.filename)
         if found is None or found[1] in parts:
             raise ReportError(f"{path} holds {member.filename[:60]!r}, which no report does", FOREIGN)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ReportError(f"{path} is compressed in another way than a report", FOREIGN)
         with archive.open(member) as file:
             content = file.read(left + 1)  # what the header says of its size may be wrong
         left -= len(content)
         if left < 0:
             raise ReportError(f"{path} unpacks to more than {MAX_PART // 2**20} MiB: no report", FOREIGN)
         try:
-            parts[found[1]] = json.loads(content)
-        except (ValueError, RecursionError) as error:
+            parts[found[1]] = parse_json(content)
+        except ValueError as error:
             raise ReportError(f"{path}: {member.filename} is not JSON", FOREIGN) from error
     return parts

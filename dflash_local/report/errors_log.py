@@ -17,6 +17,7 @@ from typing import Any
 
 from dflash_local import __version__
 from dflash_local.errors import DFlashError
+from dflash_local.json_text import parse_json
 from dflash_local.store.kept import keep
 
 FILE = "errors.json"
@@ -48,8 +49,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """What the log holds, the oldest first; nothing of a damaged one."""
     try:
         with (folder / FILE).open("rb") as file:
-            content = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+            content = parse_json(file.read(MAX_BYTES))
+    except (OSError, ValueError):
         return []
     return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 

@@ -21,19 +21,25 @@ PATH, TOKEN, ADDRESS, URL, IDENTIFIER = "<path>", "<token>", "<address>", "<url>
 USER, HOST, FOLDER = "<user>", "<host>", "<folder>"
 ORDINARY = {"", "localhost", "root", "user"}  # names of users and hosts that tell nothing
 _START = r"(?<![\w.<>])"
+_REST = r"(?:<[a-z]+>|[^\n'\",;()<>])*"  # of a path's clause; marks of what was found before stand in it
 # In this order: what an earlier pattern takes, a later one need not know.
 PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+"), URL),
     (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), ADDRESS),
-    (re.compile(r"(?:\\\\|(?<![A-Za-z0-9])[A-Za-z]:[\\/])[^\n'\"<>|]*"), PATH),
+    (re.compile(r"(?:\\\\|(?<![A-Za-z0-9])[A-Za-z]:[\\/])(?:<[a-z]+>|[^\n'\"<>|])*"), PATH),
     # To the last slash of the line, as folders may have spaces, and on to the end of the clause.
-    (re.compile(_START + r"~?/[^\n'\"]*/[^\n'\",;()<>]*"), PATH),
-    (re.compile(_START + r"~?/[\w.~+@-][^\n'\",;()<>]*"), PATH),
+    (re.compile(_START + r"~?/[^\n'\"]*/" + _REST), PATH),
+    (re.compile(_START + r"~?/[\w.~+@-]" + _REST), PATH),
     (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.I), IDENTIFIER),
     (re.compile(r"\b(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\b", re.I), ADDRESS),
     (re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]\d)"), ADDRESS),
     (re.compile(r"\b(?:hf|sk|pk|rk|gh[a-z]|github_pat|glpat|xox[a-z]|AKIA|AIza|ya29)[-_. ]?[\w-]{8,}"), TOKEN),
+    (re.compile(r"\b(?:gsk_|r8_|nvapi-)[\w-]{8,}"), TOKEN),
     (re.compile(r"\b(?:Bearer|Basic)\s+\S+", re.I), TOKEN),
+    (
+        re.compile(r"\b(?:pass(?:word|wd|phrase)|pwd|secret|token|api[-_ ]?key|credentials?)['\"]?\s*[:=].*", re.I),
+        TOKEN,
+    ),
     (re.compile(r"\beyJ[\w-]{8,}(?:\.[\w-]*)*"), TOKEN),
 )
 _LONG = re.compile(r"[A-Za-z0-9+/_=-]{32,}")
@@ -73,10 +79,7 @@ def secrets_of(user: Settings, public: Collection[str] = (), folders: Iterable[P
 
 def scrub(text: str, secrets: Secrets) -> str:
     """The text with a mark in the place of everything private."""
-    for value in sorted(secrets.values, key=len, reverse=True):
-        mark = secrets.values[value]
-        below = r"(?:[\\/][^\n'\",;()<>]*)?" if mark == PATH else ""  # what lies in a private folder is private, too
-        text = re.sub(re.escape(value) + below, mark, text)
+    text = _without(text, secrets.values)
     for name in sorted(secrets.names, key=len, reverse=True):
         whole = rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
         text = re.sub(whole, secrets.names[name], text, flags=re.I)
@@ -84,6 +87,20 @@ def scrub(text: str, secrets: Secrets) -> str:
         text = pattern.sub(mark, text)
     text = _COLONS.sub(_colons, text)
     return _LONG.sub(lambda found: _long(found.group(), secrets.public), text)
+
+
+def _without(text: str, values: Mapping[str, str]) -> str:
+    """The text with a mark for each run of characters that belong to values; these may overlap."""
+    spans: list[tuple[int, int, str]] = []
+    for value, mark in values.items():
+        below = rf"(?:[\\/]{_REST})?" if mark == PATH else ""  # what lies in a private folder is private, too
+        spans += [(*found.span(1), mark) for found in re.finditer(f"(?=({re.escape(value)}{below}))", text)]
+    pieces, end = [], 0
+    for start, stop, mark in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if start >= end:
+            pieces += [text[end:start], mark]
+        end = max(end, stop)
+    return "".join((*pieces, text[end:]))
 
 
 def scrubbed(value: Any, secrets: Secrets) -> Any:

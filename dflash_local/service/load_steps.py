@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_local.json_text import parse_json
 from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
 from dflash_local.store.kept import keep
 from dflash_local.store.owner import Owner
@@ -140,8 +141,8 @@ class LoadSteps:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from dflash_local.checkpoint_files.json_file import read_bytes
 from dflash_local.errors import CheckpointError, DownloadError, SettingsError
+from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
@@ -90,10 +91,10 @@ class DataStore:
     def _entries(self) -> dict[str, Any]:
         hint = f"remove {self.record} to record what is fetched next"
         try:
-            content = json.loads(read_bytes(self.record, MAX_RECORD_BYTES, hint))
+            content = parse_json(read_bytes(self.record, MAX_RECORD_BYTES, hint))
         except FileNotFoundError:
             return {}
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise CheckpointError(f"{self.record} is damaged", hint) from error
         entries = content.get("files") if isinstance(content, dict) and content.get("version") == VERSION else None
         if not isinstance(entries, dict):

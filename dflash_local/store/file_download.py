@@ -17,6 +17,7 @@ class Patience:
 
     Attributes:
         connect_s, answer_s, stall_s: seconds without a connection, without an answer, without a byte of a file.
+        whole_s: seconds for a whole answer that is no file, such as a listing, with all tries.
         floor: bytes per second, over ``stall_s`` of waiting, below which a stream counts as stalled.
         first_tries: tries for a request that gets no usable answer.
         tries: failures of a file in a row with less than ``progress`` bytes between them.
@@ -27,6 +28,7 @@ class Patience:
     connect_s: float = 5.0
     answer_s: float = 10.0
     stall_s: float = 30.0
+    whole_s: float = 60.0
     floor: int = 1024
     first_tries: int = 4
     tries: int = 6

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from dflash_local.errors import DownloadError
+from dflash_local.store.bounds import AnswerBound, Bound, BoundedBackend, FileBound
 from dflash_local.store.errors_of_hub import PUBLIC_HUB, http_library, is_hopeless, of_status, of_transport
 from dflash_local.store.file_download import CONTENT_RANGE, WEB_PAGE, FileDownload, NotTheFile, Patience, Stopped
 from dflash_local.store.names import is_commit
@@ -25,7 +26,7 @@ MAX_REDIRECTS = 10
 HUB_DOMAINS = ("huggingface.co", "hf.co")
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9][A-Za-z0-9_-]{0,127}"?')
-_HERE = threading.local()  # the client and the download that this thread works for
+_HERE = threading.local()  # the client and the download that this thread works for, and the bound of its reads
 _INSTALLING = threading.Lock()
 Hook = Callable[[Any], object]
 
@@ -66,6 +67,14 @@ class HubClient:
                 with suppress(OSError):  # closed already
                     socket.socket.shutdown(line, socket.SHUT_RDWR)  # the plain one: TLS would wait for an answer
 
+    def bound(self, stream: Any) -> Bound | None:
+        """What this thread's reads from the stream are held to; from now on ``stop`` ends them."""
+        if stream is not None:
+            self._streams[threading.get_ident()] = stream
+        self.check()
+        bound: Bound | None = _HERE.bound
+        return bound
+
     def check(self) -> None:
         if self.stopped.is_set():
             raise Stopped
@@ -84,8 +93,9 @@ class HubClient:
         return response
 
     def send_patiently(self, send: Callable[..., Any], request: Any, tries: int, **options: Any) -> Any:
-        """One request, tried again while there is no answer or the server is busy."""
+        """One request, tried again while there is no answer or the server is busy, within one bound."""
         http, patience = http_library(), self.patience
+        bound = _HERE.bound = AnswerBound(self.endpoint, patience)
         silence = patience.stall_s if options.get("stream") else patience.answer_s
         limits = {"connect": patience.connect_s, "read": silence, "write": silence, "pool": None}
         request.extensions = {**request.extensions, "timeout": limits}
@@ -105,7 +115,7 @@ class HubClient:
                     return response
                 response.close()
                 wait = _retry_after(response.headers) or wait
-                if number >= tries or wait > patience.longest_wait_s:
+                if number >= tries or wait > bound.timeout(patience.longest_wait_s):
                     raise of_status(response.status_code, request.url.path, self.endpoint, wait)
             _HERE.hops = 0
             self.pause(wait)
@@ -132,7 +142,7 @@ class HubClient:
         url = urlsplit(address)
         why = self._distrust(url.scheme, url.hostname or "")
         if why:
-            refused = f"{self.endpoint} leads to {url.scheme}://{url.hostname or ''}, which is refused: {why}"
+            refused = f"{self.endpoint} leads to {url.scheme}://{(url.hostname or '')[:100]}, which is refused: {why}"
             raise DownloadError(refused, "check HF_ENDPOINT; use a mirror that sends the files itself")
 
     def _distrust(self, scheme: str, host: str) -> str:
@@ -148,9 +158,6 @@ class HubClient:
 
     def arrived(self, response: Any) -> None:
         """After every hop: count it, and let nothing pass that huggingface_hub would build a path of."""
-        stream = response.extensions.get("network_stream")
-        if stream is not None:
-            self._streams[threading.get_ident()] = stream
         self.check()
         if not response.has_redirect_location:
             _HERE.hops = 0
@@ -160,6 +167,10 @@ class HubClient:
                 raise DownloadError(f"{self.endpoint} redirects more than {MAX_REDIRECTS} times", "check HF_ENDPOINT")
             self._check_address(urljoin(str(response.request.url), response.headers["Location"]))
         headers, download = response.headers, _HERE.download
+        if download and response.request.method == "GET" and response.status_code in (200, 206):
+            _HERE.bound = FileBound(self.patience)
+        elif headers.get("Content-Encoding", "identity").lower() != "identity":  # it would be unpacked without a bound
+            raise DownloadError(f"{self.endpoint} compressed an answer, against the request", "check HF_ENDPOINT")
         for name in ("X-HF-Warning", *(() if self.xet else ("X-Xet-Hash",))):  # huggingface_hub would print the first
             headers.pop(name, None)
         if download and response.request.method == "HEAD" and response.status_code < 400:
@@ -200,7 +211,7 @@ def _install() -> None:
 
 @contextmanager
 def _working(client: HubClient, download: FileDownload | None) -> Iterator[None]:
-    _HERE.client, _HERE.download, _HERE.hops = client, download, 0
+    _HERE.client, _HERE.download, _HERE.hops, _HERE.bound = client, download, 0, None
     try:
         yield
     finally:
@@ -233,7 +244,16 @@ def _client(requests: Sequence[Hook], responses: Sequence[Hook]) -> Any:
             return super().send(request, **options) if client is None else client.send(super().send, request, **options)
 
     hooks = {"request": [leaving], "response": [_sends_for_us, arrived]}
-    return Client(event_hooks=hooks, follow_redirects=True, timeout=None)
+    client = Client(event_hooks=hooks, follow_redirects=True, timeout=None)
+    for transport in (client._transport, *client._mounts.values()):  # the second: through proxies
+        if transport is not None:
+            transport._pool._network_backend = BoundedBackend(transport._pool._network_backend, _bound_of)
+    return client
+
+
+def _bound_of(stream: Any) -> Bound | None:
+    client = getattr(_HERE, "client", None)
+    return None if client is None else client.bound(stream)
 
 
 def _retry_after(headers: Any) -> float | None:

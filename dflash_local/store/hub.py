@@ -14,6 +14,7 @@ from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
 from dflash_local.store.http_client import HubClient, Patience
 from dflash_local.store.names import folder_name, is_commit
 
+MAX_FILE_BYTES = 1 << 50
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 
@@ -97,7 +98,7 @@ class Hub:
                 info = look_up(repo, revision=revision, files_metadata=True)
         except hub_errors() as error:
             raise of_hub_error(error, repo, self.endpoint, bool(self.token), revision=revision) from error
-        except (TypeError, KeyError, AttributeError) as error:  # of huggingface_hub, over JSON of another shape
+        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # over JSON of another shape
             message = f"{self.endpoint} answered for {repo} with something else"
             raise DownloadError(message, "check HF_ENDPOINT") from error
         commit = info.sha
@@ -111,8 +112,9 @@ class Hub:
 def _remote_file(sibling: Any, repo: str, endpoint: str) -> RemoteFile:
     size, blob, lfs = sibling.size, sibling.blob_id, sibling.lfs
     sha256 = getattr(lfs, "sha256", None)
-    sized = isinstance(size, int) and size >= 0 and isinstance(blob, str) and _GIT_SHA1.fullmatch(blob)
-    if not sized or not (lfs is None or (isinstance(sha256, str) and _SHA256.fullmatch(sha256))):
+    named = isinstance(sibling.rfilename, str) and isinstance(blob, str) and _GIT_SHA1.fullmatch(blob)
+    sized = isinstance(size, int) and 0 <= size <= MAX_FILE_BYTES
+    if not named or not sized or not (lfs is None or (isinstance(sha256, str) and _SHA256.fullmatch(sha256))):
         name = ascii(sibling.rfilename)[:100]
         hint = "without them nothing can be verified: use another mirror, or unset HF_ENDPOINT"
         raise DownloadError(f"{endpoint} does not tell size and checksum of {name} in {repo}", hint)

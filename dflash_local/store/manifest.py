@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import DownloadError
+from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.cache import Entry
@@ -156,8 +157,8 @@ def _read_json(path: Path) -> Any:
     if len(raw) > MAX_BYTES:
         raise ValueError("is too large")
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        return parse_json(raw)
+    except ValueError as error:
         raise ValueError("is damaged") from error
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from dflash_local.json_text import parse_json
 from dflash_local.store.atomic import FILE_MODE
 
 State = Literal["alive", "dead", "unknown"]
@@ -45,8 +46,8 @@ class Owner:
         """The record in a file; None when there is none, or none that makes sense."""
         try:
             with path.open("rb") as file:
-                owner = cls(**json.loads(file.read(MAX_BYTES)))
-        except (OSError, ValueError, TypeError, RecursionError):
+                owner = cls(**parse_json(file.read(MAX_BYTES)))
+        except (OSError, ValueError, TypeError):
             return None
         texts = [owner.started, owner.boot, owner.space, owner.host, owner.purpose, owner.token]
         right = type(owner.pid) is int and owner.pid > 0 and all(type(text) is str for text in texts)

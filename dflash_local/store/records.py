@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_local.errors import UsageError
+from dflash_local.json_text import parse_json
 from dflash_local.request import Message, Role
 
 VERSION = 1
@@ -109,8 +110,8 @@ def decode(raw: bytes) -> Chat:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None

@@ -6,10 +6,11 @@ huggingface_hub resumes as well, but not after a reset nor in another run, and i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dflash_local.errors import DownloadError
+from dflash_local.store.bounds import TooSlow
 from dflash_local.store.errors_of_hub import http_library, of_status, of_transport
 from dflash_local.store.file_download import CONTENT_RANGE, FileDownload, TooLong
 from dflash_local.store.http_client import HubClient
@@ -18,10 +19,6 @@ from dflash_local.store.http_client import HubClient
 # pages in again took half of the receiving thread's time (`benchmarks/pull_speed.py`).
 BLOCK = 1 << 18
 BLOCK_S = 0.2  # and how old they get at most: what is not written is lost with the process
-
-
-class TooSlow(Exception):
-    """Bytes come, but so few that the line counts as stalled."""
 
 
 def receive(client: HubClient, download: FileDownload, write: Callable[[bytes], object]) -> None:
@@ -68,7 +65,7 @@ def _over_one_connection(client: HubClient, download: FileDownload, write: Calla
             hf_raise_for_status(answer)
         blocks = _Blocks(write)
         try:
-            for piece in _from(answer, download, watched(client, answer.stream)):
+            for piece in _from(answer, download, answer.iter_raw()):
                 if download.done + len(piece) > download.size:
                     raise TooLong(f"has more than the {download.size:,} bytes it should have")
                 blocks.add(piece)
@@ -98,7 +95,7 @@ class _Blocks:
         self._since = time.monotonic()
 
 
-def _from(answer: Any, download: FileDownload, pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _from(answer: Any, download: FileDownload, pieces: Iterable[bytes]) -> Iterator[bytes]:
     """The pieces after byte ``download.done``: a server may ignore the range."""
     begin = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     start = int(begin[1]) if answer.status_code == 206 and begin else 0
@@ -109,24 +106,6 @@ def _from(answer: Any, download: FileDownload, pieces: Iterator[bytes]) -> Itera
         if skip < len(piece):
             yield piece[skip:]
         skip = max(0, skip - len(piece))
-
-
-def watched(client: HubClient, stream: Any) -> Iterator[bytes]:
-    """The pieces of a stream. TooSlow: less than ``patience.floor`` bytes per second over ``stall_s`` of waiting."""
-    pieces, waited, got = iter(stream), 0.0, 0
-    while True:
-        before = time.monotonic()
-        piece = next(pieces, None)
-        if piece is None:
-            return
-        client.check()
-        waited += time.monotonic() - before
-        got += len(piece)
-        if waited >= client.patience.stall_s:
-            if got < client.patience.floor * waited:
-                raise TooSlow
-            waited, got = 0.0, 0
-        yield piece
 
 
 def _in_words(client: HubClient, download: FileDownload, error: BaseException | None) -> DownloadError:

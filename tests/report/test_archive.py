@@ -73,6 +73,16 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
             assert error.exit_code == 6
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compressions_are_refused_unread(tmp_path: Path, method: int) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as file:
+        file.writestr("report.json", json.dumps(PARTS["report"]))
+    whole = buffer.getvalue()
+    for raw in (whole, whole.replace(b"BZh9", b"XXXX").replace(b"\x09\x04\x05\x00]", b"\x09\x04\x05\x00\xff")):
+        assert "compressed in another way" in refused(tmp_path / "r.zip", raw)
+
+
 def test_a_missing_file_is_a_bad_argument(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         archive.unpack(tmp_path / "none.zip")

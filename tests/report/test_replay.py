@@ -67,6 +67,12 @@ def test_versions_are_compared_where_there_was_a_card() -> None:
     assert replayed(told, known)["not_measured"] == {}
 
 
+def test_a_version_without_an_end_is_another_one() -> None:
+    told = parts()
+    told["report"]["versions"]["torch"] = "2" * 100_000
+    assert replayed(told, known)["not_measured"]["torch"]["measured"] == "2.11"
+
+
 def check(planned: Any, peak: Any, model: str = MODEL) -> dict[str, Any]:
     figures = {"name": "NVIDIA GeForce RTX 4090", "planned_bytes": planned, "peak_bytes": peak}
     target = {"subject": "target", "figures": {"nats": {"prose": 2.1}}}

@@ -22,6 +22,13 @@ NOTHING = Secrets()
         (r"C:\Users\alice\models", "alice"),
         ("D:/alice/models", "alice"),
         (r"\\server\share\alice", "alice"),
+        (r"D:\work\<user>\secret", "secret"),
+        ("/data/some <user> folder", "folder"),
+        ("gsk_abcdefghijkl", "abcdefgh"),
+        ("nvapi-abcdefghijkl", "abcdefgh"),
+        ("r8_abcdefghijkl", "abcdefgh"),
+        ("password: correct horse", "horse"),
+        ('{"api_key": "hunter2"}', "hunter2"),
         ("hf_abcdefghijklmnop", "abcdefgh"),
         ("key sk-proj-abcdefgh12345678", "abcdefgh"),
         ("Authorization: Bearer abc.def-12345", "abc.def"),
@@ -64,10 +71,21 @@ def test_secrets_come_from_variables_folders_and_names(tmp_path: Path, monkeypat
     home = tmp_path / "alice"
     env = {"HOME": str(home), "MY_API_KEY": "pa55word!", "USER": "Alice", "HF_TOKEN": "plainword", "DFLASH_PORT": "80"}
     secrets = secrets_of(settings.load(env), folders=[Path("models") / "Zebra-7B"])
-    text = scrub(f"{home}/x y and pa55word! plainword ALICE alice_x kite-lab Zebra-7B", secrets)
-    for word in ("alice", "pa55", "plainword", "kite", "zebra"):
-        assert word not in text.lower()
+    private = ("pa55word!", "plainword", "ALICE", "aLiCe's", "alice_x", "KITE-lab", "zebra-7b", f"{home}/x y")
+    for text in (*private, f"{home}/{private[0]}/and", rf"D:\work\Alice\{private[1]}\and"):
+        kept = scrub(f"before {text}", secrets).lower()
+        assert kept.startswith("before <") and not any(
+            word in kept for word in ("word", "alice", "kite", "zebra", "and")
+        )
     assert scrub("malice 80", secrets) == "malice 80", "whole words, and no numbers"
+
+
+def test_secrets_in_and_over_each_other_leave_nothing() -> None:
+    inside, whole, over = "middle", "left-middle-right", "right-beyond"
+    for values in ((inside, whole, over), (over, whole, inside)):
+        secrets = Secrets(dict.fromkeys(values, "<token>"))
+        assert scrub("a left-middle-right-beyond b middle c", secrets) == "a <token> b <token> c"
+    assert scrub("an ababa b", Secrets({"aba": "<token>"})) == "an <token> b"
 
 
 def test_every_text_of_a_value_is_scrubbed_and_fields_keep_their_names() -> None:

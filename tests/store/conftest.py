@@ -23,6 +23,7 @@ QUICK = Patience(
     connect_s=1.0,
     answer_s=1.0,
     stall_s=0.15,
+    whole_s=5.0,
     tries=3,
     first_tries=3,
     progress=1 << 16,

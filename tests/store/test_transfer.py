@@ -257,7 +257,7 @@ def test_dl_22_a_pull_that_waits_for_bytes_stops_at_once(puller: Any, fake: Fake
 
 
 def test_dl_22_a_pull_that_waits_to_try_again_stops_at_once(puller: Any, fake: FakeHub, small: Any) -> None:
-    puller.impatient(longest_wait_s=100.0)
+    puller.impatient(longest_wait_s=100.0, whole_s=100.0)
     fake.fault(WEIGHTS, "429", retry_after=60, times=9)
     plan = puller.prepare(TARGET)
     begin = time.monotonic()

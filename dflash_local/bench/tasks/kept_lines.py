@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dflash_local.errors import UsageError
+from dflash_local.json_text import parse_json
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
 from dflash_local.store.lock import exclusive
 
@@ -36,7 +37,7 @@ class LinesFile:
     """
 
     def __init__(self, folder: Path, name: str, identity: Mapping[str, Any], fresh: bool = False) -> None:
-        self.identity = json.loads(json.dumps(identity, sort_keys=True))
+        self.identity = parse_json(json.dumps(identity, sort_keys=True))
         self.path = _path(folder, name, self.identity)
         try:
             make_private(folder)
@@ -104,7 +105,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
+        content = parse_json(line)
+    except ValueError:
         return None
     return content if isinstance(content, dict) else None

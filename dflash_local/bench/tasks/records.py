@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dflash_local.errors import DownloadError, UsageError
+from dflash_local.json_text import parse_json
 from dflash_local.request import check_depth
 
 Form = Literal["jsonl", "json"]  # an object a line, or one list of objects
@@ -105,8 +105,6 @@ def _record(value: Any, where: str) -> Record:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except RecursionError:
-        raise DownloadError(f"{where} is nested too deep", REFUSED) from None
+        return parse_json(text)
     except ValueError as error:
         raise DownloadError(f"{where} is not JSON: {error}", REFUSED) from error
