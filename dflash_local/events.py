@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import lru_cache
+from types import UnionType
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 Channel = Literal["thinking", "final", "tool"]
 Origin = Literal["accepted", "bonus"]
@@ -195,26 +197,37 @@ def as_dict(event: Event) -> dict[str, Any]:
 
 def from_dict(content: Mapping[str, Any]) -> Event:
     """The event of a JSON form that ``as_dict`` made. ValueError: it is none."""
-    fields = {name: _tupled(value) for name, value in content.items() if name != "event"}
-    kind = _KINDS.get(str(content.get("event")))
+    kind = _KINDS.get(str(content.get("event"))[:40])
     try:
-        if kind is Step:
-            fields["pieces"] = tuple(Piece(**piece) for piece in fields["pieces"])
-            fields["logprobs"] = tuple(TokenLogprob(**one) for one in fields.get("logprobs", ()))
-        elif kind is Finished:
-            fields |= {"usage": Usage(**fields["usage"]), "stats": Stats(**fields["stats"])}
-        if kind is not None:
-            return kind(**fields)
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"not an event: {error}") from error
-    raise ValueError(f"not an event: {str(content.get('event'))[:40]!r}")
+        event: Event = checked(kind, {name: value for name, value in content.items() if name != "event"})
+    except TypeError as error:
+        raise ValueError(f"what is no event: {error}") from error
+    return event
 
 
-def _tupled(value: Any) -> Any:
-    """JSON's lists as the tuples they were, also inside objects."""
-    if isinstance(value, dict):
-        return {name: _tupled(inner) for name, inner in value.items()}
-    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+def checked(kind: Any, value: Any) -> Any:
+    """A value of JSON as the type of a dataclass's field, or as a dataclass; what is a dataclass already stays.
+
+    Raises:
+        TypeError: it is something else, or a number that 64 bits do not hold.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # all are of the form ``X | None``
+        return None if value is None else checked(inner[0], value)
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints = _hints(cast(Any, kind))
+        return cast(Any, kind)(**{name: checked(hints.get(name), inside) for name, inside in value.items()})
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        if len(kinds) == len(value):
+            return tuple(map(checked, kinds, value))
+    elif kind is int or kind is float:
+        if type(value) in (int, kind) and -(2**63) <= value < 2**64:
+            return kind(value)
+    elif value in inner if origin is Literal else isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise TypeError(f"{type(value).__name__} in place of {kind}")
 
 
+_hints = lru_cache(maxsize=64)(get_type_hints)
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}

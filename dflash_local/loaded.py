@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from dflash_local.events import Finished, Stats, Usage
+from dflash_local.events import Finished, Stats, Usage, checked
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import Request
 
@@ -118,12 +118,11 @@ class SessionFacts:
 
     @classmethod
     def from_dict(cls: type[Facts], content: Mapping[str, Any]) -> Facts:
-        """What ``as_dict`` wrote. TypeError: a field is missing or unknown. UsageError: an option is not allowed."""
+        """What ``as_dict`` wrote. TypeError: a field is missing or wrong. UsageError: an option is not allowed."""
         own = {name: value for name, value in content.items() if name not in LOAD_OPTIONS}
-        own["notices"] = tuple(own.get("notices") or ())
-        own["checks"] = tuple(Verdict(**each) for each in own.get("checks") or ())
         load = LoadConfig(**{name: value for name, value in content.items() if name in LOAD_OPTIONS})
-        return cls(**own, load=load)
+        facts: Facts = checked(cls, {**own, "load": load})
+        return facts
 
 
 def nothing_done(facts: SessionFacts, request: Request) -> Finished:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
+from dflash_local.errors import UsageError
 from dflash_local.events import Notice
 from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
@@ -80,10 +81,13 @@ def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None
 
 def _records(user: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The files of servers and what they hold; those that hold no address are left out."""
+    from dflash_local.remote.endpoint import endpoint
+
     for path in user.cache_dir.glob(RECORDS) if user.cache_dir else ():
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, UsageError):
             found = parse_json(path.read_text(encoding="utf-8"))
             if isinstance(found, dict) and isinstance(found.get("url"), str):
+                endpoint(found["url"])
                 yield path, found
 
 

@@ -18,6 +18,7 @@ from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import LoadProgress, Mode, Notice
 from dflash_local.load_config import LoadConfig
+from dflash_local.remote.endpoint import within
 from dflash_local.remote.server_checks import PROGRAMS, served_models
 from dflash_local.service.resident import Model
 from dflash_local.service.service import Session
@@ -133,7 +134,7 @@ class RunningServer(ResidentServer):
     def names(self) -> tuple[str, ...]:
         """The models that it serves now; none while it does not answer."""
         with suppress(DFlashError):
-            return tuple(model.id for model in served_models(self._server.endpoint(self._user), NAMES_S))
+            return tuple(model.id for model in served_models(self._server.endpoint(self._user), within(NAMES_S)))
         return ()
 
     def _session(self, pair: Pair, notify: Notify) -> Session:

@@ -96,6 +96,13 @@ class Fields:
             raise CheckpointError(wrong, f"supported: {', '.join(known)}")
         return value
 
+    def optional_text(self, key: str) -> str:
+        """A text, empty when the key is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise CheckpointError(f"{self.where}: {key} must be text, got {shown(value)}")
+        return value or ""
+
     def optional_flag(self, key: str) -> bool | None:
         """True, False, or None when the key is absent or null."""
         value = self.values.get(key)
@@ -129,3 +136,7 @@ class Fields:
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.where}: {key} must be an object, got {shown(value)}")
         return value
+
+    def fields(self, key: str) -> Fields:
+        """As ``inner``, to be read like this."""
+        return Fields(self.inner(key), f"{self.where}: {key}")

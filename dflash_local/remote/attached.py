@@ -6,27 +6,32 @@ Speaks the native routes of that process over loopback; refuses to know engines 
 from __future__ import annotations
 
 import http.client
-import json
+import math
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from dflash_local import errors
-from dflash_local.errors import BusyError, DFlashError, EngineError, UnknownModelError, UsageError
-from dflash_local.events import Event, Finished, from_dict
-from dflash_local.loaded import SessionFacts
-from dflash_local.remote.endpoint import Endpoint
+from dflash_local import errors, terminal
+from dflash_local.errors import BusyError, DFlashError, EngineError, ServerError, UnknownModelError, UsageError
+from dflash_local.events import Event, Finished, Notice, Step, from_dict
+from dflash_local.loaded import SessionFacts, nothing_done
+from dflash_local.remote.endpoint import MAX_MESSAGE, Endpoint, error_message, read_object, within
+from dflash_local.remote.event_stream import Patience, ReplyStream
 from dflash_local.request import Request
 
 ANSWER_S = 5.0
 LOAD_S = 1800.0  # a large pair from a slow disk
 SILENCE_S = 60.0  # the server sends an empty line every ten seconds while it has nothing to say
+PATIENCE = Patience(first=6 * 3600.0, silence=LOAD_S, notice=6 * 3600.0)  # long replies of others may come before
+END_S = 3.0  # what a cancelled reply may take to end
 POLL_S = 0.1
+START_AGAIN = "start it again with dflash serve, or set DFLASH_ATTACH=0"
 BY_STATUS: dict[int, type[DFlashError]] = {400: UsageError, 404: UnknownModelError, 429: BusyError}
 
 
@@ -46,9 +51,10 @@ class Server:
         """What it says of itself; None when nobody, or another program, answers there."""
         try:
             answer = self._call("GET", "/dflash/v1/status", None, ANSWER_S)
-        except (OSError, http.client.HTTPException, ValueError, DFlashError):
+        except DFlashError:
             return None
-        return answer if isinstance(answer.get("model"), str) and "state" in answer else None
+        named = isinstance(answer.get("model"), str) and isinstance(answer.get("state"), str)
+        return answer if named and isinstance(answer.get("aliases", []), list) else None
 
     def load(self, model: str) -> dict[str, Any]:
         """Have it load the model that it keeps; its status afterwards.
@@ -56,47 +62,36 @@ class Server:
         Raises:
             DFlashError: it cannot.
         """
-        try:
-            return self._call("POST", "/dflash/v1/load", {"model": model}, LOAD_S)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _lost(self.url) from error
+        return self._call("POST", "/dflash/v1/load", {"model": model}, LOAD_S)
 
     def cancel(self, name: str) -> None:
         """Stop the reply to a request; whether it was still running does not matter."""
-        with suppress(OSError, http.client.HTTPException, ValueError, DFlashError):
-            self._call("POST", "/dflash/v1/cancel", {"id": name}, ANSWER_S)
+        with suppress(DFlashError):
+            self._call("POST", "/dflash/v1/cancel", {"id": name}, END_S)
 
-    def generate(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The lines of a reply.
-
-        Raises:
-            DFlashError: the request was refused.
-        """
-        with closing(self._endpoint.connection(SILENCE_S)) as connection:
-            response = self._sent(connection, "POST", "/dflash/v1/generate", body)
-            while line := response.readline():
-                if line.strip():
-                    yield json.loads(line)
+    def reply(self, body: Mapping[str, Any], most: int) -> ReplyStream:
+        """The stream of a reply of at most so many tokens."""
+        return ReplyStream(self._endpoint, "/dflash/v1/generate", body, most, PATIENCE, SILENCE_S)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        with closing(self._endpoint.connection(timeout_s)) as connection:
-            answer = json.loads(self._sent(connection, method, path, body).read())
-        if not isinstance(answer, dict):
-            raise ValueError("not an object")
+        with _errors_of_attached():
+            status, raw = self._endpoint.fetch(method, path, within(timeout_s), body)
+        answer = read_object(raw)
+        if status != http.client.OK:
+            raise self._endpoint.refusal(status, raw)
+        if answer is None:
+            raise EngineError(f"the server at {self.url} answers with no object", START_AGAIN)
         return answer
 
     @property
     def _endpoint(self) -> Endpoint:
-        return Endpoint(self.url, self.token)
+        return _Endpoint(self.url, self.token)
 
-    def _sent(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
-    ) -> http.client.HTTPResponse:
-        """The answer to a request, whose status was 200."""
-        response = self._endpoint.send(connection, method, path, body)
-        if response.status != http.client.OK:
-            raise _refusal(response.status, response.read())
-        return response
+
+class _Endpoint(Endpoint):
+    def refusal(self, status: int, body: bytes) -> DFlashError:
+        """As the other process means it."""
+        return BY_STATUS.get(status, EngineError)(error_message(body) or f"the server answers with status {status}")
 
 
 class AttachedSession:
@@ -117,31 +112,46 @@ class AttachedSession:
             DFlashError: the one that ended the request there. EngineError: the other process is gone.
         """
         name = secrets.token_hex(16)
-        done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(name, cancelled, done), daemon=True)
-        watcher.start()
+        done, given_up = threading.Event(), threading.Event()
+        threading.Thread(target=self._watch, args=(name, cancelled, done, given_up), daemon=True).start()
+        body = asdict(request) | {"model": self._model, "id": name}
         try:
-            yield from self._events(asdict(request) | {"model": self._model, "id": name})
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _lost(self._server.url) from error
+            with _errors_of_attached(), closing(self._server.reply(body, request.limits.max_new_tokens)) as stream:
+                yield from self._events(request, stream, given_up)
         finally:
             done.set()
 
-    def _events(self, body: Mapping[str, Any]) -> Iterator[Event]:
-        for content in self._server.generate(body):
+    def _events(self, request: Request, stream: ReplyStream, given_up: threading.Event) -> Iterator[Event]:
+        for line in stream.lines(given_up.is_set):
+            if isinstance(line, Notice) or not line.strip():
+                continue
+            content = read_object(line) or {}
             if "error" in content:
                 raise _named_error(content["error"])
-            event = from_dict(content)
+            try:
+                event = from_dict(content)
+            except ValueError as error:
+                raise EngineError(f"the server at {self._server.url} sends {error}", START_AGAIN) from error
+            if isinstance(event, Step):
+                stream.advance(event)
             yield event
             if isinstance(event, Finished):
                 return
-        raise _lost(self._server.url)
+        if not given_up.is_set():
+            raise EngineError(f"the server at {self._server.url} ended the reply without saying why", START_AGAIN)
+        yield nothing_done(self.facts, request)
 
-    def _watch(self, name: str, cancelled: Callable[[], bool], done: threading.Event) -> None:
-        """Pass a cancel on, again and again: the request may still be on its way."""
+    def _watch(
+        self, name: str, cancelled: Callable[[], bool], done: threading.Event, given_up: threading.Event
+    ) -> None:
+        """Pass a cancel on, again and again, as the request may still be on its way; then give the reply up."""
+        until = math.inf
         while not done.wait(POLL_S):
             if cancelled():
+                until = min(until, time.monotonic() + END_S)
                 self._server.cancel(name)
+            if time.monotonic() > until:
+                given_up.set()
 
     def close(self) -> None:
         """Nothing of it is here."""
@@ -180,20 +190,19 @@ def is_listening(url: str) -> bool:
         return False
 
 
-def _refusal(status: int, body: bytes) -> DFlashError:
+@contextmanager
+def _errors_of_attached() -> Iterator[None]:
+    """Within, a server that does not answer as it should is an engine that is gone."""
     try:
-        message = str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"the server answered with status {status}"
-    return BY_STATUS.get(status, EngineError)(message)
+        yield
+    except ServerError as error:
+        raise EngineError(error.message, START_AGAIN) from error
 
 
-def _named_error(content: Mapping[str, Any]) -> DFlashError:
+def _named_error(content: Any) -> DFlashError:
     """The error that ended a reply there, as the class it was."""
-    kind = getattr(errors, str(content.get("type")), EngineError)
+    found = content if isinstance(content, dict) else {}
+    kind = getattr(errors, str(found.get("type")), EngineError)
     known = kind if isinstance(kind, type) and issubclass(kind, DFlashError) else EngineError
-    return known(str(content.get("message", "the reply failed")), str(content.get("hint", "")))
-
-
-def _lost(url: str) -> EngineError:
-    return EngineError(f"the server at {url} is gone", "start it again with dflash serve, or set DFLASH_ATTACH=0")
+    message, hint = (terminal.safe_line(str(found.get(name, "")))[:MAX_MESSAGE] for name in ("message", "hint"))
+    return known(message or "the reply failed", hint)

@@ -1,27 +1,51 @@
 """The address of a server (vLLM, SGLang, or another dflash process), and single HTTP exchanges with it.
 
-Follows no redirect and uses no proxy: the token goes to the address that was given, and nowhere else.
+Follows no redirect, uses no proxy and decompresses nothing: the token goes to the address that was given, and nowhere
+else. Every answer is bounded in time and size, whatever the server sends.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
-from contextlib import closing
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from dflash_local import terminal
-from dflash_local.errors import BusyError, DFlashError, ServerError, SettingsError, UsageError
+from dflash_local.errors import BusyError, DFlashError, Interrupted, ServerError, SettingsError, UsageError
 
 TOKEN_VARIABLE = "DFLASH_ENGINE_TOKEN"
 CONNECT_S = 5.0
 ANSWER_S = 10.0
-MAX_ANSWER = 16 * 2**20  # bytes; a /metrics page of a large server has some hundred thousand
+POLL_S = 0.05
+MAX_ANSWER = 4 * 2**20  # bytes of an answer, or of a line of one; a /metrics page of a large server has some 100,000
+BLOCK = 64 * 2**10  # bytes read at once: chunks of a byte take eighty times their size until they are joined
+MAX_REPLY = 512 * 2**20  # of an answer in lines; a token makes an event of up to a thousand
+MAX_AHEAD = 8  # lines that are read before they are wanted
 MAX_MESSAGE = 300  # characters of a server's own words in one line
+# What a failed exchange raises; OverflowError: a chunk of more bytes than can be counted.
+FAILURES = (OSError, http.client.HTTPException, ValueError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long an answer is waited for: until this time of ``time.monotonic``, or until it is cancelled."""
+
+    until: float
+    cancelled: Callable[[], bool] = lambda: False
+
+
+def within(seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Wait:
+    """Wait so many seconds from now on."""
+    return Wait(time.monotonic() + seconds, cancelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +88,40 @@ class Endpoint:
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         return connection.getresponse()
 
-    def get(self, path: str, answer_s: float = ANSWER_S) -> tuple[int, bytes]:
-        """Status and body of a short answer.
-
-        Args:
-            answer_s: how long it may be silent.
+    def fetch(self, method: str, path: str, wait: Wait, body: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+        """Status and body of a whole answer.
 
         Raises:
-            ServerError: nobody answers, or too late, or without an end.
+            ServerError: nobody answers, or too late, or without an end. Interrupted: cancelled.
         """
-        try:
-            with closing(self.connection(answer_s)) as connection:
-                response = self.send(connection, "GET", path)
-                body = response.read(MAX_ANSWER + 1)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self.unreachable(error) from error
-        if len(body) > MAX_ANSWER:
+        with closing(Exchange(self, method, path, body)) as exchange:
+            try:
+                status, content = exchange.next(wait), exchange.next(wait)
+            except FAILURES as error:
+                raise self.unreachable(error) from error
+        if not isinstance(status, int) or not isinstance(content, bytes):
+            if wait.cancelled():
+                raise Interrupted("interrupted")
+            raise self.unreachable(TimeoutError())
+        if len(content) > MAX_ANSWER:
             raise ServerError(f"the server at {self.url} sends more than {MAX_ANSWER >> 20} MiB for {path}")
-        return response.status, body
+        return status, content
 
-    def get_object(self, path: str, answer_s: float = ANSWER_S) -> dict[str, Any] | None:
+    def get(self, path: str, wait: Wait | None = None) -> tuple[int, bytes]:
+        """See ``fetch``; waits ``ANSWER_S`` if not told otherwise."""
+        return self.fetch("GET", path, wait or within(ANSWER_S))
+
+    def get_object(self, path: str, wait: Wait | None = None) -> dict[str, Any] | None:
         """The JSON object at a path, see ``get``; None where the server has none there.
 
         Raises:
             ServerError: nobody answers, or with an error, or the token is refused. BusyError: it is still loading.
+            Interrupted: cancelled.
         """
-        status, body = self.get(path, answer_s)
+        status, body = self.get(path, wait)
         if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN) or status >= http.client.INTERNAL_SERVER_ERROR:
             raise self.refusal(status, body)
-        try:
-            content = json.loads(body) if status == http.client.OK else None
-        except (ValueError, RecursionError):
-            return None
-        return content if isinstance(content, dict) else None
+        return read_object(body) if status == http.client.OK else None
 
     def unreachable(self, error: Exception) -> ServerError:
         """The error for a server that does not answer at all."""
@@ -122,6 +147,87 @@ class Endpoint:
             return BusyError(f"the server at {self.url} is busy (status {status}): {message}".rstrip(": "), "try again")
         line = f"the server at {self.url} answers with status {status}: {message}".rstrip(": ")
         return ServerError(line, "its log has the reason; the next message asks it again")
+
+
+class Exchange:
+    """One request and its answer, read by a thread of its own, so that waiting for it can be given up at any time."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        lines: bool = False,
+        silence_s: float | None = None,
+    ) -> None:
+        """Send the request.
+
+        Args:
+            lines: a successful answer comes line by line. silence_s: the answer fails when nothing comes for so long.
+        """
+        self._endpoint, self._lines, self._silence_s = endpoint, lines, silence_s
+        self._read: queue.Queue[int | bytes | Exception] = queue.Queue(MAX_AHEAD)
+        self._socket: socket.socket | None = None
+        self._closed = False
+        threading.Thread(target=self._run, args=(method, path, body), name="dflash-exchange", daemon=True).start()
+
+    def next(self, wait: Wait) -> int | bytes | None:
+        """The status, then the body, or its next line (empty at the end). None: cancelled, or nothing came in time.
+
+        Raises:
+            FAILURES: there is no answer, or no end of it.
+        """
+        while not wait.cancelled() and (left := wait.until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                found = self._read.get(timeout=min(POLL_S, left))
+                if isinstance(found, Exception):
+                    raise found
+                return found
+        return None
+
+    def close(self) -> None:
+        """Hang up, which ends the request at the server as well."""
+        self._closed = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(queue.Empty):  # the thread may wait for room
+            while True:
+                self._read.get_nowait()
+
+    def _run(self, method: str, path: str, body: Mapping[str, Any] | None) -> None:
+        connection = self._endpoint.connection(CONNECT_S)
+        try:
+            connection.connect()
+            self._socket = connection.sock
+            connection.sock.settimeout(self._silence_s)
+            if self._closed:
+                return
+            response = self._endpoint.send(connection, method, path, body)
+            self._put(response.status)
+            if not self._lines or response.status != http.client.OK:
+                content = bytearray()
+                while not self._closed and len(content) <= MAX_ANSWER and (data := response.read(BLOCK)):
+                    content += data
+                self._put(bytes(content))
+                return
+            size = 0
+            while not self._closed and (line := response.readline(MAX_ANSWER + 1)):
+                size += len(line)
+                if len(line) > MAX_ANSWER or size > MAX_REPLY:
+                    raise ValueError("it sends without end")
+                self._put(line)
+            self._put(b"")
+        except FAILURES as error:
+            self._put(error)
+        finally:
+            connection.close()
+
+    def _put(self, found: int | bytes | Exception) -> None:
+        if not self._closed:
+            self._read.put(found)
 
 
 def endpoint(url: str, token: str | None = None) -> Endpoint:
@@ -164,13 +270,30 @@ def error_message(body: bytes) -> str:
     vLLM wraps the message in ``error`` (``{"error": {"message": ..., "type": ..., "code": 404}}``); SGLang, and vLLM
     before 0.11, answer ``{"object": "error", "message": ...}``; FastAPI itself ``{"detail": ...}``.
     """
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        return ""
+    return message_of(_parsed(body))
+
+
+def message_of(content: Any) -> str:
+    """See ``error_message``, of JSON that is read."""
     found = content.get("error", content) if isinstance(content, dict) else content
     message = found.get("message", found.get("detail")) if isinstance(found, dict) else found
     return terminal.safe_line(message)[:MAX_MESSAGE] if isinstance(message, str) else ""
+
+
+def read_object(text: bytes) -> dict[str, Any] | None:
+    """The JSON object that a server sent; None where it is none, or holds text that cannot be written."""
+    content = _parsed(text)
+    return content if isinstance(content, dict) else None
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        content = json.loads(text.decode())
+        if b"\\u" in text:
+            json.dumps(content, ensure_ascii=False).encode()  # fails on half of a surrogate pair
+    except (ValueError, RecursionError):
+        return None
+    return content
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,37 +1,42 @@
-"""A streamed answer (server-sent events), read by a thread of its own so that waiting for it can be given up."""
+"""A streamed reply: lines of an answer, server-sent events, and when a reply that does not end is given up."""
 
 from __future__ import annotations
 
 import http.client
-import json
-import queue
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from dflash_local import terminal
 from dflash_local.errors import ServerError
-from dflash_local.events import Notice
-from dflash_local.remote.endpoint import CONNECT_S, MAX_ANSWER, Endpoint, error_message, reason_of
+from dflash_local.events import Notice, Step
+from dflash_local.remote.endpoint import (
+    FAILURES,
+    MAX_ANSWER,
+    Endpoint,
+    Exchange,
+    Wait,
+    message_of,
+    read_object,
+    reason_of,
+)
+from dflash_local.request import MAX_MESSAGE_CHARS
 
-POLL_S = 0.05
-MAX_LINE = 4 * 2**20  # bytes of one event; a delta has some hundred
-MAX_REPLY = 512 * 2**20  # of one answer; a token makes an event of up to a thousand
+MAX_IDLE = 2 * MAX_ANSWER  # bytes without a part of the reply: keep-alives, and an event with the ids of the prompt
+LINE_BYTES = 256  # that a line counts as beside its own: reading many short ones takes long
+SPARE_TOKENS = 100  # parts of a reply that need no token of their own: names of tools, ends of channels
 SHOWN = 60  # characters of a line that is no event
 FIELDS = (b"event", b"id", b"retry", b"")  # of server-sent events, besides data; an empty one is a comment
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a server may take, in seconds.
+    """How long a server may take, in seconds. Comments, keep-alives and events without text do not count.
 
     Attributes:
-        first: to its first event: other requests and a long prompt may come before it. silence: between two events.
-        notice: after so long without a first event a line says that it is waited for.
+        first: to the first text: other requests and a long prompt may come before it. silence: between two texts.
+        notice: after so long without a first text a line says that it is waited for.
     """
 
     first: float = 600.0
@@ -42,25 +47,89 @@ class Patience:
 PATIENCE = Patience()
 
 
-class EventStream:
-    """One POST request and the events of its answer.
+class ReplyStream:
+    """One POST request and the lines of its answer; ``advance`` is to be called for each part of the reply.
 
-    Raises (while its events are read):
-        DFlashError: the request was refused. ServerError: the server is gone, or silent for too long.
+    Args:
+        most: tokens that were asked for. silence_s: the answer fails when not even a keep-alive comes for so long.
+
+    Raises (while its lines are read):
+        DFlashError: the request was refused. ServerError: the server is gone, sends nothing of the reply for too long,
+            or more of it than was asked for.
     """
 
-    def __init__(self, endpoint: Endpoint, path: str, body: Mapping[str, Any], patience: Patience) -> None:
-        self._endpoint, self._patience = endpoint, patience
-        self._lines: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
-        self._socket: socket.socket | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._read, args=(path, body), name="dflash-stream", daemon=True)
-        self._thread.start()
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: Mapping[str, Any],
+        most: int,
+        patience: Patience,
+        silence_s: float | None = None,
+    ) -> None:
+        self._endpoint, self._most, self._patience = endpoint, most, patience
+        self._exchange = Exchange(endpoint, "POST", path, body, lines=True, silence_s=silence_s)
+        self._since = time.monotonic()  # of the last part, and bytes since
+        self._idle = 0
+        self._begun = False
+        self._parts = self._characters = 0
+
+    def lines(self, cancelled: Callable[[], bool]) -> Iterator[bytes | Notice]:
+        """The lines as they come, and what the user should know; ends with the answer, or when cancelled."""
+        notice_at = self._since + self._patience.notice
+        status = 0
+        while True:
+            until = self._since + (self._patience.silence if self._begun else self._patience.first)
+            try:
+                found = self._exchange.next(Wait(until if self._begun else min(until, notice_at), cancelled))
+            except FAILURES as error:
+                lost = broken_off(self._endpoint.url, reason_of(error))
+                raise (lost if status == http.client.OK else self._endpoint.unreachable(error)) from error
+            if cancelled():
+                return
+            if found is None and time.monotonic() < until:
+                notice_at = until
+                yield Notice(f"waiting for the first token of the server at {self._endpoint.url}")
+            elif found is None:
+                when = "in the middle of a reply" if self._begun else "and has not begun the reply"
+                raise self._given_up(f"sends no text for {time.monotonic() - self._since:.0f} s {when}")
+            elif isinstance(found, int):
+                status = found
+            elif status != http.client.OK:
+                raise self._endpoint.refusal(status, found)
+            elif not found:
+                return
+            else:
+                self._idle += LINE_BYTES + len(found)
+                if self._idle > MAX_IDLE:
+                    raise self._given_up("sends line after line without any text")
+                yield found
+
+    def advance(self, step: Step) -> None:
+        """A part of the reply has come. ServerError: it is more than was asked for."""
+        self._since, self._idle, self._begun = time.monotonic(), 0, True
+        self._parts += max(1, len(step.pieces), len(step.token_ids), len(step.logprobs))
+        self._characters += sum(len(piece.text) for piece in step.pieces)
+        if self._parts > 2 * self._most + SPARE_TOKENS or self._characters > MAX_MESSAGE_CHARS:
+            raise self._given_up(f"sends more than the {self._most} tokens that were asked for")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._exchange.close()
+
+    def _given_up(self, why: str) -> ServerError:
+        return ServerError(
+            f"the server at {self._endpoint.url} {why}", "the request was given up; the next message asks it again"
+        )
+
+
+class EventStream(ReplyStream):
+    """A ``ReplyStream`` of server-sent events."""
 
     def events(self, cancelled: Callable[[], bool]) -> Iterator[dict[str, Any] | Notice]:
         """The JSON objects of the answer, and what the user should know; ends with the answer, or when cancelled."""
         reported = False
-        for line in self._received(cancelled):
+        for line in self.lines(cancelled):
             if isinstance(line, Notice):
                 yield line
                 continue
@@ -69,73 +138,13 @@ class EventStream:
                 continue
             if name == b"data" and value.strip() == b"[DONE]":
                 return
-            content = _object(value) if name == b"data" else None
+            content = read_object(value) if name == b"data" else None
             if content is not None:
                 yield content
             elif not reported:
                 reported = True
-                shown = terminal.safe_line(line.decode("utf-8", "replace").strip())[:SHOWN]
+                shown = terminal.safe_line(line[: 4 * SHOWN].decode("utf-8", "replace").strip())[:SHOWN]
                 yield Notice(f"the server sent what is no event, which is left out: {shown}", "warning")
-
-    def close(self) -> None:
-        """Hang up, which ends the request at the server as well."""
-        self._closed = True
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    def _received(self, cancelled: Callable[[], bool]) -> Iterator[bytes | Notice]:
-        """The lines as they come."""
-        since, begun, noticed = time.monotonic(), False, False
-        while not cancelled():
-            try:
-                line = self._lines.get(timeout=POLL_S)
-            except queue.Empty:
-                waited = time.monotonic() - since
-                if waited > (self._patience.silence if begun else self._patience.first):
-                    when = "in the middle of a reply" if begun else "and has not begun the reply"
-                    raise ServerError(
-                        f"the server at {self._endpoint.url} is silent for {waited:.0f} s {when}",
-                        "the request was given up; the next message asks it again",
-                    ) from None
-                if not begun and not noticed and waited > self._patience.notice:
-                    noticed = True
-                    yield Notice(f"waiting for the first token of the server at {self._endpoint.url}")
-                continue
-            if isinstance(line, Exception):
-                raise line
-            if not line:
-                return
-            since, begun = time.monotonic(), True
-            yield line
-
-    def _read(self, path: str, body: Mapping[str, Any]) -> None:
-        """Put the answer's lines into the queue, then what ended it: an empty line or an error."""
-        connection = self._endpoint.connection(CONNECT_S)
-        begun = False
-        try:
-            connection.connect()
-            self._socket = connection.sock
-            connection.sock.settimeout(self._patience.first + self._patience.silence)
-            if self._closed:
-                return
-            response = self._endpoint.send(connection, "POST", path, body)
-            if response.status != http.client.OK:
-                self._lines.put(self._endpoint.refusal(response.status, response.read(MAX_ANSWER)))
-                return
-            begun = True
-            size = 0
-            while line := response.readline(MAX_LINE + 1):
-                size += len(line)
-                if len(line) > MAX_LINE or size > MAX_REPLY:
-                    raise ValueError("it sends without end")
-                self._lines.put(line)
-            self._lines.put(b"")
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            lost = broken_off(self._endpoint.url, reason_of(error)) if begun else self._endpoint.unreachable(error)
-            self._lines.put(lost)
-        finally:
-            connection.close()
 
 
 def broken_off(url: str, reason: str) -> ServerError:
@@ -146,16 +155,8 @@ def broken_off(url: str, reason: str) -> ServerError:
     )
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def stream_error(content: Mapping[str, Any]) -> str:
     """The message of an event that reports an error; empty for any other event."""
     if content.get("error") is None and content.get("object") != "error":
         return ""
-    return error_message(json.dumps(content).encode()) or "without a message"
+    return message_of(content) or "without a message"

@@ -6,7 +6,6 @@ text of an emitted token comes as bytes in a chat, and nowhere else: there the n
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from dflash_local.events import TokenLogprob
 from dflash_local.request import MAX_TOP_LOGPROBS
 
+MAX_SIZE = 1e6  # of a log probability; servers write -9999 where it is minus infinity
 _NAME = re.compile(r"token_id:(\d{1,10})")
 
 
@@ -34,7 +34,11 @@ def _chat_rows(content: list[Any]) -> Iterator[TokenLogprob]:
         if not isinstance(entry, dict):
             continue
         top = entry.get("top_logprobs")
-        pairs = [(one.get("token"), one.get("logprob")) for one in top if isinstance(one, dict)] if top else []
+        pairs = (
+            [(one.get("token"), one.get("logprob")) for one in top if isinstance(one, dict)]
+            if isinstance(top, list)
+            else []
+        )
         row = _row(entry.get("token"), entry.get("logprob"), pairs)
         if row is not None:
             raw = entry.get("bytes")
@@ -66,5 +70,5 @@ def _id(name: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_SIZE <= value <= MAX_SIZE
     return float(value) if good else None

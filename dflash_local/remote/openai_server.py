@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_local.errors import BusyError, DFlashError, Interrupted, ServerError, UsageError
+from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.errors import BusyError, CheckpointError, DFlashError, Interrupted, ServerError, UsageError
 from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
+from dflash_local.loaded import nothing_done
 from dflash_local.remote import server_metrics
-from dflash_local.remote.endpoint import Endpoint
+from dflash_local.remote.endpoint import ANSWER_S, Endpoint, within
 from dflash_local.remote.event_stream import PATIENCE, EventStream, Patience, broken_off, stream_error
 from dflash_local.remote.logprobs import rows_of
 from dflash_local.remote.openai_body import MAX_SEED, body_of
@@ -23,6 +26,9 @@ from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributa
 from dflash_local.request import Request, fresh_seed
 
 THOUGHT = "</think>"  # what a server's reasoning parser takes out of the text
+MAX_CHOICES = MAX_CALLS = 128  # of one event
+MAX_IDS = 2**20  # of one event: those of a long prompt
+MAX_ID = 2**31  # of a token; no request counts as many
 SHORTEST_S = 0.01  # a reply that came within less tells nothing of its speed
 REASONS: Mapping[str, FinishReason] = {
     "stop": "stop",
@@ -83,9 +89,15 @@ class ServerSession:
         """Nothing of it is here."""
 
     def _reply(self, request: Request, seed: int, cancelled: Callable[[], bool]) -> Iterator[Event]:
-        before = server_metrics.read(self._endpoint)
-        if self._restarted(before):
-            self.facts = probe(self._endpoint, self._wanted, self.facts.program)
+        try:
+            before = server_metrics.read(self._endpoint, within(ANSWER_S, cancelled))
+            restarted = self._restarted(before)
+            if restarted:
+                self.facts = probe(self._endpoint, self._wanted, self.facts.program, cancelled)
+        except Interrupted:
+            yield nothing_done(self.facts, request)
+            return
+        if restarted:
             yield Notice(f"the server at {self.facts.url} was restarted: {self.facts.loaded_as}", "warning")
         reply = Reply(request, self.facts, seed)
         yield from self._whole(request, reply, seed, cancelled)
@@ -93,7 +105,8 @@ class ServerSession:
         acceptance, self._counters = reply.acceptance, before
         if acceptance is None and self.facts.drafts is not False:
             try:
-                after = server_metrics.read_settled(self._endpoint, before) if before is not None else None
+                wait = within(server_metrics.SETTLE_S) if stopped else within(ANSWER_S, cancelled)
+                after = server_metrics.read_settled(self._endpoint, before, wait=wait) if before is not None else None
                 self._counters = after
                 acceptance = server_metrics.difference(before, after)
             except Unattributable as why:
@@ -140,12 +153,14 @@ class ServerSession:
         """Its counters once it counts so many requests as ended, see ``server_metrics.read_settled``."""
         return None if before is None else server_metrics.read_settled(self._endpoint, before, requests)
 
-    def is_there(self) -> bool:
-        """True where the server still serves the model."""
+    def is_there(self, cancelled: Callable[[], bool]) -> bool:
+        """True where the server still serves the model. Interrupted: cancelled."""
         try:
-            probe(self._endpoint, self._wanted, self.facts.program)
+            probe(self._endpoint, self._wanted, self.facts.program, cancelled)
         except BusyError:
             return True
+        except Interrupted:
+            raise
         except DFlashError:
             return False
         return True
@@ -154,28 +169,26 @@ class ServerSession:
         """The events of a reply from its beginning to its last text."""
         path, body = body_of(request, self.facts, seed)
         try:
-            yield from self._streamed(path, body, reply, cancelled)
+            yield from self._streamed(path, body, request, reply, cancelled)
         except UsageError:
             # Both programs refuse a limit that the prompt leaves no room for; without one they fill what there is.
             if body["max_tokens"] is None or self.facts.context == 0:
                 raise
-            yield from self._streamed(path, body | {"max_tokens": None}, reply, cancelled)
+            yield from self._streamed(path, body | {"max_tokens": None}, request, reply, cancelled)
         if not cancelled() and reply.reason is None:
             raise broken_off(self.facts.url, "the connection was closed")
         yield from reply.begin()
 
     def _streamed(
-        self, path: str, body: Mapping[str, Any], reply: Reply, cancelled: Callable[[], bool]
+        self, path: str, body: Mapping[str, Any], request: Request, reply: Reply, cancelled: Callable[[], bool]
     ) -> Iterator[Event]:
-        stream = EventStream(self._endpoint, path, body, self._patience)
-        try:
+        most = request.limits.max_new_tokens
+        with closing(EventStream(self._endpoint, path, body, most, self._patience)) as stream:
             for content in stream.events(cancelled):
-                if isinstance(content, Notice):
-                    yield content
-                else:
-                    yield from reply.take(content)
-        finally:
-            stream.close()
+                for event in [content] if isinstance(content, Notice) else reply.take(content):
+                    if isinstance(event, Step):
+                        stream.advance(event)
+                    yield event
 
     def _restarted(self, now: Counters | None) -> bool:
         """True where a counter went back since the last request."""
@@ -195,7 +208,7 @@ class Reply:
 
     def __init__(self, request: Request, facts: ServerFacts, seed: int) -> None:
         self.reason: FinishReason | None = None
-        self.usage: Mapping[str, Any] | None = None
+        self.usage: Mapping[str, int] | None = None
         self.acceptance: Acceptance | None = None
         self.unparsed = False
         self._request, self._facts, self._seed = request, facts, seed
@@ -206,50 +219,55 @@ class Reply:
         self._calling = False
         self._prompt_ids: tuple[int, ...] = ()
 
-    def take(self, content: Mapping[str, Any]) -> Iterator[Event]:
+    def take(self, content: Mapping[str, Any]) -> list[Event]:
         """The events that one event of the server makes.
 
         Raises:
-            ServerError: it reports an error, or an end that is none.
+            ServerError: it reports an error, or is not what it should be.
         """
         error = stream_error(content)
         if error:
             raise ServerError(
                 f"the server at {self._facts.url} ended the reply: {error}", "its log has the reason; ask again"
             )
+        try:
+            return list(self._events(Fields(content, "event")))
+        except CheckpointError as wrong:
+            raise ServerError(
+                f"the server at {self._facts.url} sends a malformed reply: {wrong.message}",
+                "the request was given up; the next message asks it again",
+            ) from wrong
+
+    def _events(self, content: Fields) -> Iterator[Event]:
         now = time.perf_counter() - self._began
-        usage = content.get("usage")
-        self.usage = usage if isinstance(usage, dict) else self.usage
-        self.acceptance = server_metrics.of_reply(content) or self.acceptance
-        self._prompt_ids = _ids(content.get("prompt_token_ids")) or self._prompt_ids
-        choices = content.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(choice, dict):
+        self.usage = _usage(content) or self.usage
+        self.acceptance = server_metrics.of_reply(content.values) or self.acceptance
+        self._prompt_ids = _ids(content, "prompt_token_ids") or self._prompt_ids
+        choices = content.optional_list("choices", MAX_CHOICES)
+        if not choices:
             return
-        self._prompt_ids = _ids(choice.get("prompt_token_ids")) or self._prompt_ids
-        pieces, ids = tuple(self._pieces(choice)), _ids(choice.get("token_ids"))
+        choice = Fields({"choices[0]": choices[0]}, "event").fields("choices[0]")
+        self._prompt_ids = _ids(choice, "prompt_token_ids") or self._prompt_ids
+        pieces, ids = tuple(self._pieces(choice)), _ids(choice, "token_ids")
         if pieces or ids:
             self.unparsed = self.unparsed or any(one.channel == "final" and THOUGHT in one.text for one in pieces)
             if self._first is None:
                 self._first = (now, len(ids) or self._count("completion_tokens") or 1)
             self._last = now
             yield from self.begin()
-            yield Step(pieces, ids, 0, 0, 0, now, rows_of(choice), drafts=0)
-        reason = choice.get("finish_reason")
-        if reason is not None:
+            yield Step(pieces, ids, 0, 0, 0, now, rows_of(choice.values), drafts=0)
+        if choice.present("finish_reason"):
             self._last = now
-            if reason not in REASONS:
-                raise ServerError(f"the server at {self._facts.url} ended the reply: {str(reason)[:40]!r}", "ask again")
-            self.reason = REASONS[reason]
+            self.reason = REASONS[choice.word("finish_reason", tuple(REASONS))]
 
     def begin(self) -> Iterator[Event]:
         """``Started``, once."""
         if not self._started:
             self._started = True
-            details = (self.usage or {}).get("prompt_tokens_details")
-            reused = _whole(details.get("cached_tokens")) if isinstance(details, dict) else 0
             ids = self._prompt_ids if self._request.return_token_ids else ()
-            yield Started(self._count("prompt_tokens") or len(self._prompt_ids), reused, self._ttft, ids)
+            yield Started(
+                self._count("prompt_tokens") or len(self._prompt_ids), self._count("cached_tokens"), self._ttft, ids
+            )
 
     def finished(self, reason: FinishReason, acceptance: Acceptance | None) -> Finished:
         """The end, with the figures that are known."""
@@ -284,16 +302,16 @@ class Reply:
         return self._first[0] if self._first is not None else 0.0
 
     def _count(self, name: str) -> int:
-        return _whole((self.usage or {}).get(name))
+        return (self.usage or {}).get(name, 0)
 
-    def _pieces(self, choice: Mapping[str, Any]) -> Iterator[Piece]:
+    def _pieces(self, choice: Fields) -> Iterator[Piece]:
         """The texts of a choice: a delta of a chat, or the text of a completion."""
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
-            text = choice.get("text")
-            if isinstance(text, str) and text:
+        if not choice.present("delta"):
+            text = choice.optional_text("text")
+            if text:
                 yield Piece(text)
             return
+        delta = choice.fields("delta")
         channels: tuple[tuple[str, Channel], ...] = (
             ("reasoning_content", "thinking"),
             ("reasoning", "thinking"),
@@ -301,23 +319,21 @@ class Reply:
         )
         seen = set()
         for name, channel in channels:
-            text = delta.get(name)
-            if isinstance(text, str) and text and (channel, text) not in seen:  # vLLM fills both names of one release
+            text = delta.optional_text(name)
+            if text and (channel, text) not in seen:  # vLLM fills both names of one release
                 seen.add((channel, text))
                 yield Piece(text, channel)
-        for call in delta.get("tool_calls") or ():
-            yield from self._call(call)
+        for call in delta.optional_list("tool_calls", MAX_CALLS) or ():
+            yield from self._call(Fields({"tool_calls": call}, delta.where).fields("tool_calls"))
 
-    def _call(self, call: Any) -> Iterator[Piece]:
+    def _call(self, call: Fields) -> Iterator[Piece]:
         """A part of a tool call: its name on a line of its own, then its arguments as they come."""
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            return
-        name, arguments = function.get("name"), function.get("arguments")
-        if isinstance(name, str) and name:
+        function = call.fields("function")
+        name, arguments = function.optional_text("name"), function.optional_text("arguments")
+        if name:
             yield Piece(f"{chr(10) if self._calling else ''}{name} ", "tool")
             self._calling = True
-        if isinstance(arguments, str) and arguments:
+        if arguments:
             yield Piece(arguments, "tool")
 
 
@@ -332,10 +348,16 @@ def attach(
     return ServerSession(endpoint, wanted, probe(endpoint, wanted, program), patience)
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else []
-    return tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool))
+def _ids(content: Fields, key: str) -> tuple[int, ...]:
+    ids = content.optional_list(key, MAX_IDS) or ()
+    return tuple(content.check_integer(key, one, 0, MAX_ID) for one in ids)
 
 
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+def _usage(content: Fields) -> dict[str, int] | None:
+    """Counts of tokens; None where the event has none."""
+    if not content.present("usage"):
+        return None
+    usage = content.fields("usage")
+    details = usage.fields("prompt_tokens_details")
+    known = ((usage, "prompt_tokens"), (usage, "completion_tokens"), (details, "cached_tokens"))
+    return {name: fields.optional_integer(name, 0, MAX_ID) or 0 for fields, name in known}

@@ -8,7 +8,7 @@ that only named ones are read. Both: ``/v1/models``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,10 +17,11 @@ from dflash_local.errors import ServerError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.remote import server_metrics
 from dflash_local.remote.attached import AttachedFacts
-from dflash_local.remote.endpoint import ANSWER_S, Endpoint
+from dflash_local.remote.endpoint import Endpoint, Wait, within
 
 Program = Literal["vllm", "sglang"]
 PROGRAMS: Mapping[Program, str] = {"vllm": "vLLM", "sglang": "SGLang"}
+PROBE_S = 20.0  # for all that is asked of a server before the first request
 MAX_NAME = 200  # characters
 MAX_MODELS = 1000
 METHODS = ("DFLASH", "DSPARK")  # of SGLang's speculative_algorithm, which drafters of this registry run with
@@ -148,7 +149,12 @@ class ServerFacts(AttachedFacts):
         return ", ".join(parts)
 
 
-def probe(endpoint: Endpoint, wanted: WantedModel, program: Program | None = None) -> ServerFacts:
+def probe(
+    endpoint: Endpoint,
+    wanted: WantedModel,
+    program: Program | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> ServerFacts:
     """What serves the wanted model at an address; its notices say what is not as it might be.
 
     Args:
@@ -156,17 +162,18 @@ def probe(endpoint: Endpoint, wanted: WantedModel, program: Program | None = Non
 
     Raises:
         ServerError: nobody answers, another program does, or the token is refused. UnknownModelError: it serves
-            another model.
+            another model. Interrupted: cancelled.
     """
-    models = served_models(endpoint)
-    found, version, options = _program(endpoint)
+    wait = within(PROBE_S, cancelled)
+    models = served_models(endpoint, wait)
+    found, version, options = _program(endpoint, wait)
     if program not in (None, found):
         raise ServerError(
             f"{PROGRAMS[found]} answers at {endpoint.url}, not {PROGRAMS[program]}",
             f"--engine {found}, or correct --url",
         )
     model = _chosen(models, wanted, endpoint.url)
-    counters = server_metrics.read(endpoint)
+    counters = server_metrics.read(endpoint, wait)
     block, drafter = None, ""
     drafts = counters.speculation if counters is not None and found == "vllm" else None
     if found == "vllm":
@@ -176,7 +183,7 @@ def probe(endpoint: Endpoint, wanted: WantedModel, program: Program | None = Non
         method = _text(options.get("speculative_algorithm"))
         drafts, drafter = bool(method), _text(options.get("speculative_draft_model_path"))
         size = options.get("speculative_num_draft_tokens")
-        block = size if drafts and isinstance(size, int) and not isinstance(size, bool) else None
+        block = size if drafts and type(size) is int and 0 < size <= server_metrics.MAX_POSITIONS else None
     facts = ServerFacts(
         target=wanted.name or model.id,
         drafter=drafter or None,
@@ -202,16 +209,13 @@ def passed_on(status: Mapping[str, Any]) -> ServerFacts | None:
         return None
 
 
-def served_models(endpoint: Endpoint, answer_s: float = ANSWER_S) -> tuple[ServedModel, ...]:
+def served_models(endpoint: Endpoint, wait: Wait) -> tuple[ServedModel, ...]:
     """The models of a server, adapters left out.
 
-    Args:
-        answer_s: how long it may be silent.
-
     Raises:
-        ServerError: nobody answers, the token is refused, or it is no server of this kind.
+        ServerError: nobody answers, the token is refused, or it is no server of this kind. Interrupted: cancelled.
     """
-    content = endpoint.get_object("/v1/models", answer_s)
+    content = endpoint.get_object("/v1/models", wait)
     entries = content.get("data") if content is not None else None
     if not isinstance(entries, list):
         raise ServerError(f"what answers at {endpoint.url} is neither vLLM nor SGLang", "correct --url")
@@ -224,17 +228,17 @@ def served_models(endpoint: Endpoint, answer_s: float = ANSWER_S) -> tuple[Serve
     return tuple(found)
 
 
-def _program(endpoint: Endpoint) -> tuple[Program, str, Mapping[str, Any]]:
+def _program(endpoint: Endpoint, wait: Wait) -> tuple[Program, str, Mapping[str, Any]]:
     """Program, version and, of SGLang, its start options.
 
     Raises:
         ServerError: it is neither.
     """
     for path in ("/server_info", "/get_server_info"):
-        info = endpoint.get_object(path)
+        info = endpoint.get_object(path, wait)
         if info is not None and ("model_path" in info or "internal_states" in info):
             return "sglang", _text(info.get("version")), info
-    version = endpoint.get_object("/version")
+    version = endpoint.get_object("/version", wait)
     if version is not None and _text(version.get("version")):
         return "vllm", _text(version["version"]), {}
     raise ServerError(f"what answers at {endpoint.url} is neither vLLM nor SGLang", "correct --url")

@@ -10,19 +10,19 @@ requests of lately, so that no difference of it belongs to one request; ``sglext
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local.errors import ServerError
-from dflash_local.remote.endpoint import Endpoint
+from dflash_local.errors import Interrupted, ServerError
+from dflash_local.remote.endpoint import ANSWER_S, Endpoint, Wait, within
 
 SETTLE_S = 1.0  # a server counts a request as ended a moment after its last event
 POLL_S = 0.05
 MAX_POSITIONS = 64
+MAX_COUNT = 2**53  # of anything; a larger number is none
 
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 _POSITION = re.compile(r'(?:^|,)\s*position="(\d{1,4})"')
@@ -143,26 +143,27 @@ def parse(text: str) -> Counters:
     )
 
 
-def read(endpoint: Endpoint) -> Counters | None:
+def read(endpoint: Endpoint, wait: Wait | None = None) -> Counters | None:
     """The server's counters of now; None where it has no readable page.
 
     Raises:
-        ServerError: nobody answers.
+        ServerError, Interrupted: see ``Endpoint.fetch``.
     """
-    status, body = endpoint.get("/metrics")
+    status, body = endpoint.get("/metrics", wait)
     if status != 200:
         return None
     found = parse(body.decode("utf-8", "replace"))
     return None if found == Counters() else found
 
 
-def read_settled(endpoint: Endpoint, before: Counters, requests: int = 1) -> Counters | None:
+def read_settled(endpoint: Endpoint, before: Counters, requests: int = 1, wait: Wait | None = None) -> Counters | None:
     """The counters after so many requests, once the server counts them as ended; else those of a second later."""
     deadline = time.monotonic() + SETTLE_S
+    wait = wait or within(ANSWER_S)
     while True:
         try:
-            after = read(endpoint)
-        except ServerError:
+            after = read(endpoint, wait)
+        except (ServerError, Interrupted):
             return None
         if after is None or after.ended is None or before.ended is None:
             return after
@@ -233,7 +234,8 @@ def _reported(found: Mapping[str, Any], names: tuple[str, str, str, str, str]) -
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+    return value if good else None
 
 
 def _counts(value: Any) -> tuple[int, ...]:
@@ -246,7 +248,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= MAX_COUNT else None
 
 
 def _first(sums: Mapping[str, float], names: tuple[str, ...]) -> float | None:

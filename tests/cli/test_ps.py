@@ -27,6 +27,24 @@ def test_without_a_server_there_is_nothing(cli: Cli) -> None:
     assert cli("ps").out == NOTHING and cli("ps", "--json").json == {"servers": []}
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        "[]",
+        "[" * 100_000,
+        '{"url": 7}',
+        '{"url": "http://[x"}',
+        '{"url": "http://h:99999"}',
+        '{"url": "http://\\ud800"}',
+    ],
+)
+def test_a_record_that_is_none_is_no_server(cli: Cli, own_home: Path, record: str) -> None:
+    file = own_home / ".cache" / "dflash-local" / "serve.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(record, encoding="utf-8")
+    assert cli("ps").out == NOTHING
+
+
 def test_a_server_says_what_it_keeps(serving: Callable[..., Result], cli: Cli, opened: Opened, own_home: Path) -> None:
     seen: dict[str, Any] = {}
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +13,8 @@ import pytest
 
 from dflash_local.store import history
 from tests.cli.conftest import Cli, Opened
+from tests.remote.hostile import CLOSED, PROBES, STREAMS, Mode, drip, once
+from tests.remote.launched_fake import ROOT
 from tests.remote.openai_fake import Fake, Handler, running
 
 ROW = "Qwen/Qwen3.5-9B"
@@ -155,3 +161,45 @@ def test_a_servers_text_cannot_reach_the_terminal_as_control(
     result = cli("run", "demo", "hi", "--url", fake.url)
     assert result.code == 0 and "a␛]0;owned␇bc" in result.out
     assert not {"\x1b", "\x9b", "\x07"} & set(result.out + result.err) and "␛[31m␊second" in result.err
+
+
+def paged_once() -> Mode:
+    """``/metrics`` that answers the check, and no reply after it."""
+    first = iter([CLOSED])
+    return lambda: once(page) if (page := next(first, b"")) else drip(CLOSED, b" ")
+
+
+INTERRUPTED: dict[str, tuple[str, Mode, list[str]]] = {
+    "a probe": ("/v1/models", PROBES["a head byte by byte"], ["run", "demo", "hi"]),
+    "a flood": ("/v1/models", PROBES["100 Continue without end"], ["chat", "demo"]),
+    "the page before a reply": ("/metrics", paged_once(), ["run", "demo", "hi"]),
+    "a reply": ("/v1/chat/completions", STREAMS["comments now and then"], ["run", "demo", "hi"]),
+    "another process": ("/dflash/v1/status", PROBES["a body byte by byte"], ["ps"]),
+}
+
+
+@pytest.mark.parametrize("what", INTERRUPTED)
+def test_one_ctrl_c_ends_what_a_server_draws_out(own_home: Path, fake: Fake, what: str) -> None:
+    path, mode, argv = INTERRUPTED[what]
+    fake.raw[path] = mode
+    if argv == ["ps"]:
+        record = own_home / ".cache" / "dflash-local" / "serve.json"
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps({"url": fake.url}), encoding="utf-8")
+    else:
+        argv = [*argv, "--url", fake.url]
+    run = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored under nohup
+        "from dflash_local.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", run, *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert fake.asked.wait(60) and process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"Traceback" not in err, err

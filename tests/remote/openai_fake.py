@@ -42,6 +42,7 @@ class Fake:
         most: requests that were under way at the same time.
         reply: texts and ids of the chunks of a reply, instead of ``WORDS`` and ``IDS``.
         likely: log probabilities of tokens, at every position beside the chosen one's -0.5.
+        raw: by path, what is sent instead of any answer, head included; ``asked`` is set when that begins.
         bodies: of the requests that came. hung_up: set when a client went away in the middle of a reply.
     """
 
@@ -74,6 +75,8 @@ class Fake:
     fault_of: Callable[[dict[str, Any]], str] | None = None
     pause_s: float = 0.005
     lives: int | None = None
+    raw: dict[str, Callable[[], Iterator[bytes]]] = field(default_factory=dict)
+    asked: threading.Event = field(default_factory=threading.Event)
     running: int = 0
     most: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -215,6 +218,8 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.fake
         if fake.gone:
             return self._hang_up()
+        if self.path in fake.raw:
+            return self._send_raw(fake.raw[self.path])
         routes: dict[str, Any] = {
             "/health": {},
             "/v1/models": {
@@ -261,6 +266,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if fake.gone:
             return self._hang_up()
+        if self.path in fake.raw:
+            return self._send_raw(fake.raw[self.path])
         fault = fake.fault if fake.fault_of is None else fake.fault_of(body)
         if not self._allowed():
             return
@@ -274,6 +281,17 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._fault = fault
             self._stream(body)
+
+    def _send_raw(self, mode: Callable[[], Iterator[bytes]]) -> None:
+        self.close_connection = True
+        self.fake.asked.set()
+        try:
+            for data in mode():
+                self.connection.sendall(data)
+                if self.fake.released.is_set():
+                    break
+        except OSError:
+            self.fake.hung_up.set()
 
     def _hang_up(self) -> None:
         self.close_connection = True

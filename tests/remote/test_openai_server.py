@@ -10,7 +10,6 @@ import pytest
 
 from dflash_local.errors import BusyError, DFlashError, ServerError, UnknownModelError, UsageError
 from dflash_local.events import Event, Finished, Notice, Started, Step, TokenLogprob
-from dflash_local.remote import event_stream
 from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.event_stream import Patience
 from dflash_local.remote.logprobs import rows_of
@@ -260,10 +259,9 @@ def test_a_line_that_is_no_event_is_left_out_and_named_once(fake: Fake) -> None:
     ]
 
 
-@pytest.mark.parametrize("bound", ["MAX_LINE", "MAX_REPLY"])
-def test_a_server_that_sends_without_end_is_hung_up_on(fake: Fake, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+def test_a_server_that_sends_without_end_is_hung_up_on(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(fake)
-    monkeypatch.setattr(event_stream, bound, 300)
+    monkeypatch.setattr("dflash_local.remote.endpoint.MAX_REPLY", 300)
     events, error = events_of(session)
     assert isinstance(error, ServerError) and error.message.endswith("it sends without end")
 

@@ -172,7 +172,7 @@ class _Loop:
 
     def _check_there(self, error: DFlashError) -> None:
         """Raises ServerError where the server is gone, and not only one request failed."""
-        if isinstance(error, ServerError) and not self._session.is_there():
+        if isinstance(error, ServerError) and not self._session.is_there(self._stopped.is_set):
             raise ServerError(error.message, GOES_ON) from error
 
 

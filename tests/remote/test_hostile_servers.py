@@ -1,0 +1,205 @@
+"""Whatever a server at ``--url`` sends, a probe and a reply end in time, and the next request is answered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from dflash_local.errors import DFlashError
+from dflash_local.events import Event, Finished
+from dflash_local.remote import attached, openai_server, server_checks, server_metrics
+from dflash_local.remote.attached import AttachedFacts, AttachedSession, Server
+from dflash_local.remote.event_stream import Patience
+from dflash_local.service.service import Service
+from tests.remote.hostile import CLOSED, LINES, MALFORMED, PROBES, STREAMS, TAKEN, Mode, drip, event, once
+from tests.remote.openai_fake import Fake, running
+from tests.remote.test_openai_server import ASK, PATIENT, events_of, finished_of, session_of, text_of
+from tests.service.scripted import ScriptedFacts
+
+CHAT = "/v1/chat/completions"
+IMPATIENT = Patience(first=0.4, silence=0.4, notice=60.0)
+ALLOWED_S = 30  # a test that takes longer hangs
+
+pytestmark = pytest.mark.timeout(ALLOWED_S)
+
+
+@contextmanager
+def impatience() -> Iterator[None]:
+    """Within, nothing is waited for as long as usual; an honest server may need more on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_checks, "PROBE_S", 0.4)
+        for module in (openai_server, server_metrics):
+            patch.setattr(module, "ANSWER_S", 0.4)
+        for name in ("ANSWER_S", "LOAD_S", "END_S"):
+            patch.setattr(attached, name, 0.4)
+        yield
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    with running(Fake()) as server:
+        yield server
+
+
+@pytest.mark.parametrize("mode", PROBES)
+def test_a_probe_ends_with_one_line(fake: Fake, mode: str) -> None:
+    fake.raw["/v1/models"] = PROBES[mode]
+    with pytest.raises(DFlashError) as caught, impatience():
+        session_of(fake)
+    assert fake.url in caught.value.message and "\n" not in str(caught.value)
+    fake.raw.clear()
+    assert text_of(events_of(session_of(fake))[0]) == "Hello, world!\n"
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info", "/version", "/metrics"])
+def test_one_deadline_is_for_all_that_a_probe_asks(fake: Fake, path: str) -> None:
+    """Each answer alone would come in time."""
+    fake.raw[path] = lambda: drip(CLOSED, b" ")
+    with pytest.raises(DFlashError, match="no answer in time"), impatience():
+        session_of(fake)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "silence",
+        "a body byte by byte",
+        "lines without end",
+        "samples without end",
+        "no JSON",
+        "no HTTP",
+        "an error without end",
+    ],
+)
+def test_a_metrics_page_costs_one_request_at_most(fake: Fake, mode: str) -> None:
+    session = session_of(fake)
+    fake.raw["/metrics"] = PROBES[mode]
+    with impatience():
+        events, error = events_of(session)
+    assert error is not None or finished_of(events).stats.mean_acceptance_length is None
+    fake.raw.clear()
+    assert text_of(events_of(session)[0]) == "Hello, world!\n"
+
+
+@pytest.mark.parametrize("mode", STREAMS)
+def test_a_reply_ends_with_one_line_and_the_next_request_is_answered(fake: Fake, mode: str) -> None:
+    session = session_of(fake, IMPATIENT)
+    fake.raw[CHAT] = STREAMS[mode]
+    error = events_of(session)[1]
+    assert error is not None and fake.url in error.message and "\n" not in str(error)
+    fake.raw.clear()
+    session._patience = PATIENT
+    assert text_of(events_of(session)[0]) == "Hello, world!\n"
+
+
+ENDLESS = {
+    "comments without end": "sends line after line without any text",
+    "comments behind text": "sends line after line without any text",
+    "blank lines without end": "sends line after line without any text",
+    "lines that are no events without end": "sends line after line without any text",
+    "empty deltas without end": "sends line after line without any text",
+    "an end without end": "sends line after line without any text",
+    "a line without end": "sends without end",
+    "text without end": "sends more than the 512 tokens that were asked for",
+    "ids without end": "sends more than the 512 tokens that were asked for",
+    "long texts without end": "sends more than the 512 tokens that were asked for",
+}
+
+
+@pytest.mark.parametrize("mode", ENDLESS)
+def test_a_reply_without_end_is_given_up_by_its_size(fake: Fake, mode: str) -> None:
+    session = session_of(fake, PATIENT)
+    fake.raw[CHAT] = STREAMS[mode]
+    error = events_of(session)[1]
+    assert error is not None and error.message.endswith(ENDLESS[mode])
+
+
+def test_keep_alives_of_a_long_prompt_are_waited_for(fake: Fake) -> None:
+    """Longer than between two texts."""
+    whole = event({"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]})
+    session = session_of(fake, Patience(first=60.0, silence=0.01, notice=60.0))
+    fake.raw[CHAT] = lambda: itertools.chain(itertools.islice(drip(CLOSED, b": x\n\n"), 8), [whole])
+    events, error = events_of(session)
+    assert error is None and text_of(events) == "Hi"
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_event_is_one_line_of_its_request(fake: Fake, name: str) -> None:
+    session = session_of(fake)
+    fake.raw[CHAT] = replying(MALFORMED[name])
+    error = events_of(session)[1]
+    assert error is not None and fake.url in error.message and "\n" not in str(error) and len(error.message) < 300
+    fake.raw.clear()
+    assert text_of(events_of(session)[0]) == "Hello, world!\n"
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_an_event_lacks_costs_the_reply_nothing_else(fake: Fake, name: str) -> None:
+    session = session_of(fake)
+    fake.raw[CHAT] = replying(TAKEN[name])
+    events, error = events_of(session)
+    assert error is None and finished_of(events).reason == "stop" and text_of(events) in ("lo", "Hello")
+    assert text_of(events).encode()
+
+
+def replying(odd: bytes) -> Mode:
+    """A reply with an odd event in front of its text."""
+    rest = [{"delta": {"content": "lo"}}, {"delta": {}, "finish_reason": "stop"}]
+    return lambda: once(CLOSED + event(odd) + b"".join(event({"choices": [one]}) for one in rest))
+
+
+def attached_to(fake: Fake) -> AttachedSession:
+    return AttachedSession(Server(fake.url), "demo", AttachedFacts.from_dict(ScriptedFacts().as_dict()))
+
+
+@pytest.mark.parametrize(
+    "mode", ["silence", "a body byte by byte", "a body without end", "no HTTP", "a deep list", "an error byte by byte"]
+)
+def test_what_only_looks_like_a_dflash_process_is_none(fake: Fake, mode: str) -> None:
+    fake.raw = {"/dflash/v1/status": PROBES[mode], "/dflash/v1/load": PROBES[mode]}
+    with impatience():
+        assert Server(fake.url).status() is None
+        with pytest.raises(DFlashError):
+            attached.attach(Server(fake.url), "demo")
+
+
+@pytest.mark.parametrize("odd", [{"model": 7}, {"state": None}, {"state": ["ready"]}, {"aliases": 7}])
+def test_a_status_with_other_values_is_none(fake: Fake, odd: dict[str, object]) -> None:
+    content = json.dumps({"model": "demo", "state": "ready", **odd}).encode()
+    fake.raw["/dflash/v1/status"] = lambda: once(CLOSED + content)
+    assert Server(fake.url).status() is None
+
+
+@pytest.mark.parametrize(
+    "facts", [7, {}, {"target": 7}, {"notices": [7]}, {"block_size": 10**400}, {"checks": [[]]}, {"context": 10**400}]
+)
+def test_facts_with_other_values_are_those_of_another_version(facts: Any) -> None:
+    known = ScriptedFacts().as_dict()
+    assert attached.facts_of({"facts": known}) is not None
+    assert attached.facts_of({"facts": known | facts if facts and isinstance(facts, dict) else facts}) is None
+
+
+@pytest.mark.parametrize("mode", LINES)
+def test_a_reply_of_another_process_ends_with_one_line(fake: Fake, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(attached, "PATIENCE", IMPATIENT)
+    fake.raw["/dflash/v1/generate"] = LINES[mode]
+    with pytest.raises(DFlashError) as caught:
+        list(attached_to(fake).generate(ASK))
+    assert "\n" not in str(caught.value) and len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("cancel", ["silence", "a body byte by byte", "no HTTP"])
+def test_a_cancelled_reply_of_another_process_ends_although_that_goes_on(fake: Fake, cancel: str) -> None:
+    fake.raw = {"/dflash/v1/generate": LINES["blank lines now and then"], "/dflash/v1/cancel": PROBES[cancel]}
+    events: list[Event] = []
+    with impatience(), Service(attached_to(fake)) as service:
+        ticket = service.submit(ASK)
+        assert fake.asked.wait(5)
+        ticket.cancel()
+        events += ticket.events()
+    assert isinstance(events[-1], Finished) and events[-1].reason == "cancelled"
