@@ -12,6 +12,7 @@ Channel = Literal["thinking", "final", "tool"]
 Origin = Literal["accepted", "bonus"]
 FinishReason = Literal["stop", "length", "cancelled"]
 Mode = Literal["dflash", "ar"]
+Bytes = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,17 @@ class TokenLogprob:
     """How likely the target held an emitted token, before temperature, filters and penalties.
 
     Attributes:
-        text: the token alone; a part of a character may show as a replacement character.
-        top: the likeliest tokens of that position, best first, as (id, text, natural log probability).
+        text: the token alone; bytes that are no whole character are spelled ``\\xNN``, as OpenAI does.
+        top: the likeliest tokens of that position, best first, as (id, text, natural log probability, bytes).
+        bytes: what the token adds to the reply in UTF-8; None for a token that is never shown, and where a server names
+            tokens by their ids alone.
     """
 
     token_id: int
     text: str
     logprob: float
-    top: tuple[tuple[int, str, float], ...] = ()
+    top: tuple[tuple[int, str, float, Bytes], ...] = ()
+    bytes: Bytes = None
 
 
 @dataclass(frozen=True, slots=True)

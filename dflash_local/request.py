@@ -6,18 +6,20 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from dflash_local.errors import UsageError
+from dflash_local.errors import ContextError, UsageError
 from dflash_local.events import Mode
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy
 MAX_TEMPERATURE = 5.0
-MAX_SEED = 2**64 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOPS = 128
 MAX_STOP_CHARS = 1_000
 MAX_MESSAGE_CHARS = 8_000_000
+MAX_PROMPT_IDS = 4_000_000
+MAX_CHARS = 4 * 2**20  # of all messages and tools together
 MAX_BLOCK_SIZE = 64
 MAX_TOP_LOGPROBS = 20
 MAX_TOOLS = 512
@@ -25,6 +27,8 @@ MAX_MESSAGES = 10_000
 MAX_DEPTH = 64  # of tool schemas and arguments: templates and JSON libraries go through them by recursion
 
 Role = Literal["system", "user", "assistant", "tool"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 
@@ -45,14 +49,21 @@ def check_integer(name: str, value: int, low: int, high: int) -> None:
         raise UsageError(f"{name} {value} is outside {low}..{high}")
 
 
-def check_depth(name: str, value: object) -> None:
-    """Refuse a JSON value with lists and objects more than ``MAX_DEPTH`` deep, naming it."""
-    level: list[Any] = [value]
+def check_json(name: str, value: object) -> int:
+    """Return the size of a JSON value: how many values it holds, and the characters of its texts and keys.
+
+    Raises:
+        UsageError: it is nested more than ``MAX_DEPTH`` deep or larger than ``MAX_CHARS``.
+    """
+    size, level = 0, [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [one for one in level if isinstance(one, (Mapping, list, tuple))]
-        if not level:
-            return
-        level = [one for part in level for one in (part.values() if isinstance(part, Mapping) else part)]
+        size += len(level) + sum(len(one) for one in level if isinstance(one, str))
+        if size > MAX_CHARS:
+            raise UsageError(f"{name} is larger than {MAX_CHARS} characters", "send less")
+        parts = [one for one in level if isinstance(one, (Mapping, list, tuple))]
+        if not parts:
+            return size
+        level = [one for part in parts for one in ((*part, *part.values()) if isinstance(part, Mapping) else part)]
     raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep", "send it flatter")
 
 
@@ -61,7 +72,8 @@ class SamplingParams:
     """How the target's token is chosen. Temperature 0 (or under 1e-5) is greedy.
 
     Filters act in the order penalties, temperature, top-k, top-p, min-p. ``top_k`` 0 is off, ``top_p`` 0 keeps the best
-    token alone; a ``seed`` of None draws a fresh 64-bit number when the request starts.
+    token alone; a ``seed`` of None draws a fresh 64-bit number when the request starts. A negative seed becomes the
+    unsigned number of the same 64 bits (two's complement).
     """
 
     temperature: float = 0.0
@@ -82,7 +94,8 @@ class SamplingParams:
         check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
         check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, MAX_SEED)
+            check_integer("seed", self.seed, MIN_SEED, MAX_SEED)
+            object.__setattr__(self, "seed", self.seed % 2**64)
 
     @property
     def greedy(self) -> bool:
@@ -138,7 +151,7 @@ def read_arguments(call: ToolCall) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise UsageError(f"{name} are not a JSON object", "send one JSON object")
-    check_depth(name, arguments)
+    check_json(name, arguments)
     return arguments
 
 
@@ -158,8 +171,12 @@ class Message:
             raise UsageError(f"unknown role {self.role!r}", f"use one of {', '.join(ROLES)}")
         if not isinstance(self.content, str):
             raise UsageError(f"the content of a {self.role} message must be text, got {self.content!r}")
-        if len(self.content) > MAX_MESSAGE_CHARS:
-            raise UsageError(f"a {self.role} message has {len(self.content)} characters, {MAX_MESSAGE_CHARS} allowed")
+
+    @property
+    def size(self) -> int:
+        """Characters of all its texts."""
+        calls = (text for call in self.tool_calls for text in (call.id, call.name, call.arguments))
+        return sum(map(len, (self.content, self.thinking, self.tool_call_id, self.name, *calls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +189,7 @@ class Request:
     Attributes:
         block_size: None means the drafter's trained one; 1 proposes nothing.
         tools: JSON schemas of functions, for templates that take them.
+        reasoning_effort: for templates that take one; None leaves it to the template.
         logprobs: likeliest tokens to report beside each emitted one, 0 for that one alone; None for no report.
         return_token_ids: report the prompt's ids as well (those of the reply always are).
     """
@@ -185,6 +203,7 @@ class Request:
     block_size: int | None = None
     thinking: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
+    reasoning_effort: Effort | None = None
     logprobs: int | None = None
     return_token_ids: bool = False
 
@@ -195,6 +214,8 @@ class Request:
             raise UsageError(f"{len(self.messages)} messages given, {MAX_MESSAGES} allowed", "send fewer")
         if self.messages and not any(m.content.strip() or m.tool_calls for m in self.messages if m.role != "system"):
             raise UsageError("the prompt is empty", "type something to answer")
+        if len(self.prompt_ids) > MAX_PROMPT_IDS:
+            raise ContextError(f"{len(self.prompt_ids)} prompt ids given, {MAX_PROMPT_IDS} allowed", "send fewer")
         for token_id in self.prompt_ids:
             check_integer("prompt id", token_id, 0, 2**31)
         if self.mode not in ("dflash", "ar"):
@@ -207,8 +228,12 @@ class Request:
             raise UsageError(f"the prompt has {len(self.prompt)} characters, {MAX_MESSAGE_CHARS} allowed")
         if len(self.tools) > MAX_TOOLS:
             raise UsageError(f"{len(self.tools)} tools given, {MAX_TOOLS} allowed")
-        for index, tool in enumerate(self.tools):
-            check_depth(f"tools[{index}]", tool)
+        if self.reasoning_effort not in (None, *EFFORTS):
+            raise UsageError(f"unknown reasoning_effort {self.reasoning_effort!r}", f"use one of {', '.join(EFFORTS)}")
+        size = sum(check_json(f"tools[{index}]", tool) for index, tool in enumerate(self.tools))
+        size += sum(message.size for message in self.messages)
+        if size > MAX_CHARS:
+            raise ContextError(f"messages and tools have {size} characters, {MAX_CHARS} allowed", "shorten them")
 
 
 def user_request(prompt: str, system: str = "", **fields: object) -> Request:

@@ -95,10 +95,5 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": text, "logprob": finite(value), "bytes": _bytes(text)} for _, text, value in token.top]
-    return {"token": token.text, "logprob": finite(token.logprob), "bytes": _bytes(token.text), "top_logprobs": top}
-
-
-def _bytes(text: str) -> list[int] | None:
-    """The token's bytes; None where they are not known: a part of a character, a token that a server names by id."""
-    return None if "\ufffd" in text or text.startswith("token_id:") else list(text.encode("utf-8", "replace"))
+    top = [{"token": text, "logprob": finite(value), "bytes": data} for _, text, value, data in token.top]
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": token.bytes, "top_logprobs": top}

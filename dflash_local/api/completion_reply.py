@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ class CompletionReply(Reply):
     def __init__(self, parsed: ParsedRequest, head: Callable[[], dict[str, Any]]) -> None:
         super().__init__(parsed, head)
         self._texts: list[str] = []
-        self._offset = 0  # of the next token in the text of all tokens
+        self._begin_offsets()
 
     def _step(self, event: Step) -> Iterator[dict[str, Any]]:
         text = "".join(piece.text for piece in event.pieces)
@@ -29,8 +30,12 @@ class CompletionReply(Reply):
             self._texts.append(text)
             yield self._chunk({"text": text})
 
+    def _begin_offsets(self) -> None:
+        self._offset = 0  # of the next token in the text of all tokens
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
     def _whole(self) -> dict[str, Any]:
-        self._offset = 0
+        self._begin_offsets()
         return {"text": "".join(self._texts)}
 
     def _as_logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
@@ -38,7 +43,8 @@ class CompletionReply(Reply):
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
-            self._offset += len(token.text)
+            data = token.text.encode() if token.bytes is None else bytes(token.bytes)
+            self._offset += len(self._characters.decode(data))
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [finite(token.logprob) for token in tokens],
@@ -50,4 +56,4 @@ class CompletionReply(Reply):
 def _top(token: TokenLogprob) -> dict[str, float]:
     """The sampled token and the likeliest ones; of two that show the same text, the sampled one."""
     chosen = {token.text: finite(token.logprob)}
-    return chosen | {text: finite(value) for _, text, value in token.top} | chosen
+    return chosen | {text: finite(value) for _, text, value, _ in token.top} | chosen

@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 from dflash_local.api.refusals import FieldError, unsupported
 from dflash_local.errors import UsageError
+from dflash_local.request import check_json
 
 MAX_QUOTED = 80
+MAX_ITEMS = 10_000  # of a list
 HUGE = 1e308
 
 
@@ -62,6 +64,9 @@ class Fields:
 
     Args:
         value: the object. path: where it stands in the body, empty for the body itself.
+
+    Attributes:
+        taken: fields that were sent and change nothing, and why.
     """
 
     def __init__(self, value: object, path: str = "") -> None:
@@ -71,6 +76,7 @@ class Fields:
         self._known: list[str] = []
         self._refused: set[str] = set()
         self._path = path
+        self.taken: dict[str, str] = {}
 
     def name(self, key: str) -> str:
         return f"{self._path}.{key}" if self._path else key
@@ -97,10 +103,10 @@ class Fields:
     def flag(self, key: str) -> bool | None:
         return self._typed(key, bool, "true or false")
 
-    def items(self, key: str, most: int | None = None) -> list[Any] | None:
+    def items(self, key: str, most: int = MAX_ITEMS) -> list[Any] | None:
         """A list, of ``most`` items at most."""
         value: list[Any] | None = self._typed(key, list, "a list")
-        if most is not None and value is not None and len(value) > most:
+        if value is not None and len(value) > most:
             raise FieldError(self.name(key), f"{len(value)} {key} given, {most} allowed", "send fewer")
         return value
 
@@ -144,10 +150,13 @@ class Fields:
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
             raise unsupported(self.name(key), hint)
 
-    def ignore(self, *keys: str) -> None:
-        """Fields that cannot change a reply."""
-        for key in keys:
-            self.take(key)
+    def ignore(self, key: str, why: str) -> None:
+        """A field that cannot change a reply's text; it is among ``taken`` when it is sent."""
+        value = self.take(key)
+        if value is not None:
+            with naming(self.name(key)):
+                check_json(self.name(key), value)
+            self.taken[key] = why
 
     def finish(self) -> None:
         """Refuse what nobody read, with the nearest known name unless that is refused as well."""

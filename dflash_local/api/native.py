@@ -13,6 +13,7 @@ from dflash_local.api.request_fields import NUMBERS
 from dflash_local.events import Mode
 from dflash_local.request import (
     MAX_MESSAGES,
+    MAX_PROMPT_IDS,
     MAX_TOOLS,
     Limits,
     Message,
@@ -20,7 +21,7 @@ from dflash_local.request import (
     Role,
     SamplingParams,
     ToolCall,
-    check_depth,
+    check_json,
     read_arguments,
 )
 
@@ -47,13 +48,13 @@ def read(body: bytes) -> Native:
         if not isinstance(tool, Mapping):
             raise FieldError(f"tools[{index}]", f"tools[{index}] must be an object, got {quoted(tool)}")
         with naming(f"tools[{index}]"):
-            check_depth(f"tools[{index}]", tool)
+            check_json(f"tools[{index}]", tool)
     request = Request(
         messages=tuple(
             _message(Fields(item, f"messages[{index}]"))
             for index, item in enumerate(fields.items("messages", MAX_MESSAGES) or ())
         ),
-        prompt_ids=tuple(fields.items("prompt_ids") or ()),
+        prompt_ids=tuple(fields.items("prompt_ids", MAX_PROMPT_IDS) or ()),
         prompt=fields.text("prompt") or "",
         sampling=_sampling(fields.part("sampling")),
         limits=_limits(fields.part("limits")),
@@ -61,6 +62,7 @@ def read(body: bytes) -> Native:
         block_size=fields.take("block_size"),
         thinking=bool(fields.flag("thinking")),
         tools=tuple(tools),
+        reasoning_effort=fields.take("reasoning_effort"),
         logprobs=fields.take("logprobs"),
         return_token_ids=bool(fields.flag("return_token_ids")),
     )

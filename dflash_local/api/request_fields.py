@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dflash_local.api.fields import Fields, parse, quoted
+from dflash_local.api.log import LOGGER
 from dflash_local.api.refusals import FieldError
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
@@ -19,20 +20,30 @@ from dflash_local.request import (
     MAX_SEED,
     MAX_STOP_CHARS,
     MAX_STOPS,
+    MIN_SEED,
     Limits,
     Request,
     SamplingParams,
 )
 from dflash_local.service.resident import Model
 
-# Sent by clients for the operator's books; none of them can change a reply, and none is kept.
-IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+# Fields that are taken although they change no text: field -> why, as the log has it.
+TAKEN = {
+    "user": "not kept",
+    "metadata": "not kept",
+    "store": "nothing is stored",
+    "safety_identifier": "not kept",
+    "prompt_cache_key": "the last prompts are cached anyway",
+    "prompt_cache_retention": "the last prompts are cached anyway",
+    "service_tier": "there is one tier",
+    "parallel_tool_calls": "the model decides how many calls it makes",
+    "prediction": "the drafter predicts",
+}
 NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 # field -> (why, values that ask for nothing): named by OpenAI or vLLM, not done here
 REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "logit_bias": ("leave it out", ({},)),
     "best_of": ("one reply is made; leave it out", (1,)),
-    "service_tier": ("leave it out", ("auto", "default")),
     "min_tokens": ("leave it out", (0,)),
     "ignore_eos": ("leave it out", (False,)),
     "skip_special_tokens": ("they are always skipped", (True,)),
@@ -86,8 +97,11 @@ def read(
         )
     for field, (why, harmless) in {**refused, **REFUSED}.items():
         fields.refuse(field, why, harmless)
-    fields.ignore(*IGNORED)
+    for field, why in TAKEN.items():
+        fields.ignore(field, why)
     fields.finish()
+    if fields.taken:
+        LOGGER.info("taken without effect: %s", "; ".join(f"{field}: {why}" for field, why in fields.taken.items()))
     return ParsedRequest(request, name, stream, include_usage)
 
 
@@ -96,7 +110,7 @@ def _sampling(fields: Fields, model: Model) -> SamplingParams:
     given: dict[str, Any] = {name: fields.number(name) for name in NUMBERS}
     top_k = fields.integer("top_k", -1, 2**31)
     given["top_k"] = 0 if top_k == -1 else top_k  # vLLM writes "off" so
-    given["seed"] = fields.integer("seed", 0, MAX_SEED)
+    given["seed"] = fields.integer("seed", MIN_SEED, MAX_SEED)
     try:
         return replace(model.sampling, **{name: value for name, value in given.items() if value is not None})
     except UsageError as error:
@@ -140,7 +154,8 @@ def _streaming(fields: Fields) -> tuple[bool, bool]:
         raise FieldError("stream_options", "stream_options without stream", "set stream to true")
     options = Fields(value, "stream_options")
     include_usage = bool(options.flag("include_usage"))
-    options.refuse("include_obfuscation", "chunks are sent as they are", (False,))
+    options.ignore("include_obfuscation", "chunks are sent as they are")
     options.refuse("continuous_usage_stats", "figures come at the end", (False,))
     options.finish()
+    fields.taken |= options.taken
     return stream, include_usage

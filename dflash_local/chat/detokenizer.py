@@ -60,6 +60,12 @@ class TokenBytes:
         match = _BYTE_TOKEN.fullmatch(text) if self.byte_fallback else None
         return bytes([int(match[1], 16)]) if match else text.replace(self._space, " ").encode("utf-8", "replace")
 
+    def placed(self, data: bytes, first: bool) -> bytes:
+        """What a token's bytes add to a text; ``first`` where no other token stands before it."""
+        if first:
+            return data[1:] if self.drops_first_space and data.startswith(b" ") else data
+        return b" " + data if self.joined else data
+
 
 def _flatten(decoder: object, depth: int = 0) -> list[dict[str, Any]]:
     if not decoder:
@@ -96,10 +102,7 @@ class StreamDecoder:
         data = self._token_bytes(token_id)
         if data is None:
             return ""
-        if self._started:
-            data = b" " + data if self._rules.joined else data
-        elif self._rules.drops_first_space and data.startswith(b" "):
-            data = data[1:]
+        data = self._rules.placed(data, not self._started)
         self._started = True
         return self._utf8.decode(data)
 

@@ -21,12 +21,11 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tool_calls import format_of
 from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered_with, tool_prompt
 from dflash_local.errors import ContextError, TemplateError, UsageError
-from dflash_local.request import Message, ToolCall, read_arguments
+from dflash_local.request import MAX_CHARS, Effort, Message, ToolCall, read_arguments
 from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
 PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), ("jinja2", "markupsafe"))
 LIMITS = Limits(seconds=2.0, mebibytes=512)
-MAX_CHARS = 4 * 2**20
 SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame
 
 
@@ -113,6 +112,7 @@ def render(
     *,
     thinking: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    effort: Effort | None = None,
     now: datetime | None = None,
     context: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -124,6 +124,7 @@ def render(
     Args:
         thinking: passed as ``enable_thinking``, always.
         tools: JSON schemas of functions that the model may call.
+        effort: passed as ``reasoning_effort`` where the template reads it; elsewhere a notice says that it does not.
         now: what ``strftime_now`` returns in the template; the present by default.
         context: ids that the session holds. Tools in words that would take more than half of them are left out,
             with a notice.
@@ -136,13 +137,15 @@ def render(
         TemplateError: it fails, tries to leave the sandbox, or takes that for a small one.
         TokenizerError: see ``Tokenizer.encode``. Interrupted: cancelled.
     """
-    if sum(len(message.content) + len(message.thinking) for message in messages) > MAX_CHARS:
-        raise ContextError(f"the conversation is longer than {MAX_CHARS} characters", "shorten it")
     now = now or datetime.now()
     prompt, notices = "", tuple[str, ...]()
+    if effort is not None and "reasoning_effort" not in (tokenizer.template or ""):
+        notices = (f"reasoning_effort {effort} changes nothing: the chat template has no such setting",)
+        effort = None
     if format_of(tokenizer.template) is None:
         messages = as_text(messages, lambda call: _call(call)["function"])
-        prompt, notices = _fitting(tokenizer, tool_prompt(tools or ()), context, cancelled)
+        prompt, left_out = _fitting(tokenizer, tool_prompt(tools or ()), context, cancelled)
+        notices += left_out
         tools = None
     if tokenizer.template is None:
         shown = in_system(messages, prompt) if prompt else messages
@@ -150,11 +153,11 @@ def render(
         ids = [*tokenizer.begin, *tokenizer.encode(text, context, cancelled)]
         return _not_empty(Rendered(tuple(ids), len(ids), False, notices))
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
-    special_texts = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
+    given = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text, "reasoning_effort": effort}
     arguments: dict[str, Any] = {
         "tools": concealer.conceal(list(tools)) if tools else None,
         "enable_thinking": thinking,
-        **{name: text for name, text in special_texts.items() if text},
+        **{name: text for name, text in given.items() if text},
     }
 
     def render_texts(conversation: Sequence[Message]) -> list[str]:

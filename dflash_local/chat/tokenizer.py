@@ -209,6 +209,17 @@ class Tokenizer:
         hidden = token_id in self.stop_ids or (added is not None and added.special)
         return None if hidden else self.token_bytes(token_id)
 
+    def in_reply(self, token_id: int, first: bool) -> tuple[str, bytes | None]:
+        """The text of one token alone, and the bytes that it adds to a reply: None for what is never shown.
+
+        Bytes that are no whole character are spelled ``\\xNN`` in the text. ``first``: no token is shown before it.
+        """
+        data = self.visible_bytes(token_id)
+        if data is None:
+            return (self.token_bytes(token_id) or b"").decode("utf-8", "backslashreplace"), None
+        data = self._rules.placed(data, first)
+        return data.decode("utf-8", "backslashreplace"), data
+
     def is_added(self, text: str) -> bool:
         return text in self._added_texts
 

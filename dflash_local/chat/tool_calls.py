@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dflash_local.chat.channels import overlap
-from dflash_local.chat.tool_arguments import DECODER, fits, properties_of, typed, unwrapped
+from dflash_local.chat.tool_arguments import DECODER, ArgumentTypes, unwrapped
 from dflash_local.request import ToolCall
 
 MAX_CALL_CHARS = 2**18
@@ -216,7 +216,7 @@ class JsonParser:
         whole = _json_object_call(content, ("parameters", "arguments"))
         if whole is not None:
             return whole if whole.name in self._schemas else None
-        fitting = [name for name, function in self._schemas.items() if fits(content, function)]
+        fitting = [name for name, function in self._schemas.items() if ArgumentTypes(function).fit(content)]
         return _call(fitting[0], content) if len(fitting) == 1 else None
 
 
@@ -283,12 +283,11 @@ def _xml_call(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall |
     name = head.removeprefix(FUNCTION).strip()
     if not bracket or not head.startswith(FUNCTION) or not NAME.fullmatch(name):
         return None
-    known = properties_of(schemas.get(name, {}))
-    arguments = {}
+    types, arguments = ArgumentTypes(schemas.get(name, {})), {}
     for part in body.split(PARAMETER)[1:]:
         key, bracket, rest = part.partition(">")
         if not bracket:
             return None
         key = key.strip()
-        arguments[key] = typed(unwrapped(rest.partition(END_PARAMETER)[0]), known.get(key))
+        arguments[key] = types.typed(key, unwrapped(rest.partition(END_PARAMETER)[0]))
     return _call(name, arguments)

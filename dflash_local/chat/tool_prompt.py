@@ -34,6 +34,21 @@ You are provided with function signatures within <tools></tools> XML tags:
 {CLOSE}"""
 
 
+_FORMAT = "Answer with one JSON object and nothing around it"
+
+
+def in_format(messages: Sequence[Message], schema: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The conversation with its last message of the user asking for JSON by ``schema``, or any object by an empty one.
+
+    Not in the system message, which some templates refuse.
+    """
+    asked = f"{_FORMAT}, by this JSON schema:\n{json.dumps(schema, ensure_ascii=False)}" if schema else f"{_FORMAT}."
+    at = next((index for index in reversed(range(len(messages))) if messages[index].role == "user"), None)
+    if at is None:
+        return (*messages, Message("user", asked))
+    return (*messages[:at], _joined(messages[at], messages[at].content, asked), *messages[at + 1 :])
+
+
 def tool_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
     """The prompt that describes its tools to a model, empty without any; UsageError for a schema nested too deep."""
     if not tools:

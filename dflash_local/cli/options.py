@@ -79,7 +79,7 @@ Prefer = Annotated[
 Mode = Annotated[ModeChoice, typer.Option("--mode", help="Draft and verify, or one token at a time.")]
 MaxNewTokens = Annotated[int | None, named("--max-new-tokens", "N", "Tokens in the reply at most.")]
 Temperature = Annotated[float | None, named("--temperature", "T", "0 is greedy.")]
-Seed = Annotated[int | None, named("--seed", "N", "0 to 2^64-1; a fresh one if not given, shown.")]
+Seed = Annotated[int | None, named("--seed", "N", "-2^63 to 2^64-1; a fresh one if not given, shown.")]
 BlockSize = Annotated[int | None, named("--block-size", "B", "Anchor and drafts per cycle; trained size if not given.")]
 # What a command's parameter ``sampling`` stands for on the command line: it gets those that were given.
 SAMPLING: dict[str, Any] = {

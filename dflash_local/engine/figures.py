@@ -25,11 +25,11 @@ def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, .
 class Figures:
     """Running figures; ``stats()`` freezes them."""
 
-    def __init__(self, engine: str, mode: Mode, block: int, seed: int, *, whole_only: bool = False) -> None:
-        """``whole_only``: acceptance is judged by cycles of the whole block, since shorter ones are chosen."""
+    def __init__(self, engine: str, mode: Mode, block: int, seed: int, judged_rows: int) -> None:
+        """``judged_rows``: only cycles that verify as many are compared with the band, which is that of such cycles."""
         self.engine, self.mode, self.block, self.seed = engine, mode, block, seed
         self.misses = 0  # drafting cycles in a row that accepted nothing
-        self._judged_rows = block if whole_only else 0
+        self._judged_rows = judged_rows
         self._judged: deque[int] = deque(maxlen=ALARM_CYCLES)  # acceptance lengths
         self._rows: Counter[int] = Counter()
         self._experts: dict[int, list[float]] = {}  # of the cycles that were looked at, by their rows

@@ -19,6 +19,7 @@ from dflash_local.engine.low_acceptance import likely_causes
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
+    Bytes,
     Event,
     Finished,
     FinishReason,
@@ -51,12 +52,12 @@ class Generation:
         room = session.facts.context - len(rendered.ids)
         self.limit = min(request.limits.max_new_tokens, room)
         self.emitted = 0
+        self.shown = False  # a token whose likelihood was reported is in the text
         self.control = self._control()
         self.drafts = self.control is None or self.control.length > 1  # as last announced
         self.announced: set[bool] = set()
-        self.figures = Figures(
-            session.runner.name, request.mode, self.block, self.seed, whole_only=self.control is not None
-        )
+        trained = session.facts.block_size
+        self.figures = Figures(session.runner.name, request.mode, self.block, self.seed, trained)
         self.stream: TextStream | None = None
         if session.tokenizer is not None:
             channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)
@@ -148,14 +149,17 @@ class Generation:
         return reason
 
     def _named(self, found: Likelihood) -> TokenLogprob:
-        """A likelihood with the texts of its tokens."""
-        tokenizer = self.session.tokenizer
+        """A likelihood with the texts and bytes of its tokens."""
+        tokenizer, first = self.session.tokenizer, not self.shown
 
-        def text(token: int) -> str:
-            return "" if tokenizer is None else tokenizer.decode((token,), skip_special=False)
+        def named(token: int) -> tuple[str, Bytes]:
+            text, data = ("", None) if tokenizer is None else tokenizer.in_reply(token, first)
+            return text, None if data is None else tuple(data)
 
-        top = tuple((token, text(token), value) for token, value in found.top)
-        return TokenLogprob(found.token_id, text(found.token_id), found.logprob, top)
+        top = tuple((token, text, value, data) for token, value in found.top for text, data in (named(token),))
+        text, data = named(found.token_id)
+        self.shown = self.shown or data is not None
+        return TokenLogprob(found.token_id, text, found.logprob, top, data)
 
     def _watch(self) -> Iterator[Event]:
         """Alarms: a drafter that never hits is switched off, a low acceptance is reported, once each."""

@@ -106,6 +106,7 @@ class Session:
                 request.messages,
                 thinking=request.thinking,
                 tools=request.tools,
+                effort=request.reasoning_effort,
                 context=context,
                 cancelled=cancelled,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dflash_local.events import TokenLogprob
@@ -42,9 +43,9 @@ def _chat_rows(content: list[Any]) -> Iterator[TokenLogprob]:
         row = _row(entry.get("token"), entry.get("logprob"), pairs)
         if row is not None:
             raw = entry.get("bytes")
-            whole = isinstance(raw, list) and all(isinstance(one, int) and 0 <= one < 256 for one in raw)
-            text = bytes(raw).decode("utf-8", "replace") if isinstance(raw, list) and whole else row.text
-            yield TokenLogprob(row.token_id, text, row.logprob, row.top)
+            if isinstance(raw, list) and all(isinstance(one, int) and 0 <= one < 256 for one in raw):
+                row = replace(row, text=bytes(raw).decode("utf-8", "backslashreplace"), bytes=tuple(raw))
+            yield row
 
 
 def _rows(tokens: list[Any], values: list[Any], tops: list[Any]) -> Iterator[TokenLogprob]:
@@ -60,7 +61,7 @@ def _row(token: Any, value: Any, top: Iterable[tuple[Any, Any]]) -> TokenLogprob
         return None
     known = {one: number for one, number in ((_id(name), _number(given)) for name, given in top) if one is not None}
     best = sorted(((one, number) for one, number in known.items() if number is not None), key=lambda item: -item[1])
-    rows = tuple((one, f"token_id:{one}", number) for one, number in best[: MAX_TOP_LOGPROBS + 1])
+    rows = tuple((one, f"token_id:{one}", number, None) for one, number in best[: MAX_TOP_LOGPROBS + 1])
     return TokenLogprob(chosen, f"token_id:{chosen}", logprob, rows)
 
 

@@ -44,6 +44,8 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
         body |= {"logprobs": True, "top_logprobs": request.logprobs}
     body["messages"] = [_message(message) for message in request.messages]
     body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
+    if request.reasoning_effort is not None:
+        body["reasoning_effort"] = request.reasoning_effort
     if request.tools:
         body["tools"] = [dict(tool) for tool in request.tools]
     return CHAT, body

@@ -263,7 +263,7 @@ class Racer:
         rows = [row for step in lane.steps for row in step.logprobs]
         if lane.token_ids != race.ar.token_ids[: at + 1] or len(rows) <= at or not rows[at].top:
             return replace(race, unknown="asked once more, the target wrote another text")
-        known = {token: value for token, _, value in rows[at].top}
+        known = {token: value for token, _, value, _ in rows[at].top}
         if rows[at].token_id != race.ar.token_ids[at] or rows[at].logprob < max(known.values()):
             return replace(race, unknown="other scores than these log probabilities decided")  # a server's penalties
         drafted = known.get(race.dflash.token_ids[at])

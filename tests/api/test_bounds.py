@@ -11,7 +11,7 @@ import pytest
 
 from dflash_local.api import chat_request, completion_request, native
 from dflash_local.api.refusals import FieldError
-from dflash_local.errors import UsageError
+from dflash_local.errors import ContextError, UsageError
 from dflash_local.request import Message, Request, ToolCall, read_arguments
 from tests.api.bodies import MODEL, chat, refusal
 from tests.api.conftest import Running, Serve, body
@@ -52,6 +52,52 @@ def test_what_is_nested_as_deep_as_allowed_is_taken() -> None:
     assert read_arguments(ToolCall("c1", "add", nested(64))) == json.loads(nested(64))
     tool = {"type": "function", "function": {"name": "add", "parameters": json.loads(nested(62))}}
     assert chat(tools=[tool]).request.tools == (tool,)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+LARGE = "x" * 2**21
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 10_001}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 10_001}]}, "messages[0].tool_calls"),
+        ({"tools": [{}] * 513}, "tools"),
+        ({"stop": ["x"] * 129}, "stop"),
+        ({"metadata": {"x": [LARGE, LARGE]}}, "metadata"),
+        ({"metadata": json.loads(nested(65))}, "metadata"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": json.loads(nested(65))}}},
+         "response_format.json_schema.schema"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1] * 2**22}}}]},
+         "tools[0].function.parameters"),
+    ],
+    ids=["parts", "calls", "tools", "stop", "metadata", "deep metadata", "format", "schema"],
+)  # fmt: skip
+def test_what_is_too_large_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refusal(chat, **fields)["param"] == param
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"content": LARGE},
+        {"thinking": LARGE},
+        {"name": LARGE},
+        {"tool_call_id": LARGE},
+        {"tool_calls": (ToolCall("c", "f", LARGE),)},
+        {"tool_calls": (ToolCall(LARGE, "f", "{}"),)},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_all_texts_of_all_messages_count_together(more: dict[str, Any]) -> None:
+    half: Any = Message("user", "x" * (2**21 - 9))
+    rest: Any = Message("assistant", **{"content": "", **more})
+    tool = {"function": {"description": "x" * (4 * 2**20 - half.size - rest.size - 24)}}
+    Request(messages=(half, rest))
+    for too_much in ({"messages": (half, rest, half)}, {"messages": (half, rest), "tools": (tool,)}):
+        with pytest.raises(ContextError, match="4194304 allowed"):
+            Request(**too_much)
 
 
 def test_too_many_messages_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from enum import Enum
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.api.conftest import TOOL, Running, Serve
 from tests.service.scripted import ScriptedSession
 
 openai = pytest.importorskip("openai")
+from pydantic import BaseModel  # noqa: E402  # it comes with openai
 
 QUESTION = [{"role": "user", "content": "Write a Python function that returns the sum of a list of numbers."}]
 
@@ -83,6 +86,73 @@ def test_a_tool_round_with_the_client(client: Callable[..., Any], serve: Serve) 
     with api.chat.completions.stream(model="scripted", messages=QUESTION, tools=[TOOL]) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.tool_calls[0].function.name == "add"
+
+
+class Level(int, Enum):
+    """As pydantic writes it: behind a ``$ref``, with an ``enum``."""
+
+    LOW = 1
+    HIGH = 2
+
+
+class Place(BaseModel):
+    """Behind a ``$ref`` as well."""
+
+    name: str
+    zip: int | None
+
+
+class Forecast(BaseModel):
+    """All that a schema of openai-python's says in its own way."""
+
+    place: Place
+    level: Level
+    days: int | None
+    kind: Literal["short"]
+    scale: Literal[1, 2]
+    either: Place | list[int] | None
+    wet: bool
+    share: float
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_of_pydantic_is_called_with_what_it_takes(
+    client: Callable[..., Any], serve: Serve, stream: bool, lines: list[str]
+) -> None:
+    given = {
+        "place": '{"name": "Ulm", "zip": null}', "level": "2", "days": "null", "kind": "short", "scale": "1",
+        "either": "[1, 2]", "wet": "true", "share": "0.5",
+    }  # fmt: skip
+    inner = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in given.items())
+    call = f"<tool_call>\n<function=Forecast>\n{inner}</function>\n</tool_call>"
+    session = ScriptedSession(steps=[Step((Piece(call),), (1,), 0, 0, 0, 0.1)])
+    api = client(serve(session, model=lambda model: replace(model, call_format="xml")))
+    asked = {
+        "model": "scripted", "messages": QUESTION, "tools": [openai.pydantic_function_tool(Forecast)],
+        "parallel_tool_calls": False, "seed": -1, "reasoning_effort": "low",
+    }  # fmt: skip
+    if stream:
+        with api.chat.completions.stream(**asked) as events:
+            reply = events.get_final_completion()
+    else:
+        reply = api.chat.completions.parse(**asked)
+    (made,) = reply.choices[0].message.tool_calls
+    assert made.function.parsed_arguments == Forecast(
+        place=Place(name="Ulm", zip=None), level=Level.HIGH, days=None, kind="short", scale=1, either=[1, 2], wet=True,
+        share=0.5,
+    )  # fmt: skip
+    (request,) = session.requests
+    assert request.sampling.seed == 2**64 - 1 and request.reasoning_effort == "low"
+    assert "strict" not in request.tools[0]["function"], "the template would write it into the prompt"
+    assert any("parallel_tool_calls" in line and "strict" in line for line in lines)
+
+
+def test_a_reply_of_pydantic_is_parsed(client: Callable[..., Any], serve: Serve) -> None:
+    session = ScriptedSession(steps=[Step((Piece('{"name": "Ulm", "zip": 5}'),), (1,), 0, 0, 0, 0.1)])
+    api = client(serve(session))
+    reply = api.chat.completions.parse(model="scripted", messages=QUESTION, response_format=Place)
+    assert reply.choices[0].message.parsed == Place(name="Ulm", zip=5)
+    assert '"zip"' in session.requests[0].messages[0].content, "the model is told the schema"
 
 
 @pytest.mark.needs_torch

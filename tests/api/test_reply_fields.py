@@ -69,22 +69,27 @@ def test_tool_markup_is_text_when_no_tools_were_offered(serve: Serve) -> None:
 
 
 def test_log_probabilities_in_both_forms(serve: Serve) -> None:
-    found = (TokenLogprob(1, "Hé", -0.5, ((1, "Hé", -0.5), (2, "\ufffd", float("-inf")))), TokenLogprob(2, "!", -1.0))
-    server = serve(ScriptedSession(steps=[Step((Piece("Hé!"),), (1, 2), 0, 0, 0, 0.1, found)]))
+    top = ((1, "H\\xc3", -0.5, (72, 0xC3)), (2, "\\x80", float("-inf"), (0x80,)))
+    found = (
+        TokenLogprob(1, "H\\xc3", -0.5, top, (72, 0xC3)),
+        TokenLogprob(2, "\\xa9", -1.0, (), (0xA9,)),
+        TokenLogprob(3, "!", -2.0, (), (33,)),
+    )
+    server = serve(ScriptedSession(steps=[Step((Piece("Hé!"),), (1, 2, 3), 0, 0, 0, 0.1, found)]))
     content = server.chat(logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
-    assert content[0]["token"] == "Hé" and bytes(content[0]["bytes"]).decode() == "Hé"
-    assert content[0]["top_logprobs"][1] == {"token": "\ufffd", "logprob": -9999.0, "bytes": None}
+    assert b"".join(bytes(one["bytes"]) for one in content).decode() == "Hé!" and content[1]["token"] == "\\xa9"
+    assert content[0]["top_logprobs"][1] == {"token": "\\x80", "logprob": -9999.0, "bytes": [0x80]}
     streamed = [event["choices"][0]["logprobs"] for event in server.chat(logprobs=True, stream=True).events[:-1]]
-    assert [one["token"] for part in streamed if part for one in part["content"]] == ["Hé", "!"]
+    assert [one["token"] for part in streamed if part for one in part["content"]] == ["H\\xc3", "\\xa9", "!"]
     data = {"model": "scripted", "prompt": "x", "logprobs": 2}
     columns = server.call("POST", "/v1/completions", data).json["choices"][0]["logprobs"]
-    assert columns["tokens"] == ["Hé", "!"] and columns["text_offset"] == [0, 2]
-    assert columns["token_logprobs"] == [-0.5, -1.0]
+    assert columns["tokens"] == ["H\\xc3", "\\xa9", "!"] and columns["text_offset"] == [0, 1, 2]
+    assert columns["token_logprobs"] == [-0.5, -1.0, -2.0]
 
 
 def test_the_sampled_token_is_among_the_top_log_probabilities_of_a_completion(serve: Serve) -> None:
     """As OpenAI and vLLM have it: up to ``logprobs`` + 1 of them, with 0 the sampled one alone."""
-    other = ((5, "a", -0.1), (6, "\ufffd", -2.0))
+    other = ((5, "a", -0.1, None), (6, "\ufffd", -2.0, None))
     found = (
         TokenLogprob(1, "b", -3.0, other),
         TokenLogprob(5, "a", -0.1, other),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_local.api import chat_request, native
-from dflash_local.api.request_fields import IGNORED
+from dflash_local.api.request_fields import TAKEN
 from dflash_local.request import Limits, Message, Request, SamplingParams, ToolCall
 from tests.api.bodies import DEFAULTS, MODEL, chat, refusal, text
 from tests.api.conftest import TOOL, Running, body
@@ -19,18 +19,13 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("n", True),
     ("logit_bias", {"5": 1}),
     ("best_of", 2),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("response_format", {"type": "grammar"}),
     ("functions", [{}]),
     ("function_call", "auto"),
     ("tool_choice", "required"),
     ("tool_choice", {"type": "function", "function": {"name": "add"}}),
-    ("parallel_tool_calls", False),
-    ("reasoning_effort", "none"),
-    ("service_tier", "priority"),
     ("modalities", ["audio"]),
     ("audio", {}),
-    ("prediction", {"type": "content"}),
     ("min_tokens", 5),
     ("ignore_eos", True),
     ("guided_json", {}),
@@ -44,22 +39,18 @@ def test_srv_07_what_is_not_supported_says_so(name: str, value: Any) -> None:
     assert error["param"] == name and name in error["message"]
 
 
-def test_srv_07_image_parts_and_strict_tools_are_refused() -> None:
+def test_srv_07_image_parts_are_refused() -> None:
     parts = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
     assert "unsupported" in refusal(chat, messages=[{"role": "user", "content": parts}])["message"]
-    strict = {"type": "function", "function": {"name": "f", "strict": True}}
-    assert refusal(chat, tools=[strict])["param"] == "tools[0].function.strict"
 
 
-def test_srv_07_what_asks_for_nothing_is_fine_and_what_is_ignored_is_listed() -> None:
+def test_srv_07_what_asks_for_nothing_is_fine() -> None:
     harmless = {
         "n": 1,
         "logit_bias": {},
         "response_format": {"type": "text"},
         "tool_choice": "auto",
         "echo": False,
-        "parallel_tool_calls": True,
-        "service_tier": "auto",
         "modalities": ["text"],
         "temperature": None,
         "stop": None,
@@ -70,10 +61,45 @@ def test_srv_07_what_asks_for_nothing_is_fine_and_what_is_ignored_is_listed() ->
         "user": None,
     }
     assert chat(**harmless).request == chat().request
-    assert chat(**dict.fromkeys(IGNORED, "x")).request == chat().request
-    assert set(IGNORED) == {
-        *("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-    }
+    assert chat(logprobs=False, top_logprobs=0).request == chat().request
+    assert refusal(chat, top_logprobs=1)["param"] == "top_logprobs"
+
+
+def test_srv_07_what_changes_no_text_is_taken_and_named_in_the_log(lines: list[str]) -> None:
+    offered: Any = TOOL["function"]
+    strict = {**TOOL, "function": {**offered, "strict": True}}
+    stream = {"stream": True, "stream_options": {"include_obfuscation": True}}
+    assert chat(**dict.fromkeys(TAKEN, "SECRET"), **stream, tools=[strict]).request == chat(tools=[TOOL]).request
+    (line,) = lines
+    assert all(f"{field}: " in line for field in (*TAKEN, "include_obfuscation", "tools[].function.strict"))
+    assert "SECRET" not in line
+    chat()
+    assert len(lines) == 1, "a request that sends none of them is no line"
+
+
+def test_a_json_format_is_told_to_the_model() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "Place", "strict": True, "schema": schema}}
+    (message,) = chat(response_format=asked).request.messages
+    assert message.role == "user" and message.content.startswith("hi\n\n") and json.dumps(schema) in message.content
+    (message,) = chat(response_format={"type": "json_object"}).request.messages
+    assert message.content == "hi\n\nAnswer with one JSON object and nothing around it."
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    first, second = chat(messages=turns, response_format=asked).request.messages
+    assert json.dumps(schema) in first.content and second.content == "b"
+    assert refusal(chat, response_format={"type": "json_schema"})["param"] == "response_format.json_schema"
+
+
+@pytest.mark.parametrize(("seed", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (7, 7)])
+def test_a_negative_seed_is_the_unsigned_number_of_its_bits(server: Running, seed: int, used: int) -> None:
+    answer = server.chat(seed=seed)
+    assert answer.json["metrics"]["dflash"]["seed"] == used
+    assert chat(seed=seed).request.sampling == replace(DEFAULTS, seed=used)
+
+
+def test_reasoning_effort_is_a_word_that_clients_know() -> None:
+    assert chat(reasoning_effort="low").request.reasoning_effort == "low"
+    assert "reasoning_effort" in refusal(chat, reasoning_effort="<|end|>")["message"]
 
 
 def test_srv_07_what_is_supported_is_honoured() -> None:
@@ -155,6 +181,7 @@ def test_a_native_request_survives_the_trip() -> None:
         block_size=3,
         thinking=True,
         tools=(TOOL,),
+        reasoning_effort="high",
         logprobs=2,
         return_token_ids=True,
     )

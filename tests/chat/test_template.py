@@ -193,9 +193,19 @@ def test_only_listed_arguments_reach_the_template(with_template: Callable[[str],
     assert tokenizer.decode(ids, skip_special=False) == "False <|im_end|> False 2001 Trueg01"
 
 
-def test_a_conversation_over_the_cap_is_refused_before_rendering(chatml: Tokenizer) -> None:
-    with pytest.raises(ContextError, match="longer than"):
-        render(chatml, [Message("user", "x" * (4 * 2**20 + 1))], thinking=False)
+def test_reasoning_effort_reaches_a_template_that_reads_it_and_is_named_elsewhere(
+    chatml: Tokenizer, with_template: Callable[[str], Tokenizer]
+) -> None:
+    """Set as gpt-oss's own template reads it."""
+    reads = "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}"
+    tokenizer = with_template(reads + "Reasoning: {{ reasoning_effort }}")
+    for effort, written in ((None, "medium"), ("high", "high")):
+        rendered = render(tokenizer, [Message("user", "x")], thinking=False, effort=effort)  # type: ignore[arg-type]
+        assert tokenizer.decode(rendered.ids) == f"Reasoning: {written}" and not rendered.notices
+    plain, asked = (render(chatml, [Message("user", "x")], thinking=False, effort=one) for one in (None, "low"))  # type: ignore[arg-type]
+    assert asked.ids == plain.ids and not plain.notices
+    (notice,) = asked.notices
+    assert "reasoning_effort low" in notice
 
 
 def test_a_conversation_that_is_too_large_is_not_the_templates_fault(

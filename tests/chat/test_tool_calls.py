@@ -142,6 +142,72 @@ def test_text_before_a_call_streams_at_once() -> None:
     assert len(call) == 1 and isinstance(call[0], ToolCall)
 
 
+TYPES: dict[str, Any] = {
+    "$defs": {
+        "Level": {"type": "integer", "enum": [1, 2]},
+        "Place": {"type": "object", "properties": {"name": {"type": "string"}}},
+        "Chain/0~": {"$ref": "#/$defs/Level"},
+        "Loop": {"$ref": "#/$defs/Loop"},
+        "Tree": {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "integer"}]},
+    },
+    "properties": {
+        "ref": {"$ref": "#/$defs/Level"},
+        "chain": {"$ref": "#/$defs/Chain~10~0"},
+        "escaped": {"$ref": "#/%24defs/Place"},
+        "all": {"allOf": [{"$ref": "#/$defs/Place"}], "description": "one"},
+        "narrow": {"type": ["string", "integer"], "allOf": [{"type": ["integer", "null"]}]},
+        "enum": {"enum": [1, 2.5, None]},
+        "words": {"enum": ["1", "null"]},
+        "const": {"const": True},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
+        "list": {"oneOf": [{"type": "array", "items": {"$ref": "#/$defs/Place"}}, {"type": "string"}]},
+        "loop": {"$ref": "#/$defs/Loop"},
+        "tree": {"$ref": "#/$defs/Tree"},
+        "nowhere": {"$ref": "#/$defs/None/at/all"},
+        "outside": {"$ref": "https://example.com/schema"},
+        "any": {},
+        "round": {"type": "integer"},
+        "odd": {"type": "int"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("ref", "2", 2), ("ref", "two", "two"), ("chain", "1", 1), ("escaped", '{"name": "x"}', {"name": "x"}),
+        ("all", '{"name": "x"}', {"name": "x"}), ("all", "5", "5"), ("narrow", "5", 5), ("narrow", "null", "null"),
+        ("enum", "1", 1), ("enum", "2.5", 2.5), ("enum", "null", None), ("enum", "true", "true"), ("words", "1", "1"),
+        ("words", "null", "null"), ("const", "true", True), ("const", "1", "1"), ("maybe", "null", None),
+        ("maybe", '{"a": 1}', {"a": 1}), ("maybe", "[]", "[]"), ("list", "[1]", [1]), ("list", "x", "x"),
+        ("loop", "1", "1"), ("tree", "1", 1), ("nowhere", "1", "1"), ("outside", "1", "1"), ("any", "1", "1"),
+        ("round", "5.0", 5), ("round", "5.5", "5.5"), ("round", "1e999", "1e999"), ("odd", "5", "5"),
+    ],
+)  # fmt: skip
+def test_an_argument_has_the_type_that_its_schema_means(name: str, text: str, value: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "read", "parameters": TYPES}}]
+    (call,) = parsed("xml", xml("read", **{name: text}), tools=tools)[1]
+    assert call[1][name] == value and type(call[1][name]) is type(value)
+
+
+def test_references_that_multiply_take_no_time() -> None:
+    """Each of the definitions means the next one twice: read as a tree it has 2^200 leaves."""
+    for key in ("allOf", "anyOf"):
+        pair = [{key: [{"$ref": f"#/$defs/{n + 1}"}, {"$ref": f"#/$defs/{n + 1}"}]} for n in range(200)]
+        defs = {str(n): schema for n, schema in enumerate([*pair, {"type": "integer"}])}
+        parameters = {"$defs": defs, "properties": {"a": {"$ref": "#/$defs/0"}, "b": {"$ref": "#/$defs/199"}}}
+        tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
+        began = time.process_time()
+        ((_, arguments),) = parsed("xml", xml("read", a="1", b="1"), tools=tools)[1]
+        assert arguments["b"] == 1 and time.process_time() - began < 3
+
+
+def test_parameters_behind_a_reference_are_known() -> None:
+    parameters = {"$ref": "#/$defs/Args", "$defs": {"Args": TYPES["$defs"]["Place"] | {"required": ["name"]}}}
+    tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}, tool("now")]
+    assert parsed("harmony", '{"name": "x"}', tools=tools)[1] == [("read", {"name": "x"})]
+
+
 def test_calls_are_bounded() -> None:
     for form, text in (("hermes", '<tool_call>{"name": "'), ("llama", '{"name": "'), ("xml", "<tool_call><function=")):
         whole = text + "x" * (MAX_CALL_CHARS + 100)

@@ -240,6 +240,11 @@ def test_every_kind_of_error_leaves_with_its_code(cli: Cli, opened: Opened) -> N
         assert (result.code, result.err) == (codes.exit_code, "error: it failed\nhint: mend it\n")
 
 
+def test_an_error_is_no_longer_than_a_page(cli: Cli) -> None:
+    result = cli("run", "x" * 100_000, "hi")
+    assert result.code == 3 and result.err.startswith("error: ") and "xxx" in result.err and len(result.err) < 9_000
+
+
 def test_an_unexpected_failure_is_a_line_and_exits_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_arguments: list[str]) -> int:
         raise RuntimeError("a bug")

@@ -18,11 +18,12 @@ from dflash_local.engine.load import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
 from tests.families import VOCAB, random_model
-from tests.fused_models import FAMILIES, TAPS, fused_target
+from tests.fused_models import FAMILIES, TAPS, PlantedBlocks, fused_target
 from tests.proposers import Oracle, RandomDrafts, decode
 
 Build = Callable[..., Session]
@@ -196,3 +197,31 @@ def test_what_lies_in_host_memory_changes_no_bit(name: str) -> None:
             ids.append(Reply(list(session.generate(request))).ids)
         found.append(ids)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("length", "context"), [(9, 301), (2009, 2305)])
+def test_a_reply_fills_the_context_to_its_last_token(length: int, context: int) -> None:
+    """Contexts that are no multiple of anything; the second crosses the first bucket of recorded launches."""
+    prompt = random_prompt(length)
+    target = fused_target("qwen3", context, BLOCK)
+    load = LoadConfig(engine="fused", dtype="float32", device="cpu", context=context)
+    facts = SessionFacts("qwen3", "planted", BLOCK, False, load)
+    behind: list[int] = []  # positions between a cycle's last row and the bound that its launches were given
+
+    plain = ask(Session(FusedRunner(target, None, context), facts, None, frozenset()), prompt, context, mode="ar")
+    assert len(plain.ids) == context - length and plain.finished.reason == "length"
+    blocks = PlantedBlocks(Oracle(VOCAB, [*prompt, *plain.ids], 5), target, BLOCK)
+    run, draft = target.block, blocks.block
+
+    def verified(rows: int, max_seq_len: int, with_taps: bool) -> None:
+        behind.append(max_seq_len - int(target.start) - rows)
+        run(rows, max_seq_len, with_taps)
+
+    def drafted(_max_seq_len: int) -> None:
+        behind.append(_max_seq_len - int(target.start) - BLOCK)
+        draft(_max_seq_len)
+
+    target.block, blocks.block = verified, drafted  # type: ignore[method-assign]
+    reply = ask(Session(FusedRunner(target, blocks, context), facts, None, frozenset()), prompt, context)  # type: ignore[arg-type]
+    assert reply.ids == plain.ids
+    assert behind and min(behind) >= 0, "a row would not see the keys behind the bound"

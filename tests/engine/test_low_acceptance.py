@@ -84,6 +84,16 @@ def test_the_alarm_names_them() -> None:
     assert notice.message == f"acceptance length below 6.5 for 64 cycles; {CAUSES}"
 
 
+def test_a_band_is_that_of_whole_blocks() -> None:
+    """A cycle of four rows writes four tokens at most, whatever the drafter is worth."""
+    for block, alarms in ((4, 0), (BLOCK, 1)):
+        notices = ask(planted(6.5, {}), random_prompt(9), 300, block_size=block).find(Notice)
+        assert len(notices) == alarms
+    stops = planted(1.9, {1: 1.0, 2: 1.7, BLOCK: 30.0}, 2)  # two rows pay nearly: 1.7 tokens of them are no low figure
+    notice = ask(stops, random_prompt(9), 200).find(Notice)[0]
+    assert "does not pay here: about 1.7" in notice.message and notice.level == "info"
+
+
 def test_drafting_that_does_not_pay_names_them_below_the_band_alone() -> None:
     """Where drafts stop, too few whole blocks are left for the alarm."""
     for band, named in ((4.5, True), (1.5, False)):

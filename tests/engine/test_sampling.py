@@ -76,6 +76,28 @@ def test_en_16_at_least_one_token_is_kept(params: SamplingParams) -> None:
     assert (probabilities.max(-1).values > 0.99).all()
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.75, 2), (0.875, 3), (0.9375, 5), (0.96875, 5)])
+def test_en_16_a_sum_that_equals_top_p_is_enough(top_p: float, kept: int) -> None:
+    """The fewest tokens whose sum reaches it, as in vLLM; those that tie with the last one stay as well."""
+    shares, places = torch.tensor([1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16]), [40, 3, 17, 63, 0]
+    logits = torch.full((6, V), -1e4).index_copy_(1, torch.tensor(places), shares.log().expand(6, -1))
+    assert torch.equal(logits.softmax(-1)[:, places], shares.expand(6, -1)), "the sums are exact in float32"
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    found = log_probabilities(logits, params)
+    assert all(set(row.isfinite().nonzero().flatten().tolist()) == set(places[:kept]) for row in found)
+    assert found[0, places[0]].exp().item() == pytest.approx(0.5 / shares[:kept].sum().item())
+    chosen = set()
+    for seed in range(50):  # a drafted block of six rows, and the same rows one at a time
+        sampler = Sampler(params, seed, V, torch.tensor([0]))
+        drafts, noise = torch.zeros(5, dtype=torch.long), sampler.noise(7, 6)
+        assert noise is not None
+        block = sampler.choose(logits, drafts, noise)
+        alone = [sampler.choose(logits[:1], drafts[:0], noise[row : row + 1]) for row in range(6)]
+        assert torch.equal(block, torch.cat(alone))
+        chosen |= set(block.tolist())
+    assert chosen == set(places[:kept])
+
+
 def test_en_16_top_k_zero_and_beyond_the_vocabulary_keep_everything() -> None:
     logits = torch.randn(4, V)
     plain = log_probabilities(logits, SamplingParams(temperature=1.0))
@@ -103,7 +125,7 @@ def test_en_15_bad_temperatures_are_refused_by_name(temperature: float) -> None:
         SamplingParams(temperature=temperature)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**64, "7", 1.5, True])
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, "7", 1.5, True])
 def test_en_18_bad_seeds_are_refused_by_name(seed: object) -> None:
     with pytest.raises(UsageError, match="seed"):
         SamplingParams(seed=seed)  # type: ignore[arg-type]

@@ -315,7 +315,7 @@ def test_logprobs_are_the_targets_own_whoever_drafted(new_session: Build, family
     expected = logits.float().log_softmax(-1)
     for row, one in zip(expected, found, strict=True):
         assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-4)
-        assert [token for token, _, _ in one.top] == row.topk(3).indices.tolist()
+        assert [token for token, _, _, _ in one.top] == row.topk(3).indices.tolist()
         assert one.top[0][2] == pytest.approx(float(row.max()), abs=1e-4)
 
 

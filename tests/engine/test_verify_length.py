@@ -205,6 +205,47 @@ def test_only_slots_that_were_reached_teach_anything() -> None:
     assert control.expected(8) == before
 
 
+def tokens_of(shares: Sequence[float]) -> float:
+    return expected(shares, len(shares) + 1)
+
+
+def test_a_slot_that_was_hardly_seen_leans_on_the_one_before() -> None:
+    """The first one begins as four cycles with a share of 0.8; each other one leans with the weight of one cycle."""
+    control = VerifyLength({1: 1.0, 4: 1.0}, 4)
+    assert control.expected(4) == pytest.approx(tokens_of([0.8, 0.8, 0.8]))
+    control.add(4, 1)
+    first = (0.8 * 4 + 1) / 5
+    second = (0 + first) / 2
+    assert control.expected(4) == pytest.approx(tokens_of([first, second, second]))
+    control.add(4, 3)
+    first = (0.8 * 4 + 2) / 6
+    second = (1 + first) / 3
+    assert control.expected(4) == pytest.approx(tokens_of([first, second, (1 + second) / 2]))
+
+
+def test_what_only_probes_see_is_forgotten_sooner() -> None:
+    """A slot remembers 64 cycles, behind the present length 8."""
+    control = VerifyLength({4: 1.0, 8: 100.0}, 8)
+
+    def probes(count: int, accepted: int) -> None:
+        """Between them all drafts are right."""
+        while count:
+            rows = control.next_rows()
+            control.add(rows, 3 if rows == 4 else accepted)
+            count -= rows == 8
+
+    probes(40, 7)
+    assert control.length == 4 and control.expected(8) == pytest.approx(8.0)
+    probes(8, 3)
+    left = 8 * (7 / 8) ** 8  # of eight cycles
+    shares = [1.0, 1.0, 1.0, (left + 1.0) / (8 + 1.0)]
+    for _ in range(3):  # slots that were not reached only forget
+        shares.append((left + shares[-1]) / (left + 1.0))
+    assert control.expected(8) == pytest.approx(tokens_of(shares))
+    probes(1, 0)
+    assert control.expected(2) == pytest.approx(1 + 63 / 64)
+
+
 def test_costs_beyond_the_block_are_left_out_and_none_is_refused() -> None:
     assert VerifyLength(FLAT, 8).longest == 8
     for costs in ({}, {16: 1.0}, {1: 0.0, 4: 1.0}):

@@ -362,12 +362,12 @@ def test_a_plain_vllm_tells_how_likely_its_tokens_were(fake: Fake, request_: Req
     events, error = events_of(session_of(fake), replace(request_, mode="ar", logprobs=2))
     rows = [row for event in events if isinstance(event, Step) for row in event.logprobs]
     assert error is None and [row.token_id for row in rows] == [token for ids in IDS for token in ids]
-    assert rows[0].logprob == -0.5 and [(one, value) for one, _, value in rows[0].top] == [
+    assert rows[0].logprob == -0.5 and [(one, value) for one, _, value, _ in rows[0].top] == [
         (10, -0.5),
         (9, -0.53),
         (8, -9.0),
     ]
-    assert rows[0].text == ("x" if request_.messages else "token_id:10")
+    assert (rows[0].text, rows[0].bytes) == (("x", (120,)) if request_.messages else ("token_id:10", None))
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,9 @@ class PartingSession(ScriptedSession):
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         ids = (10, 11, 12) if request.mode == "ar" else (10, 9)
-        top = ((11, "b", -0.5), *(((9, "c", self.rival),) if self.rival is not None else ()), (7, "d", -8.5))
-        rows = (TokenLogprob(10, "a", -0.1, ((10, "a", -0.1),)), TokenLogprob(11, "b", -0.5, top))
+        rival = ((9, "c", self.rival, None),) if self.rival is not None else ()
+        top = ((11, "b", -0.5, None), *rival, (7, "d", -8.5, None))
+        rows = (TokenLogprob(10, "a", -0.1, ((10, "a", -0.1, None),)), TokenLogprob(11, "b", -0.5, top))
         self.steps = [
             Step((Piece("x"),), (token,), 0, 0, 0, 0.01, rows[index : index + 1] if request.logprobs else ())
             for index, token in enumerate(ids[: request.limits.max_new_tokens])

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dflash_local.errors import DownloadError, UsageError
 from dflash_local.json_text import parse_json
-from dflash_local.request import check_depth
+from dflash_local.request import check_json
 
 Form = Literal["jsonl", "json"]  # an object a line, or one list of objects
 MAX_RECORDS = 100_000
@@ -97,7 +97,7 @@ def _record(value: Any, where: str) -> Record:
     if not isinstance(value, dict):
         raise DownloadError(f"{where} is no object", REFUSED)
     try:
-        check_depth(where, value)
+        check_json(where, value)
     except UsageError as error:
         raise DownloadError(error.message, REFUSED) from error
     return Record(value, where)
