@@ -29,9 +29,9 @@ def amount(size: float | None) -> str:
     return UNKNOWN if size is None else terminal.byte_size(size)
 
 
-def gib(size: float | None) -> str:
-    """A quoted size that is in GiB already."""
-    return amount(None if size is None else size * GIB)
+def gib(size: float | None, computed: bool = False) -> str:
+    """A size that is in GiB already: ``20.39 GiB`` as it is quoted, ``~20.39 GiB`` where it is computed."""
+    return f"{'~' if computed else ''}{amount(None if size is None else size * GIB)}"
 
 
 def in_gib(size: float | None) -> float | None:

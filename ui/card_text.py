@@ -6,17 +6,21 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_local.planner.cards import find_bandwidth
+from dflash_local.planner.speed import TYPICAL
 from dflash_local.tables import Column, indented, table, tokens, wrapped
+from dflash_local.ui.plan_text import speed_range
 
 if TYPE_CHECKING:
-    from dflash_local.app.cards import CardRow, CardTable
+    from dflash_local.app.cards import CardTable
+    from dflash_local.app.recommending import Summary
 
-TITLES = ("PAIR", "WEIGHTS", "CONTEXT", "PLAIN", "DRAFTED")
+TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "PLAIN", "DRAFTED")
 NOTE = (
     "Speeds are predicted, never measured on these cards: fitted to one NVIDIA H200 with random weights, scaled by the "
-    "memory bandwidth of the makers' data sheets, at 1,024 tokens of context. PLAIN is tokens/s without the drafter. "
-    "DRAFTED is tokens/s with the lowest to the highest acceptance length of the drafter's card; where none is "
-    "published, cycles/s: times the acceptance length it is tokens/s."
+    "memory bandwidth of the makers' data sheets, at 1,024 tokens of context. GiB is the download, drafter included; "
+    "~ is computed from the model's shape, the text model alone. PLAIN is tokens/s without the drafter. DRAFTED is "
+    "tokens/s at the lowest and the highest acceptance length: this machine's own where it has a record of the pair, "
+    "else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."
 )
 
 
@@ -27,7 +31,7 @@ def lines(tables: Sequence[CardTable], width: int) -> list[str]:
     for each in tables:
         rows = [_row(row) for row in each.rows]
         page += [_head(each), *indented(table(columns, rows, width - 2)), ""]
-    commands = [row for each in tables for row in each.rows if row.option is not None]
+    commands = [row for each in tables for row in each.rows if row.command]
     how = f"one command runs a pair with its weights, such as: {commands[0].command}" if commands else ""
     return [*page, *wrapped(" ".join(filter(None, (NOTE, how))), width)]
 
@@ -41,10 +45,10 @@ def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
         yield ""
         yield f"## {_head(each)}"
         yield ""
-        yield "| pair | weights | context | plain | drafted | command |"
-        yield "|---|---|---|---|---|---|"
+        yield "| pair | weights | GiB | context | plain | drafted | command |"
+        yield "|---|---|---|---|---|---|---|"
         for row in each.rows:
-            cells = [*_row(row), f"`{row.command}`" if row.option is not None else ""]
+            cells = [*_row(row), f"`{row.command}`" if row.command else ""]
             yield f"| {' | '.join(cells)} |"
 
 
@@ -53,18 +57,13 @@ def _head(each: CardTable) -> str:
     return f"{machine.memory / 2**30:.0f} GiB: {machine.name}{f', {rate:,.0f} GB/s' if rate else ''}"
 
 
-def _row(row: CardRow) -> tuple[str, ...]:
-    option = row.option
-    if option is None:
-        return row.pair, "does not fit", "-", "-", "-"
-    found = (row.pair, option.name, tokens(option.plan.context))
-    if option.prediction is None:
-        return (*found, "-", "-")
-    first, lengths = option.prediction.times[0], option.prediction.acceptance
-    plain = f"{first.plain_tokens_per_s:.0f}"
-    if first.cycle_ms is None:
-        return (*found, plain, "-")
-    if lengths is None:
-        return (*found, plain, f"{1e3 / first.cycle_ms:.0f} cycles")
-    low, high = (first.drafted_tokens_per_s(length) or 0.0 for length in (lengths.low, lengths.high))
-    return (*found, plain, f"{low:.0f} to {high:.0f}")
+def _row(row: Summary) -> tuple[str, ...]:
+    best = row.best
+    if best is None:
+        return row.pair, "does not fit", "-", "-", "-", "-"
+    size = "-" if row.download_gib is None else f"{'~' if row.computed else ''}{row.download_gib:.1f}"
+    plain = "-" if row.plain_tokens_per_s is None else f"{row.plain_tokens_per_s:.0f}"
+    lengths = None if best.prediction is None else best.prediction.acceptance
+    mark = "*" if lengths is not None and lengths.source.startswith(TYPICAL) else ""
+    drafted = f"{speed_range(row.drafted_tokens_per_s)}{mark}"
+    return row.pair, best.name, size, tokens(best.plan.context), plain, drafted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local.load_config import FUSED
-from dflash_local.tables import UNKNOWN, Column, amount, gib, tokens
+from dflash_local.tables import Column, amount, gib, tokens
 from dflash_local.ui.plan_text import drafted_speed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def choice_row(choice: LoadChoice) -> ChoiceRow:
     """Of one way; that which does not fit has its reason as the remark, else what its weights are."""
     plan, prediction = choice.plan, choice.option.prediction
     engine = plan.engine if plan.engine == FUSED else f"{plan.engine} (slow)"
-    download = "here" if choice.here else UNKNOWN if choice.download_gib is None else gib(choice.download_gib)
+    download = "here" if choice.here else gib(choice.download_gib, choice.computed)
     cells = (
         choice.option.name,
         tokens(plan.context) if choice.fits else "does not fit",
@@ -60,6 +60,5 @@ def basis(choices: LoadChoices) -> str:
     if found is None:
         return ""
     context = tokens(found.times[0].context)
-    drafted = choices.asked.draft and found.acceptance is None
-    lengths = "; the acceptance length is not published" if drafted else ""
+    lengths = f"; acceptance: {found.acceptance.source}" if choices.asked.draft and found.acceptance else ""
     return f"tokens/s behind {context} tokens of context, predicted: {found.basis}{lengths}"

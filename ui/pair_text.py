@@ -11,7 +11,7 @@ from dflash_local.tables import UNKNOWN, Column, amount, field, gib, indented, t
 from dflash_local.ui import plan_text
 
 if TYPE_CHECKING:
-    from dflash_local.app.fitting import PairPlans
+    from dflash_local.app.recommending import PairPlans
     from dflash_local.catalog.row import Published, Row, Variant
 
 THINKING = {
@@ -40,7 +40,7 @@ def pair_page(item: InstallStatus, plans: PairPlans, store: ModelStore | None, w
             generations(row, width),
             other_drafters(row, width),
             variants(row, width),
-            _plans(plans, width),
+            _plans(row.name, plans, width),
             published(row, width),
             server(row, width),
         ]
@@ -65,8 +65,8 @@ def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str
     return field("here", f"{state}, {where}; dflash chat {row.name}", width)
 
 
-def _plans(plans: PairPlans, width: int) -> list[str]:
-    """The ledger of the plan and the table of formats."""
+def _plans(name: str, plans: PairPlans, width: int) -> list[str]:
+    """What to take, the ledger of its plan and the table of formats."""
     found, known = plans.plan, plans.known
     if known is None or found is None:
         return ["memory", "  unknown: no source tells the target's shape"]
@@ -76,7 +76,9 @@ def _plans(plans: PairPlans, width: int) -> list[str]:
         page = wrapped(f"memory on {plan_text.machine_line(plans.where)}", width)
         drafting = f"block {found.block_size or 'unknown'}"
         page.append(f"  {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}")
-    inside = plan_text.ledger_lines(found, width - 2)
+    taken = plan_text.summary_lines(name, plans.summary, width - 2)
+    inside = [*taken, *([""] if taken else [])]
+    inside += plan_text.ledger_lines(found, width - 2)
     inside += wrapped(plan_text.per_token_text(known), width - 2)
     if plans.table:
         inside += ["", "what fits", *plan_text.fit_lines(known, plans.table, width - 2)]
@@ -162,24 +164,30 @@ def other_drafters(row: Row, width: int) -> list[str]:
 
 
 def published(row: Row, width: int) -> list[str]:
-    """The model cards' figures for one request at a time, a column for each drafter and block size."""
-    cells = [cell for cell in row.published if cell.concurrency == 1]
+    """Published figures of single requests, or of few at once: the tables of one source below another's."""
+    from dflash_local.catalog.row import lengths_of
+
+    few = lengths_of(row.published, None)
+    cells = [cell for cell in row.published if cell in few]
     if not cells:
         return []
-    groups = list(dict.fromkeys((cell.generation, cell.block) for cell in cells))
-    found = {(cell.task, cell.generation, cell.block): cell for cell in cells}
-    columns = [Column("TASK")]
-    columns += [Column(f"BLOCK {block or UNKNOWN} ({generation})", right=True) for generation, block in groups]
-    rows = [
-        (task, *(_cell(found.get((task, generation, block))) for generation, block in groups))
-        for task in dict.fromkeys(cell.task for cell in cells)
-    ]
-    title = "published by the model card, not measured here: acceptance length, speed-up over plain decoding"
-    lines = wrapped(title, width)
-    lines += indented(table(columns, rows, width - 2))
+    lines = wrapped("published, not measured here: acceptance length, speed-up over plain decoding", width)
     for source in dict.fromkeys(cell.source for cell in cells):
-        lines += indented(field("source", source, width - 2, 8))
+        own = [cell for cell in cells if cell.source == source]
+        columns = [Column("TASK")]
+        groups = list(dict.fromkeys((cell.generation, cell.block, cell.concurrency) for cell in own))
+        columns += [Column(_heading(*group), right=True) for group in groups]
+        found = {(cell.task, (cell.generation, cell.block, cell.concurrency)): cell for cell in own}
+        tasks = dict.fromkeys(cell.task for cell in own)
+        rows = [(task, *(_cell(found.get((task, group))) for group in groups)) for task in tasks]
+        lines += [*indented(table(columns, rows, width - 2)), *indented(field("source", source, width - 2, 8))]
     return lines
+
+
+def _heading(generation: str, block: int | None, concurrency: int | None) -> str:
+    """``BLOCK 16 (v1)``, and how many requests where that is not one."""
+    requests = {1: "", None: ", requests not stated"}.get(concurrency, f", {concurrency} at once")
+    return f"BLOCK {block or UNKNOWN} ({generation}{requests})"
 
 
 def variants(row: Row, width: int) -> list[str]:

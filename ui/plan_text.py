@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Shapes, VariantPlan, inferred, per_token, too_big
 from dflash_local.loaded import BASICS
-from dflash_local.tables import UNKNOWN, Column, amount, indented, table, tokens, wrapped
+from dflash_local.tables import UNKNOWN, Column, amount, gib, indented, table, tokens, wrapped
 
 if TYPE_CHECKING:
+    from dflash_local.app.recommending import Summary
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.recommend import Recommendation
     from dflash_local.planner.speed import Acceptance, Prediction, Times
 
 
@@ -35,15 +35,18 @@ def engine_line(found: Plan) -> str:
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 
 
-def recommendation_lines(name: str, found: Recommendation, width: int) -> list[str]:
-    """How to take the best weights, what they cost, why finer ones do not fit, and how fast they will be."""
-    best, better = found.best, found.next_better
-    if best is None:
+def summary_lines(name: str, found: Summary, width: int) -> list[str]:
+    """How to take the best weights, what is fetched, why finer ones do not fit, and how fast they will be."""
+    best = found.best
+    if best is None or found.recommendation is None:
         return []
-    lines = []
+    lines, better = [], found.recommendation.next_better
     if best.arguments:
         lines += wrapped(f"weights: {best.weights.name}, {best.fidelity}; their fidelity is not known", width)
         lines += wrapped(f"take them with: dflash chat {name} {best.arguments}", width)
+    if found.download_gib != 0:
+        size = gib(found.download_gib, found.computed)
+        lines += wrapped(f"to fetch: {size}{', computed from shapes' if found.computed else ''}", width)
     if better is not None:
         lines += wrapped(f"{better.weights.name}: {better.plan.reason}", width)
     return [*lines, *speed_lines(best.prediction, width)]
@@ -53,16 +56,13 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     """Predicted tokens per second by context, and what they rest on."""
     if found is None:
         return []
-    columns = (Column("CONTEXT", right=True), Column("PLAIN", right=True), Column("DRAFTED", right=True), Column(""))
+    columns = (Column("CONTEXT", right=True), Column("PLAIN", right=True), Column("DRAFTED", right=True))
     rows = []
     for one in found.times:
-        cycle = "" if one.cycle_ms is None else f"{one.cycle_ms:.2f} ms a cycle of {one.rows:.3g}"
         plain, drafted = f"{one.plain_tokens_per_s:.0f} tok/s", drafted_speed(found, one)
-        rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s", cycle))
+        rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s"))
     lengths = found.acceptance
     source = [] if lengths is None else [f"acceptance length {_span(lengths)}: {lengths.source}"]
-    if lengths is None and any(one.cycle_ms is not None for one in found.times):
-        source = ["no acceptance length is published: DRAFTED is a cycle's share of it"]
     return [
         "",
         *wrapped(f"predicted speed, {found.basis}", width),
@@ -77,13 +77,16 @@ def _span(lengths: Acceptance) -> str:
 
 
 def drafted_speed(found: Prediction, one: Times) -> str:
-    """Tokens per second with the drafter, ``320 to 610``; a dash without one."""
-    if one.cycle_ms is None:
+    """Tokens per second with the drafter, ``320 to 610``; a dash where none is expected."""
+    return speed_range(found.drafted_tokens_per_s(one))
+
+
+def speed_range(found: tuple[float, float] | None) -> str:
+    """``320 to 610``; a dash for none."""
+    if found is None:
         return "-"
-    if found.acceptance is None:
-        return f"{one.drafted_tokens_per_s(1):.0f} x acceptance"
-    low, high = (one.drafted_tokens_per_s(length) for length in (found.acceptance.low, found.acceptance.high))
-    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+    low, high = (f"{speed:.0f}" for speed in found)
+    return low if low == high else f"{low} to {high}"
 
 
 def rounding_remark(found: Plan) -> str:

@@ -19,7 +19,7 @@ COUNTERS = {
     "generation_tokens": "Tokens emitted.",
     "prefix_cache_queries": "Prompt tokens looked up in the caches of earlier turns.",
     "prefix_cache_hits": "Prompt tokens found there.",
-    "spec_decode_num_drafts": "Cycles that drafted.",
+    "spec_decode_num_drafts": "Blocks drafted.",
     "spec_decode_num_draft_tokens": "Tokens drafted.",
     "spec_decode_num_accepted_tokens": "Drafted tokens that the target accepted.",
 }

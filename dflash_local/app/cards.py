@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dflash_local.app.fitting import shapes
 from dflash_local.app.models import registry
-from dflash_local.app.recommending import recommended
-from dflash_local.app.resolve import of_row
+from dflash_local.app.recommending import Summary, row_summary
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
-    from dflash_local.planner.recommend import Option, Preference
+    from dflash_local.planner.recommend import Preference
     from dflash_local.settings import Settings
 
 # Of each usual size a card whose bandwidth is known, and the GiB that its driver reports.
@@ -29,30 +27,11 @@ CARDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class CardRow:
-    """A pair on a card. ``option``: None where nothing fits."""
-
-    pair: str
-    option: Option | None
-
-    @property
-    def command(self) -> str:
-        """What begins a chat with it."""
-        arguments = "" if self.option is None else self.option.arguments
-        return f"dflash chat {self.pair} {arguments}".strip()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        option = self.option
-        return {"pair": self.pair, "command": self.command if option else None, "option": option and option.as_dict()}
-
-
-@dataclass(frozen=True, slots=True)
 class CardTable:
-    """What runs on one card."""
+    """What pairs come to on one card."""
 
     machine: Machine
-    rows: tuple[CardRow, ...]
+    rows: tuple[Summary, ...]
 
 
 def card_tables(
@@ -66,11 +45,5 @@ def card_tables(
     from dflash_local.planner.machine import named
 
     rows = [row for row in registry(user).rows if not row.bundled and row.runs_here]
-    known = [(row, shape) for row in rows if (shape := shapes(of_row(row), None)) is not None]
-
-    def rows_on(machine: Machine) -> tuple[CardRow, ...]:
-        plans = ((row.name, recommended(row, shape, machine, preference=preference, user=user)) for row, shape in known)
-        return tuple(CardRow(pair, found.best) for pair, found in plans)
-
     machines = [named(name, gib) for name, gib in cards]
-    return tuple(CardTable(machine, rows_on(machine)) for machine in machines)
+    return tuple(CardTable(each, tuple(row_summary(row, each, user, preference) for row in rows)) for each in machines)

@@ -118,7 +118,11 @@ def _stats(chat: ChatSession, _argument: str) -> str:
         lines[-1] += f"; draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
     if stats.acceptance_lengths:
         shares = ", ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
-        lines += [f"accepted per position: {shares}", "cycles by acceptance length:", *histogram(last, chat.bar)]
+        lines += [
+            f"accepted per position: {shares}",
+            "how often each acceptance length came:",
+            *histogram(last, chat.bar),
+        ]
     tokens = sum(reply.usage.completion_tokens for reply in replies)
     return _lines(*lines, f"this session: {len(replies)} replies, {tokens} tokens")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dflash_local import settings
 from dflash_local.app.fitting import machine, shapes
 from dflash_local.app.models import ModelStore
-from dflash_local.app.recommending import verdict
+from dflash_local.app.recommending import summary
 from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted, with_local_mirror
 from dflash_local.events import Notice, PullProgress
 from dflash_local.settings import Settings
@@ -70,7 +70,9 @@ def prepare(
     store, hub = ModelStore.of(user), Hub.of(user, xet)
     plan = pull.prepare(needs, hub, store.cache, store.manifests, update=update)
     where = machine(user)
-    verdicts = {choice.name: verdict(choice, shapes(choice, store), where)[0] for choice in choices}
+    verdicts = {
+        choice.name: summary(choice, shapes(choice, store), where, user, variants=False).fits for choice in choices
+    }
     return Download(plan, verdicts, where, hub, store)
 
 

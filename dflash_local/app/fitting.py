@@ -280,32 +280,11 @@ def inferred(known: Shapes) -> list[str]:
     return [f"inferred, not quoted by any source, of {name}: {', '.join(names)}" for name, names in parts if names]
 
 
-@dataclass(frozen=True, slots=True)
-class PairPlans:
-    """What the planner says of a pair on a machine: the plan of a load, and one for each format and variant."""
-
-    where: Machine
-    known: Shapes | None
-    plan: Plan | None
-    table: tuple[Plan, ...]
-    variants: tuple[VariantPlan, ...] = ()
-
-
-def pair_plans(
-    known: Shapes | None, where: Machine, row: Row, load: LoadConfig | None = None, store: ModelStore | None = None
-) -> PairPlans:
-    """Ask the planner for the plan of a load and for every format."""
-    if known is None:
-        return PairPlans(where, None, None, ())
-    from dflash_local.planner.plan import fits_table, plan
-
-    found = plan(known.target, known.drafter, where, load, runs_on=row.runs_on)
-    if not row.runs_here:
-        return PairPlans(where, known, found, ())
-    table = fits_table(known.target, known.drafter, where, load)
-    return PairPlans(where, known, found, table, variant_plans(row, known, where, load, store))
+def row_choice(row: Row, user: Settings) -> Choice:
+    """A row's own pair: two repositories, or the bundled folders."""
+    return choose(row.bundled, None, user) if row.bundled else of_row(row)
 
 
 def row_shapes(row: Row, user: Settings, store: ModelStore | None) -> Shapes | None:
     """The shapes of a row's pair; see ``shapes``."""
-    return shapes(choose(row.bundled, None, user) if row.bundled else of_row(row), store)
+    return shapes(row_choice(row, user), store)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Loaded, machine, shapes
 from dflash_local.app.models import ModelStore, model_store
-from dflash_local.app.recommending import recommended
+from dflash_local.app.recommending import download_of, recommended
 from dflash_local.app.resolve import (
     Choice,
     choose,
     missing_files,
     refuse_what_does_not_run,
-    size_gib,
     with_local_mirror,
 )
 from dflash_local.errors import UsageError
@@ -35,12 +34,14 @@ class LoadChoice:
     Attributes:
         model: what commands take as MODEL: the pair's name, or a pre-quantised target's repository.
         option: its weights, its plan and its predicted speed.
-        download_gib: to be fetched first; 0 where all of it is here, None where its size is not known.
+        download_gib: to be fetched first; 0 where all of it is here, None where its size is not known. computed: it
+            is counted from shapes.
     """
 
     model: str
     option: Option
     download_gib: float | None
+    computed: bool = False
 
     @property
     def config(self) -> LoadConfig:
@@ -117,7 +118,7 @@ def load_choices(
     if known is None:
         return None
     where = machine(user, device=asked.device, loaded=loaded)
-    found = recommended(choice.target_row, known, where, asked, preference=preference, user=user, store=store)
+    found = recommended(choice, known, where, user, asked, preference=preference, store=store)
     options = (*found.fitting, *found.rest)
     choices = tuple(_choice(choice, option, asked.draft, store) for option in options)
     longest = max((option.plan.context or 0 for option in found.fitting), default=0)
@@ -144,4 +145,4 @@ def _choice(choice: Choice, option: Option, draft: bool, store: ModelStore | Non
     else:
         own = with_local_mirror(own, store)
         lacking = tuple(missing_files(own, store, draft))
-    return LoadChoice(own.name, option, size_gib(own, lacking) if lacking else 0.0)
+    return LoadChoice(own.name, option, *download_of(choice, option, lacking))

@@ -10,6 +10,7 @@ from dflash_local.app.fitting import Shapes, folder_shapes, refusal_of, too_big
 from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import recommended
+from dflash_local.app.resolve import Choice, of_row
 from dflash_local.errors import DFlashError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
@@ -122,7 +123,7 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
     known, where, found = planned.known, planned.where, planned.found
     short = found.fits and load.context is None and (found.context or 0) < min(USABLE, planned.limit)
     if load.quantize is None and (short or too_big(found)):
-        best = recommended(None, known, where, load, user=user).best
+        best = recommended(Choice(pair.name, pair.target, pair.drafter), known, where, user, load).best
         slow = best is not None and (best.config.bitsandbytes or best.config.dtype != load.dtype)  # only by its option
         if best is not None and best.config != load and not slow:
             why = f"else only {found.context:,} tokens of context fit" if short else found.reason
@@ -153,7 +154,7 @@ def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, u
     row = registry(user).find(pair.name)
     if row is None or row.target is None or row.name != pair.name:
         return ""
-    best = recommended(row, known, where, load, user=user).best
+    best = recommended(of_row(row), known, where, user, load).best
     variant = None if best is None else best.weights.variant
     if best is None or variant is None:
         return ""

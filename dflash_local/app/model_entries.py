@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Loaded, machine
-from dflash_local.app.models import ModelStore, download_gib, install_status, model_store, registry
-from dflash_local.app.recommending import row_verdict
+from dflash_local.app.models import ModelStore, install_status, model_store, registry
+from dflash_local.app.recommending import row_summary
 from dflash_local.app.resolve import choose
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.settings import Settings
@@ -77,7 +77,7 @@ def model_entries(user: Settings, loaded: Loaded | None = None) -> Sequence[Mode
         SettingsError: the registry cannot be read.
     """
     store, where = model_store(user), machine(user, loaded=loaded)
-    return [_entry(row, store, where) for row in registry(user).rows]
+    return [_entry(row, store, where, user) for row in registry(user).rows]
 
 
 def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> ModelEntry:
@@ -89,12 +89,13 @@ def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> Mode
     choice = choose(name, None, user)
     if choice.row is None:
         raise UsageError(f"{choice.name} is not in the registry", "/model takes folders as they are")
-    return _entry(choice.row, model_store(user), machine(user, loaded=loaded))
+    return _entry(choice.row, model_store(user), machine(user, loaded=loaded), user)
 
 
-def _entry(row: Row, store: ModelStore | None, where: Machine) -> ModelEntry:
-    size = "" if row.bundled else gib(download_gib(row))
-    return ModelEntry(row.bundled or row.name, _state(row, store), row_verdict(row, where)[0], size)
+def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -> ModelEntry:
+    found = row_summary(row, where, user)
+    size = "" if row.bundled else gib(found.download_gib, found.computed)
+    return ModelEntry(row.bundled or row.name, _state(row, store), found.fits, size)
 
 
 def _state(row: Row, store: ModelStore | None) -> str:

@@ -1,23 +1,201 @@
-"""Which weights of a pair suit a machine: its row, its files here, this card's own times; and the verdict in a word."""
+"""What a pair comes to on a machine, computed once for ``plan``, ``show``, ``models``, ``cards`` and the screens.
+
+``recommended`` puts the ways to have its weights in order, ``summary`` says what the best of them is.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from dflash_local.app.fitting import Shapes, machine, shapes, variant_targets
-from dflash_local.app.models import ModelStore
+from dflash_local.app.fitting import Shapes, VariantPlan, machine, row_choice, shapes, variant_plans, variant_targets
+from dflash_local.app.models import ModelStore, download_gib, model_store, registry
 from dflash_local.app.notices import Notify
-from dflash_local.app.resolve import Choice, Suit, of_row
+from dflash_local.app.resolve import Choice, Suit, size_gib
+from dflash_local.errors import DFlashError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import GIB, UNKNOWN
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
+    from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.recommend import Preference, Recommendation, Weights
+    from dflash_local.planner.recommend import Option, Preference, Recommendation, Weights
+    from dflash_local.planner.speed import Acceptance
     from dflash_local.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a pair comes to on a machine.
+
+    Attributes:
+        fits: a word or two. recommendation: None for what no machine runs in this process, or of which too little is
+            known. plan: what runs, else the nearest that does; None where none is known to.
+        download_gib: of all files of the best weights and the drafter, or of the row's own where nothing fits; None
+            where it is not known. computed: it is counted from shapes, the text model alone, and quoted by no source.
+    """
+
+    pair: str
+    fits: str
+    recommendation: Recommendation | None = None
+    plan: Plan | None = None
+    download_gib: float | None = None
+    computed: bool = False
+
+    @property
+    def best(self) -> Option | None:
+        """What to run; None where nothing fits."""
+        return None if self.recommendation is None else self.recommendation.best
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        """Without the drafter, behind the shortest of the predicted contexts; None where no speed is predicted."""
+        prediction = self.best.prediction if self.best else None
+        return None if prediction is None else prediction.times[0].plain_tokens_per_s
+
+    @property
+    def drafted_tokens_per_s(self) -> tuple[float, float] | None:
+        """With it, at the lowest and at the highest expected acceptance length."""
+        prediction = self.best.prediction if self.best else None
+        return None if prediction is None else prediction.drafted_tokens_per_s(prediction.times[0])
+
+    @property
+    def command(self) -> str:
+        """What begins a chat with it; empty where nothing fits."""
+        return f"dflash chat {self.pair} {self.best.arguments}".strip() if self.best else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, the same under every command."""
+        best = self.best
+        lengths = None if best is None or best.prediction is None else best.prediction.acceptance
+        return {
+            "pair": self.pair,
+            "fits": self.fits,
+            "weights": best and best.name,
+            "command": self.command or None,
+            "download_gib": self.download_gib,
+            "download_computed": self.computed,
+            "context": best and best.plan.context,
+            "plain_tokens_per_s": self.plain_tokens_per_s,
+            "drafted_tokens_per_s": self.drafted_tokens_per_s and list(self.drafted_tokens_per_s),
+            "acceptance_source": lengths and lengths.source,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlans:
+    """What the planner says of a pair on a machine.
+
+    Attributes:
+        plan: of the best weights; of what was asked for where nothing fits. nearest: what fits where that does not.
+        table: a plan for each format of the target's own weights.
+    """
+
+    where: Machine
+    known: Shapes | None
+    summary: Summary
+    plan: Plan | None = None
+    nearest: Plan | None = None
+    table: tuple[Plan, ...] = ()
+    variants: tuple[VariantPlan, ...] = ()
+
+
+def pair_plans(
+    choice: Choice,
+    known: Shapes | None,
+    where: Machine,
+    user: Settings,
+    config: LoadConfig | None = None,
+    *,
+    preference: Preference = "balanced",
+    store: ModelStore | None = None,
+) -> PairPlans:
+    """The summary of a pair, the plan behind it, and one for each format and variant.
+
+    Raises:
+        UsageError: what no machine could do, see ``planner.plan.plan``.
+    """
+    found = summary(choice, known, where, user, config, preference=preference, store=store)
+    if known is None:
+        return PairPlans(where, None, found)
+    from dflash_local.planner.plan import fits_table, plan
+
+    if choice.why_not_here:
+        return PairPlans(where, known, found, plan(known.target, known.drafter, where, runs_on="server"))
+    config = config or LoadConfig()
+    drafter = known.drafter if config.draft else None
+    best = plan(known.target, known.drafter, where, config) if found.best is None else found.best.plan
+    near = None if best.fits else found.plan
+    table = fits_table(known.target, drafter, where, config)
+    variants = variant_plans(choice.target_row, known, where, config, store)
+    return PairPlans(where, known, found, best, near, table, variants)
+
+
+def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:
+    """As ``summary``, of a pair of the registry: what every list of pairs shows."""
+    choice, store = row_choice(row, user), model_store(user)
+    try:
+        return summary(choice, shapes(choice, store), where, user, preference=preference, store=store)
+    except DFlashError:  # a tampered download: a list tells it beside the pair
+        return summary(choice, shapes(choice, None), where, user, preference=preference)
+
+
+def summary(
+    choice: Choice,
+    known: Shapes | None,
+    where: Machine,
+    user: Settings,
+    config: LoadConfig | None = None,
+    *,
+    preference: Preference = "balanced",
+    store: ModelStore | None = None,
+    variants: bool = True,
+) -> Summary:
+    """What a pair comes to on a machine; it need not be a row's.
+
+    Args:
+        variants: a pre-quantised target that is published of it counts as the pair.
+    """
+    from dflash_local.planner.plan import nearest
+
+    own = None if choice.drafter_row is None else download_gib(choice.drafter_row)
+    if choice.why_not_here:
+        return Summary(choice.name, "server", download_gib=own)
+    if known is None:
+        return Summary(choice.name, UNKNOWN, download_gib=own)
+    found = recommended(choice, known, where, user, config, preference=preference, store=store, variants=variants)
+    best = found.best
+    if best is not None:
+        as_published = best.weights.fidelity == 0 and best.config.dtype == (config or LoadConfig()).dtype
+        word = "fits" if as_published else f"fits in {best.plan.format.partition(' ')[0]}"
+        return Summary(choice.name, word, found, best.plan, *download_of(choice, best))
+    near = nearest(known.target, known.drafter, where, config)
+    if near is not None:
+        word = f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"
+        return Summary(choice.name, word, found, near, own)
+    least = least_needed(known, where)
+    word = UNKNOWN if least is None else f"needs {-(-least // GIB):,} GiB"
+    return Summary(choice.name, word, found, None, own)
+
+
+def download_of(choice: Choice, option: Option, roles: tuple[str, ...] | None = None) -> tuple[float | None, bool]:
+    """GiB of the files of an option, and whether they are computed: a target that no source quotes.
+
+    Args:
+        roles: of the repositories that count; all that the option needs where None.
+    """
+    own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
+    if roles is None:
+        roles = tuple(role for role, _ in own.repos if role == "target" or option.plan.load.draft)
+    quoted = size_gib(own, roles) if roles else 0.0
+    if quoted is not None or "target" not in roles:
+        return quoted, False
+    rest = [role for role in roles if role != "target"]
+    drafter, target = size_gib(own, rest) if rest else 0.0, option.published_bytes
+    return (None, False) if drafter is None or target is None else (target / GIB + drafter, True)
 
 
 def weights_of(row: Row | None, known: Shapes, store: ModelStore | None = None) -> list[Weights]:
@@ -33,34 +211,56 @@ def weights_of(row: Row | None, known: Shapes, store: ModelStore | None = None) 
 
 
 def recommended(
-    row: Row | None,
+    choice: Choice,
     known: Shapes,
     where: Machine,
+    user: Settings,
     config: LoadConfig | None = None,
     *,
     preference: Preference = "balanced",
-    user: Settings | None = None,
     store: ModelStore | None = None,
-    drafter_row: Row | None = None,
+    variants: bool = True,
 ) -> Recommendation:
     """Every way to have a pair's weights on a machine, the best first.
 
     Args:
-        row: whose pre-quantised targets count, too; None for none. known: shapes of the row's own target and of the
-            drafter. config: what is asked for. drafter_row: whose acceptance is published, where that is not ``row``.
-        user: whose records of this card's times and of replies correct the predictions.
+        known: shapes of the choice's target and drafter. user: whose records of this card's times and of replies
+            correct the predictions. config: what is asked for. variants: the row's pre-quantised targets count, too.
     """
     from dflash_local.planner.acceptance_record import AcceptanceRecord
-    from dflash_local.planner.recommend import recommend
+    from dflash_local.planner.recommend import SIXTEEN_BITS, recommend
     from dflash_local.planner.speed_record import SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
-    folder = None if user is None else speeds_folder(user)
+    folder = speeds_folder(user)
     measured, accepted = SpeedRecord(folder, where.name).read(), AcceptanceRecord(folder).read()
-    drafter_row = drafter_row or row
-    published = () if drafter_row is None else drafter_row.published
     drafter = known.drafter if config is None or config.draft else None
-    return recommend(weights_of(row, known, store), drafter, where, config, preference, published, measured, accepted)
+    lengths = None if drafter is None else expected_lengths(choice, drafter, user)
+    if lengths is not None and choice.target_row is None and known.target.quantization is not None:
+        lengths = replace(lengths, source=f"{lengths.source}; {SIXTEEN_BITS}")
+    weights = weights_of(choice.target_row if variants else None, known, store)
+    return recommend(weights, drafter, where, config, preference, lengths, measured, accepted)
+
+
+def expected_lengths(choice: Choice, drafter: DrafterConfig, user: Settings) -> Acceptance | None:
+    """What is published of a pair's drafter with its own block; else what is typical of other pairs. None of a toy."""
+    from dflash_local.planner.speed import acceptance, typical
+
+    row = choice.drafter_row
+    found = None if row is None else acceptance(row.published, drafter.block_size)
+    if found is not None or (row is not None and row.bundled):
+        return found
+    kind, generation = _kind(choice)
+    return typical(registry(user).rows, kind, drafter.block_size, generation)
+
+
+def _kind(choice: Choice) -> tuple[str, str | None]:
+    """Kind and generation of a drafter, as far as a row knows them."""
+    row = choice.drafter_row
+    if row is not None:
+        return row.kind, row.fingerprints[0].generation if row.fingerprints else None
+    known = choice.row.other_drafter(str(getattr(choice.drafter, "id", ""))) if choice.row else None
+    return (known.kind if known else "dflash"), None
 
 
 def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
@@ -77,7 +277,7 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
         known = None if here is not None and here.complete else shapes(choice, store)
         if known is None or not load.fit_check:
             return choice
-        found = recommended(row, known, machine(user, device=load.device), load, user=user, store=store)
+        found = recommended(choice, known, machine(user, device=load.device), user, load, store=store)
         best = found.best
         if best is None or best.weights.fidelity == 0 or best.weights.variant is None:
             return choice
@@ -87,44 +287,6 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
         return choice.with_variant(variant)
 
     return suit
-
-
-def row_verdict(row: Row, where: Machine) -> tuple[str, Plan | None]:
-    """As ``verdict``, of a pair of the registry before anything of it is here: what every list of pairs shows.
-
-    A pre-quantised target that is published of it counts as the pair.
-    """
-    if row.bundled:
-        return "fits", None
-    choice = of_row(row)
-    return verdict(choice, shapes(choice, None), where, published=row)
-
-
-def verdict(
-    choice: Choice, known: Shapes | None, where: Machine, published: Row | None = None
-) -> tuple[str, Plan | None]:
-    """A word or two on whether a pair runs on a machine, and the plan that does; it need not be a row's.
-
-    Args:
-        published: the row whose pre-quantised targets count as the pair, too.
-    """
-    from dflash_local.planner.plan import nearest, plan
-
-    if choice.why_not_here:
-        return "server", None
-    if known is None:
-        return UNKNOWN, None
-    found = plan(known.target, known.drafter, where)
-    if found.fits:
-        return "fits", found
-    best = None if published is None else recommended(published, known, where).best
-    if best is not None:
-        return f"fits in {best.plan.format.partition(' ')[0]}", best.plan
-    near = nearest(known.target, known.drafter, where)
-    if near is not None:
-        return (f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"), near
-    least = least_needed(known, where)
-    return (UNKNOWN, None) if least is None else (f"needs {-(-least // GIB):,} GiB", None)
 
 
 def least_needed(known: Shapes, where: Machine) -> int | None:

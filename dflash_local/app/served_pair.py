@@ -18,6 +18,7 @@ from dflash_local.app.examples import TOY
 from dflash_local.app.load_choices import LoadChoice, LoadChoices, load_choices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
+from dflash_local.app.recommending import PairPlans, pair_plans
 from dflash_local.app.removal import easy, plan_removal, refuse_in_use, why
 from dflash_local.app.resolve import choose, nearest, resolve
 from dflash_local.app.server_certificate import identity
@@ -48,7 +49,7 @@ class Details(NamedTuple):
     """What ``dflash show`` tells of a pair."""
 
     status: InstallStatus
-    plans: fitting.PairPlans
+    plans: PairPlans
     store: ModelStore | None
 
 
@@ -123,7 +124,8 @@ class ServedPair:
         """
         row, store = self._row(name), model_store(self._user)
         where = fitting.machine(self._user, loaded=self._loaded)
-        plans = fitting.pair_plans(fitting.row_shapes(row, self._user, store), where, row)
+        choice = fitting.row_choice(row, self._user)
+        plans = pair_plans(choice, fitting.shapes(choice, store), where, self._user, store=store)
         return Details(install_status(row, store), plans, store)
 
     def load_choices(self, name: str, context: int | None = None, draft: bool = True) -> LoadChoices | None:

@@ -15,7 +15,7 @@ from dflash_local.bench.baselines import Baseline
 from dflash_local.bench.random_pair import RandomPair
 from dflash_local.bench.random_run import KEPT, AtContext, Figure, Measured, Measures, Place
 from dflash_local.bench.report import SCHEMA, TOY, finite, number, table
-from dflash_local.catalog.row import Published
+from dflash_local.catalog.row import Published, lengths_of
 from dflash_local.planner.cards import find_bandwidth
 
 NOTE = "random weights: times are real, text and acceptance are not; acceptance lengths are stated, not measured"
@@ -55,7 +55,7 @@ def assumption(given: Sequence[float], published: Sequence[Published], block: in
     """What was given, else what is published for single requests of blocks up to ``block``, else usual lengths."""
     if given:
         return Assumption("given", tuple(Acceptance(length) for length in given))
-    cells = [cell for cell in published if cell.concurrency == 1 and (cell.block or block) <= block]
+    cells = [cell for cell in lengths_of(published, None) if (cell.block or block) <= block]
     lengths = [
         Acceptance(cell.acceptance_length, cell.block or block, cell.task, cell.generation, cell.source)
         for cell in cells

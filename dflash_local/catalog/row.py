@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -73,6 +73,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "maths": ("math500", "gsm8k", "aime24", "aime25"),
     "text": ("mt-bench", "alpaca"),
 }
+MOST_REQUESTS = 8  # at once, up to which a published length stands for single requests where none of these is
 BAND_SHARE = 0.5  # of the least published acceptance length: less is worth an alarm
 LEAST_BAND = 1.5
 
@@ -264,6 +265,7 @@ class Published:
     Attributes:
         block: block size, anchor included.
         generation: of the drafter that was measured.
+        concurrency: requests at once; None where the source does not say.
         acceptance_length: tokens per cycle, the bonus token included.
         speedup: over plain decoding in the same table.
         tokens_per_s, plain_tokens_per_s: with the drafter and without, all requests together.
@@ -273,12 +275,33 @@ class Published:
     task: str
     block: int | None
     generation: str
-    concurrency: int
+    concurrency: int | None
     acceptance_length: float | None
     speedup: float | None
     tokens_per_s: float | None
     source: str
     plain_tokens_per_s: float | None = None
+
+
+def lengths_of(published: Iterable[Published], block: int | None) -> tuple[Published, ...]:
+    """The cells whose acceptance lengths hold for single requests with this block, one for each task and source block.
+
+    A length hardly depends on the number of requests (the DFlash paper's table 3 has one for 1 to 32). So where a task
+    has no figure of single requests, one whose source names no number is taken, else the one of the fewest requests
+    up to ``MOST_REQUESTS``. Lengths of other blocks are never taken.
+
+    Args:
+        block: None takes cells of any block.
+    """
+
+    def order(cell: Published) -> float:
+        return 1.5 if cell.concurrency is None else cell.concurrency
+
+    best: dict[tuple[str, str, int | None], Published] = {}
+    for cell in sorted(published, key=order):
+        if cell.acceptance_length is not None and order(cell) <= MOST_REQUESTS and block in (None, cell.block):
+            best.setdefault((cell.task.lower(), cell.generation, cell.block), cell)
+    return tuple(best.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,14 +387,8 @@ class Row:
     def published_lengths(self, kind: str) -> tuple[float, ...]:
         """Published acceptance lengths of single requests with the trained block; ``kind`` is one of ``TASKS``."""
         block = self.fingerprints[0].block_size if self.fingerprints else None
-        return tuple(
-            cell.acceptance_length
-            for cell in self.published
-            if cell.acceptance_length is not None
-            and cell.concurrency == 1
-            and block in (None, cell.block)
-            and cell.task.lower() in TASKS[kind]
-        )
+        cells = lengths_of(self.published, block)
+        return tuple(cell.acceptance_length or 0.0 for cell in cells if cell.task.lower() in TASKS[kind])
 
     @property
     def generations(self) -> tuple[Mapping[str, object], ...]:

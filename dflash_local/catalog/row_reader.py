@@ -43,9 +43,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """One published table. ``concurrency``: requests at once of its cells without speeds; None is not known."""
+
     source: str
     generation: str
     tasks: dict[Task, dict[Block, Cell]]
+    concurrency: Concurrency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,10 @@ def _cells(table: Table) -> list[Published]:
             columns: dict[str, dict[int, float | None]] = {name: getattr(cell, name) for name in names}
             figures_of = (item for column in columns.values() for item in column.items())
             measured = {concurrency for concurrency, one in figures_of if one is not None}
-            for concurrency in sorted(measured) or [1]:
-                figures: dict[str, Any] = {name: column.get(concurrency) for name, column in columns.items()}
-                # Cards give the length for single requests; what others run beside does not change it.
-                length, origin = cell.acceptance_length, table.source
-                found.append(Published(task, block, table.generation, concurrency, length, source=origin, **figures))
+            numbers: list[int | None] = [*sorted(measured)] or [None]
+            for number in numbers:
+                figures: dict[str, Any] = {name: column.get(number or 0) for name, column in columns.items()}
+                # A cell has one length, whatever number of requests runs beside: that hardly changes it.
+                length, origin, requests = cell.acceptance_length, table.source, number or table.concurrency
+                found.append(Published(task, block, table.generation, requests, length, source=origin, **figures))
     return found

@@ -101,7 +101,7 @@ def _before_download(choice: Choice, user: Settings, width: int) -> list[str]:
     known = shapes(choice, ModelStore.of(user))
     if known is None:
         return lines
-    best = recommended(None, known, machine(user), user=user, drafter_row=choice.drafter_row).best
+    best = recommended(choice, known, machine(user), user, variants=False).best
     if best is None:
         return lines
     lines += field("here", f"{plan_text.machine_line(best.plan.machine)}: {best.plan.reason}", width)

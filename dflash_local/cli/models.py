@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local.app import fitting, recommending
-from dflash_local.app.models import InstallStatus, ModelStore, download_gib, install_status, model_store, registry
+from dflash_local.app import fitting
+from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
+from dflash_local.app.recommending import Summary, row_summary
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
 from dflash_local.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
 from dflash_local.ui.pair_text import marks
-from dflash_local.ui.plan_text import machine_line
+from dflash_local.ui.plan_text import machine_line, speed_range
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
-    from dflash_local.planner.plan import Plan
     from dflash_local.store.local import Local
 
 SHOWN = {"absent": "not here"}
@@ -30,6 +30,7 @@ WIDE = (
     Column("DOWNLOAD", right=True),
     Column("STATE"),
     Column("FITS"),
+    Column("TOK/S", right=True),
     Column("MARKS"),
 )
 NARROW = (Column("MODEL", shrinks=True), Column("GIB", right=True), *WIDE[4:])
@@ -55,9 +56,9 @@ def models(
         _here(console, store, rows, as_json)
         return
     where = fitting.machine(user, gpu, gpu_memory)
-    found = [(item, *recommending.row_verdict(item.row, where)) for item in rows]
+    found = [(item, row_summary(item.row, where, user)) for item in rows]
     report = {"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]}
-    console.result(report, _table([(item, word) for item, word, _ in found], where, console.columns), as_json)
+    console.result(report, _table(found, where, console.columns), as_json)
 
 
 def list_(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
@@ -65,35 +66,39 @@ def list_(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
     models(local=True, as_json=as_json, debug=debug)
 
 
-def _table(found: list[tuple[InstallStatus, str]], where: Machine, width: int) -> list[str]:
+def _table(found: list[tuple[InstallStatus, Summary]], where: Machine, width: int) -> list[str]:
     rows: list[tuple[str, ...]] = []
-    for item, word in found:
-        row = item.row
-        size = "-" if row.bundled else gib(download_gib(row))
+    for item, summary in found:
+        row, word = item.row, summary.fits
+        size = "-" if row.bundled else gib(summary.download_gib, summary.computed)
         state = SHOWN.get(item.state, item.state)
         drafter = row.status if row.kind == "dflash" else f"{row.status} {row.kind}"
         rest = [mark for mark in marks(row) if mark not in (row.status, row.kind)]
-        rows.append((row.name, drafter, "local" if row.runs_here else "server", size, state, word, ", ".join(rest)))
+        runs_on, drafted = "local" if row.runs_here else "server", summary.drafted_tokens_per_s
+        speed = "" if drafted is None else speed_range(drafted)  # a column of none is not shown
+        rows.append((row.name, drafter, runs_on, size, state, word, speed, ", ".join(rest)))
     columns: tuple[Column, ...] = WIDE
     if natural_width(WIDE, rows) > width:  # the drafter's status moves to the marks; "server" stands under FITS
         columns = NARROW
         rows = [
-            (name, size.removesuffix(" GiB"), state, word.removeprefix("fits "), ", ".join(marks(item.row)))
-            for (name, _, _, size, state, word, _), (item, _) in zip(rows, found, strict=True)
+            (name, size.removesuffix(" GiB"), state, word.removeprefix("fits "), speed, ", ".join(marks(item.row)))
+            for (name, _, _, size, state, word, speed, _), (item, _) in zip(rows, found, strict=True)
         ]
     lines = table(columns, rows, width)
     lines += ["", *field("fits on", machine_line(where), width, 9)]
     return [*lines, "dflash show MODEL tells more; dflash pull MODEL downloads."]
 
 
-def _as_json(item: InstallStatus, word: str, plan: Plan | None) -> dict[str, Any]:
+def _as_json(item: InstallStatus, summary: Summary) -> dict[str, Any]:
+    plan = summary.plan
     return {
         **asdict(item.row),
         "state": item.state,
         "local_bytes": item.size,
         "missing": list(item.missing),
         "verified": item.verified,
-        "fits": word,
+        "fits": summary.fits,
+        "summary": summary.as_dict(),
         "why_not_here": item.row.why_not_here,
         "plan": None if plan is None else {"format": plan.format, "context": plan.context, "draft": plan.load.draft},
     }

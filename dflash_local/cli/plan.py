@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local.app import fitting, recommending
+from dflash_local.app import fitting
 from dflash_local.app.fitting import Shapes
 from dflash_local.app.models import InstallStatus, download_gib, install_status, model_store, server_commands
+from dflash_local.app.recommending import PairPlans, pair_plans
 from dflash_local.app.resolve import Choice, choose, drafter_option
-from dflash_local.app.several_gpus import several_gpus
+from dflash_local.app.several_gpus import SeveralGpus, several_gpus
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
@@ -24,7 +25,6 @@ from dflash_local.ui.pair_text import pair_page, terms
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
-    from dflash_local.planner.recommend import Recommendation
 
 
 class PlanDoesNotFit(DoesNotFitError):
@@ -70,10 +70,8 @@ def plan(
         raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
     config = replace(load, draft=draft)
-    row = choice.target_row
-    found = recommending.recommended(row, known, where, config, preference=prefer.value, user=user, store=store)
-    variants = fitting.variant_plans(row, known, where, config, store) if row is not None else ()
-    _show_plan(console, choice, known, where, config, found, variants, as_json)
+    found = pair_plans(choice, known, where, user, config, preference=prefer.value, store=store)
+    _show_plan(console, choice, found, several_gpus(choice.row, known, where, config), as_json)
 
 
 def _show_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:
@@ -104,32 +102,18 @@ def _show_server(console: Console, choice: Choice, known: Shapes | None, where: 
     console.lines(known_command or ["  the command for a server is unknown"])
 
 
-def _show_plan(
-    console: Console,
-    choice: Choice,
-    known: Shapes,
-    where: Machine,
-    config: LoadConfig,
-    recommendation: Recommendation,
-    variants: tuple[fitting.VariantPlan, ...],
-    as_json: bool,
-) -> None:
-    from dflash_local.planner.plan import fits_table, nearest
-    from dflash_local.planner.plan import plan as ask
-
-    best = recommendation.best
-    found = ask(known.target, known.drafter, where, config) if best is None else best.plan
-    near = None if found.fits else nearest(known.target, known.drafter, where, config)
-    table = fits_table(known.target, known.drafter if config.draft else None, where, config)
-    several = several_gpus(choice.row, known, where, config)
+def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: SeveralGpus | None, as_json: bool) -> None:
+    found, known, recommendation = plans.plan, plans.known, plans.summary.recommendation
+    assert found is not None and known is not None and recommendation is not None  # it runs here, its shape is known
     report = {
         "model": choice.name,
         "runs_on": "local",
+        "summary": plans.summary.as_dict(),
         "fits": found.fits,
         "plan": fitting.as_json(found),
-        "nearest": None if near is None else fitting.as_json(near),
-        "table": [fitting.as_json(one) for one in table],
-        "variants": [one.as_dict() for one in variants],
+        "nearest": None if plans.nearest is None else fitting.as_json(plans.nearest),
+        "table": [fitting.as_json(one) for one in plans.table],
+        "variants": [one.as_dict() for one in plans.variants],
         "recommended": recommendation.as_dict(),
         "several_gpus": None if several is None else several.as_dict(),
         "inferred": fitting.inferred(known),
@@ -143,18 +127,17 @@ def _show_plan(
         head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
         page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
         page += wrapped(plan_text.engine_line(found), width)
-        asked = f"{choice.name}{drafter_option(choice)}"
-        page += [*plan_text.recommendation_lines(asked, recommendation, width), ""]
+        page += [*plan_text.summary_lines(f"{choice.name}{drafter_option(choice)}", plans.summary, width), ""]
         page += indented(plan_text.ledger_lines(found, width - 2))
-        page += ["", "what fits", *indented(plan_text.fit_lines(known, table, width - 2))]
-        if variants:
-            page += ["", "pre-quantised", *indented(plan_text.variant_lines(variants, width - 2))]
+        page += ["", "what fits", *indented(plan_text.fit_lines(known, plans.table, width - 2))]
+        if plans.variants:
+            page += ["", "pre-quantised", *indented(plan_text.variant_lines(plans.variants, width - 2))]
         remarks = plan_text.remarks(known, width - 2)
         page += [*([""] if remarks else []), *indented(remarks)]
         for line in [*page, *([] if several is None else ["", *wrapped(several.line, width)])]:
             write(line)
     if not found.fits:
-        refusal = fitting.refusal_of(found, near)
+        refusal = fitting.refusal_of(found, plans.nearest)
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
 
 
@@ -183,7 +166,8 @@ def show(
     if load == user.load_config:
         load = LoadConfig()  # settings for running pairs must not keep one that they do not suit from being shown
     where = fitting.machine(user, gpu, gpu_memory, load.device)
-    plans = fitting.pair_plans(fitting.row_shapes(row, user, store), where, row, load, store)
+    own = fitting.row_choice(row, user)
+    plans = pair_plans(own, fitting.shapes(own, store), where, user, load, store=store)
     console.result(_show_report(item, plans), pair_page(item, plans, store, console.columns), as_json)
 
 
@@ -198,11 +182,12 @@ def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:
     console.result({"model": row.name, "nodes": nodes, "server_commands": commands}, lines, as_json)
 
 
-def _show_report(item: InstallStatus, plans: fitting.PairPlans) -> dict[str, Any]:
+def _show_report(item: InstallStatus, plans: PairPlans) -> dict[str, Any]:
     row = item.row
     return {
         **asdict(row),
         "why_not_here": row.why_not_here,
+        "summary": plans.summary.as_dict(),
         "download_gib": download_gib(row),
         "terms": list(terms(row)),
         "server_commands": server_commands(row),
@@ -243,6 +228,12 @@ def cards(
             f"--gpu-memory {gpu_memory:g} is none of the table's", f"it has {sizes}; dflash plan takes any"
         )
     tables = card_tables(call.user, chosen, prefer.value)
-    found = [{"machine": each.machine.as_dict(), "pairs": [row.as_dict() for row in each.rows]} for each in tables]
+    found = [
+        {
+            "machine": each.machine.as_dict(),
+            "pairs": [{**row.as_dict(), "option": row.best and row.best.as_dict()} for row in each.rows],
+        }
+        for each in tables
+    ]
     lines = card_text.markdown(tables) if markdown else card_text.lines(tables, call.console.columns)
     call.console.result({"cards": found}, lines, as_json)

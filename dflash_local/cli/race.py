@@ -242,6 +242,6 @@ class Show:
 def _conclude(console: Console, result: Race) -> None:
     """The histogram of the drafted reply and what came of both."""
     console.data()
-    console.data("cycles by acceptance length (accepted drafts + 1):", "bold")
+    console.data("how often each acceptance length (accepted drafts + 1) came:", "bold")
     console.lines(histogram(result.dflash.finished, "█" if console.can_show("█") else "#"))
     console.lines(["", result.verdict, result.ratios, f"({TOY})"])

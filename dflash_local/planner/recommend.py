@@ -1,5 +1,5 @@
 """The best way to run a pair on a machine: of its own weights, published quantised ones and rounding at load, the one
-that fits and that a preference puts first; and why the better ones do not fit.
+that fits and that a preference puts first; and why the better ones do not fit. ``rank`` has the rule in words.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from dflash_local.catalog.row import Published, Variant
+from dflash_local.catalog.row import Variant
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import UsageError
@@ -18,7 +18,7 @@ from dflash_local.planner import formats
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, Plan, context_limit, formats_of, plan
-from dflash_local.planner.speed import Prediction, predict
+from dflash_local.planner.speed import Acceptance, Prediction, predict
 from dflash_local.planner.speed_record import SpeedMeasurement, corrected
 
 Preference = Literal["balanced", "quality", "speed", "context"]
@@ -26,7 +26,9 @@ ROOMY = 32_768  # tokens of context, beyond which more weigh less than finer wei
 # Bits that are left of sixteen, coarser down the list; what is published stands before what is rounded here, since
 # its makers chose its scales with data and nobody has measured ours.
 FIDELITY = ("as trained", "published in 8 bits", "rounded to 8 bits", "published in 4 bits", "rounded to 4 bits")
+STORED = ("target weights", "head", "embedding")  # lines of a ledger that a target's files hold
 EIGHT_BITS = ("fp8", "int8")
+SIXTEEN_BITS = "measured with 16-bit targets"  # of acceptance lengths that stand for quantised ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class Weights:
         if self.variant is None:
             return 0
         return 1 if any(word in self.variant.format for word in EIGHT_BITS) else 3
+
+    @property
+    def bits(self) -> int:
+        """Of a weight: 16, 8 or 4."""
+        return (16, 8, 8, 4, 4)[self.fidelity]
 
     @property
     def name(self) -> str:
@@ -97,12 +104,32 @@ class Option:
         return self.config.kv_cache != "auto"
 
     @property
+    def strained(self) -> bool:
+        """True where only parts in host memory or a coarser drafter left room for a chat."""
+        asked, load = self.config, self.plan.load
+        return (load.offload, load.drafter_precision) != (asked.offload, asked.drafter_precision)
+
+    @property
+    def chat(self) -> bool:
+        """True where it fits with room for a chat."""
+        return self.fits and (self.plan.context or 0) >= min(USABLE, self.limit)
+
+    @property
     def arguments(self) -> str:
         """What a command takes beside the model's name."""
         variant = "" if self.weights.variant is None else f"--variant {self.weights.variant.name}"
         own = self.config
         config = LoadConfig(quantize=own.quantize, kv_cache=own.kv_cache, dtype=own.dtype)
         return " ".join(filter(None, (variant, *config.arguments())))
+
+    @property
+    def published_bytes(self) -> int | None:
+        """Of the files that its weights are read from, the text model alone; None where that cannot be computed."""
+        if self.weights.variant is None:
+            return formats.published_bytes(self.weights.target)
+        book = self.plan.ledger
+        lines = [line.bytes or 0 for line in (*book.lines, *book.host) if line.name in STORED]
+        return sum(lines) if self.plan.stored else None
 
     @property
     def bytes_of_weights(self) -> int:
@@ -160,7 +187,7 @@ def recommend(
     machine: Machine,
     config: LoadConfig | None = None,
     preference: Preference = "balanced",
-    acceptance: tuple[Published, ...] = (),
+    acceptance: Acceptance | None = None,
     measured: tuple[SpeedMeasurement, ...] = (),
     accepted: Mapping[str, Count] = MappingProxyType({}),
 ) -> Recommendation:
@@ -168,15 +195,18 @@ def recommend(
 
     Args:
         published: the target's own weights first, then its variants. config: what is asked for; a ``quantize`` in it
-            leaves only that. acceptance: cells of the drafter's card. measured: on this card. accepted: in replies of
-            this machine, by target; enough of them stand instead of the card's.
+            leaves only that. acceptance: lengths that are expected of the drafter. measured: on this card. accepted: in
+            replies of this machine, by target; enough of them stand instead of the expected lengths.
     """
     config = config or LoadConfig()
 
     def options_of(each: Weights, config: LoadConfig = config) -> Iterator[Option]:
         limit = config.context or context_limit(each.target, drafter)
         for asked, found in plans_of(each, drafter, machine, config, min(limit, ROOMY)):
-            prediction = predict(found, each.target, drafter, acceptance) if found.fits else None
+            lengths = acceptance
+            if lengths is not None and each.fidelity > 0:
+                lengths = replace(lengths, source=f"{lengths.source}; {SIXTEEN_BITS}")
+            prediction = predict(found, each.target, drafter, lengths) if found.fits else None
             prediction = corrected(prediction, found, each.target.source, measured)
             own = accepted.get(each.target.source)
             if prediction is not None and found.load.draft and own is not None:
@@ -191,7 +221,8 @@ def recommend(
         options += [option for each in rounded(published[0], slow) for option in options_of(each)]
     fit = [one for one in options if one.fits]
     predicted = all(one.prediction is not None for one in fit)
-    fitting = sorted(fit, key=lambda one: rank(one, preference, predicted))
+    bits = frozenset(one.weights.bits for one in fit if one.chat and one.weights.quantize is None)
+    fitting = sorted(fit, key=lambda one: rank(one, preference, predicted, bits))
     rest = sorted((one for one in options if not one.fits), key=lambda one: one.weights.fidelity)
     return Recommendation(preference, tuple(fitting), tuple(rest))
 
@@ -232,32 +263,44 @@ def plans_of(
         yield asked, coded
 
 
-def rank(option: Option, preference: Preference, predicted: bool) -> tuple[float, ...]:
-    """Smaller is better: a context too short for a chat comes last, an engine without kernels before it.
+def rank(option: Option, preference: Preference, predicted: bool, published: frozenset[int]) -> tuple[float, ...]:
+    """Smaller is better. Whatever the preference, the first of these rules that tells two options apart decides:
 
-    A KV cache in 8 bits changes replies: unless context is preferred it is taken where only it leaves room for a chat.
+    1. Room for a chat, 8,192 tokens of context or all that the models have.
+    2. An engine with kernels.
+    3. No rounding at load where a published form of the same bits fits with room for a chat: it is a smaller download,
+       and its makers chose its scales with data.
+    4. What this program rounds to 4 bits comes last: nobody knows what that costs.
+
+    Then ``balanced`` takes keys and values in 16 bits before 8; what fits as it is before what fits only with parts in
+    host memory or a coarser drafter; 32,768 tokens of context before less; more bits before fewer, and published before
+    rounded; more context up to 32,768; larger weights; speed. ``quality`` takes more bits first, ``speed`` the fewest
+    milliseconds a token, ``context`` the most tokens.
 
     Args:
         predicted: every option has a predicted speed; else the bytes of weights stand for it.
+        published: bits of the published weights that fit with room for a chat.
     """
     context = option.plan.context or 0
-    short, small = (float(context < min(wanted, option.limit)) for wanted in (USABLE, ROOMY))
-    slow, kv = float(option.plan.engine != FUSED), float(option.coded_kv)
+    small = float(context < min(ROOMY, option.limit))
+    short, slow, kv = float(not option.chat), float(option.plan.engine != FUSED), float(option.coded_kv)
+    rounded_here = option.weights.quantize is not None
+    avoidable = float(rounded_here and option.weights.bits in published)
     fidelity = float(option.weights.fidelity)
     cost = _ms_per_token(option.prediction) if predicted and option.prediction else float(option.bytes_of_weights)
-    unmeasured = float(option.weights.fidelity == len(FIDELITY) - 1)  # our four bits: nobody knows what they cost
+    unmeasured = float(option.weights.fidelity == len(FIDELITY) - 1)
     weights = -float(option.bytes_of_weights)  # of one fidelity the larger ones are the finer
     order = {
-        "balanced": (kv, small, fidelity, -min(context, ROOMY), weights, cost),
+        "balanced": (kv, float(option.strained), small, fidelity, -min(context, ROOMY), weights, cost),
         "quality": (fidelity, kv, weights, -context),
         "speed": (kv, cost, fidelity, -context),
         "context": (-context, fidelity, kv, cost),
     }
-    return short, slow, unmeasured, *order[preference]
+    return short, slow, avoidable, unmeasured, *order[preference]
 
 
 def _ms_per_token(prediction: Prediction) -> float:
-    """At the shortest context, with the least of the published acceptance lengths."""
+    """At the shortest context, with the least of the acceptance lengths."""
     first, lengths = prediction.times[0], prediction.acceptance
     if first.cycle_ms is None or lengths is None:
         return first.step_ms

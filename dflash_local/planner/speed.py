@@ -3,19 +3,19 @@
 A launch takes a constant and the time of its bytes; both were fitted to products, experts and whole passes that were
 measured with random weights (``benchmarks/speed_table.py``). A byte takes as long as reading it or as long as decoding
 and multiplying it, whichever is longer. For another card each of the two is scaled by itself, and so are the constants:
-by the probe of that card, or else by the data sheets (``planner/card_probe.py``). Acceptance is that of the drafter's
-model card.
+by the probe of that card, or else by the data sheets (``planner/card_probe.py``). Acceptance lengths are
+published ones, or those of other pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from dflash_local.catalog.row import Published
+from dflash_local.catalog.row import Published, Row, lengths_of
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.errors import SettingsError
@@ -32,6 +32,7 @@ from dflash_local.planner.traffic import Part, Product, Traffic, drafter_traffic
 
 CONTEXTS = (1024, 8192, 32768)
 TABLES = "speed_tables.json"
+TYPICAL = "typical of other pairs"  # begins the source of lengths that are not the pair's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class SpeedTable:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Published mean acceptance lengths of single requests, the least and the most of the tasks; where from."""
+    """Mean acceptance lengths of single requests, the least and the most of the tasks; where they are from."""
 
     low: float
     high: float
@@ -129,10 +130,6 @@ class Times:
         """Without the drafter."""
         return 1e3 / self.step_ms
 
-    def drafted_tokens_per_s(self, acceptance: float) -> float | None:
-        """With it; None without a drafter."""
-        return None if self.cycle_ms is None else 1e3 * acceptance / self.cycle_ms
-
     def mixed(self, cycles: Mapping[int, float]) -> Times:
         """The mean cycle of replies in place of one of the whole block.
 
@@ -158,6 +155,12 @@ class Prediction:
     acceptance: Acceptance | None
     basis: str
 
+    def drafted_tokens_per_s(self, one: Times) -> tuple[float, float] | None:
+        """At the lowest and at the highest acceptance length; None without a drafter, or where no length is known."""
+        if self.acceptance is None or one.cycle_ms is None:
+            return None
+        return 1e3 * self.acceptance.low / one.cycle_ms, 1e3 * self.acceptance.high / one.cycle_ms
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         lengths = self.acceptance
@@ -168,9 +171,7 @@ class Prediction:
                 {
                     **asdict(each),
                     "plain_tokens_per_s": each.plain_tokens_per_s,
-                    "drafted_tokens_per_s": None
-                    if lengths is None
-                    else [each.drafted_tokens_per_s(lengths.low), each.drafted_tokens_per_s(lengths.high)],
+                    "drafted_tokens_per_s": list(self.drafted_tokens_per_s(each) or ()) or None,
                 }
                 for each in self.times
             ],
@@ -178,12 +179,12 @@ class Prediction:
 
 
 def predict(
-    found: Plan, target: ModelConfig, drafter: DrafterConfig | None, published: tuple[Published, ...] = ()
+    found: Plan, target: ModelConfig, drafter: DrafterConfig | None, lengths: Acceptance | None = None
 ) -> Prediction | None:
     """The speed of a plan; None for another engine than the fused one, an unknown card or format.
 
     Args:
-        target: as published. published: cells of the drafter's card.
+        target: as published. lengths: that are expected of the drafter.
     """
     if found.engine != "fused" or found.dtype != "bfloat16":
         return None
@@ -199,8 +200,7 @@ def predict(
         if one is None:
             return None
         times.append(one)
-    block = 1 if drafter is None else drafter.block_size
-    return Prediction(tuple(times), None if drafter is None else acceptance(published, block), basis)
+    return Prediction(tuple(times), None if drafter is None else lengths, basis)
 
 
 def times_on(machine: Machine, target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Times | None:
@@ -259,15 +259,39 @@ def draft_us(traffic: Traffic, drafter: DrafterConfig, context: int, table: Spee
     return products + beside + _context_us(traffic, drafter.draft_rows, context, table, scale)
 
 
-def acceptance(published: tuple[Published, ...], block: int) -> Acceptance | None:
-    """Of single requests with the pair's own block; of shorter blocks where nothing else is published."""
-    cells = [cell for cell in published if cell.concurrency == 1 and cell.acceptance_length is not None]
-    own = [cell for cell in cells if cell.block in (None, block)] or cells
-    lengths = [cell.acceptance_length for cell in own if cell.acceptance_length is not None]
-    if not lengths:
+def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
+    """The range of the tasks' lengths with the pair's own block, see ``lengths_of``; None where none is published.
+
+    ``source`` is that of the lowest and of the highest, with the number of requests where that is not one.
+    """
+    cells = {cell.acceptance_length or 0.0: cell for cell in lengths_of(published, block)}
+    if not cells:
         return None
-    sources = tuple(dict.fromkeys(cell.source for cell in own))
-    return Acceptance(min(lengths), max(lengths), "; ".join(sources))
+    low, high = min(cells), max(cells)
+    return Acceptance(low, high, "; ".join(dict.fromkeys(map(_source, (cells[low], cells[high])))))
+
+
+def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None = None) -> Acceptance | None:
+    """The range over the published pairs with this block: of this kind and generation of drafter, else of this kind,
+    else of any; None where no pair with this block is published.
+    """
+    found = [(row, lengths_of(row.published, block)) for row in rows]
+    cells = [(row, cell) for row, cells in found for cell in cells]
+    alike = [(row, cell) for row, cell in cells if row.kind == kind]
+    nearest = [(row, cell) for row, cell in alike if cell.generation == generation] or alike or cells
+    if not nearest:
+        return None
+    lengths = [cell.acceptance_length or 0.0 for _, cell in nearest]
+    count = len({row.name for row, _ in nearest})
+    words = f"{TYPICAL}: {count} with block {block} have published lengths"
+    return Acceptance(min(lengths), max(lengths), words)
+
+
+def _source(cell: Published) -> str:
+    if cell.concurrency == 1:
+        return cell.source
+    words = "number of requests not stated" if cell.concurrency is None else f"{cell.concurrency} requests at once"
+    return f"{cell.source} ({words})"
 
 
 def tables() -> tuple[SpeedTable, ...]:

@@ -27,7 +27,7 @@ def test_what_runs_here_has_a_plan_on_every_card_that_fits_or_says_what_is_lacki
     assert known is not None and known.drafter is not None and not known.drafter_unknown
     for gib in (8, 24, 80, 192):
         where = named(None, gib)
-        found = recommending.recommended(choice.target_row, known, where)
+        found = recommending.recommended(choice, known, where, user)
         assert found.fitting or found.rest
         assert all(one.plan.fits and one.plan.context for one in found.fitting)
         assert all("GiB" in one.plan.reason or "MiB" in one.plan.reason for one in found.rest)
@@ -88,9 +88,10 @@ def test_no_pair_is_listed_without_a_state(gib: int | None) -> None:
     user = settings.load()
     where = fitting.machine(user) if gib is None else named(None, gib)
     for row in ROWS:
-        word, found = recommending.row_verdict(row, where)
+        found = recommending.row_summary(row, where, user)
+        word = found.fits
         assert word == "server" if row.why_not_here else word.startswith(("fits", "needs", "target alone")), row.name
-        assert (found is not None) == (word.startswith(("fits", "target")) and not row.bundled)
+        assert (found.plan is not None) == word.startswith(("fits", "target"))
         assert install_status(row, None).state in ("bundled", "absent")
 
 
@@ -109,6 +110,6 @@ def test_a_published_quantised_drafter_is_planned_with_what_it_takes(cli: Cli) -
     decoded = weights(*drafter, "--engine", "reference")
     assert decoded == (weights("--engine", "reference")[0], "int4 g128 decoded to bfloat16")
     page = " ".join(cli("plan", "Qwen3.8-27B", *drafter, "--gpu-memory", "24").out.split())
-    assert f"take them with: dflash chat Qwen/Qwen3.8-27B {' '.join(drafter)} --quantize int4" in page
+    assert f"take them with: dflash chat Qwen/Qwen3.8-27B {' '.join(drafter)} --variant autoround-int4" in page
     shown = " ".join(cli("show", "Qwen3.8-27B").out.split())
     assert "syvai/Qwen3.8-27B-DFlash2-W4A16: kind dflash2, licence unknown, the same drafter in int4" in shown

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dflash_local import settings
 from dflash_local.app import fitting, recommending
 from dflash_local.app.resolve import Choice, of_row
 from dflash_local.catalog import registry, shapes
@@ -30,10 +31,12 @@ def without(repo: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_whose_target_is_known_in_part_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recommending.row_verdict(ROW, named("H200", None))[0] == "fits"
+    user, where = settings.load(), named("H200", None)
+    assert recommending.row_summary(ROW, where, user).fits == "fits"
     without("Qwen/Qwen3-8B", "hidden_size", monkeypatch)
     assert fitting.shapes(of_row(ROW), None) is None
-    assert recommending.row_verdict(ROW, named("H200", None)) == ("unknown", None)
+    found = recommending.row_summary(ROW, where, user)
+    assert (found.fits, found.plan, found.best) == ("unknown", None, None)
 
 
 def test_a_drafter_that_is_known_in_part_is_left_out_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from dflash_local.app import load_planning
 from dflash_local.app.fitting import folder_shapes
 from dflash_local.app.load_planning import keep_speed
 from dflash_local.app.recommending import recommended
+from dflash_local.app.resolve import Choice
 from dflash_local.catalog import bundled
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import machine as machines
@@ -49,7 +50,7 @@ def test_a_load_keeps_its_costs_for_later_plans(
         assert kept[0].predicted_step_ms and kept[0].predicted_cycle_ms
         known = folder_shapes("demo", pair.target, pair.drafter)
         assert known is not None
-        best = recommended(None, known, H200, user=user).best
+        best = recommended(Choice("demo", pair.target, pair.drafter), known, H200, user).best
         assert best is not None and best.prediction is not None
         assert best.prediction.basis.startswith("measured on this card at 256 tokens of context")
 

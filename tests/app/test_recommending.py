@@ -59,7 +59,7 @@ def test_a_published_quantised_target_is_taken_where_the_own_one_does_not_fit(us
         ("qwen3.6-27b", LoadConfig(fit_check=False), ()),
         ("qwen3.6-27b", LoadConfig(), ("Qwen/Qwen3.6-27B",)),
         (AUTOROUND, LoadConfig(), ()),
-        ("qwen3.5-35b-a3b", LoadConfig(), ()),
+        ("qwen3.5-122b-a10b", LoadConfig(), ()),
     ],
     ids=["it fits", "a format was asked for", "no check", "it is here", "a variant was named", "no variant fits"],
 )

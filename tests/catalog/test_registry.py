@@ -15,7 +15,7 @@ import yaml
 
 from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.registry import Registry
-from dflash_local.catalog.row import Fingerprint, Launch, Repo, Row, fingerprint_of
+from dflash_local.catalog.row import Fingerprint, Launch, Published, Repo, Row, fingerprint_of, lengths_of
 from dflash_local.catalog.shapes import shape
 from dflash_local.errors import UnknownModelError
 
@@ -176,7 +176,7 @@ def test_revisions_are_whole_commits_or_null() -> None:
 
 
 def test_a_published_speed_up_is_the_ratio_of_its_speeds() -> None:
-    cells = {row.name: row.published for row in REAL if row.published}
+    cells = {row.name: row.published for row in REAL if any(cell.tokens_per_s for cell in row.published)}
     assert {name.partition("/")[2]: len(found) for name, found in cells.items()} == {
         "Qwen3.5-9B": 48,
         "Qwen3.6-35B-A3B": 48,
@@ -196,6 +196,39 @@ def test_two_cells_of_the_cards_are_quoted_right() -> None:
     assert (cell.speedup, cell.tokens_per_s, cell.acceptance_length, cell.generation) == (4.4, 840, 7.93, "v1")
     cell = next(c for c in moe.published if (c.task, c.block, c.concurrency) == ("mt-bench", 4, 32))
     assert (cell.speedup, cell.tokens_per_s, cell.acceptance_length, cell.generation) == (1.89, 6094.6, 3.137, "v2")
+
+
+def test_figures_of_tables_without_speeds_are_quoted_right() -> None:
+    rows = {row.name: row for row in REAL}
+
+    def cells(name: str, task: str, block: int) -> set[tuple[int | None, float | None, float | None]]:
+        found = [cell for cell in rows[name].published if (cell.task, cell.block) == (task, block)]
+        return {(cell.concurrency, cell.acceptance_length, cell.speedup) for cell in found}
+
+    assert cells("Qwen/Qwen3-4B", "HumanEval", 16) == {
+        *((1, 6.63, 4.0), (4, 6.63, 3.6), (8, 6.63, 3.2), (16, 6.63, 2.7), (32, 6.63, 2.2)),
+        (None, 6.64, None),
+    }
+    assert cells("meta-llama/Llama-3.1-8B-Instruct", "Alpaca", 10) >= {(1, 3.73, 2.2), (32, 3.73, 1.4)}
+    assert cells("Qwen/Qwen3-Coder-Next", "MT-Bench", 16) == {(8, 3.9, 1.2)}
+    assert cells("openai/gpt-oss-120b", "MT-Bench", 6) == {(None, 3.3, None)}
+    assert {name for name, row in rows.items() if row.published} >= {
+        *("Qwen/Qwen3-8B", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-27B"),
+        *("openai/gpt-oss-20b", "Qwen/Qwen3.8-27B"),
+    }
+    for cell in (cell for row in REAL for cell in row.published):
+        assert cell.block and cell.acceptance_length and 1 <= cell.acceptance_length <= cell.block and cell.source
+
+
+def test_lengths_of_a_block_are_of_the_fewest_requests_and_never_of_another_block() -> None:
+    def cell(task: str, block: int, concurrency: int | None, length: float) -> Published:
+        return Published(task, block, "v1", concurrency, length, None, None, "a card")
+
+    cells = [cell("A", 16, 8, 5.0), cell("A", 16, 1, 6.0), cell("A", 16, None, 7.0), cell("B", 16, 8, 4.0)]
+    cells += [cell("B", 16, None, 3.0), cell("C", 16, 8, 2.0), cell("C", 16, 32, 9.0), cell("D", 16, 16, 1.5)]
+    found = {one.task: one.acceptance_length for one in lengths_of([*cells, cell("A", 8, 1, 1.0)], 16)}
+    assert found == {"A": 6.0, "B": 3.0, "C": 2.0}
+    assert lengths_of(cells, 10) == ()
 
 
 @pytest.mark.parametrize("row", [row for row in REAL if row.server], ids=by_name)
@@ -302,5 +335,6 @@ def test_bands_and_kinds_of_published_lengths() -> None:
     nine = rows["Qwen/Qwen3.5-9B"]
     assert nine.published_lengths("text") == (5.49, 5.1) and set(nine.published_lengths("code")) == {7.93, 6.62}
     assert nine.acceptance_band is None and nine.alarm_band == 5.1 / 2
-    assert rows["Qwen/Qwen3-8B"].alarm_band is None
+    assert rows["Qwen/Qwen3.6-27B"].alarm_band is None, "what is typical of other pairs raises no alarm"
+    assert rows["openai/gpt-oss-20b"].alarm_band == 4.2 / 2, "of eight requests at once, where none are of one"
     assert replace(nine, acceptance_band=3.0).alarm_band == 3.0

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+
+from dflash_local.app.cards import CARDS
+from dflash_local.catalog.registry import load
 from tests.cli.conftest import Cli
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 PAGE = Path(__file__).parents[2] / "docs" / "cards.md"
 
@@ -28,3 +35,75 @@ def test_a_card_of_24_gib_runs_what_people_have_it_for(cli: Cli) -> None:
 def test_a_size_that_the_table_lacks_is_named(cli: Cli) -> None:
     found = cli("cards", "--gpu-memory", "20")
     assert found.code == 2 and "--gpu-memory 20 is none of the table's" in found.err and "dflash plan" in found.err
+
+
+ROWS = [row.name for row in load().rows]
+LOCAL = [row.name for row in load().rows if row.runs_here and not row.bundled]
+FIVE = [card for card in CARDS if round(card[1]) in (8, 12, 24, 48, 80)]
+
+
+@pytest.mark.parametrize(("gpu", "gib"), FIVE)
+def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, gpu: str, gib: float) -> None:
+    """The weights, the download, the context and both speeds: of every row, under five commands."""
+    on = ("--gpu", gpu, "--gpu-memory", str(gib))
+    listed = {one["summary"]["pair"]: one["summary"] for one in cli("models", *on, "--json").json["pairs"]}
+    (card,) = cli("cards", "--gpu-memory", str(round(gib)), "--json").json["cards"]
+    page = cli("cards", "--gpu-memory", str(round(gib)), "--markdown").out
+    tabled = {row["pair"]: {key: value for key, value in row.items() if key != "option"} for row in card["pairs"]}
+    assert list(listed) == ROWS and list(tabled) == LOCAL
+    for name in ROWS:
+        found = listed[name]
+        assert cli("show", name, *on, "--json").json["summary"] == found, name
+        if name not in LOCAL:
+            continue
+        assert tabled[name] == found
+        planned = cli("plan", name, *on, "--json")
+        told = planned.json if planned.code == 0 else json.loads(planned.err)
+        assert told["summary"] == found and told["fits"] == (found["command"] is not None), name
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        if found["command"] is None:
+            assert "does not fit" in line
+            continue
+        low, high = found["drafted_tokens_per_s"]
+        size = f"{'~' * found['download_computed']}{found['download_gib']:.1f}"
+        cells = [found["weights"], size, f"{found['context']:,}", f"{found['plain_tokens_per_s']:.0f}"]
+        assert f"| {' | '.join(cells)} | {low:.0f} to {high:.0f}" in line and f"`{found['command']}`" in line
+
+
+def test_no_screen_counts_cycles_and_every_range_has_its_source(cli: Cli) -> None:
+    assert "cycle" not in PAGE.read_text(encoding="utf-8") and "cycle" not in cli("cards").out
+    found = cli("models", "--gpu", "H200", "--json").json["pairs"]
+    sources = {one["summary"]["pair"]: one["summary"]["acceptance_source"] for one in found}
+    assert all(sources[name] for name in LOCAL)
+    typical = {name for name in LOCAL if sources[name].startswith("typical of other pairs")}
+    assert typical == {"Qwen/Qwen3.5-122B-A10B", "Qwen/Qwen3.6-27B", "Qwen/Qwen3-14B"}
+    assert "8 requests at once" in sources["openai/gpt-oss-20b"] and "table 5" in sources[LLAMA]
+
+
+def test_nothing_that_is_rounded_at_load_is_proposed_where_as_few_bits_are_published(cli: Cli) -> None:
+    """That is a download of weights in 16 bits, several times what is published."""
+    for card in cli("cards", "--json").json["cards"]:
+        for row in card["pairs"]:
+            if row["option"] is None or "rounded at load" not in row["weights"]:
+                continue
+            bits = 8 if "8 bits" in row["option"]["fidelity"] else 4
+            on = ("--gpu", card["machine"]["name"], "--gpu-memory", str(card["machine"]["memory"] / 2**30))
+            others = cli("plan", row["pair"], *on, "--json").json["recommended"]["others"]
+            published = [
+                one["weights"]
+                for one in others
+                if one["variant"] and f"in {bits} bits" in one["fidelity"] and one["plan"]["context"] >= 8192
+            ]
+            assert not published, (row["pair"], card["machine"]["name"], published)
+
+
+@pytest.mark.parametrize("asked", [("--variant", "autoround-int4"), ("--quantize", "int8"), ("--quantize", "int4")])
+def test_coarser_weights_keep_the_published_lengths_in_words(cli: Cli, asked: tuple[str, ...]) -> None:
+    text = " ".join(cli("plan", "qwen3.5-9b", *asked, "--gpu", "RTX 4090").out.split())
+    assert "acceptance length 5.1 to 7.93: model card of" in text and "measured with 16-bit targets" in text
+
+
+def test_a_length_of_another_block_or_drafter_is_not_taken(cli: Cli) -> None:
+    """A DSpark drafter of a row whose own drafter is published has what is typical of its block."""
+    text = " ".join(cli("plan", "dspark_qwen3_8b_block7", "--gpu", "RTX 4090").out.split())
+    assert "typical of other pairs" in text and "with block 8" in text and "table 3" not in text

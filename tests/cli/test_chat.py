@@ -173,7 +173,7 @@ def test_a_model_without_tokenizer_cannot_chat(cli: Cli, opened: Opened) -> None
 def test_stats_are_told_in_full(cli: Cli, opened: Opened) -> None:
     err = cli("chat", stdin="hi\n/stats\n").err
     assert "accepted per position: 100%, 50%, 0%" in err and "draft 0.020 s, verify 0.020 s" in err
-    assert "cycles by acceptance length" in err and "1 replies, 6 tokens" in err
+    assert "how often each acceptance length" in err and "1 replies, 6 tokens" in err
 
 
 def test_regen_draws_a_fresh_seed_and_replaces_the_reply(cli: Cli, opened: Opened, chats: Path) -> None:

@@ -208,12 +208,10 @@ def test_what_does_not_fit_is_asked_about(
     cli: Cli, toy_hub: FakeHub, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dflash_local.app import download
+    from dflash_local.app.recommending import Summary
     from dflash_local.planner.machine import Machine
 
-    def verdict(*_: object) -> tuple[str, None]:
-        return "needs 99 GiB", None
-
-    monkeypatch.setattr(download, "verdict", verdict)
+    monkeypatch.setattr(download, "summary", lambda choice, *_, variants: Summary(choice.name, "needs 99 GiB"))
     monkeypatch.setattr(download, "machine", lambda *_: Machine("a toy GPU", "cuda", 2**30, 2**30, ""))
     alone = cli("pull", TARGET)
     assert alone.code == 5 and "needs 99 GiB" in alone.err and "--force" in alone.err and not toy_hub.gets()

@@ -95,7 +95,7 @@ def test_the_commands_answer_the_screen(
         texts = [chat.execute(line) for line in lines]
         with pytest.raises(UsageError, match="unknown command"):
             chat.execute("/xyzzy")
-        assert texts[0] == "top_k 5" and "cycles by acceptance length" in texts[1]
+        assert texts[0] == "top_k 5" and "how often each acceptance length" in texts[1]
         assert all(isinstance(event, LoadProgress) for event in chat.told)
         assert "2 messages of a chat with demo" in texts[4] and "Hello" not in texts[4]
         assert texts[5] == "now talking to demo-hybrid (toy pair)"

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.row import Published
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.planner.acceptance_record import ENOUGH, MANY, AcceptanceRecord, Count
 from dflash_local.planner.machine import named
 from dflash_local.planner.recommend import Weights, recommend
-from dflash_local.planner.speed import Prediction, Times
+from dflash_local.planner.speed import Acceptance, Prediction, Times
 
 NAME = "Qwen/Qwen3.5-9B"
 
@@ -96,7 +95,7 @@ def test_a_prediction_takes_the_measured_length_of_its_own_target() -> None:
     shapes = shape(NAME), shape(f"z-lab/{NAME[5:]}-DFlash")
     assert shapes[0] is not None and shapes[1] is not None
     target, drafter = read_model(shapes[0], NAME), DrafterConfig.from_shape(shapes[1], "d")
-    card = (Published("gsm8k", None, "v1", 1, 5.0, None, None, "the card"),)
+    card = Acceptance(5.0, 5.0, "the card")
     enough = Count(800, {16: 200})
 
     def lengths(name: str) -> tuple[float, float] | None:

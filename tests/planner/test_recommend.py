@@ -13,7 +13,15 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import named
 from dflash_local.planner.plan import USABLE
-from dflash_local.planner.recommend import FIDELITY, Preference, Recommendation, Weights, recommend
+from dflash_local.planner.recommend import (
+    FIDELITY,
+    SIXTEEN_BITS,
+    Preference,
+    Recommendation,
+    Weights,
+    recommend,
+)
+from dflash_local.planner.speed import acceptance
 
 
 def published(name: str) -> tuple[list[Weights], DrafterConfig | None, Row]:
@@ -31,16 +39,17 @@ def published(name: str) -> tuple[list[Weights], DrafterConfig | None, Row]:
 
 def best(name: str, gpu: str | None, gib: float | None, preference: Preference = "balanced") -> Recommendation:
     weights, drafter, row = published(name)
-    return recommend(weights, drafter, named(gpu, gib), None, preference, row.published)
+    lengths = None if drafter is None else acceptance(row.published, drafter.block_size)
+    return recommend(weights, drafter, named(gpu, gib), None, preference, lengths)
 
 
 @pytest.mark.parametrize(
     ("name", "gib", "fidelity"),
     [
         ("gpt-oss-20b", 16, "as trained"),
-        ("qwen3.5-9b", 12, "rounded to 8 bits"),
+        ("qwen3.5-9b", 12, "published in 4 bits"),
         ("qwen3.6-27b", 24, "published in 4 bits"),
-        ("qwen3.6-35b-a3b", 24, "rounded to 4 bits"),
+        ("qwen3.6-35b-a3b", 24, "published in 4 bits"),
         ("qwen3.5-9b", 24, "as trained"),
         ("qwen3.6-27b", 48, "published in 8 bits"),
     ],
@@ -118,6 +127,30 @@ def test_arguments_take_the_variant_and_json_holds_plan_and_prediction() -> None
     assert found.best is not None and found.best.arguments == f"--variant {found.best.weights.name}"
     told = found.best.as_dict()
     assert told["plan"]["fits"] and told["prediction"]["at"] and told["fidelity"] in FIDELITY
+
+
+def test_published_lengths_stand_for_quantised_weights_in_words() -> None:
+    found = best("qwen3.5-9b", "RTX 4090", None)
+    sources = {
+        option.weights.name: option.prediction.acceptance.source
+        for option in found.fitting
+        if option.prediction is not None and option.prediction.acceptance is not None
+    }
+    assert SIXTEEN_BITS not in sources.pop("published weights")
+    assert len(sources) > 2 and all(source.endswith(SIXTEEN_BITS) for source in sources.values())
+
+
+def test_what_is_published_in_as_few_bits_goes_before_rounding_at_load() -> None:
+    """However much context rounding leaves, and whatever is preferred: it is a download of 16-bit weights."""
+    for preference in ("balanced", "quality", "speed", "context"):
+        found = best("qwen3.5-35b-a3b", "RTX 4090", None, preference).best
+        assert found is not None and found.weights.quantize is None and found.weights.bits == 4
+    small = best("qwen3.5-9b", None, 12)
+    assert small.best is not None and not small.best.strained
+    strained = [option for option in small.fitting if option.strained]
+    assert strained and all(option.weights.bits == 8 for option in strained), (
+        "finer, but only with what lies on the host"
+    )
 
 
 def test_every_local_row_is_planned_on_small_and_large_cards() -> None:

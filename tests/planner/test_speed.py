@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numpy")
 from benchmarks import speed_table
 from benchmarks.speed_table import Measured
-from dflash_local.catalog.row import Published
+from dflash_local.catalog.row import Kind, Published, Row
 from dflash_local.config.dspark import DSparkConfig
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import LoadConfig
@@ -19,7 +19,7 @@ from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, recorded_probe
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import Plan, plan
-from dflash_local.planner.speed import Launch, Times, acceptance, predict, tables, times_of
+from dflash_local.planner.speed import Acceptance, Launch, Times, acceptance, predict, tables, times_of, typical
 from dflash_local.planner.traffic import drafter_traffic
 
 GIB = 2**30
@@ -156,7 +156,7 @@ def test_coarser_weights_are_faster_and_without_a_drafter_there_is_no_cycle(meas
     assert full is not None and int4 is not None and alone is not None
     assert int4.times[0].step_ms < 0.6 * full.times[0].step_ms
     assert alone.times[0].cycle_ms is None and alone.acceptance is None
-    assert alone.times[0].drafted_tokens_per_s(3.0) is None and alone.times[0].step_ms == full.times[0].step_ms
+    assert alone.drafted_tokens_per_s(alone.times[0]) is None and alone.times[0].step_ms == full.times[0].step_ms
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,10 @@ def test_where_nothing_is_known_nothing_is_predicted(machine: Machine, measured:
     )
 
 
-def cell(length: float | None, block: int | None = 16, concurrency: int = 1, source: str = "a card") -> Published:
-    return Published("gsm8k", block, "v1", concurrency, length, None, None, source)
+def cell(
+    length: float | None, block: int | None = 16, concurrency: int | None = 1, source: str = "a card", task: str = "a"
+) -> Published:
+    return Published(task, block, "v1", concurrency, length, None, None, source)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +187,9 @@ def cell(length: float | None, block: int | None = 16, concurrency: int = 1, sou
     [
         ((), None),
         ((cell(None),), None),
-        ((cell(6.4), cell(3.1), cell(9.0, concurrency=8)), (3.1, 6.4)),
+        ((cell(6.4), cell(3.1, task="b"), cell(9.0, concurrency=8)), (3.1, 6.4)),
         ((cell(6.4), cell(2.0, block=8)), (6.4, 6.4)),
-        ((cell(2.0, block=8), cell(3.0, block=10)), (2.0, 3.0)),
+        ((cell(2.0, block=8), cell(3.0, block=10)), None),
     ],
 )
 def test_acceptance_is_what_is_published_for_single_requests(
@@ -198,9 +200,40 @@ def test_acceptance_is_what_is_published_for_single_requests(
     assert found is None or found.source == "a card"
 
 
+def test_lengths_of_several_requests_say_so() -> None:
+    found = acceptance(
+        (cell(5.0, concurrency=8, source="one"), cell(7.0, concurrency=None, source="two", task="b")), 16
+    )
+    assert found is not None and (found.low, found.high) == (5.0, 7.0)
+    assert found.source == "one (8 requests at once); two (number of requests not stated)"
+
+
+def row(name: str, kind: Kind, *cells: Published) -> Row:
+    return Row(name, kind=kind, published=cells)
+
+
+def test_typical_lengths_are_of_pairs_as_alike_as_there_are() -> None:
+    """Of kind and generation, else of the kind, else of any with the same block; never of another block."""
+    v2 = replace(cell(9.0), generation="v2")
+    rows = (
+        row("a/a", "dflash", cell(4.0), cell(6.0, task="b")),
+        row("b/b", "dflash", v2),
+        row("c/c", "dspark", cell(2.0)),
+    )
+
+    def low_and_high(kind: Kind, block: int, generation: str | None) -> tuple[float, float] | None:
+        found = typical(rows, kind, block, generation)
+        assert found is None or found.source.startswith("typical of other pairs: ")
+        return None if found is None else (found.low, found.high)
+
+    assert low_and_high("dflash", 16, "v1") == (4.0, 6.0) and low_and_high("dflash", 16, "v2") == (9.0, 9.0)
+    assert low_and_high("dflash", 16, None) == (4.0, 9.0) and low_and_high("dflash2", 16, "v1") == (2.0, 9.0)
+    assert low_and_high("dflash", 8, "v1") is None
+
+
 def test_tokens_per_second_follow_from_acceptance(measured: dict[str, Measured]) -> None:
     each = measured["qwen35_9b_bf16_beside"]
-    found = predict(planned(each, h200()), each.target, each.drafter, (cell(3.0), cell(6.0)))
+    found = predict(planned(each, h200()), each.target, each.drafter, Acceptance(3.0, 6.0, "a card"))
     assert found is not None
     report = found.as_dict()
     first = report["at"][0]

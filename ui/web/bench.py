@@ -26,7 +26,7 @@ MEASURED = "Measured here, in this run; no figure is remembered or quoted."
 EXPLAINED = (
     "Each prompt is answered without drafting and with it, one after the other, from the same loaded pair, greedily. "
     "Ratio: decode speed of DFlash over that of AR. Acceptance length: accepted drafts + 1, mean over the "
-    "cycles that drafted."
+    "drafted blocks."
 )
 FILE = "dflash-bench.json"
 Updates = list[Any]
@@ -124,7 +124,7 @@ _POSITIONS: dict[str, Any] = {
     "y": "accepted",
     "title": "Acceptance per position",
     "x_title": "draft slot",
-    "y_title": "share of cycles",
+    "y_title": "share of blocks",
     "y_lim": [0, 1],
     "y_axis_format": ".0%",
     "height": 260,

@@ -77,7 +77,7 @@ def _positions(readings: Readings) -> str:
     if readings.mode == "ar":
         return _line("no drafts in this mode")
     if not readings.per_position:
-        return _line("after the first cycles" if readings.stats is None else "not known of this reply")
+        return _line("after the first drafts" if readings.stats is None else "not known of this reply")
     return "".join(bar(f"{slot}", share) for slot, share in enumerate(readings.per_position, start=1))
 
 

@@ -238,7 +238,7 @@ class LoadDialog:
         if not choice.here:
             licence, disk = served.before_download(choice)
             lines.append(f"licence {licence}{f'; {disk}' if disk else ''}")
-            size = "" if choice.download_gib is None else f" {gib(choice.download_gib)}"
+            size = "" if choice.download_gib is None else f" {gib(choice.download_gib, choice.computed)}"
             action = f"Download{size} and load"
         text = "".join(map(markup.paragraph, lines))
         return f'<section data-way="{index}" hidden>{text}{_button(action, busy and not choice.here)}</section>'

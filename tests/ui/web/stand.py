@@ -17,10 +17,10 @@ from dflash_local.api.guard import Rules
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
 from dflash_local.app.download import BeforeDownload
-from dflash_local.app.fitting import PairPlans
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus
+from dflash_local.app.recommending import PairPlans, Summary
 from dflash_local.app.served_pair import Details, ServedPair
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog import registry
@@ -64,7 +64,9 @@ class FakeServedPair(ServedPair):
         demo = registry.load().find("demo")
         assert demo is not None
         row = replace(demo, name=f"all about {name}")
-        return Details(InstallStatus(row, None, None), PairPlans(named("H200", None), None, None, ()), None)
+        return Details(
+            InstallStatus(row, None, None), PairPlans(named("H200", None), None, Summary(row.name, "unknown")), None
+        )
 
     def load_choices(self, name: str, context: int | None = None, draft: bool = True) -> LoadChoices | None:
         return self.planning(name, context, draft)

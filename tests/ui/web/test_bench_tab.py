@@ -81,7 +81,7 @@ def test_a_run_fills_the_table_and_the_plots(visitor: Visitor) -> None:
         assert content["prompts"][1]["dflash"]["token_ids"] == [10, 11, 12, 13, 14, 15]
         positions = plotted(page, "df-plot-positions", 3)
         assert [label.partition(";")[0] for label in positions] == ["draft slot: 1", "draft slot: 2", "draft slot: 3"]
-        assert "share of cycles: 50%" in positions[1]
+        assert "share of blocks: 50%" in positions[1]
         speeds = plotted(page, "df-plot-prompts", 4)
         assert len(speeds) == 4 and "mode: DFlash" in speeds[1] and "tok/s: 120" in speeds[1]
         assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"AR", "DFlash"}

@@ -124,7 +124,10 @@ def test_what_belongs_to_the_picked_way_is_shown_at_once_also_by_the_keyboard(vi
         start(page, "Download 20.02 GiB and load$")
         page.locator(".df-ways input:checked").focus()
         page.keyboard.press("ArrowDown")
-        assert picked(page) == "autoround-int4-intel" and section.locator("button").inner_text() == "Download and load"
+        assert (
+            picked(page) == "autoround-int4-intel"
+            and section.locator("button").inner_text() == "Download ~19.69 GiB and load"
+        )
         page.get_by_text("int4, rounded at load, 8-bit KV").click()
         assert "rounded to 4 bits, KV cache in 8 bits" in section.inner_text()
         page.keyboard.press("Tab")

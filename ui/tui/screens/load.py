@@ -30,7 +30,6 @@ SHORTER = {
     ", rounded at load": " at load",
     ", 8-bit KV": ", KV 8",
     "does not fit": "no",
-    " x acceptance": " x",
     "reference (slow)": "slow",
 }
 
@@ -153,7 +152,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
             else:  # some of it may be here now
                 self._plan(self._choices.asked.context, self._choices.asked.draft)
 
-        question, draft = f"It takes {gib(choice.download_gib)} of disk.", choice.config.draft
+        question, draft = f"It takes {gib(choice.download_gib, choice.computed)} of disk.", choice.config.draft
         self.app.push_screen(PullScreen(self._session, choice.model, question, before, draft=draft, leave=True), back)
 
     # drawing

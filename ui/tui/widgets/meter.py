@@ -42,7 +42,7 @@ class Meter(VerticalScroll, can_focus=False):
         self._put("versus", versus(readings))
         self._put("acceptance", acceptance(readings))
         shares = readings.per_position
-        waiting = "no drafts in this mode" if readings.mode == "ar" else "after the first cycles"
+        waiting = "no drafts in this mode" if readings.mode == "ar" else "after the first drafts"
         self._put("positions", "\n".join(position_lines(shares, WIDTH)) or waiting)
         self._put("split", _split(readings))
         self._put("context", _context(readings))
