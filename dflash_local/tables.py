@@ -102,6 +102,11 @@ def indented(lines: Iterable[str], by: int = 2) -> list[str]:
     return [f"{' ' * by}{line}".rstrip() for line in lines]
 
 
+def rate(value: float) -> str:
+    """Tokens per second: two digits, or whole ones."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
 def listing(names: Sequence[str], limit: int = 5) -> str:
     """``a, b, c and 4 more``."""
     if len(names) <= limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local.load_config import FUSED
-from dflash_local.tables import Column, amount, gib, tokens
+from dflash_local.tables import Column, amount, gib, rate, tokens
 from dflash_local.ui.plan_text import drafted_speed
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def choice_row(choice: LoadChoice) -> ChoiceRow:
         choice.option.name,
         tokens(plan.context) if choice.fits else "does not fit",
         amount(plan.ledger.total),
-        "-" if prediction is None else f"{prediction.times[0].plain_tokens_per_s:.0f}",
+        "-" if prediction is None else rate(prediction.times[0].plain_tokens_per_s),
         _drafted(choice),
         engine,
         download,

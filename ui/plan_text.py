@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Shapes, VariantPlan, inferred, per_token, too_big
 from dflash_local.loaded import BASICS
-from dflash_local.tables import UNKNOWN, Column, amount, gib, indented, table, tokens, wrapped
+from dflash_local.tables import UNKNOWN, Column, amount, gib, indented, rate, table, tokens, wrapped
 
 if TYPE_CHECKING:
     from dflash_local.app.recommending import Summary
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def machine_line(where: Machine) -> str:
-    """``CPU, 12.0 GiB free of 15.6 GiB (no GPU was found)``."""
+    """``CPU, 13.5 GiB usable of 15.6 GiB (no GPU was found)``."""
     why = f" ({where.why})" if where.why else ""
-    return f"{where.name}, {amount(where.free)} free of {amount(where.memory)}{why}"
+    return f"{where.name}, {amount(where.free)} {where.room} of {amount(where.memory)}{why}"
 
 
 def engine_line(found: Plan) -> str:
@@ -59,7 +59,7 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     columns = (Column("CONTEXT", right=True), Column("PLAIN", right=True), Column("DRAFTED", right=True))
     rows = []
     for one in found.times:
-        plain, drafted = f"{one.plain_tokens_per_s:.0f} tok/s", drafted_speed(found, one)
+        plain, drafted = f"{rate(one.plain_tokens_per_s)} tok/s", drafted_speed(found, one)
         rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s"))
     lengths = found.acceptance
     source = [] if lengths is None else [f"acceptance length {_span(lengths)}: {lengths.source}"]
@@ -67,8 +67,19 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
         "",
         *wrapped(f"predicted speed, {found.basis}", width),
         *indented(table(columns, rows, width - 2)),
-        *(line for text in source for line in indented(wrapped(text, width - 2))),
+        *(line for text in (*source, *_verdict(found)) for line in indented(wrapped(text, width - 2))),
     ]
+
+
+def _verdict(found: Prediction) -> list[str]:
+    """Whether drafting helps, in a sentence; none where that is not known."""
+    if found.gain is None:
+        return []
+    low, high = found.gain
+    span = f"{low:.1f} to {high:.1f} times plain speed"
+    if high <= 1:
+        return [f"drafting does not help here: {span}; --mode ar is faster"]
+    return [f"drafting helps here: {span}" if low >= 1 else f"drafting helps with some texts only: {span}"]
 
 
 def _span(lengths: Acceptance) -> str:
@@ -85,7 +96,7 @@ def speed_range(found: tuple[float, float] | None) -> str:
     """``320 to 610``; a dash for none."""
     if found is None:
         return "-"
-    low, high = (f"{speed:.0f}" for speed in found)
+    low, high = map(rate, found)
     return low if low == high else f"{low} to {high}"
 
 
@@ -108,7 +119,7 @@ def ledger_lines(found: Plan, width: int) -> list[str]:
             rows.append((book.loading.name, amount(book.loading.bytes), book.loading.note))
         if book.reserve.bytes:
             rows.append((book.reserve.name, amount(book.reserve.bytes), book.reserve.note))
-        rows.append(("needed", amount(book.total), f"of {amount(found.machine.free)} free"))
+        rows.append(("needed", amount(book.total), f"of {amount(found.machine.free)} {found.machine.room}"))
         rows += on_host
     return table(columns, rows, width)
 

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local import settings
 from dflash_local.app.fitting import machine, shapes
-from dflash_local.app.models import ModelStore
-from dflash_local.app.recommending import summary
+from dflash_local.app.models import ModelStore, registry
+from dflash_local.app.notices import Notify
+from dflash_local.app.recommending import row_summary, summary
 from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted, with_local_mirror
 from dflash_local.events import Notice, PullProgress
 from dflash_local.settings import Settings
-from dflash_local.tables import UNKNOWN, amount
+from dflash_local.tables import UNKNOWN, amount, listing, rate
 
 if TYPE_CHECKING:
+    from dflash_local.app.recommending import Summary
     from dflash_local.planner.machine import Machine
     from dflash_local.store.hub import Hub
     from dflash_local.store.local import Local
     from dflash_local.store.pull import PullPlan, Wanted
+
+SLOW = 3.0  # tokens/s below which nobody waits for a reply
+NAMED = 3  # pairs that are named instead, at most
 
 OnPull = Callable[[PullProgress | Notice], None]
 
@@ -29,11 +34,13 @@ class Download:
     """What is to be fetched, ready to run.
 
     Attributes:
-        verdicts: of the planner, by the names of the pairs it is for, on the machine ``where``.
+        verdicts: of the planner, by the names of the pairs it is for, on the machine ``where``. slow: sentences on
+            those that would be too slow there.
     """
 
     plan: PullPlan
     verdicts: dict[str, str]
+    slow: tuple[str, ...]
     where: Machine
     hub: Hub
     store: ModelStore
@@ -52,13 +59,18 @@ class Download:
 
 
 def prepare(
-    needs: Sequence[Wanted], choices: Sequence[Choice], user: Settings, update: bool = False, xet: bool = False
+    needs: Sequence[Wanted],
+    choices: Sequence[Choice],
+    user: Settings,
+    update: bool = False,
+    xet: bool = False,
+    notify: Notify | None = None,
 ) -> Download:
     """Ask the Hub what there is to fetch.
 
     Args:
         choices: what it is for; tells whether it will fit into memory. update: ask what a revision means today.
-        xet: see ``store.hub.Hub``.
+        xet: see ``store.hub.Hub``. notify: lets a CPU be probed, see ``fitting.machine``.
 
     Raises:
         DownloadError: see ``store.pull.prepare``.
@@ -69,11 +81,11 @@ def prepare(
     settings.quiet_libraries(xet)
     store, hub = ModelStore.of(user), Hub.of(user, xet)
     plan = pull.prepare(needs, hub, store.cache, store.manifests, update=update)
-    where = machine(user)
-    verdicts = {
-        choice.name: summary(choice, shapes(choice, store), where, user, variants=False).fits for choice in choices
-    }
-    return Download(plan, verdicts, where, hub, store)
+    where = machine(user, notify=notify)
+    found = [summary(choice, shapes(choice, store), where, user, variants=False) for choice in choices]
+    verdicts = {each.pair: each.fits for each in found}
+    slow = tuple(filter(None, (slow_here(each, where, user) for each in found)))
+    return Download(plan, verdicts, slow, where, hub, store)
 
 
 class BeforeDownload(NamedTuple):
@@ -92,6 +104,21 @@ def before_download(choice: Choice, user: Settings) -> BeforeDownload:
     licence = None if described is None else described.licence
     disk = "" if where is None else f"{amount(folder(where).free)} free for {where}"
     return BeforeDownload(licence or UNKNOWN, disk)
+
+
+def slow_here(found: Summary, where: Machine, user: Settings) -> str:
+    """That a pair would write less than ``SLOW`` tokens/s on a machine, and which would not be so slow; empty where
+    that is not predicted.
+    """
+    speed = found.tokens_per_s
+    if speed is None or speed >= SLOW:
+        return ""
+    known = [row_summary(row, where, user) for row in registry(user).rows if row.runs_here and not row.bundled]
+    rates = {each.pair: each.tokens_per_s or 0.0 for each in known}
+    usable = sorted((name for name in rates if rates[name] >= SLOW), key=lambda name: -rates[name])
+    named = listing([f"{name} ({rate(rates[name])} tokens/s)" for name in usable], NAMED)
+    others = f"usable here: {named}" if named else "no pair of the registry reaches that here"
+    return f"{found.pair} would write {rate(speed)} tokens/s here, below the {SLOW:g} that a chat needs; {others}"
 
 
 def pull(name: str, user: Settings, on_event: OnPull, cancelled: Callable[[], bool], draft: bool = True) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dflash_local.app.models import ModelStore
+from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose, of_row
 from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.model_config import read_model_config
 from dflash_local.errors import CheckpointError, DoesNotFitError, UsageError
+from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.features import ModelConfig
     from dflash_local.loaded import SessionFacts
+    from dflash_local.planner.cpu_probe import CpuRates
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.settings import Settings
@@ -54,12 +57,14 @@ def machine(
     device: str = "auto",
     loaded: Loaded | None = None,
     count: int = 1,
+    notify: Notify | None = None,
 ) -> Machine:
     """The machine named by the options, else this one.
 
     Args:
         count: so many of the GPU that is named.
         loaded: what this process has loaded and would give back for another pair: it counts as free.
+        notify: lets a CPU that was never probed be measured, and says so; without it only a kept probe is taken.
 
     Raises:
         UsageError: no such card, not a size, a number of nothing, or a device that is not there.
@@ -70,7 +75,26 @@ def machine(
         raise UsageError(f"--gpus {count} needs to know which", "--gpu 'RTX 4090' or --gpu-memory 24")
     if gpu is not None or memory_gib is not None:
         return named(gpu, memory_gib, count)
-    return this_machine(device, user.environ, given_back=_given_back(loaded) if loaded is not None else None)
+    found = this_machine(device, user.environ, given_back=_given_back(loaded) if loaded is not None else None)
+    return replace(found, rates=_cpu_rates(user, notify)) if found.kind == "cpu" else found
+
+
+def _cpu_rates(user: Settings, notify: Notify | None) -> CpuRates | None:
+    """The kept probe of this CPU; without one a new probe, if somebody can be told why that takes seconds."""
+    from dflash_local.planner import cpu_probe
+    from dflash_local.store.paths import speeds_folder
+
+    folder, cpu = speeds_folder(user), cpu_probe.this_cpu(user.environ)
+    found = cpu_probe.read(folder, cpu)
+    if found is None and notify is not None:
+        notify(Notice("measuring how fast this CPU reads its memory, once, for ten seconds at most"))
+        quiet = cpu_probe.is_quiet()
+        found = cpu_probe.probe(cpu)
+        if quiet:
+            cpu_probe.add(folder, found)
+        else:
+            notify(Notice("other programs were busy meanwhile: the next plan measures again"))
+    return found
 
 
 def _given_back(loaded: Loaded) -> dict[str, int]:

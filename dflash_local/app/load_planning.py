@@ -11,7 +11,7 @@ from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import recommended
 from dflash_local.app.resolve import Choice, of_row
-from dflash_local.errors import DFlashError
+from dflash_local.errors import DFlashError, DoesNotFitError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import amount
@@ -135,6 +135,10 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
         )
         refusal.hint = f"{refusal.hint}; --no-fit-check loads it all the same"
         raise refusal
+    if found.crowded:
+        if (found.ledger.loading.bytes or 0) > (where.free_now or 0):
+            raise DoesNotFitError(f"{pair.name} {found.crowded}", "--no-fit-check loads it all the same")
+        notify(Notice(f"{pair.name} {found.crowded}", "warning"))
     plan = replace(found.load, draft=load.draft) if found.fits else load
     if load.device == "auto" and where.device.startswith("cuda:") and where.device != "cuda:0":
         plan = replace(plan, device=where.device)  # the engine's own choice would be the first GPU

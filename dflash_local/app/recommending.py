@@ -63,6 +63,12 @@ class Summary:
         return None if prediction is None else prediction.drafted_tokens_per_s(prediction.times[0])
 
     @property
+    def tokens_per_s(self) -> float | None:
+        """What to count on: plain, or drafted at the lowest expected acceptance length where that is faster."""
+        plain = self.plain_tokens_per_s
+        return None if plain is None else max(plain, (self.drafted_tokens_per_s or (plain,))[0])
+
+    @property
     def command(self) -> str:
         """What begins a chat with it; empty where nothing fits."""
         return f"dflash chat {self.pair} {self.best.arguments}".strip() if self.best else ""

@@ -221,10 +221,10 @@ class ServedPair:
             "dflash-local": __version__,
             "python": platform.python_version(),
             **{name: version for name, version in versions.items() if version is not None},
-            "system": f"{platform.platform()}, {os.cpu_count()} cores, {provenance.processor()}",
+            "system": f"{platform.platform()}, {os.cpu_count()} cores, {hardware.processor()}",
             "this machine"
             if self._server is not None
-            else "runs on": f"{gpu}: {amount(where.free)} free of {amount(where.memory)} ({where.why})",
+            else "runs on": f"{gpu}: {amount(where.free)} {where.room} of {amount(where.memory)} ({where.why})",
             **self._pair_facts(),
             "endpoint": f"{self._url}/v1",
             **{label: str(folder) for label, folder in folders.items() if folder is not None},
@@ -247,7 +247,7 @@ class ServedPair:
             **own,
             "machine": {
                 "system": platform.platform(),
-                "processor": provenance.processor(),
+                "processor": hardware.processor(),
                 "cores": os.cpu_count(),
                 "device": where.as_dict(),
             },

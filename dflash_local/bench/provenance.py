@@ -92,20 +92,10 @@ def machine() -> dict[str, Any]:
     driver = hardware.nvidia_driver()
     return {
         "system": platform.platform(),
-        "processor": processor(),
+        "processor": hardware.processor(),
         "cores": os.cpu_count(),
         "memory_bytes": hardware.memory().total,
         "gpus": [asdict(gpu) for gpu in torch.gpus] if torch else [],
         "cuda": torch.cuda if torch else None,
         "driver": driver.version if driver else None,
     }
-
-
-def processor() -> str:
-    """Its name, as the system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

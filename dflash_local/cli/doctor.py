@@ -253,22 +253,26 @@ def check_folders(cache: Path | None, data: Path | None) -> Iterator[Check]:
 def check_command(command: Command) -> Check:
     """Who answers to ``dflash``: other packages use that name too, so ``dflash-local`` always works."""
     name = f"command {command.name}"
-    always = f"use {OURS}, which is always this program"
+    ours = command.here.with_name(f"{OURS}{command.here.suffix}")
+    always = f"use {ours if command.here.exists() else 'python -m dflash_local'}, which is always this program"
     others = [provider for provider in command.providers if provider != OURS]
     if command.here.exists() and not command.is_ours:
         owner = f" from {', '.join(others)}" if others else ""
         return Check(name, "problem", f"{command.here} is another program{owner}", always)
     if others:
         return Check(name, "problem", f"also provided by {', '.join(others)}; the last one installed wins", always)
+    if command.found is not None and not command.found_here and not software.starts_us(command.found):
+        module = software.started_module(command.found).partition(".")[0]
+        what = f"another program{f', {module}' if module else ''}"
+        here = f"; ours is {command.here}" if command.here.exists() else ""
+        return Check(name, "problem", f"this shell runs {command.found}, which is {what}{here}", always)
     if not command.here.exists():
         return Check(name, "info", "not installed, running from source", "python -m dflash_local does the same")
     if command.found is None:
         return Check(name, "info", f"{command.here} is not on PATH", "activate the environment or use the full path")
     if command.found_here:
         return Check(name, "ok", str(command.found))
-    if software.starts_us(command.found):
-        return Check(name, "info", f"{command.found} is another installation of {OURS}; this one is {command.here}")
-    return Check(name, "problem", f"this shell runs {command.found}, which is another program", always)
+    return Check(name, "info", f"{command.found} is another installation of {OURS}; this one is {command.here}")
 
 
 def check_models(user: Settings) -> Check:

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dflash_local.app.download import Download, before_download, prepare
+from dflash_local.app.download import Download, before_download, prepare, slow_here
 from dflash_local.app.fitting import machine, shapes
 from dflash_local.app.models import ModelStore
-from dflash_local.app.recommending import recommended
+from dflash_local.app.recommending import Summary, summary
 from dflash_local.app.resolve import Choice, Missing, Obtain
 from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullScreen
@@ -58,7 +58,7 @@ def fetch(
         DoesNotFitError: the disk has no room, or the memory has none and nobody wanted it all the same.
         Interrupted: the user broke it off. DownloadError and others: see ``store.pull.pull``.
     """
-    download = prepare(needs, choices, user, update, xet)
+    download = prepare(needs, choices, user, update, xet, None if force or dry_run else console.notify)
     plan = download.plan
     if not plan.ready and not quiet:
         _show_plan(console, download, dry_run)
@@ -82,26 +82,28 @@ def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
     def ask(missing: Missing) -> bool:
         if not console.can_ask:
             return False
-        for line in _before_download(missing.choice, user, console.note_columns):
+        where = machine(user, notify=console.notify)
+        known = shapes(missing.choice, ModelStore.of(user))
+        found = summary(missing.choice, known, where, user, variants=False)
+        for line in _before_download(missing.choice, user, found, console.note_columns):
             console.note(line)
-        if not console.ask(f"{missing.text}. Download to {user.hub.cache} now?", default=True):
+        slow = slow_here(found, where, user)
+        question = f"{missing.text}. {f'{slow}. ' if slow else ''}Download to {user.hub.cache} now?"
+        if not console.ask(question, default=not slow):
             raise Interrupted(f"{missing.choice.name} was not downloaded")
-        fetch(missing.needs, [missing.choice], user, console, allow_mismatch=allow_mismatch)
+        fetch(missing.needs, [missing.choice], user, console, force=bool(slow), allow_mismatch=allow_mismatch)
         return True
 
     return ask
 
 
-def _before_download(choice: Choice, user: Settings, width: int) -> list[str]:
+def _before_download(choice: Choice, user: Settings, found: Summary, width: int) -> list[str]:
     """What a download brings: its licence, the room for it, how it will run here and how fast."""
     before = before_download(choice, user)
     lines = field("licence", before.licence, width)
     if before.disk:
         lines += field("disk", before.disk, width)
-    known = shapes(choice, ModelStore.of(user))
-    if known is None:
-        return lines
-    best = recommended(choice, known, machine(user), user, variants=False).best
+    best = found.best
     if best is None:
         return lines
     lines += field("here", f"{plan_text.machine_line(best.plan.machine)}: {best.plan.reason}", width)
@@ -126,7 +128,7 @@ def _show_plan(console: Console, download: Download, dry_run: bool) -> None:
 
 def _verdict(name: str, download: Download) -> str:
     where, word = download.where, download.verdicts[name]
-    here = f"{where.name} with {amount(where.free)} free"
+    here = f"{where.name} with {amount(where.free)} {where.room}"
     if word == "server":
         return f"{name} runs on a server only"
     if word == "unknown":
@@ -145,12 +147,10 @@ def _plan_row(item: RepoPlan) -> tuple[str, ...]:
 
 
 def _agree(console: Console, download: Download) -> None:
-    """Ask about what will not run here once it is downloaded."""
-    odd = [name for name, word in download.verdicts.items() if not word.startswith(FINE)]
-    if not odd:
-        return
-    what = "; ".join(_verdict(name, download) for name in odd)
-    if not console.can_ask:
-        raise DoesNotFitError(what, "--force downloads it all the same")
-    if not console.ask(f"{what}. Download it all the same?", default=False):
+    """Ask about what will not run here once it is downloaded, or too slowly."""
+    odd = [_verdict(name, download) for name, word in download.verdicts.items() if not word.startswith(FINE)]
+    if odd and not console.can_ask:
+        raise DoesNotFitError("; ".join(odd), "--force downloads it all the same")
+    what = "; ".join([*odd, *download.slow])
+    if what and console.can_ask and not console.ask(f"{what}. Download it all the same?", default=False):
         raise Interrupted("nothing was downloaded")

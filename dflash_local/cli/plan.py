@@ -62,7 +62,9 @@ def plan(
     choice.announce(console.notify)
     store = model_store(user)
     known = fitting.shapes(choice, store)
-    where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus)
+    toy = choice.row is not None and choice.row.bundled  # whose speed no memory decides
+    notify = None if toy else console.notify
+    where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=notify)
     if choice.why_not_here:
         _show_server(console, choice, known, where, as_json)
         return
@@ -126,6 +128,7 @@ def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: Seve
         drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
         head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
         page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
+        page += wrapped(f"warning: {found.crowded}", width) if found.crowded else []
         page += wrapped(plan_text.engine_line(found), width)
         page += [*plan_text.summary_lines(f"{choice.name}{drafter_option(choice)}", plans.summary, width), ""]
         page += indented(plan_text.ledger_lines(found, width - 2))

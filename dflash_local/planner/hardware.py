@@ -6,6 +6,7 @@ Says what is there and why something could not be read; judges nothing.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import warnings
@@ -18,6 +19,7 @@ from dflash_local import child_process
 SMI_TIMEOUT_S = 5.0  # nvidia-smi hangs for minutes on a GPU that has fallen off the bus
 CGROUP = Path("/sys/fs/cgroup")
 KERNEL = Path("/proc/version")
+PROCESSORS = Path("/proc/cpuinfo")
 WSL_PROBES = "/usr/lib/wsl/lib"  # Windows' driver puts nvidia-smi there, which is not always on PATH
 
 
@@ -152,6 +154,16 @@ def nvidia_driver() -> Driver | None:
     if not rows:
         return None
     return Driver(version=rows[0][0].strip(), gpus=tuple(name.strip() for _, _, name in rows))
+
+
+def processor() -> str:
+    """The CPU's name, as the system reports it."""
+    try:
+        lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def memory(cgroup: Path = CGROUP) -> Memory:

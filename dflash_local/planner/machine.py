@@ -16,9 +16,12 @@ from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, RunProbe
 from dflash_local.planner.card_probe import CardProbe
 from dflash_local.planner.cards import card_memory, find_card, is_old
+from dflash_local.planner.cpu_probe import CpuRates
 
 GIB = 2**30
 DISPLAY = GIB * 2 // 5  # what a driver and a desktop take of a card that is only named
+RESERVE_SHARE, LEAST_RESERVE = 1 / 8, 2 * GIB  # of the main memory no plan uses: the system and other programs have it
+ROUNDED = GIB // 4  # what is left is rounded down to this: kernels differ by some MiB in the memory that they tell
 MPS_SHARE = 0.75  # of the main memory is what Metal recommends a program to use at most
 NOMINAL_SHARE = 0.95  # of a nominal size is taken as free
 
@@ -30,10 +33,12 @@ Kind = Literal["cuda", "mps", "cpu", "named"]
 class Machine:
     """One device. Memory in bytes; ``why`` it was chosen, or why a better one was not.
 
+    ``free``: what a plan may use; of main memory that is all but a reserve, whatever other programs have taken now.
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
-    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included. ``probe``: what this very
-    card was measured to do.
+    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included. ``free_now``: of main
+    memory what is free at the moment; None for a GPU's own. ``rates``: what this CPU was measured to read, if it was.
+    ``probe``: what this very GPU was measured to do, if it was.
     """
 
     name: str
@@ -45,7 +50,14 @@ class Machine:
     kernels: bool = True
     compiler: bool = True
     count: int = 1
+    free_now: int | None = None
+    rates: CpuRates | None = None
     probe: CardProbe | None = None
+
+    @property
+    def room(self) -> str:
+        """The word for ``free``."""
+        return "free" if self.free_now is None else "usable"
 
     def together(self) -> Machine:
         """All of its GPUs as one device, over which the reference engine spreads layers; all are taken to be alike."""
@@ -67,6 +79,7 @@ class Machine:
             "why": self.why,
             "device": self.device,
             "count": self.count,
+            "free_now": self.free_now,
         }
 
 
@@ -137,6 +150,8 @@ def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
 
 def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
     """The machine with what would be given back counted as free."""
+    if machine.free_now is not None:
+        return replace(machine, free_now=min(machine.memory, machine.free_now + back.get(machine.device, 0)))
     return replace(machine, free=min(machine.memory, machine.free + back.get(machine.device, 0)))
 
 
@@ -192,10 +207,17 @@ def _nominal(name: str) -> tuple[int, int, str]:
 def _cpu(why: str) -> Machine:
     main = hardware.memory()
     limit = "; main memory as the container limits it" if main.limited else ""
-    return Machine("CPU", "cpu", main.total, main.available, why + limit, "cpu")
+    return Machine("CPU", "cpu", main.total, usable(main.total), why + limit, "cpu", free_now=main.available)
 
 
 def _mps(why: str) -> Machine:
     main = hardware.memory()
     share = round(MPS_SHARE * main.total)
-    return Machine("Apple GPU", "mps", share, min(share, main.available), f"{why}; 75 % of the main memory", "mps")
+    free = min(share, usable(main.total))
+    return Machine("Apple GPU", "mps", share, free, f"{why}; 75 % of the main memory", "mps", free_now=main.available)
+
+
+def usable(total: int) -> int:
+    """What plans may use of so much main memory; at least half of it, however small the machine is."""
+    reserve = max(round(RESERVE_SHARE * total), min(LEAST_RESERVE, total // 2))
+    return (total - reserve) // ROUNDED * ROUNDED

@@ -68,6 +68,14 @@ class Plan:
         """The weights' format in one word."""
         return self.load.quantize or self.stored or self.dtype
 
+    @property
+    def crowded(self) -> str:
+        """That it needs more of the main memory than is free at the moment; empty where it does not."""
+        now, total = self.machine.free_now, self.ledger.total
+        if now is None or not self.fits or total is None or total <= now:
+            return ""
+        return f"needs {_gib(total)}, and {_gib(now)} of main memory is free right now: close other programs first"
+
     def as_dict(self) -> dict[str, Any]:
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "load"}
         made = {"machine": self.machine.as_dict(), "ledger": self.ledger.as_dict(), "format": self.format}
@@ -139,7 +147,8 @@ def require(result: Plan, other: Plan | None) -> None:
     if other is None:
         hint = "no smaller context or format of it fits here; dflash show MODEL --gpu-memory G tries another machine"
     else:
-        hint = f"this fits: {other.options()} ({_gib(other.ledger.total)} of {_gib(other.machine.free)} free)"
+        room = f"{_gib(other.machine.free)} {other.machine.room}"
+        hint = f"this fits: {other.options()} ({_gib(other.ledger.total)} of {room})"
     raise DoesNotFitError(result.reason, hint)
 
 
@@ -281,17 +290,17 @@ class _Case:
         return why if chosen_engine(self.target, None, self.machine, config) == "fused" else ""
 
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
-        free, name = _gib(self.machine.free), self.machine.name
+        free, name = f"{_gib(self.machine.free)} {self.machine.room}", self.machine.name
         if fits:
             host = "".join(f"; {line.name} in host memory, {_size(line.bytes or 0)}" for line in sizes.host)
-            return f"needs {_gib(sizes.total)} at context {context}; {free} free on {name}{host}"
+            return f"needs {_gib(sizes.total)} at context {context}; {free} on {name}{host}"
         total = sizes.total or 0
         filled = sizes.running == sizes.peak
         need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
         dtype = formats.resolved_dtype(self.config.dtype, self.machine.kind)
         what = f"{self.target.source} in {self.config.quantize or self.stored or dtype}"
         short = total - self.machine.free
-        return f"{what} needs {need}, {name} has {free} free: {_size(short)} too little"
+        return f"{what} needs {need}, {name} has {free}: {_size(short)} too little"
 
 
 def _server_plan(target: ModelConfig, machine: Machine, limit: int) -> Plan:

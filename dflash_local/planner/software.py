@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
 OLDEST_TRANSFORMERS = (5, 17)
 TRANSFORMERS_BELOW = (6,)
-OURS = "dflash-local"
+OURS, PACKAGE = "dflash-local", "dflash_local"
 # What the GPU figures of docs and benchmarks/results come from: those of constraints-cuda.txt.
 MEASURED: Mapping[str, tuple[int, ...]] = {"torch": (2, 11), "triton": (3, 6), "transformers": (5, 17)}
 INSTALL_COMPILER = "install gcc (Debian, Ubuntu: apt-get install gcc python3-dev) or set CC"
@@ -125,9 +126,18 @@ def command(name: str) -> Command:
 
 
 def starts_us(script: Path) -> bool:
-    """True when a console script calls this package (a Windows launcher is trusted: its text is packed)."""
+    """True when a console script calls this package."""
+    return started_module(script).partition(".")[0] == PACKAGE
+
+
+def started_module(script: Path) -> str:
+    """The module that a console script calls, as pip and uv write them; empty where it is another kind of program."""
     try:
         content = script.read_bytes()
-    except OSError:
-        return False
-    return script.suffix == ".exe" or b"dflash_local" in content
+        if zipfile.is_zipfile(script):  # Windows: a launcher with the script packed behind it
+            with zipfile.ZipFile(script) as packed:
+                content = packed.read("__main__.py")
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return ""
+    found = re.search(rb"^\s*from ([\w.]+) import ", content, re.MULTILINE)
+    return found[1].decode() if found else ""

@@ -22,6 +22,7 @@ from dflash_local.errors import SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.quantized import quantized
+from dflash_local.planner import cpu_speed
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.cards import same_card
 from dflash_local.planner.fused_memory import engine_spec
@@ -155,6 +156,13 @@ class Prediction:
     acceptance: Acceptance | None
     basis: str
 
+    @property
+    def gain(self) -> tuple[float, float] | None:
+        """How many times as fast as plain decoding drafting is, behind the first context, at both lengths."""
+        drafted = self.drafted_tokens_per_s(self.times[0])
+        plain = self.times[0].plain_tokens_per_s
+        return drafted and (drafted[0] / plain, drafted[1] / plain)
+
     def drafted_tokens_per_s(self, one: Times) -> tuple[float, float] | None:
         """At the lowest and at the highest acceptance length; None without a drafter, or where no length is known."""
         if self.acceptance is None or one.cycle_ms is None:
@@ -181,19 +189,25 @@ class Prediction:
 def predict(
     found: Plan, target: ModelConfig, drafter: DrafterConfig | None, lengths: Acceptance | None = None
 ) -> Prediction | None:
-    """The speed of a plan; None for another engine than the fused one, an unknown card or format.
+    """The speed of a plan; None for another engine than the fused one but on a CPU, an unknown card or format.
 
     Args:
         target: as published. lengths: that are expected of the drafter.
     """
+    drafter = drafter if found.load.draft else None
+    contexts = [context for context in CONTEXTS if context <= (found.context or 0)] or [found.context or CONTEXTS[0]]
+    if found.machine.kind == "cpu":
+        ms = [(context, cpu_speed.cpu_ms(found, target, drafter, context)) for context in contexts]
+        rows = 1 if drafter is None else drafter.block_size
+        on_cpu = tuple(Times(context, *each, rows) for context, each in ms if each is not None)
+        cycles = any(one.cycle_ms is not None for one in on_cpu)
+        return Prediction(on_cpu, lengths if cycles else None, cpu_speed.basis(found.dtype)) if on_cpu else None
     if found.engine != "fused" or found.dtype != "bfloat16":
         return None
     scaled = _table_for(found.machine)
     if scaled is None:
         return None
     table, scale, basis = scaled
-    drafter = drafter if found.load.draft else None
-    contexts = [context for context in CONTEXTS if context <= (found.context or 0)] or [found.context or CONTEXTS[0]]
     times = []
     for context in contexts:
         one = times_of(quantized(target, found.load.quantize), drafter, _load(found, context), table, scale)

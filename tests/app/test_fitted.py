@@ -92,6 +92,22 @@ def test_both_where_little_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
     assert config == LoadConfig(context=USABLE, drafter_precision="8bit-drafter") and told.count("\n") == 2
 
 
+def test_main_memory_that_other_programs_have_is_told_and_weights_that_find_no_room_are_not_read(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(free_now: int) -> tuple[LoadConfig, str]:
+        where = Machine("CPU", "cpu", 2**40, 2**40, "", "cpu", free_now=free_now)
+        monkeypatch.setattr(machine, "this_machine", lambda *_: where)
+        told = io.StringIO()
+        return fitted(pair, LoadConfig(), NOBODY, Console({}, err=told).notify), told.getvalue()
+
+    assert load(2**40) == (LoadConfig(context=40960), "")
+    found, told = load(45 * 2**30)
+    assert found == LoadConfig(context=40960) and "45.0 GiB of main memory is free right now" in told
+    with pytest.raises(DoesNotFitError, match="close other programs first"):
+        load(20 * 2**30)
+
+
 def test_the_context_is_known_before_the_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     free = need(pair, LoadConfig(context=16384))
     for config, room in ((LoadConfig(), free), (LoadConfig(), 2**40), (LoadConfig(context=1000), 2**40)):

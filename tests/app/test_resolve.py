@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.catalog import bundled
-from dflash_local.planner import hardware
+from dflash_local.planner import hardware, machine
 from dflash_local.store import lock
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
 from tests.fake_hub import FakeHub
@@ -150,8 +150,8 @@ def eight_b(local: Path) -> Path:
 
 
 def memory_of(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = hardware.Memory(64 * GIB, round(gib * GIB), limited=False)
-    monkeypatch.setattr(hardware, "memory", lambda: found)
+    monkeypatch.setattr(machine, "usable", lambda _total: round(gib * GIB))
+    monkeypatch.setattr(hardware, "memory", lambda: hardware.Memory(64 * GIB, 64 * GIB, limited=False))
 
 
 def test_pl_02_what_does_not_fit_is_refused_before_loading(
@@ -161,7 +161,7 @@ def test_pl_02_what_does_not_fit_is_refused_before_loading(
     argv = ("run", str(eight_b), "hi", "--mode", "ar", "--device", "cpu")
     result = cli(*argv)
     assert result.code == 5 and not opened.sessions
-    assert "float32 needs" in result.err and "20.0 GiB free" in result.err
+    assert "float32 needs" in result.err and "20.0 GiB usable" in result.err
     assert "this fits: " in result.err and "--quantize" in result.err and "--no-fit-check" in result.err
     assert cli(*argv, "--no-fit-check").code == 0 and opened.loads[-1].context is None
 

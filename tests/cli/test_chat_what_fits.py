@@ -11,11 +11,16 @@ import pytest
 
 pytest.importorskip("torch")
 from dflash_local.app import download, recommending  # noqa: E402
-from dflash_local.app.resolve import choose  # noqa: E402
+from dflash_local.app.fitting import shapes as shapes_of  # noqa: E402
+from dflash_local.app.resolve import Missing, choose  # noqa: E402
 from dflash_local.catalog import registry, shapes  # noqa: E402
 from dflash_local.cli import fetch  # noqa: E402
+from dflash_local.cli.console import Console  # noqa: E402
+from dflash_local.errors import Interrupted  # noqa: E402
+from dflash_local.planner import cpu_probe, hardware  # noqa: E402
 from dflash_local.planner.machine import named  # noqa: E402
 from dflash_local.planner.speed import acceptance  # noqa: E402
+from dflash_local.settings import Settings  # noqa: E402
 from dflash_local.settings import load as load_settings  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 from tests.fake_hub import FakeHub  # noqa: E402
@@ -29,7 +34,7 @@ def variant(toy_hub: FakeHub, own_home: Path, tmp_path: Path, monkeypatch: pytes
     real, card = shapes.shape, named(None, CARD_GIB)
     monkeypatch.setattr(shapes, "shape", lambda repo: real(STANDS_FOR.get(str(repo), str(repo))))
     for room in (recommending, download):
-        monkeypatch.setattr(room, "machine", lambda user, device="auto": card)
+        monkeypatch.setattr(room, "machine", lambda user, **_more: card)
 
 
 def test_a_pair_that_fits_only_quantised_is_chatted_with_and_no_option_typed(
@@ -61,11 +66,82 @@ def test_pull_takes_the_own_weights_by_force(cli: Cli, variant: None) -> None:
     assert pulled.code == 0 and TARGET in pulled.out and VARIANT not in pulled.out
 
 
-def test_before_a_download_stand_the_card_s_acceptance_lengths(monkeypatch: pytest.MonkeyPatch, toys: Path) -> None:
+def test_before_a_download_stand_the_card_s_acceptance_lengths(toys: Path) -> None:
     user = load_settings()
-    monkeypatch.setattr(fetch, "machine", lambda _user: named("NVIDIA H200", 140))
-    shown = " ".join(" ".join(fetch._before_download(choose("qwen3.5-9b", None, user), user, 100)).split())
+    choice = choose("qwen3.5-9b", None, user)
+    summary = recommending.summary(choice, shapes_of(choice, None), named("NVIDIA H200", 140), user, variants=False)
+    shown = " ".join(" ".join(fetch._before_download(choice, user, summary, 100)).split())
     row = registry.load().find("qwen3.5-9b")
     assert row is not None
     found = acceptance(row.published, 16)
     assert found is not None and f"{found.low:g} to {found.high:g}" in shown, shown
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> Callable[[float, float], Settings]:
+    """``user = cpu(GIB, RATE)``: the user of a machine without a GPU, whose CPU was found to read so many bytes/s."""
+
+    def machine(gib: float, rate: float) -> Settings:
+        user = load_settings()
+        monkeypatch.setattr(hardware, "memory", lambda: hardware.Memory(round(gib * 2**30), 2**40, limited=False))
+        monkeypatch.setattr(
+            cpu_probe, "probe", lambda cpu: cpu_probe.CpuRates(cpu, {1: rate, 8: 0.4 * rate, 16: 0.3 * rate})
+        )
+        return user
+
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "rate", "words"),
+    [
+        ("qwen3-4b", 24, 20e9, "tokens/s here, below the 3 that a chat needs; no pair of the registry reaches"),
+        ("qwen3.5-27b", 256, 100e9, "below the 3 that a chat needs; usable here: "),
+        ("qwen3-4b", 256, 100e9, ""),
+    ],
+)
+def test_a_download_that_would_be_too_slow_here_is_not_the_default(
+    cpu: Callable[[float, float], Settings],
+    model: str,
+    gib: float,
+    rate: float,
+    words: str,
+    answers: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    user, asked, fetched = cpu(gib, rate), answers(), []
+    monkeypatch.setattr(fetch, "fetch", lambda needs, *_, **__: fetched.extend(needs))
+    missing = Missing(choose(model, None, user), "it is not here", ("target", "drafter"))
+    obtain = fetch.obtain(user, Console({}), False)
+    if not words:
+        assert obtain(missing) and fetched and "tokens/s" not in asked[0]
+        return
+    with pytest.raises(Interrupted):
+        obtain(missing)
+    assert words in asked[0]
+
+
+def test_a_pull_of_what_is_too_slow_here_is_asked_about(
+    cli: Cli, toy_hub: FakeHub, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "slow_here", lambda *_: "it would write 0.5 tokens/s here")
+    asked = answers()
+    assert cli("pull", TARGET).code == 130 and "0.5 tokens/s here. Download it all the same?" in asked[0]
+    assert not toy_hub.gets() and cli("pull", TARGET, "--yes").code == 0 and len(asked) == 1
+
+
+def test_a_cpu_is_probed_once_and_only_by_plans_for_it(
+    cli: Cli, cpu: Callable[[float, float], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu(24, 20e9)
+    made = []
+    real = cpu_probe.probe
+    monkeypatch.setattr(cpu_probe, "probe", lambda cpu: made.append(cpu) or real(cpu))
+    for words in (("plan", "qwen3-4b", "--gpu", "RTX 4090"), ("models",), ("show", "qwen3-4b")):
+        assert cli(*words).code == 0 and not made, words
+    first, again = cli("plan", "qwen3-4b"), cli("plan", "qwen3-4b")
+    assert len(made) == 1 and "once" in first.err and not again.err
+    assert first.out == again.out and "0.73 tok/s" in first.out
+    monkeypatch.setattr(cpu_probe, "is_quiet", lambda: False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # another machine, as far as its speed goes
+    assert "measures again" in cli("plan", "qwen3-4b").err and "measures again" in cli("plan", "qwen3-4b").err

@@ -179,7 +179,11 @@ class TestCommandName:
     def test_another_program_first_on_the_path(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
         check = doctor.check_command(Command("dflash", other, ours, ("dflash-local",), True))
-        assert check.status == "problem" and str(other) in check.value and "dflash-local" in check.fix
+        assert check.status == "problem" and str(other) in check.value and str(ours) in check.value
+        assert "another program, dflash;" in check.value and str(ours.with_name("dflash-local")) in check.fix
+        absent = Command("dflash", other, ours.with_name("absent"), (), False)
+        check = doctor.check_command(absent)
+        assert check.status == "problem" and str(other) in check.value and "python -m dflash_local" in check.fix
 
     def test_another_installation_of_ours_is_information(self, scripts: tuple[Path, Path], tmp_path: Path) -> None:
         ours, _ = scripts

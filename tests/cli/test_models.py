@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,19 @@ def test_the_shell_completes_names(cli: Cli, own_home: Path) -> None:
     assert done.stdout.split() == [b"qwen/qwen3.5-9B"]
     write_overlay(own_home, "schema: 9\n")
     assert complete_model("dem") == ["demo", "demo-hybrid"]
+
+
+def test_the_table_of_the_readme_is_what_models_prints(cli: Cli) -> None:
+    """A line for each memory, with the pairs that fit it and no smaller one, by the word under FITS."""
+    shown = re.findall(r"^\| ([0-9]+) \| (.+) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    seen: set[str] = set()
+    lines = []
+    for gib, _ in shown:
+        pairs = cli("models", "--gpu-memory", gib, "--json").json["pairs"]
+        words: dict[str, list[str]] = {}
+        for each in pairs:
+            if each["fits"].startswith("fits") and not each["bundled"] and each["name"] not in seen:
+                seen.add(each["name"])
+                words.setdefault(each["fits"].removeprefix("fits "), []).append(each["name"].partition("/")[2])
+        lines.append((gib, "; ".join(f"{word}: {', '.join(names)}" for word, names in words.items())))
+    assert [gib for gib, _ in shown] == ["12", "16", "24", "80"] and shown == lines

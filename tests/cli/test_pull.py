@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_asked_about(
     from dflash_local.planner.machine import Machine
 
     monkeypatch.setattr(download, "summary", lambda choice, *_, variants: Summary(choice.name, "needs 99 GiB"))
-    monkeypatch.setattr(download, "machine", lambda *_: Machine("a toy GPU", "cuda", 2**30, 2**30, ""))
+    monkeypatch.setattr(download, "machine", lambda *_, **__: Machine("a toy GPU", "cuda", 2**30, 2**30, ""))
     alone = cli("pull", TARGET)
     assert alone.code == 5 and "needs 99 GiB" in alone.err and "--force" in alone.err and not toy_hub.gets()
     asked = answers(False)

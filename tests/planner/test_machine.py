@@ -71,7 +71,6 @@ def test_pl_04_of_two_gpus_the_one_with_more_free_memory_is_taken_and_why_is_tol
         (ONE, {"cuda:0": 2**50}, "cuda:0", 24564 * MIB),
         (ONE, {"cuda:1": 1000 * MIB, "cpu": 2**30}, "cuda:0", 23000 * MIB),
         (TWO, {"cuda:0": 2**50}, "cuda:1", 40000 * MIB),
-        (None, {"cpu": 2**20}, "cpu", MAIN.available + 2**20),
     ],
 )
 def test_what_a_loaded_pair_gives_back_counts_as_free(
@@ -79,6 +78,11 @@ def test_what_a_loaded_pair_gives_back_counts_as_free(
 ) -> None:
     found = machine.this_machine("auto", {}, answers(query), back)
     assert (found.device, found.free) == (device, free)
+
+
+def test_of_main_memory_what_is_given_back_is_free_at_the_moment() -> None:
+    found = machine.this_machine("auto", {}, answers(None), {"cpu": 2**20})
+    assert (found.free, found.free_now) == (56 * GIB, MAIN.available + 2**20)
 
 
 def test_the_gpu_is_chosen_with_what_is_given_back() -> None:
@@ -101,7 +105,26 @@ def test_a_gpu_that_is_not_there_is_named(device: str) -> None:
 def test_pl_01_no_gpu_means_a_cpu_plan(query: str | None) -> None:
     found = here(query)
     assert (found.kind, found.device, found.why) == ("cpu", "cpu", "no GPU was found")
-    assert (found.memory, found.free) == (MAIN.total, MAIN.available)
+    assert (found.memory, found.free, found.room) == (MAIN.total, 56 * GIB, "usable")
+
+
+@pytest.mark.parametrize(
+    ("total", "usable"), [(1.0, 0.5), (4.0, 2.0), (8.0, 6.0), (15.6, 13.5), (23.54, 20.5), (64.0, 56.0), (512.0, 448.0)]
+)
+def test_a_part_of_the_main_memory_is_for_no_plan(total: float, usable: float) -> None:
+    """An eighth, at least 2 GiB; of a machine too small for that half."""
+    assert machine.usable(round(total * GIB)) == usable * GIB
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_what_other_programs_take_at_the_moment_changes_no_plan(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    target = read_model(shape("Qwen/Qwen3-4B") or {}, "Qwen3-4B")
+    found = []
+    for available in (60, 30, 6):
+        monkeypatch.setattr(hardware, "memory", lambda a=available: hardware.Memory(64 * GIB, a * GIB, limited=False))
+        found.append(plan(target, None, here(None, device)))
+    assert len({each.context for each in found}) == 1 and all(each.fits for each in found)
+    assert not found[0].crowded and "6.0 GiB of main memory is free right now" in found[2].crowded
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "balanced"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def test_a_script_is_ours_when_it_calls_this_package(tmp_path: Path) -> None:
     other.write_text("#!python\nfrom dflash.cli import main\n")
     assert software.starts_us(ours)
     assert not software.starts_us(other) and not software.starts_us(tmp_path / "absent")
+
+
+def test_the_program_behind_a_script_is_named_and_windows_packs_it(tmp_path: Path) -> None:
+    script, launcher, other = tmp_path / "dflash", tmp_path / "dflash.exe", tmp_path / "other.exe"
+    script.write_text("#!python\nimport sys\nfrom dflash_console.cli import main\n")
+    assert software.started_module(script) == "dflash_console.cli"
+    for path, module in ((launcher, "dflash_local.cli.main"), (other, "dflash_console.cli")):
+        path.write_bytes(b"MZ a launcher\n")
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("__main__.py", f"import sys\nfrom {module} import main\nsys.exit(main())\n")
+    assert software.starts_us(launcher) and not software.starts_us(other)
+    script.write_bytes(b"\x7fELF")
+    assert not software.started_module(script)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="executables are marked by suffix there")

@@ -171,7 +171,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
     def _show(self) -> None:
         choice, where = self._highlighted, self._choices.machine
         alone = "" if self._choices.asked.draft else " without its drafter"
-        title = f"Load {self._choices.name}{alone} on {where.name}, {amount(where.free)} free"
+        title = f"Load {self._choices.name}{alone} on {where.name}, {amount(where.free)} {where.room}"
         for name, text in (
             ("pair", title),
             ("remark", self._word or ("" if choice is None else _remark(choice))),
