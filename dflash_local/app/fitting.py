@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.features import ModelConfig
     from dflash_local.loaded import SessionFacts
+    from dflash_local.planner.card_probe import CardProbe
     from dflash_local.planner.cpu_probe import CpuRates
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
@@ -64,7 +65,8 @@ def machine(
     Args:
         count: so many of the GPU that is named.
         loaded: what this process has loaded and would give back for another pair: it counts as free.
-        notify: lets a CPU that was never probed be measured, and says so; without it only a kept probe is taken.
+        notify: lets a CPU or a card that was never probed be measured, and says so; without it only a kept probe is
+            taken.
 
     Raises:
         UsageError: no such card, not a size, a number of nothing, or a device that is not there.
@@ -76,7 +78,22 @@ def machine(
     if gpu is not None or memory_gib is not None:
         return named(gpu, memory_gib, count)
     found = this_machine(device, user.environ, given_back=_given_back(loaded) if loaded is not None else None)
-    return replace(found, rates=_cpu_rates(user, notify)) if found.kind == "cpu" else found
+    if found.kind == "cpu":
+        return replace(found, rates=_cpu_rates(user, notify))
+    return replace(found, probe=_card_probe(found, user, notify)) if found.runs_kernels(dense=True) else found
+
+
+def _card_probe(card: Machine, user: Settings, notify: Notify | None) -> CardProbe | None:
+    """The kept probe of this card; without one a new probe, if somebody can be told why that takes seconds."""
+    from dflash_local.planner import card_probe
+    from dflash_local.store.paths import speeds_folder
+
+    folder = speeds_folder(user)
+    found = card_probe.read(folder, card.name)
+    if found is None and notify is not None and card.free > card_probe.NEEDED:
+        notify(Notice(f"measuring how fast {card.name} reads and multiplies, once, for about half a minute"))
+        found = card_probe.take(folder, card.device, card.name)
+    return found
 
 
 def _cpu_rates(user: Settings, notify: Notify | None) -> CpuRates | None:

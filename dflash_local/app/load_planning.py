@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dflash_local.app.fitting import Shapes, folder_shapes, refusal_of, too_big
+from dflash_local.app.fitting import Shapes, folder_shapes, machine, refusal_of, too_big
 from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import recommended
@@ -41,12 +41,11 @@ def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
         UsageError: the device is not there, or the context is longer than the models were made for.
     """
     from dflash_local.planner import plan as planner
-    from dflash_local.planner.machine import this_machine
 
     known = folder_shapes(pair.name, pair.target, pair.drafter if load.draft else None)
     if known is None:
         return None
-    where = this_machine(load.device, user.environ)
+    where = machine(user, device=load.device)
     found = planner.plan(known.target, known.drafter, where, load)
     return _Planned(known, where, found, planner.context_limit(known.target, known.drafter))
 

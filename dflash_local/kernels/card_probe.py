@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -50,3 +53,7 @@ def measure(device: torch.device) -> CardProbe:
             product_us=1e3 * products_ms / LAUNCHES,
             launch_us=1e3 * launches_ms / LAUNCHES,
         )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(measure(torch.device(sys.argv[1])))))

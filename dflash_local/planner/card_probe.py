@@ -5,14 +5,23 @@ A prediction for a card scales the one table of launches (``planner/speed.py``) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+import subprocess
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
+from dflash_local import child_process
 from dflash_local.json_text import parse_json
 from dflash_local.planner.cards import find_bandwidth, find_clock_rate, same_card
+from dflash_local.store.kept import keep
 
 RECORDED = "card_probes.json"
+NEEDED = 4 * 2**30  # bytes of the card that are free for a probe: its own, and those of CUDA
+TIMEOUT_S = 120.0  # most of it is loading torch and compiling a kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +29,8 @@ class CardProbe:
     """What ``kernels/card_probe.py`` measures on one card.
 
     Attributes:
-        card: the name that its driver gives. read_gb_s: a sum over memory. product_us: the few-row product that
-            decodes int4, whose weight is in no cache. launch_us: the smallest kernel in a graph.
+        card: the name that its driver gives. read_gb_s: a sum over memory. product_us: a few-row product that decodes
+            int4 out of the cache. launch_us: the smallest kernel in a graph.
     """
 
     card: str
@@ -44,6 +53,50 @@ class Scale:
 
 
 SAME = Scale(1.0, 1.0, 1.0)
+
+
+def read(folder: Path | None, card: str) -> CardProbe | None:
+    """The kept probe of a card; None where there is none, or the file is not as it should be."""
+    if folder is None:
+        return None
+    try:
+        return _checked(parse_json(_file(folder, card).read_text(encoding="utf-8")), card)
+    except (OSError, ValueError):
+        return None
+
+
+def take(folder: Path | None, device: str, card: str) -> CardProbe | None:
+    """Measure a card in a process of its own, for this one need not load torch, and keep what was found.
+
+    Args:
+        device: as torch names it, such as cuda:0.
+
+    Returns:
+        None where torch or a compiler is missing, or the card is busy or full.
+    """
+    command = child_process.python_command("dflash_local.kernels.card_probe", [device])
+    try:
+        done = child_process.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        found = _checked(parse_json(done.stdout), card)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    if found is not None and folder is not None:
+        keep(_file(folder, card), json.dumps(asdict(found)) + "\n")
+    return found
+
+
+def _file(folder: Path, card: str) -> Path:
+    return folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', card).strip('-').lower()}-probe.json"
+
+
+def _checked(entry: Any, card: str) -> CardProbe | None:
+    try:
+        found = CardProbe(**entry)
+    except TypeError:
+        return None
+    figures = found.read_gb_s, found.product_us, found.launch_us
+    right = found.card == card and all(isinstance(each, (int, float)) and 0 < each < 1e6 for each in figures)
+    return found if right else None
 
 
 def scale_of(card: str, other: str, probe: CardProbe | None) -> tuple[Scale, str] | None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_local.json_text import parse_json
 from dflash_local.planner import hardware
 from dflash_local.store.kept import keep
 
@@ -51,7 +52,7 @@ def read(folder: Path | None, cpu: str) -> CpuRates | None:
     if folder is None:
         return None
     try:
-        entry = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        entry = parse_json((folder / FILE).read_text(encoding="utf-8"))
         rates = {int(rows): float(rate) for rows, rate in entry["rates"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -65,7 +65,7 @@ class SimulatedSession(ScriptedSession):
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         assert self.costs is not None
-        figures, chance = Figures("fused", "dflash", 16, 0), random.Random(len(self.requests))
+        figures, chance = Figures("fused", "dflash", 16, 0, 16), random.Random(len(self.requests))
         control = VerifyLength(self.costs, 16)
         self.requests.append(request)
         for _ in range(500):
@@ -108,9 +108,11 @@ def test_replies_whose_verify_length_is_chosen_are_predicted_as_fast_as_they_are
     load = replace(plan.load, drafter_precision="8bit")
     times = Times(1024, costs[1], costs[16], 16, tuple((rows, costs[rows]) for rows in (4, 6, 8, 12)))
     measured = SpeedMeasurement.of(card.name, TARGET, plan.format, load, times, None)
-    best = recommend([Weights(target)], drafter, card, None, "balanced", (), (measured,), record.read()).best
+    best = recommend([Weights(target)], drafter, card, None, "balanced", None, (measured,), record.read()).best
     assert best is not None and best.prediction is not None and best.prediction.acceptance is not None
     lengths, first = best.prediction.acceptance, best.prediction.times[0]
     assert first.measured and lengths.source == f"measured here over {session.tokens:,} tokens"
-    assert first.drafted_tokens_per_s(lengths.low) == pytest.approx(1e3 * session.tokens / session.ms, rel=0.01)
+    assert best.prediction.drafted_tokens_per_s(first) == pytest.approx(
+        (1e3 * session.tokens / session.ms,) * 2, rel=0.01
+    )
     assert first.plain_tokens_per_s == pytest.approx(1e3 / costs[1])

@@ -37,7 +37,7 @@ def test_a_load_keeps_its_costs_for_later_plans(
     assert isinstance(runner, FusedRunner)
     runner.costs = {1: 0.25, 4: 0.4, session.facts.block_size: 0.5} if measured else {}
     session.facts = replace(session.facts, load=LoadConfig())
-    monkeypatch.setattr(machines, "this_machine", lambda *_: H200)
+    monkeypatch.setattr(machines, "this_machine", lambda *_args, **_named: H200)
     try:
         keep_speed(session, pair, user)
     finally:

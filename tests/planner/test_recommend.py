@@ -7,7 +7,7 @@ import pytest
 from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import Choice, of_row
 from dflash_local.catalog import registry
-from dflash_local.catalog.row import Published, Repo, Row
+from dflash_local.catalog.row import Repo, Row
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.acceptance_record import Count
@@ -21,7 +21,7 @@ from dflash_local.planner.recommend import (
     Weights,
     recommend,
 )
-from dflash_local.planner.speed import acceptance
+from dflash_local.planner.speed import Acceptance, acceptance
 
 
 def published(name: str) -> tuple[list[Weights], DrafterConfig | None, Row]:
@@ -89,8 +89,8 @@ def test_a_published_range_counts_by_its_least_where_speed_is_preferred() -> Non
     """Weights with replies of this machine, between the two ends of the others' range."""
     weights, drafter, _ = published("qwen3.5-9b")
     card = named("RTX 4090", None)
-    cells = tuple(Published("gsm8k", None, "v1", 1, length, None, None, "a card") for length in (4.0, 8.0))
-    first, *others = recommend(weights, drafter, card, None, "speed", cells).fitting
+    lengths = Acceptance(4.0, 8.0, "a card")
+    first, *others = recommend(weights, drafter, card, None, "speed", lengths).fitting
     source = first.weights.target.source
     other = next(each for each in others if each.weights.target.source != source and not each.coded_kv)
     assert first.prediction is not None and other.prediction is not None and drafter is not None
@@ -98,7 +98,7 @@ def test_a_published_range_counts_by_its_least_where_speed_is_preferred() -> Non
     assert ms is not None and other_ms is not None
     mean = 6.0 * other_ms / ms
     record = {other.weights.target.source: Count(200 * mean, {drafter.block_size: 200})}
-    found = recommend(weights, drafter, card, None, "speed", cells, (), record).best
+    found = recommend(weights, drafter, card, None, "speed", lengths, (), record).best
     assert found is not None and found.weights.target.source == other.weights.target.source
 
 
