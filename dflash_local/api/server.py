@@ -31,7 +31,7 @@ RETRY_S = 1.0  # until a connection is taken again after the system had no room 
 def listen(host: str, port: int) -> socket.socket:
     """A socket bound to the address, port 0 takes a free one; UsageError where it cannot be had."""
     family, address = _resolved(host, port)
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by this word alone
     try:
         if os.name == "posix":  # elsewhere it would let two servers share the port
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -71,6 +71,18 @@ def test_srv_12_ipv6_only_works() -> None:
         assert sock.family == socket.AF_INET6
 
 
+def test_no_answer_waits_for_the_client_to_acknowledge_the_part_before(serve: Serve) -> None:
+    """Nagle's algorithm would hold each event of a stream back for up to 40 ms."""
+    server = serve()
+    sock = server.raw()
+    wait_until(lambda: bool(server.server.server_state.connections))
+    (protocol,) = server.server.server_state.connections
+    transport = protocol.transport
+    assert transport is not None
+    assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    sock.close()
+
+
 def test_srv_14_open_streams_get_an_error_event_and_new_requests_503(serve: Serve) -> None:
     gate = threading.Event()
     server = serve(ScriptedSession(gate=gate), grace_s=LIMIT_S)
