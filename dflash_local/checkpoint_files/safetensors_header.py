@@ -20,6 +20,7 @@ from dflash_local.errors import CheckpointError
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_ENTRIES = 300_000  # a mixture of experts that stores each expert's matrices, and their scales, one by one
 MAX_RANK = 8
+MAX_NAME = 500  # characters of a tensor's name; patterns over names take longer than in proportion to them
 AGAIN = "the download is damaged or incomplete: download the checkpoint again"
 
 BITS = {
@@ -103,6 +104,8 @@ def _refuse_impostor(file: Path, start: bytes) -> None:
 
 def _entry(file: Path, name: str, entry: object, start: int) -> tuple[TensorInfo, int, int]:
     """One entry of the header, checked; ``start`` is where the file's data begin."""
+    if len(name) > MAX_NAME:
+        raise CheckpointError(f"{file}: tensor {shown(name)} has a name of {len(name)} characters", AGAIN)
     if not isinstance(entry, dict):
         raise CheckpointError(f"{file}: tensor {shown(name)} has a damaged entry", AGAIN)
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")

@@ -120,7 +120,7 @@ def _positions(token: str) -> Callable[[str], int]:
     try:
         character = re.compile(token if token[0] in "\\[" else re.escape(token))
     except re.error as error:
-        raise PatternError(f"{token!r}, of which re says: {error}") from None
+        raise PatternError(f"{token[:20]!r}, of which re says: {error}") from None
     return lambda name: sum(1 << found.start() for found in character.finditer(name))
 
 

@@ -306,6 +306,10 @@ def test_what_is_not_read_is_named(settings: dict[str, Any], unread: str) -> Non
         ({**GPTQ, "dynamic": {".*": 5}}, "must be an object, got 5"),
         ({**GPTQ, "dynamic": {"-:(a+)+$": {}}}, "is not read: it has a group that repeats"),
         (
+            {**GPTQ, "dynamic": {f"-:[z-a{'b' * 5000}]": {}}},
+            "is not read: it has .{22}, of which re says: bad character range",
+        ),
+        (
             {**GPTQ, "dynamic": {f"-:{'a' * 50_001}": {}}},
             "has 1 patterns with 50001 characters, at most 1000 with 50000",
         ),

@@ -92,6 +92,8 @@ HEADERS = {
     "dtype": ({"a": entry(0, 8, [8], "PICKLE")}, 8, "unknown dtype"),
     "offsets": ({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0]}}, 8, "impossible offsets"),
     "entry": ({"a": 7}, 8, "damaged entry"),
+    "name": ({"layers.1." * 10_000: entry(0, 8, [8])}, 8, "has a name of 90000 characters"),
+    "number": ({"a": entry(0, 8, [10**400])}, 8, "a number in it has 401 digits"),
     "not an object": ([1, 2, 3], 0, "header of .* must hold a JSON object"),
     "twice": (b'{"a":{},"a":{}}', 0, "header of .* holds 'a' twice"),
     "not json": (b"{not json at all}", 0, "header of .* is not valid JSON"),

@@ -39,6 +39,14 @@ def test_a_hostile_line_ends_in_one_line(name: str, place: str, tmp_path: Path) 
         refused(hostile, tmp_path, IMPATIENT)
 
 
+@pytest.mark.parametrize(
+    ("name", "place"), [("gzip bomb", "listing"), ("brotli by name", "listing"), ("404 as a gzip bomb", "file")]
+)
+def test_nothing_is_unpacked(name: str, place: str, tmp_path: Path) -> None:
+    with HostileHub(LINES[name], place) as hostile:
+        assert "compressed an answer" in refused(hostile, tmp_path, IMPATIENT).message
+
+
 @pytest.mark.parametrize("name", LISTINGS)
 def test_a_hostile_listing_ends_in_one_line(name: str, tmp_path: Path) -> None:
     with HostileHub(LISTINGS[name]) as hostile:
