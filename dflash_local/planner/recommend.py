@@ -268,9 +268,9 @@ def rank(option: Option, preference: Preference, predicted: bool, published: fro
 
     1. Room for a chat, 8,192 tokens of context or all that the models have.
     2. An engine with kernels.
-    3. No rounding at load where a published form of the same bits fits with room for a chat: it is a smaller download,
+    3. What this program rounds to 4 bits comes last: nobody knows what that costs.
+    4. No rounding at load where a published form of the same bits fits with room for a chat: it is a smaller download,
        and its makers chose its scales with data.
-    4. What this program rounds to 4 bits comes last: nobody knows what that costs.
 
     Then ``balanced`` takes keys and values in 16 bits before 8; what fits as it is before what fits only with parts in
     host memory or a coarser drafter; 32,768 tokens of context before less; more bits before fewer, and published before
@@ -296,7 +296,7 @@ def rank(option: Option, preference: Preference, predicted: bool, published: fro
         "speed": (kv, cost, fidelity, -context),
         "context": (-context, fidelity, kv, cost),
     }
-    return short, slow, avoidable, unmeasured, *order[preference]
+    return short, slow, unmeasured, avoidable, *order[preference]
 
 
 def _ms_per_token(prediction: Prediction) -> float:

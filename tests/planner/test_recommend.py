@@ -142,9 +142,17 @@ def test_published_lengths_stand_for_quantised_weights_in_words() -> None:
 
 def test_what_is_published_in_as_few_bits_goes_before_rounding_at_load() -> None:
     """However much context rounding leaves, and whatever is preferred: it is a download of 16-bit weights."""
+    weights, drafter, _ = published("qwen3.5-35b-a3b")
+    weights = [each for each in weights if each.variant is None or each.name == "gptq-int8"]
     for preference in ("balanced", "quality", "speed", "context"):
-        found = best("qwen3.5-35b-a3b", "RTX 4090", None, preference).best
-        assert found is not None and found.weights.quantize is None and found.weights.bits == 4
+        found = recommend(weights, drafter, named("RTX A6000", 40), None, preference)
+        names = [option.weights.name for option in found.fitting]
+        assert names[0] == "gptq-int8" and names[-1] == "int4, rounded at load"
+        rounded = next(option for option in found.fitting if option.weights.name == "int8, rounded at load")
+        assert (rounded.plan.context or 0) > 2 * (found.fitting[0].plan.context or 0)
+
+
+def test_what_fits_as_it_is_goes_before_more_bits() -> None:
     small = best("qwen3.5-9b", None, 12)
     assert small.best is not None and not small.best.strained
     strained = [option for option in small.fitting if option.strained]
