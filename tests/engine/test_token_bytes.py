@@ -35,13 +35,13 @@ def byte_level() -> tokenizers.Tokenizer:
     return built
 
 
-def byte_fallback(start: int = 1) -> tokenizers.Tokenizer:
-    """The same in the manner of sentencepiece; ``start`` spaces at the beginning of a text are dropped."""
+def byte_fallback() -> tokenizers.Tokenizer:
+    """The same in the manner of sentencepiece, which drops a space at the beginning of a text."""
     texts = [f"<0x{byte:02X}>" for byte in PARTS] + [f"{space}{word}" for word in WORDS for space in ("", "▁")]
     texts += [f"▁w{n}" for n in range(VOCAB - 1 - len(texts))]
     vocab = {text: at for at, text in enumerate(texts)}
     built = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", start, 0)]
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     built.decoder = decoders.Sequence(parts)
     return built
 
@@ -52,16 +52,15 @@ def words() -> tokenizers.Tokenizer:
 
 
 @pytest.mark.parametrize("kind", [byte_level, byte_fallback, words])
-@pytest.mark.parametrize("seed", range(3))
 def test_the_bytes_of_all_tokens_are_the_text(
-    new_session: Callable[..., Session], tmp_path: Path, kind: Callable[[], tokenizers.Tokenizer], seed: int
+    new_session: Callable[..., Session], tmp_path: Path, kind: Callable[[], tokenizers.Tokenizer]
 ) -> None:
     library = kind()
     library.add_special_tokens([tokenizers.AddedToken("<|end|>", special=True)])
     session = new_session("qwen3", None, stop_ids=frozenset((STOP,)))
     session.tokenizer = tokenizer = Tokenizer.load(write_folder(tmp_path, library, {"eos_token": "<|end|>"}))
     assert tokenizer is not None and tokenizer.token_id("<|end|>") == STOP
-    sampling = SamplingParams(temperature=5.0, seed=seed)
+    sampling = SamplingParams(temperature=5.0, seed=0)
     reply = ask(session, random_prompt(9), 300, mode="ar", logprobs=20, sampling=sampling)
     tokens = [token for step in reply.find(Step) for token in step.logprobs]
     assert [token.token_id for token in tokens] == reply.ids
