@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from subprocess import run
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from dflash_local.app.resolve import choose
 from dflash_local.child_process import variables
 from dflash_local.cli.main import app
 from dflash_local.errors import MissingDependencyError, ServerError
+from dflash_local.ui.tui.own_commands import edited
 from tests.remote.launched_fake import ROOT
 
 HOSTILE = (
@@ -112,6 +116,18 @@ def test_a_child_gets_no_secrets_but_those_granted(monkeypatch: pytest.MonkeyPat
     assert "a-secret" not in str(child_process.run(["env"], stdout=-1).stdout)
     with child_process.start(["env"], granted={"HF_TOKEN": "a-secret"}, stdout=-1) as child:
         assert str(child.stdout.read()).count("a-secret") == 1
+
+
+def test_the_editor_has_the_users_folder_and_no_secrets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = folder.parent / "editor"
+    editor.write_text(f'#!/bin/sh\npwd > {folder.parent}/seen\nenv >> {folder.parent}/seen\nprintf " more" >> "$1"\n')
+    editor.chmod(0o755)
+    monkeypatch.setenv("EDITOR", str(editor))
+    monkeypatch.setenv("HF_TOKEN", "a-secret")
+    app: Any = SimpleNamespace(suspend=nullcontext)
+    assert edited(app, "a message") == "a message more"
+    seen = (folder.parent / "seen").read_text(encoding="utf-8")
+    assert seen.startswith(f"{folder}\n") and "a-secret" not in seen
 
 
 @pytest.mark.needs_torch

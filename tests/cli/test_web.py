@@ -185,6 +185,25 @@ def test_it_uses_the_pair_of_a_running_server_and_leaves_its_record(
 
 
 @needs_page
+@pytest.mark.skipif(os.name != "posix", reason="the browser is a shell script")
+def test_open_opens_the_page_in_a_browser_without_secrets(
+    web: Web, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f'#!/bin/sh\nenv > {seen}~\necho "$1" >> {seen}~\nmv {seen}~ {seen}\n', encoding="utf-8")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setenv("HF_TOKEN", "a-secret")
+
+    def visit(here: Visit) -> None:
+        while not seen.exists():
+            time.sleep(0.01)
+        assert seen.read_text(encoding="utf-8").endswith(f"\nhttp://127.0.0.1:{here.port}/\n")
+
+    assert web(visit, "demo", "--open").code == 0 and "a-secret" not in seen.read_text(encoding="utf-8")
+
+
+@needs_page
 def test_page_and_endpoint_over_a_running_server(web: Web, opened: Opened, own_home: Path) -> None:
     seen: dict[str, Any] = {}
 
