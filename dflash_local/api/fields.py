@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -16,16 +17,21 @@ from dflash_local.request import check_json
 MAX_QUOTED = 80
 MAX_ITEMS = 10_000  # of a list
 HUGE = 1e308
+MAX_BRACKETS = 200_000  # texts of half a million tokens have fewer; reading millions holds up everybody for seconds
+_PARSING = threading.Lock()  # one body at a time: the more threads read at once, the later the event loop has its turn
 
 
 def parse(body: bytes) -> Any:
-    """The value of a JSON text; FieldError: not UTF-8 or JSON, a key twice, NaN, Infinity, or nested too deep."""
+    """The value of a JSON text; FieldError: not UTF-8 or JSON, a key twice, NaN, Infinity, too deep or too many."""
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise FieldError("body", f"the body has more than {MAX_BRACKETS:,} opening brackets", "send less")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FieldError("body", f"the body is not UTF-8: byte {error.start}") from error
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        with _PARSING:
+            return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except RecursionError as error:
         raise FieldError("body", "the body is nested too deep") from error
     except ValueError as error:

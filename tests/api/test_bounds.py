@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_local.api import chat_request, completion_request, native
+from dflash_local.api.fields import parse
 from dflash_local.api.refusals import FieldError
 from dflash_local.errors import ContextError, UsageError
 from dflash_local.request import Message, Request, ToolCall, read_arguments
@@ -101,15 +102,21 @@ def test_all_texts_of_all_messages_count_together(more: dict[str, Any]) -> None:
 
 
 def test_too_many_messages_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [{"role": "user", "content": "x"}] * 200_000
+    many = [{"role": "user", "content": "x"}] * 20_000
     for module in (chat_request, native):
         monkeypatch.setattr(module, "_message", lambda _fields: pytest.fail("one was read"))
     refused = refusal(chat, messages=many)
-    assert refused["param"] == "messages" and "200000 messages given, 10000 allowed" in refused["message"]
+    assert refused["param"] == "messages" and "20000 messages given, 10000 allowed" in refused["message"]
     with pytest.raises(FieldError, match="10000 allowed"):
         native.read(json.dumps({"messages": many}).encode())
     with pytest.raises(UsageError, match="10000 allowed"):
         Request(messages=(Message("user", "x"),) * 10_001)
+
+
+def test_a_body_of_very_many_brackets_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_, **_named: pytest.fail("it was read"))
+    with pytest.raises(FieldError, match="more than 200,000 opening brackets"):
+        parse(b"[{" * 100_001)
 
 
 READERS = [
