@@ -1,8 +1,8 @@
 """Regular expressions over names of modules, matched in a time that is bounded by the lengths of pattern and name.
 
 ``re`` backtracks, and a hostile pattern can keep it busy for years. Here a set of positions in the name, one bit each,
-passes through the pattern once. Not supported is what no published configuration uses: groups that repeat, nested
-look-ahead, look-behind, back references, flags.
+passes through the pattern once. Not supported is what no published configuration uses: groups that repeat, look-ahead
+after the beginning, look-behind, back references, flags.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Step = Callable[[str, int], int]  # the name and the positions where a part may 
 # A run of literal characters that no quantifier follows; an escape; a class of characters; the start of a group; a
 # quantifier; any other character.
 _TOKEN = re.compile(
-    r"(?:(?:[\w-]|\\\W)(?![*+?{]))+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?[:=!])?|[*+?]\??|\{\d{1,2}(?:,\d{0,2})?\}\??|.",
+    r"(?:(?:[\w-]|\\\W)(?![*+?{]))+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?[:=!])?|[*+?]\??|\{\d(?:,\d?)?\}\??|.",
     re.S,
 )
 _RUN = re.compile(r"(?:[\w-]|\\\W)+")
@@ -27,6 +27,11 @@ _LOOK_AHEAD = ("(?=", "(?!")
 
 class PatternError(ValueError):
     """The pattern is malformed or uses what is not supported; the text says what."""
+
+
+def parts(pattern: str) -> int:
+    """How many there are, which a match takes time in proportion to."""
+    return len(_TOKEN.findall(pattern))
 
 
 @cache
@@ -42,50 +47,56 @@ def compiled(pattern: str) -> Step:
 class _Parser:
     def __init__(self, pattern: str) -> None:
         self._tokens = _TOKEN.findall(pattern)[::-1]  # the next one last
+        self._begun = False  # something that may take a character was read, or a look-ahead is open
 
     def whole(self) -> Step:
-        step = self._choice(0, False)
+        step = self._choice(0)
         if self._tokens:
             raise PatternError("a parenthesis that was not opened")
         return step
 
-    def _choice(self, depth: int, ahead: bool) -> Step:
-        branches = [self._sequence(depth, ahead)]
+    def _choice(self, depth: int) -> Step:
+        branches = [self._sequence(depth)]
         while self._next("|"):
             self._tokens.pop()
-            branches.append(self._sequence(depth, ahead))
+            branches.append(self._sequence(depth))
         return branches[0] if len(branches) == 1 else _any_of(branches)
 
-    def _sequence(self, depth: int, ahead: bool) -> Step:
+    def _sequence(self, depth: int) -> Step:
         steps = []
         while self._tokens and not self._next("|", ")"):
-            steps.append(self._item(self._tokens.pop(), depth, ahead))
+            steps.append(self._item(self._tokens.pop(), depth))
         return _in_order(steps)
 
-    def _item(self, token: str, depth: int, ahead: bool) -> Step:
+    def _item(self, token: str, depth: int) -> Step:
         if token == "^":
             return lambda name, starts: starts & 1
         if token == "$":
             return lambda name, starts: starts & 1 << len(name)
         if token.startswith("("):
-            return self._group(token, depth + 1, ahead)
+            return self._group(token, depth + 1)
         if token[0] in "*+?{":
             raise PatternError(f"{token!r} where nothing can repeat")
+        self._begun = True
         if _RUN.fullmatch(token) and not self._quantified():
             return _literal(re.sub(r"\\(.)", r"\1", token))
         return _repeated(_positions(token), *_limits(self._tokens.pop() if self._quantified() else "{1}"))
 
-    def _group(self, token: str, depth: int, ahead: bool) -> Step:
+    def _group(self, token: str, depth: int) -> Step:
+        if token == "(" and self._tokens and self._tokens[-1][0] == "?":
+            raise PatternError("a group other than (, (?:, (?= and (?!")
         if depth > MAX_DEPTH:
             raise PatternError(f"groups nested more than {MAX_DEPTH} deep")
-        if ahead and token in _LOOK_AHEAD:
-            raise PatternError("a look-ahead in another")
-        inside = self._choice(depth, ahead or token in _LOOK_AHEAD)
+        ahead = token in _LOOK_AHEAD
+        if ahead and self._begun:
+            raise PatternError("a look-ahead that is not at its beginning")
+        self._begun |= ahead
+        inside = self._choice(depth)
         if not self._tokens:
             raise PatternError("a group that is not closed")
         self._tokens.pop()
-        if token in _LOOK_AHEAD:
-            inside = _looking_ahead(inside, token == "(?=")
+        if ahead:
+            self._begun, inside = False, _looking_ahead(inside, token == "(?=")
         elif self._next("?", "??"):
             self._tokens.pop()
             inside = _any_of([inside, lambda name, starts: starts])
@@ -171,7 +182,9 @@ def _any_of(branches: Sequence[Step]) -> Step:
 
 
 def _looking_ahead(inside: Step, wanted: bool) -> Step:
+    """Of a look-ahead at the beginning: there is one start at most."""
+
     def step(name: str, starts: int) -> int:
-        return sum(1 << at for at in range(len(name) + 1) if starts >> at & 1 and bool(inside(name, 1 << at)) is wanted)
+        return starts if starts and bool(inside(name, starts)) is wanted else 0
 
     return step

@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
 from dflash_local.config.module_names import HEAD
-from dflash_local.config.module_pattern import PatternError, compiled
+from dflash_local.config.module_pattern import PatternError, compiled, parts
 from dflash_local.config.quantization import (
     BITSANDBYTES,
     FP4_GROUP_SIZES,
@@ -28,7 +28,7 @@ from dflash_local.errors import CheckpointError
 GROUP_SIZES = (32, 64, 128)
 LONGEST = 2**20  # of a group or a block
 MAX_NAMES = 100_000  # modules that a configuration may name one by one
-MAX_PATTERNS, MAX_PATTERN_CHARACTERS = 1000, 50_000  # one for each matrix of 64 layers takes half of both
+MAX_PATTERNS, MAX_PARTS = 1000, 5000  # one pattern for each matrix of 64 layers takes half of both
 READ = "fp8, int8, int4, NVFP4 or MXFP4 as GPTQ, AutoRound, AWQ, compressed-tensors or ModelOpt store it"
 
 _GPTQ: Mapping[str, Any] = {"quant_method": "gptq", "bits": 4, "sym": True}
@@ -377,11 +377,11 @@ def _wildcard(wildcard: str) -> str:
 
 def _checked(settings: Fields, patterns: list[Rule]) -> tuple[Rule, ...]:
     """The patterns, known to be few, short and of what is read. Raises CheckpointError: they are not."""
-    characters = sum(len(pattern) for pattern, _ in patterns)
-    if len(patterns) > MAX_PATTERNS or characters > MAX_PATTERN_CHARACTERS:
-        most = f"at most {MAX_PATTERNS} with {MAX_PATTERN_CHARACTERS} are read"
+    count = sum(parts(pattern) for pattern, _ in patterns)
+    if len(patterns) > MAX_PATTERNS or count > MAX_PARTS:
+        most = f"at most {MAX_PATTERNS} of {MAX_PARTS} are read"
         raise CheckpointError(
-            f"{settings.where}: quantization_config has {len(patterns)} patterns with {characters} characters, {most}"
+            f"{settings.where}: quantization_config has {len(patterns)} patterns of {count} parts, {most}"
         )
     for pattern, _ in patterns:
         try:
