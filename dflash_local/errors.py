@@ -12,17 +12,19 @@ class Codes(NamedTuple):
     http_status: int
 
 
-MAX_CHARS = 4_000
+HALF = 2_000  # characters
 
 
 class DFlashError(Exception):
     """An error: a one-line ``message`` that names the offending value, and a ``hint`` at the fix, or none.
 
-    Both are cut at ``MAX_CHARS``: what they quote may come from a request, a file or a server.
+    One longer than twice ``HALF`` loses its middle: what it quotes may come from a request, a file or a server.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        message, hint = (text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…" for text in (message, hint))
+        message, hint = (
+            text if len(text) <= 2 * HALF else f"{text[:HALF]} … {text[-HALF:]}" for text in (message, hint)
+        )
         super().__init__(message)
         self.message = message
         self.hint = hint

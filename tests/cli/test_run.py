@@ -123,15 +123,15 @@ def test_en_04_an_empty_prompt_is_a_usage_error(cli: Cli, opened: Opened, prompt
     assert not opened.sessions, "refused before anything loads"
 
 
-@pytest.mark.parametrize("seed", ["-1", "18446744073709551616", "lucky", "1.5"])
+@pytest.mark.parametrize("seed", ["-9223372036854775809", "18446744073709551616", "lucky", "1.5"])
 def test_en_18_a_bad_seed_is_a_usage_error(cli: Cli, opened: Opened, seed: str) -> None:
     result = cli("run", "demo", "hi", "--seed", seed)
     assert result.code == 2 and "seed" in result.err and not opened.sessions
 
 
 def test_en_18_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
-    for seed in (0, 2**63, 2**64 - 1):
-        assert cli("run", "demo", "hi", "--json", "--seed", str(seed)).json["seed"] == seed
+    for seed, used in ((0, 0), (2**63, 2**63), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63)):
+        assert cli("run", "demo", "hi", "--json", "--seed", str(seed)).json["seed"] == used
 
 
 @pytest.mark.parametrize(
