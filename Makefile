@@ -34,7 +34,8 @@ TORCH_CPU_INDEX ?= $(if $(filter Linux,$(shell uname -s)),https://download.pytor
 
 # The torch-free rooms are tested on every supported Python; the others have their own versions to mind.
 ROOMS := tests/checkpoint_files tests/catalog tests/config tests/store tests/planner tests/worker tests/chat tests/service \
-  tests/app tests/remote tests/report tests/api tests/cli tests/test_settings.py tests/test_tables.py tests/test_terminal.py tests/test_architecture.py
+  tests/app tests/remote tests/report tests/api tests/cli tests/test_settings.py tests/test_tables.py tests/test_terminal.py \
+  tests/test_child_process.py tests/test_architecture.py
 ROOMS_NEED := tokenizers huggingface_hub typer rich pyyaml jinja2 numpy psutil starlette uvicorn textual \
   pytest pytest-timeout pytest-xdist hypothesis
 ROOMS_TAG := $(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:2])))' 2>/dev/null)
