@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.speed import Acceptance, Prediction, Times
 
+HELPS = 1.1  # times plain speed from which drafting is said to help: predictions are no finer
+
 
 def machine_line(where: Machine) -> str:
     """``CPU, 13.5 GiB usable of 15.6 GiB (no GPU was found)``."""
@@ -77,9 +79,9 @@ def _verdict(found: Prediction) -> list[str]:
         return []
     low, high = found.gain
     span = f"{low:.1f} to {high:.1f} times plain speed"
-    if high <= 1:
+    if high < HELPS:
         return [f"drafting does not help here: {span}; --mode ar is faster"]
-    return [f"drafting helps here: {span}" if low >= 1 else f"drafting helps with some texts only: {span}"]
+    return [f"drafting helps here: {span}" if low >= HELPS else f"drafting helps with some texts only: {span}"]
 
 
 def _span(lengths: Acceptance) -> str:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from dflash_local.store.local import Local
     from dflash_local.store.pull import PullPlan, Wanted
 
-SLOW = 3.0  # tokens/s below which nobody waits for a reply
-NAMED = 3  # pairs that are named instead, at most
+NAMED = 3  # pairs that are named in the place of one that is too slow, at most
 
 OnPull = Callable[[PullProgress | Notice], None]
 
@@ -107,18 +106,17 @@ def before_download(choice: Choice, user: Settings) -> BeforeDownload:
 
 
 def slow_here(found: Summary, where: Machine, user: Settings) -> str:
-    """That a pair would write less than ``SLOW`` tokens/s on a machine, and which would not be so slow; empty where
-    that is not predicted.
+    """That a pair would be too slow for a chat on a machine, and which would not be; empty where it would not be, or no
+    speed is predicted.
     """
-    speed = found.tokens_per_s
-    if speed is None or speed >= SLOW:
+    if not found.slow:
         return ""
     known = [row_summary(row, where, user) for row in registry(user).rows if row.runs_here and not row.bundled]
-    rates = {each.pair: each.tokens_per_s or 0.0 for each in known}
-    usable = sorted((name for name in rates if rates[name] >= SLOW), key=lambda name: -rates[name])
-    named = listing([f"{name} ({rate(rates[name])} tokens/s)" for name in usable], NAMED)
+    rates = {each.pair: each.tokens_per_s for each in known if each.tokens_per_s is not None and not each.slow}
+    usable = sorted(rates.items(), key=lambda item: -item[1])
+    named = listing([f"{name} ({rate(speed)} tokens/s)" for name, speed in usable], NAMED)
     others = f"usable here: {named}" if named else "no pair of the registry reaches that here"
-    return f"{found.pair} would write {rate(speed)} tokens/s here, below the {SLOW:g} that a chat needs; {others}"
+    return f"{found.pair} {found.slow}; {others}"
 
 
 def pull(name: str, user: Settings, on_event: OnPull, cancelled: Callable[[], bool], draft: bool = True) -> None:

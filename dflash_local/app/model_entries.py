@@ -26,13 +26,14 @@ class ModelEntry:
 
     Attributes:
         state: bundled, local, variant (only a pre-quantised target of it is here), partial or absent.
-        fits: the memory plan's word on this machine. size: of its download, as text.
+        fits: the memory plan's word on this machine. size: of its download, as text. slow: as ``Summary.slow``.
     """
 
     name: str
     state: str
     fits: str
     size: str
+    slow: str = ""
 
     @property
     def here(self) -> bool:
@@ -42,13 +43,13 @@ class ModelEntry:
     @property
     def fine(self) -> bool:
         """True when nothing known speaks against downloading it."""
-        return self.fits.startswith(("fits", "unknown"))
+        return self.fits.startswith(("fits", "unknown")) and not self.slow
 
     @property
     def question(self) -> str:
-        """What a download takes and whether it runs here afterwards, in two lines."""
+        """What a download takes, and whether and how fast it runs here afterwards, in two lines."""
         part = "; a part of it is here already" if self.state == "partial" else ""
-        return f"It takes {self.size or 'unknown'} of disk{part}.\n{self._verdict}."
+        return f"It takes {self.size or 'unknown'} of disk{part}.\n{self._verdict}{self.slow and f'; it {self.slow}'}."
 
     @property
     def _verdict(self) -> str:
@@ -95,7 +96,7 @@ def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> Mode
 def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -> ModelEntry:
     found = row_summary(row, where, user)
     size = "" if row.bundled else gib(found.download_gib, found.computed)
-    return ModelEntry(row.bundled or row.name, _state(row, store), found.fits, size)
+    return ModelEntry(row.bundled or row.name, _state(row, store), found.fits, size, found.slow)
 
 
 def _state(row: Row, store: ModelStore | None) -> str:

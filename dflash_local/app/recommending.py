@@ -15,7 +15,7 @@ from dflash_local.app.resolve import Choice, Suit, size_gib
 from dflash_local.errors import DFlashError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.tables import GIB, UNKNOWN
+from dflash_local.tables import GIB, UNKNOWN, rate
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dflash_local.planner.recommend import Option, Preference, Recommendation, Weights
     from dflash_local.planner.speed import Acceptance
     from dflash_local.settings import Settings
+
+SLOW = 3.0  # tokens/s below which nobody waits for a reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,14 @@ class Summary:
         """What to count on: plain, or drafted at the lowest expected acceptance length where that is faster."""
         plain = self.plain_tokens_per_s
         return None if plain is None else max(plain, (self.drafted_tokens_per_s or (plain,))[0])
+
+    @property
+    def slow(self) -> str:
+        """That it would be too slow for a chat, in words; empty where it would not be, or no speed is predicted."""
+        speed = self.tokens_per_s
+        if speed is None or speed >= SLOW:
+            return ""
+        return f"would write {rate(speed)} tokens/s here, below the {SLOW:g} that a chat needs"
 
     @property
     def command(self) -> str:

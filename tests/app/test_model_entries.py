@@ -12,13 +12,14 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.app.chat_session import ChatSession
-from dflash_local.app.fitting import Loaded
+from dflash_local.app.fitting import Loaded, machine
 from dflash_local.app.model_entries import model_entries, model_entry
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import accelerators, hardware
+from dflash_local.planner.accelerators import Accelerator
 from dflash_local.remote.attached import AttachedFacts
 from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.resident import Model, Resident
@@ -40,20 +41,22 @@ def pair(tmp_path: Path) -> Pair:
 
 
 @pytest.fixture
-def main_memory(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A machine without a GPU whose free memory the test changes."""
+def card(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with one GPU whose free memory the test changes."""
     state = SimpleNamespace(free=60 * GIB)
-    monkeypatch.setattr(accelerators, "nvidia", lambda _asking: ())
-    monkeypatch.setattr(accelerators, "amd", lambda _asking: ())
-    monkeypatch.setattr(accelerators, "is_apple", lambda: False)
-    monkeypatch.setattr(hardware, "memory", lambda: hardware.Memory(64 * GIB, state.free, limited=False))
+
+    def nvidia(_asking: object) -> tuple[Accelerator, ...]:
+        return (Accelerator(0, "GPU-a", "NVIDIA RTX A6000", "580.95.05", 64 * GIB, state.free),)
+
+    monkeypatch.setattr(accelerators, "nvidia", nvidia)
+    monkeypatch.setattr(accelerators, "unusable", lambda _driver: "")
     return state
 
 
 FACTS = ScriptedFacts(
     drafter="drafter",
     block_size=16,
-    load=LoadConfig(engine="reference", dtype="float32", device="cpu", context=4096),
+    load=LoadConfig(engine="reference", dtype="float32", device="cuda:0", context=4096),
 )
 
 
@@ -61,26 +64,24 @@ def verdicts(found: Any) -> dict[str, str]:
     return {entry.name: entry.fits for entry in found}
 
 
-def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(
-    pair: Pair, main_memory: SimpleNamespace
-) -> None:
+def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(pair: Pair, card: SimpleNamespace) -> None:
     user = settings.load()
     before = verdicts(model_entries(user))
     assert before[NAME] == "fits"
-    main_memory.free = 20 * GIB  # its weights lie in memory now
+    card.free = 20 * GIB  # its weights lie in memory now
     assert verdicts(model_entries(user))[NAME] != "fits"
     loaded = Loaded(pair, FACTS)
     assert verdicts(model_entries(user, loaded))[NAME] == model_entry(NAME, user, loaded).fits == "fits"
     elsewhere = AttachedFacts.from_dict(FACTS.as_dict())
     assert verdicts(model_entries(user, Loaded(pair, elsewhere)))[NAME] != "fits", "another process holds it"
     assert (
-        verdicts(model_entries(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:0")))))[NAME]
+        verdicts(model_entries(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:1")))))[NAME]
         != "fits"
     )
 
 
 def test_command_line_terminal_and_page_say_the_same(
-    pair: Pair, main_memory: SimpleNamespace, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, card: SimpleNamespace, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = settings.load()
     told = {row["bundled"] or row["name"]: row["fits"] for row in cli("models", "--json").json["pairs"]}
@@ -89,7 +90,7 @@ def test_command_line_terminal_and_page_say_the_same(
     monkeypatch.setattr(ServedPair, "_served", pair)
     page = ServedPair(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
     assert verdicts(screen.entries()) == verdicts(page.entries()) == told
-    main_memory.free = 20 * GIB
+    card.free = 20 * GIB
     small = verdicts(screen.entries())
     assert small == verdicts(page.entries()) and small[NAME] != "fits"
     screen.open()
@@ -100,3 +101,14 @@ def test_command_line_terminal_and_page_say_the_same(
     assert verdicts(page.entries()) == small
     screen.close()
     resident.close()
+
+
+def test_a_pair_that_is_too_slow_here_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "nvidia", lambda _asking: ())
+    monkeypatch.setattr(hardware, "memory", lambda: hardware.Memory(64 * GIB, 60 * GIB, limited=False))
+    user = settings.load()
+    assert model_entry(NAME, user).fine, "this CPU was never probed"
+    machine(user, notify=lambda _event: None)
+    found = model_entry(NAME, user)
+    assert not found.fine and "It fits this machine; it would write " in found.question
+    assert "tokens/s here, below the 3 that a chat needs." in found.question
