@@ -56,6 +56,18 @@ def test_a_probe_ends_with_one_line(fake: Fake, mode: str) -> None:
     assert text_of(events_of(session_of(fake))[0]) == "Hello, world!\n"
 
 
+def test_an_answer_without_end_is_given_up_by_its_size(fake: Fake) -> None:
+    fake.raw["/v1/models"] = PROBES["a body without end"]
+    with pytest.raises(DFlashError, match="sends more than 4 MiB for /v1/models"):
+        session_of(fake)
+
+
+def test_a_chunk_larger_than_can_be_counted_is_not_waited_for(fake: Fake) -> None:
+    session = session_of(fake, PATIENT)
+    fake.raw[CHAT] = STREAMS["a chunk larger than can be counted"]
+    assert events_of(session)[1] is not None
+
+
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info", "/version", "/metrics"])
 def test_one_deadline_is_for_all_that_a_probe_asks(fake: Fake, path: str) -> None:
     """Each answer alone would come in time."""
@@ -117,6 +129,16 @@ def test_a_reply_without_end_is_given_up_by_its_size(fake: Fake, mode: str) -> N
     fake.raw[CHAT] = STREAMS[mode]
     error = events_of(session)[1]
     assert error is not None and error.message.endswith(ENDLESS[mode])
+
+
+@pytest.mark.parametrize("mode", ["silence", "100 Continue without end"])
+def test_a_cancel_ends_a_reply_that_never_comes(fake: Fake, mode: str) -> None:
+    fake.raw[CHAT] = STREAMS[mode]
+    with Service(session_of(fake, PATIENT)) as service:
+        ticket = service.submit(ASK)
+        assert fake.asked.wait(5)
+        ticket.cancel()
+        assert finished_of(list(ticket.events())).reason == "cancelled"
 
 
 def test_keep_alives_of_a_long_prompt_are_waited_for(fake: Fake) -> None:

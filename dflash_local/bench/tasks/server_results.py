@@ -118,7 +118,7 @@ class LoopFile(LinesFile):
                 named = str(content["id"]), int(content["part"]), float(content["ended_s"])
                 result = ServerResult(*named, turns, str(content["error"]))
                 self.results[result.id] = result
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return
 
 
