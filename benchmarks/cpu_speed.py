@@ -60,8 +60,8 @@ def measure(pair: Pair) -> dict[str, Any]:
                 pass
             for _ in range(rounds):
                 for rows in ROWS[1:] if drafted else ROWS[:1]:
-                    inputs = np.ones((COLUMNS, rows), dtype=np.float32)
-                    timed(rows, lambda inputs=inputs: weights @ inputs)  # type: ignore[misc]
+                    inputs = np.ones((rows, COLUMNS), dtype=np.float32)
+                    timed(rows, lambda inputs=inputs: inputs @ weights.T)  # type: ignore[misc]
                 timed("cycle" if drafted else "step", runner.launch)
                 runner.collect()
     rates = CpuRates("", {rows: weights.nbytes / seconds[rows] for rows in ROWS})

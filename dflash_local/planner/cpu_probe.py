@@ -82,7 +82,7 @@ def probe(cpu: str, size: int = BYTES) -> CpuRates:
     import numpy as np
 
     weights = np.full((size // 4 // COLUMNS, COLUMNS), 1e-3, dtype=np.float32)
-    return CpuRates(cpu, {rows: _rate(weights, np.ones((COLUMNS, rows), dtype=np.float32)) for rows in ROWS})
+    return CpuRates(cpu, {rows: _rate(weights, np.ones((rows, COLUMNS), dtype=np.float32)) for rows in ROWS})
 
 
 def _rate(weights: Any, inputs: Any) -> float:
@@ -90,7 +90,7 @@ def _rate(weights: Any, inputs: Any) -> float:
     fastest, until = float("inf"), time.perf_counter() + SECONDS
     for _ in range(ROUNDS):
         begun = time.perf_counter()
-        weights @ inputs
+        inputs @ weights.T  # as a linear layer computes it
         fastest = min(fastest, time.perf_counter() - begun)
         if time.perf_counter() > until:
             break

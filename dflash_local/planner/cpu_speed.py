@@ -13,8 +13,8 @@ from dflash_local.planner.memory import context_bytes_per_token, drafter_dtype, 
 from dflash_local.planner.parameters import drafter_parameters, layer_parameters, target_parameters
 from dflash_local.planner.plan import Plan
 
-# Of the probed rate the engine reaches so much, by whether one row or a block is computed: Qwen3-4B's shape, eight
-# layers of it, in float32 on two cores (docs/models.md).
+# Of the probed rate the engine reaches so much, by whether one row or a block is computed. An estimate from one run on
+# two cores, in float32; benchmarks/cpu_speed.py measures it.
 STEP_SHARE, BLOCK_SHARE = 0.6, 0.8
 SMALL = 50_000_000  # weights read by a pass below which the caches hold them, and a toy's time is Python's
 BASIS = "from this CPU's memory, probed once with numpy"
