@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_local import child_process, terminal
-from dflash_local.errors import Interrupted, MissingDependencyError, ServerError
+from dflash_local.errors import DFlashError, Interrupted, MissingDependencyError, ServerError
 from dflash_local.remote import server_log
-from dflash_local.remote.endpoint import Endpoint
+from dflash_local.remote.endpoint import Endpoint, within
 from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.remote.server_watch import END_S
 from dflash_local.store.atomic import FILE_MODE, make_private
@@ -175,11 +175,10 @@ class ServerProcess:
 
     def _answers(self) -> bool:
         try:
-            with closing(self.endpoint.connection(HEALTH_S)) as connection:
-                found = self.endpoint.send(connection, "GET", HEALTH).status == http.client.OK
-        except (OSError, http.client.HTTPException, ValueError):
+            status, _ = self.endpoint.get(HEALTH, within(HEALTH_S))
+        except DFlashError:
             return False
-        return found and self.alive  # and not another program at a port that it could not have
+        return status == http.client.OK and self.alive  # and not another program at a port that it could not have
 
     def _ended(self) -> ServerError:
         why = server_log.reason(self.log)

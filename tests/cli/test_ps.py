@@ -39,7 +39,7 @@ def test_without_a_server_there_is_nothing(cli: Cli) -> None:
     ],
 )
 def test_a_record_that_is_none_is_no_server(cli: Cli, own_home: Path, record: str) -> None:
-    file = own_home / ".cache" / "dflash-local" / "serve.json"
+    file = own_home / ".cache" / "dflash-local" / "serve-1-other.json"
     file.parent.mkdir(parents=True)
     file.write_text(record, encoding="utf-8")
     assert cli("ps").out == NOTHING

@@ -180,7 +180,7 @@ def test_one_ctrl_c_ends_what_a_server_draws_out(own_home: Path, fake: Fake, wha
     else:
         fake.raw[path] = mode
     if argv == ["ps"]:
-        record = own_home / ".cache" / "dflash-local" / "serve.json"
+        record = own_home / ".cache" / "dflash-local" / "serve-1-other.json"
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps({"url": fake.url}), encoding="utf-8")
     else:
