@@ -18,9 +18,9 @@ TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "PLAIN", "DRAFTED")
 NOTE = (
     "Speeds are predicted at 1,024 tokens of context: fitted to one NVIDIA H200 with random weights and scaled to each "
     "card, to the H100 by a probe of one, to the others by the makers' data sheets. GiB is the download, drafter "
-    "included; ~ is computed from the model's shape, the text model alone. PLAIN is tokens/s without the drafter. DRAFTED is "
-    "tokens/s at the lowest and the highest acceptance length: this machine's own where it has a record of the pair, "
-    "else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."
+    "included; ~ is computed from the model's shape, the text model alone. PLAIN is tokens/s without the drafter. "
+    "DRAFTED is tokens/s at the lowest and the highest acceptance length: this machine's own where it has a record of "
+    "the pair, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."
 )
 
 
