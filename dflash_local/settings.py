@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import difflib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -194,6 +192,9 @@ def quiet_libraries(xet: bool = False) -> None:
 @cache
 def keep_gradio_private() -> None:
     """Give Gradio a private folder for files, removed when the process ends; call before importing it."""
+    import atexit  # every command loads this module
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix=f"{APP}-page-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["GRADIO_TEMP_DIR"] = folder

@@ -10,7 +10,6 @@ import re
 import subprocess
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +125,8 @@ def scale_of(card: str, other: str, probe: CardProbe | None) -> tuple[Scale, str
 @cache
 def recorded_probes() -> tuple[CardProbe, ...]:
     """Those that come with the program."""
+    from importlib import resources  # `dflash --help` loads this module and must stay quick
+
     text = resources.files(__package__).joinpath(RECORDED).read_text(encoding="utf-8")
     return tuple(CardProbe(**entry) for entry in parse_json(text))
 

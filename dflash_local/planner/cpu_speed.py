@@ -13,9 +13,9 @@ from dflash_local.planner.memory import context_bytes_per_token, drafter_dtype, 
 from dflash_local.planner.parameters import drafter_parameters, layer_parameters, target_parameters
 from dflash_local.planner.plan import Plan
 
-# Of the probed rate the engine reaches so much, by whether one row or a block is computed. An estimate from one run on
-# two cores, in float32; benchmarks/cpu_speed.py measures it.
-STEP_SHARE, BLOCK_SHARE = 0.6, 0.8
+# Of the probed rate the engine reaches so much, by whether one row or a block is computed: in float32 on two cores, the
+# mean of three runs of benchmarks/cpu_speed.py (0.67 to 0.68, 0.84 to 0.87).
+STEP_SHARE, BLOCK_SHARE = 0.67, 0.85
 SMALL = 50_000_000  # weights read by a pass below which the caches hold them, and a toy's time is Python's
 BASIS = "from this CPU's memory, probed once with numpy"
 

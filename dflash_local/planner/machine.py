@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, RunProbe
-from dflash_local.planner.card_probe import CardProbe
 from dflash_local.planner.cards import card_memory, find_card, is_old
-from dflash_local.planner.cpu_probe import CpuRates
+
+if TYPE_CHECKING:
+    from dflash_local.planner.card_probe import CardProbe
+    from dflash_local.planner.cpu_probe import CpuRates
 
 GIB = 2**30
 DISPLAY = GIB * 2 // 5  # what a driver and a desktop take of a card that is only named

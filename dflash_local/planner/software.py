@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import sysconfig
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +131,8 @@ def starts_us(script: Path) -> bool:
 
 def started_module(script: Path) -> str:
     """The module that a console script calls, as pip and uv write them; empty where it is another kind of program."""
+    import zipfile  # `dflash --help` loads this module and must stay quick
+
     try:
         content = script.read_bytes()
         if zipfile.is_zipfile(script):  # Windows: a launcher with the script packed behind it

@@ -50,7 +50,7 @@ def need(pair: Pair, config: LoadConfig) -> int:
 
 def ask(pair: Pair, config: LoadConfig, free: int, monkeypatch: pytest.MonkeyPatch) -> tuple[LoadConfig, str]:
     """What is loaded on a card with so many bytes free, and what the user is told."""
-    monkeypatch.setattr(machine, "this_machine", lambda *_: card(free))
+    monkeypatch.setattr(machine, "this_machine", lambda *_args, **_named: card(free))
     told = io.StringIO()
     return fitted(pair, config, NOBODY, Console({}, err=told).notify), told.getvalue()
 
@@ -97,7 +97,7 @@ def test_main_memory_that_other_programs_have_is_told_and_weights_that_find_no_r
 ) -> None:
     def load(free_now: int) -> tuple[LoadConfig, str]:
         where = Machine("CPU", "cpu", 2**40, 2**40, "", "cpu", free_now=free_now)
-        monkeypatch.setattr(machine, "this_machine", lambda *_: where)
+        monkeypatch.setattr(machine, "this_machine", lambda *_args, **_named: where)
         told = io.StringIO()
         return fitted(pair, LoadConfig(), NOBODY, Console({}, err=told).notify), told.getvalue()
 
@@ -111,7 +111,7 @@ def test_main_memory_that_other_programs_have_is_told_and_weights_that_find_no_r
 def test_the_context_is_known_before_the_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     free = need(pair, LoadConfig(context=16384))
     for config, room in ((LoadConfig(), free), (LoadConfig(), 2**40), (LoadConfig(context=1000), 2**40)):
-        monkeypatch.setattr(machine, "this_machine", lambda *_, room=room: card(room))
+        monkeypatch.setattr(machine, "this_machine", lambda *_args, room=room, **_named: card(room))
         loaded = ask(pair, config, room, monkeypatch)[0].context
         assert planned_context(pair, config, NOBODY) == (loaded or 40960)
     assert planned_context(pair, LoadConfig(fit_check=False), NOBODY) == 40960
@@ -120,7 +120,7 @@ def test_the_context_is_known_before_the_load(pair: Pair, monkeypatch: pytest.Mo
 
 
 def test_what_the_load_will_refuse_leaves_the_context_unknown(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_here(*_: object) -> Machine:
+    def none_here(*_args: object, **_named: object) -> Machine:
         raise UsageError("there is no such device")
 
     monkeypatch.setattr(machine, "this_machine", none_here)

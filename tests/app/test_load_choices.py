@@ -55,7 +55,7 @@ def test_what_fits_comes_first_and_each_row_says_what_it_takes(user: Settings, o
     rows = [choice_row(each) for each in found.choices]
     assert all(len(row.cells) == len(COLUMNS) for row in rows)
     assert rows[0].remark == "published in 4 bits" and "too little" in rows[-1].remark
-    assert "scaled from one" in basis(found)
+    assert "scaled by data sheets" in basis(found)
 
 
 def test_what_is_here_is_preselected_and_needs_no_download(user: Settings, on: Any) -> None:

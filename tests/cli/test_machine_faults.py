@@ -15,6 +15,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,7 +192,7 @@ def two_kinds_of_card(planted: Planted) -> None:
     here = machine.this_machine
     planted.patch.setattr(bundled, "FOLDER", SHIPPED)
     planted.patch.setattr(accelerators, "version_of", {"torch": "2.13.0+cu130"}.get)
-    planted.patch.setattr(machine, "this_machine", lambda device, env, *_: here(device, env, lambda command: TWO_CARDS))
+    planted.patch.setattr(machine, "this_machine", partial(here, probe=lambda command: TWO_CARDS))
     planted.options = []
 
 

@@ -23,7 +23,7 @@ from dflash_local.events import LoadProgress, Notice
 from tests.cli.conftest import Cli, Opened
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_MODULES = 265
+MOST_MODULES = 268
 HEAVY = ("torch", "transformers", "tokenizers", "numpy", "textual", "gradio", "jinja2", "huggingface_hub")
 # main() with a scripted session behind it, for tests that need a real process
 SCRIPTED = """

@@ -155,10 +155,11 @@ def test_plan_says_what_does_not_fit_and_what_would(cli: Cli) -> None:
     assert tiny.code == 5 and "this fits" not in tiny.err and "no smaller context or format" in tiny.err
 
 
-def test_plan_tells_the_speed_of_a_card_whose_bandwidth_is_known(cli: Cli) -> None:
+def test_plan_tells_the_speed_of_a_card_of_which_a_data_sheet_is_known(cli: Cli) -> None:
     text = " ".join(cli("plan", "qwen3.5-9b", "--gpu", "RTX 4090").out.split())
-    assert "predicted speed, scaled from one NVIDIA H200 by memory bandwidth, 1,008 of 4,800 GB/s" in text
-    assert "never measured on this card" in text and "acceptance length 5.1 to 7.93: model card of" in text
+    assert "predicted speed, fitted to measurements of one NVIDIA H200 with random weights" in text
+    assert "scaled by data sheets, 1,008 of 4,800 GB/s" in text
+    assert "never measured on such a card" in text and "acceptance length 5.1 to 7.93: model card of" in text
     assert re.search(r"1,024 \d+ tok/s \d+ to \d+ tok/s", text) and "cycle" not in text
     assert "predicted speed" not in cli("plan", "qwen3.5-9b", "--gpu-memory", "24").out, "a size has no bandwidth"
     found = cli("plan", "qwen3.5-9b", "--gpu", "RTX 4090", "--prefer", "speed", "--json").json["recommended"]

@@ -111,7 +111,7 @@ def test_the_ways_to_load_a_pair_stand_in_order_and_what_does_not_fit_cannot_be_
         assert page.locator(".df-unfit input:enabled").count() == 0
         unfit.first.click()
         assert picked(page) == "autoround-int4"
-        assert "scaled from one" in page.locator(".df-basis").inner_text()
+        assert "scaled by data sheets" in page.locator(".df-basis").inner_text()
         label = page.get_by_role("radio", name=re.compile("^autoround-int4, Context 24,576, Memory 23.58 GiB"))
         assert label.is_checked()
 
