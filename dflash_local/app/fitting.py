@@ -107,7 +107,7 @@ def _cpu_rates(user: Settings, notify: Notify | None) -> CpuRates | None:
         notify(Notice("measuring how fast this CPU reads its memory, once, for ten seconds at most"))
         quiet = cpu_probe.is_quiet()
         found = cpu_probe.probe(cpu)
-        if quiet:
+        if quiet and cpu_probe.is_quiet():  # a machine that becomes busy meanwhile makes its CPU look slow for good
             cpu_probe.add(folder, found)
         else:
             notify(Notice("other programs were busy meanwhile: the next plan measures again"))
