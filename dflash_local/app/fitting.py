@@ -90,7 +90,7 @@ def _card_probe(card: Machine, user: Settings, notify: Notify | None) -> CardPro
 
     folder = speeds_folder(user)
     found = card_probe.read(folder, card.name)
-    if found is None and notify is not None and card.free > card_probe.NEEDED:
+    if found is None and notify is not None and card.free >= card_probe.FREE_SHARE * card.memory:
         notify(Notice(f"measuring how fast {card.name} reads and multiplies, once, for about half a minute"))
         found = card_probe.take(folder, card.device, card.name)
     return found

@@ -19,7 +19,7 @@ from dflash_local.planner.cards import find_bandwidth, find_clock_rate, same_car
 from dflash_local.store.kept import keep
 
 RECORDED = "card_probes.json"
-NEEDED = 4 * 2**30  # bytes of the card that are free for a probe: its own, and those of CUDA
+FREE_SHARE = 0.75  # of the card's memory, at least: where less is free another program may keep it busy
 TIMEOUT_S = 120.0  # most of it is loading torch and compiling a kernel
 
 

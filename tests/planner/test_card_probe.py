@@ -52,8 +52,10 @@ def test_a_probe_is_taken_once_and_said(
     (command,), (notice,) = asked, told
     assert command[0] == sys.executable and command[-1] == "cuda:0" and "once" in str(notice)
 
-    monkeypatch.setattr(machine, "this_machine", lambda *_args, **_named: replace(free, name="NVIDIA L4", free=2**30))
-    assert fitting.machine(user, notify=told.append).probe is None and len(asked) == 1, "the card is full"
+    monkeypatch.setattr(
+        machine, "this_machine", lambda *_args, **_named: replace(free, name="NVIDIA L4", free=59 * 2**30)
+    )
+    assert fitting.machine(user, notify=told.append).probe is None and len(asked) == 1, "another program is on the card"
 
 
 @pytest.mark.parametrize(
