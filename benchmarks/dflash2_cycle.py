@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.predicted_speed import stored_as
+from benchmarks.speed_table import stored_as
 from dflash_local.bench import random_run
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.bench.random_pair import RandomPair, of_row

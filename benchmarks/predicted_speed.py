@@ -20,15 +20,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.speed_table import STORED as FORMATS
+from benchmarks.speed_table import stored_as
 from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import of_row
 from dflash_local.bench.random_run import SLACK
 from dflash_local.catalog import registry
-from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.cli.console import Console
 from dflash_local.cli.random_bench import RandomOptions, random_bench
-from dflash_local.config.features import ModelConfig
-from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.errors import DFlashError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import Machine
@@ -43,17 +42,9 @@ KINDS = {
     "qwen3-coder-30b-a3b": "experts",
     "qwen3.5-35b-a3b": "hybrid, experts",
 }
-FORMATS = {"bf16": None, "fp8": "fp8", "int4": "int4-g128"}
 CONTEXTS = (1024, 8192)
 PREFILL = 8192
 LOAD = LoadConfig(drafter_precision="8bit")  # what auto takes on every card measured so far
-
-
-def stored_as(target: ModelConfig, stored: str | None) -> ModelConfig:
-    """A target whose weights are published in a format of ``FORMATS``, None in bfloat16."""
-    if stored is None:
-        return target
-    return replace(target, quantization=read_quantization(Fields(USUAL[stored], stored)))
 
 
 def planned(name: str, stored: str | None, machine: Machine) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.predicted_speed import FORMATS as STORED
-from benchmarks.predicted_speed import stored_as
 from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import of_row
 from dflash_local.catalog import registry
+from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
+from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.layout.linear import weight_format
 from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import LoadConfig
@@ -62,7 +62,8 @@ FORMATS: Mapping[str, StoredFormat | None] = {
     "NVFP4": StoredFp4("nvfp4"),
 }
 ALIKE = {StoredFp8((WHOLE, WHOLE)).name: StoredFp8((1, WHOLE)).name}  # kept as the other is
-# Passes of predicted_speed.py's combinations: the H200's records have steps alone.
+STORED = {"bf16": None, "fp8": "fp8", "int4": "int4-g128"}  # of predicted_speed.py
+# Passes of its combinations: the H200's records have steps alone.
 COMBINATIONS = ("h100_passes", "h200_predicted_speed")
 # Whole passes: record, pair, what the weights were rounded to as they were made.
 PASSES = (
@@ -125,6 +126,13 @@ def records() -> list[Measured]:
         at = json.loads(text)["measured"]["at"][0]
         found.append(Measured(file, quantized(known.target, quantize), known.drafter, at))
     return found
+
+
+def stored_as(target: ModelConfig, stored: str | None) -> ModelConfig:
+    """A target whose weights are published in a format of ``STORED``, None in bfloat16."""
+    if stored is None:
+        return target
+    return replace(target, quantization=read_quantization(Fields(USUAL[stored], stored)))
 
 
 def combinations() -> list[Measured]:

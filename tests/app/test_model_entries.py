@@ -68,7 +68,7 @@ def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(pair: P
     user = settings.load()
     before = verdicts(model_entries(user))
     assert before[NAME] == "fits"
-    card.free = 20 * GIB  # its weights lie in memory now
+    card.free = 14 * GIB  # its weights lie in memory now
     assert verdicts(model_entries(user))[NAME] != "fits"
     loaded = Loaded(pair, FACTS)
     assert verdicts(model_entries(user, loaded))[NAME] == model_entry(NAME, user, loaded).fits == "fits"
@@ -90,7 +90,7 @@ def test_command_line_terminal_and_page_say_the_same(
     monkeypatch.setattr(ServedPair, "_served", pair)
     page = ServedPair(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
     assert verdicts(screen.entries()) == verdicts(page.entries()) == told
-    card.free = 20 * GIB
+    card.free = 14 * GIB
     small = verdicts(screen.entries())
     assert small == verdicts(page.entries()) and small[NAME] != "fits"
     screen.open()

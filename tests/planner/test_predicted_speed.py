@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 from benchmarks import dflash2_cycle  # noqa: E402
-from benchmarks.predicted_speed import FORMATS, KINDS, errors, predicted_today, stored_as, table  # noqa: E402
+from benchmarks.predicted_speed import FORMATS, KINDS, errors, predicted_today, table  # noqa: E402
+from benchmarks.speed_table import stored_as  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
