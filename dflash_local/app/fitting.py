@@ -80,7 +80,7 @@ def machine(
     found = this_machine(device, user.environ, given_back=_given_back(loaded) if loaded is not None else None)
     if found.kind == "cpu":
         return replace(found, rates=_cpu_rates(user, notify))
-    return replace(found, probe=_card_probe(found, user, notify)) if found.runs_kernels(dense=True) else found
+    return replace(found, probe=_card_probe(found, user, notify)) if found.runs_kernels(dense=False) else found
 
 
 def _card_probe(card: Machine, user: Settings, notify: Notify | None) -> CardProbe | None:

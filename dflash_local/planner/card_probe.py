@@ -6,7 +6,6 @@ A prediction for a card scales the one table of launches (``planner/speed.py``) 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -15,7 +14,7 @@ from typing import Any
 
 from dflash_local import child_process
 from dflash_local.json_text import parse_json
-from dflash_local.planner.cards import find_bandwidth, find_clock_rate, same_card
+from dflash_local.planner.cards import file_stem, find_bandwidth, find_clock_rate, same_card
 from dflash_local.store.kept import keep
 
 RECORDED = "card_probes.json"
@@ -85,7 +84,7 @@ def take(folder: Path | None, device: str, card: str) -> CardProbe | None:
 
 
 def _file(folder: Path, card: str) -> Path:
-    return folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', card).strip('-').lower()}-probe.json"
+    return folder / f"{file_stem(card)}-probe.json"
 
 
 def _checked(entry: Any, card: str) -> CardProbe | None:

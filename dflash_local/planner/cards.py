@@ -144,6 +144,11 @@ def same_card(one: str, other: str) -> bool:
     return _key(one) == _key(other)
 
 
+def file_stem(name: str) -> str:
+    """Of the files that hold what was measured on a card."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "card"
+
+
 def _key(name: str) -> str:
     words = [word for word in re.split(r"[^a-z0-9.]+", name.lower()) if word not in FILLER]
     return re.sub(r"(\d)gb$", r"\1", "".join(words))

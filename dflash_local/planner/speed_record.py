@@ -6,7 +6,6 @@ One JSON file for each card in the cache folder; the newest measurement of a pla
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from dflash_local.json_text import parse_json
 from dflash_local.load_config import LoadConfig
+from dflash_local.planner.cards import file_stem
 from dflash_local.planner.plan import Plan
 from dflash_local.planner.speed import Prediction, Times
 from dflash_local.store.kept import keep
@@ -81,8 +81,7 @@ class SpeedRecord:
     """The measurements of a card. folder: None keeps nothing."""
 
     def __init__(self, folder: Path | None, card: str) -> None:
-        name = re.sub(r"[^A-Za-z0-9]+", "-", card).strip("-").lower()
-        self.path = None if folder is None else folder / f"{name or 'card'}.json"
+        self.path = None if folder is None else folder / f"{file_stem(card)}.json"
         self.card = card
 
     def read(self) -> tuple[SpeedMeasurement, ...]:

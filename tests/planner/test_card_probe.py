@@ -56,6 +56,9 @@ def test_a_probe_is_taken_once_and_said(
         machine, "this_machine", lambda *_args, **_named: replace(free, name="NVIDIA L4", free=59 * 2**30)
     )
     assert fitting.machine(user, notify=told.append).probe is None and len(asked) == 1, "another program is on the card"
+    blind = replace(free, name="NVIDIA L4", compiler=False)
+    monkeypatch.setattr(machine, "this_machine", lambda *_args, **_named: blind)
+    assert fitting.machine(user, notify=told.append).probe is None and len(asked) == 1, "nothing compiles its kernel"
 
 
 @pytest.mark.parametrize(
