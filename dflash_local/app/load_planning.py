@@ -80,7 +80,7 @@ def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
     from dflash_local.engine.fused import FusedRunner
     from dflash_local.layout.quantized import quantized
     from dflash_local.planner.load import Load
-    from dflash_local.planner.speed import Times, times_on
+    from dflash_local.planner.speed import Times, predict_load
     from dflash_local.planner.speed_record import SpeedMeasurement, SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
@@ -96,7 +96,7 @@ def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
     context = min(AT, runner.context // 2)
     config = planned.found.load
     target = quantized(planned.known.target, config.quantize)
-    predicted = times_on(planned.where, target, planned.known.drafter, Load.of("cuda", config, context, block))
+    predicted = predict_load(planned.where, target, planned.known.drafter, Load.of("cuda", config, context, block))
     shorter = tuple((rows, ms) for rows, ms in sorted(runner.costs.items()) if 1 < rows < block)
     times = Times(context, runner.costs[1], runner.costs[block], block, shorter)
     source, weights = planned.known.target.source, planned.found.format

@@ -91,12 +91,13 @@ def random_bench(
         raise UsageError(f"--acceptance {max(lengths):g} is more than the drafter's block of {block}")
     measures = _measures(options, pair, stated.rows)
     place = place or random_run.gpu(options.load.device, options.load.dtype)
-    _check_fit(choice, user, pair, measures, machine or random_run.machine(place), place)
+    machine = machine or random_run.machine(place)
+    _check_fit(choice, user, pair, measures, machine, place)
     with console.progress() as line:
         found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
         others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if options.baselines else ()
     if place.device.type == "cuda" and not pair.toy:
-        _keep_speeds(pair, found, machine or random_run.machine(place), user)
+        _keep_speeds(pair, found, machine, user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
     lines = random_report.random_lines(pair, measures, place, found, stated, others, console.columns)
     conclude(console, report, lines, options.as_json, options.report)
@@ -105,7 +106,7 @@ def random_bench(
 def _keep_speeds(pair: RandomPair, found: Measured, machine: Machine, user: Settings) -> None:
     """Let later plans for this card begin from what was measured."""
     from dflash_local.planner.load import Load
-    from dflash_local.planner.speed import Times, times_on
+    from dflash_local.planner.speed import Times, predict_load
     from dflash_local.planner.speed_record import SpeedMeasurement, SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
@@ -114,7 +115,7 @@ def _keep_speeds(pair: RandomPair, found: Measured, machine: Machine, user: Sett
     weights = PLAIN_FORMAT if stored is None else stored.name
     kept = []
     for at in found.at:
-        predicted = times_on(machine, pair.model, pair.config, Load.of("cuda", config, at.context, block))
+        predicted = predict_load(machine, pair.model, pair.config, Load.of("cuda", config, at.context, block))
         cycle = at.cycle.get(block)
         shorter = tuple((rows, one.ms) for rows, one in sorted(at.cycle.items()) if rows < block)
         times = Times(at.context, at.step.ms, None if cycle is None else cycle.ms, block, shorter)

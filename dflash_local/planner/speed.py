@@ -217,10 +217,11 @@ def predict(
     return Prediction(tuple(times), None if drafter is None else lengths, basis)
 
 
-def times_on(machine: Machine, target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Times | None:
-    """``times_of`` on a machine's card, without the cycles measured on it; None where nothing is known of the card."""
+def predict_load(machine: Machine, target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Prediction | None:
+    """Of a load at its own context, without what was measured on the card; None where nothing is known of the card."""
     scaled = _table_for(machine)
-    return None if scaled is None else times_of(target, drafter, load, scaled[0], scaled[1])
+    times = None if scaled is None else times_of(target, drafter, load, scaled[0], scaled[1])
+    return None if scaled is None or times is None else Prediction((times,), None, scaled[2])
 
 
 def times_of(

@@ -29,7 +29,8 @@ class SpeedMeasurement:
 
     Attributes:
         target: as ``ModelConfig.source``. format, drafter_precision, kv_cache: of the plan. rows: of a cycle; 1 where
-            there is no drafter, and then ``cycle_ms`` is None. shorter: as of ``Times``.
+            there is no drafter, and then ``cycle_ms`` is None. shorter: as of ``Times``. basis: of what was predicted;
+            older versions kept none.
     """
 
     card: str
@@ -44,12 +45,14 @@ class SpeedMeasurement:
     predicted_step_ms: float | None
     predicted_cycle_ms: float | None
     shorter: tuple[tuple[int, float], ...] = ()
+    basis: str = ""
 
     @classmethod
     def of(
-        cls, card: str, target: str, weights: str, load: LoadConfig, times: Times, predicted: Times | None
+        cls, card: str, target: str, weights: str, load: LoadConfig, times: Times, predicted: Prediction | None
     ) -> SpeedMeasurement:
-        """Of a load. weights: the format's name, as ``Plan.format``. times: measured."""
+        """Of a load. weights: the format's name, as ``Plan.format``. times: measured. predicted: for this context."""
+        expected = None if predicted is None else predicted.times[0]
         return cls(
             card=card,
             target=target,
@@ -60,9 +63,10 @@ class SpeedMeasurement:
             rows=int(times.rows),
             step_ms=times.step_ms,
             cycle_ms=times.cycle_ms,
-            predicted_step_ms=None if predicted is None else predicted.step_ms,
-            predicted_cycle_ms=None if predicted is None else predicted.cycle_ms,
+            predicted_step_ms=None if expected is None else expected.step_ms,
+            predicted_cycle_ms=None if expected is None else expected.cycle_ms,
             shorter=times.shorter,
+            basis="" if predicted is None else predicted.basis,
         )
 
     def is_of(self, plan: Plan, target: str) -> bool:
@@ -108,19 +112,23 @@ def corrected(
     found: Prediction | None, plan: Plan, target: str, measured: tuple[SpeedMeasurement, ...]
 ) -> Prediction | None:
     """A prediction with what this card measured: of the very plan the measured times, else scaled by how far other
-    plans' predictions were off, the median of them.
+    plans' predictions were off, the median of them: of those that were made on the same basis.
     """
     own = [each for each in measured if each.is_of(plan, target)]
-    if found is None or not measured:
+    if found is None:
+        return None
+    alike = [each for each in own or measured if each.basis == found.basis]
+    if not own and not alike:
         return found
-    step = _factor((each.step_ms, each.predicted_step_ms) for each in own or measured)
-    cycle = _factor((each.cycle_ms, each.predicted_cycle_ms) for each in own or measured)
+    step = _factor((each.step_ms, each.predicted_step_ms) for each in alike)
+    cycle = _factor((each.cycle_ms, each.predicted_cycle_ms) for each in alike)
     times = tuple(_of_own(own, _scaled(one, step, cycle)) for one in found.times)
     if own:
         contexts = ", ".join(f"{context:,}" for context in sorted({each.context for each in own}))
-        rest = "" if all(one.measured for one in times) else "; other contexts scaled by that"
+        rest = f"; other contexts {'scaled by that' if alike else 'predicted'}"
+        rest = "" if all(one.measured for one in times) else rest
         return replace(found, times=times, basis=f"measured on this card at {contexts} tokens of context{rest}")
-    count = f"{len(measured)} measurement{'' if len(measured) == 1 else 's'}"
+    count = f"{len(alike)} measurement{'' if len(alike) == 1 else 's'}"
     return replace(found, times=times, basis=f"{found.basis}; corrected by {count} on this card")
 
 
@@ -151,7 +159,7 @@ def _measurement(entry: Any) -> SpeedMeasurement | None:
         found = SpeedMeasurement(**{**entry, "shorter": tuple(shorter.items())})
     except (AttributeError, TypeError, ValueError):
         return None
-    texts = found.card, found.target, found.format, found.drafter_precision, found.kv_cache
+    texts = found.card, found.target, found.format, found.drafter_precision, found.kv_cache, found.basis
     times = found.cycle_ms, found.predicted_step_ms, found.predicted_cycle_ms
     right = (
         all(isinstance(each, str) for each in texts)

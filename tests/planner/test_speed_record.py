@@ -23,7 +23,7 @@ PREDICTED = Prediction(
 )
 LOADED = replace(PLAN, load=replace(PLAN.load, drafter_precision="8bit"))
 TOOK = Times(1024, 12.0, 24.0, 16, ((4, 11.0),))
-MEASURED = SpeedMeasurement.of(CARD.name, "a/b", LOADED.format, LOADED.load, TOOK, PREDICTED.times[0])
+MEASURED = SpeedMeasurement.of(CARD.name, "a/b", LOADED.format, LOADED.load, TOOK, PREDICTED)
 
 
 def test_a_measured_plan_has_its_own_times_and_scaled_ones_at_other_contexts() -> None:
@@ -34,6 +34,9 @@ def test_a_measured_plan_has_its_own_times_and_scaled_ones_at_other_contexts() -
     assert found.times[1].step_ms == pytest.approx(13.2) and found.times[1].cycle_ms == pytest.approx(27.0)
     assert found.times[1].shorter == ((8, 21.0),)
     assert [each["measured"] for each in found.as_dict()["at"]] == [True, False]
+    other = corrected(replace(PREDICTED, basis="by a probe taken since"), PLAN, "a/b", (MEASURED,))
+    assert other is not None and other.basis.endswith("of context; other contexts predicted")
+    assert other.times == (found.times[0], PREDICTED.times[1])
     old = corrected(PREDICTED, PLAN, "a/b", (replace(MEASURED, shorter=()),))
     assert old is not None and old.times[0].shorter == ((4, 15.0), (8, 18.0)), "scaled, as it knows none"
 
@@ -48,6 +51,8 @@ def test_other_plans_are_corrected_by_the_median() -> None:
     found = corrected(PREDICTED, PLAN, "a/b", measured)
     assert found is not None and found.basis == "scaled; corrected by 3 measurements on this card"
     assert [one.step_ms for one in found.times] == pytest.approx([12.0, 13.2])
+    elsewise = replace(PREDICTED, basis="by a probe taken since")
+    assert corrected(elsewise, PLAN, "a/b", measured) is elsewise, "what was predicted otherwise tells nothing of it"
     assert corrected(PREDICTED, PLAN, "a/b", ()) is PREDICTED and corrected(None, PLAN, "a/b", measured) is None
 
 
