@@ -22,6 +22,7 @@ from dflash_local.app.resolve import Obtain, choose, resolve
 from dflash_local.app.thinking import thinking_notice
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
@@ -126,7 +127,7 @@ class ChatSession:
             self.warn(notice)
 
     def _open(self, pair: Pair, load: LoadConfig | None = None) -> None:
-        defaults = sampling_defaults(pair.target)
+        defaults = sampling_defaults(open_source(pair.target))
         if load is None:  # the drafter, too, where there is one: /mode switches
             draft = pair.drafter is not None or self.conversation.options.mode == "dflash"
             load = replace(self._load, draft=draft)

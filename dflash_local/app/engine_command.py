@@ -15,8 +15,7 @@ from dflash_local.app.models import ModelStore, model_store
 from dflash_local.app.resolve import Choice, with_local_mirror
 from dflash_local.catalog.row import REMOTE_CODE, Launch, Repo, Row, fingerprint_of
 from dflash_local.catalog.shapes import shape
-from dflash_local.checkpoint_files.json_file import read_object
-from dflash_local.checkpoint_files.model_config import CONFIG
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.config.dspark import ARCHITECTURES as DSPARK
 from dflash_local.errors import DownloadError, SettingsError, UsageError
 from dflash_local.remote.server_checks import PROGRAMS, Program
@@ -186,7 +185,7 @@ def _drafter_config(choice: Choice, store: ModelStore | None) -> Mapping[str, An
     """Of the files where they are here, else what the registry keeps of it; empty where neither is."""
     if choice.drafter is None:
         return {}
-    here = read_object(Path(_place(choice.drafter, store).id) / CONFIG, optional=True)
+    here = open_source(Path(_place(choice.drafter, store).id)).config()
     return here or (None if isinstance(choice.drafter, Path) else shape(choice.drafter.id)) or {}
 
 

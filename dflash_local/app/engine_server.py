@@ -16,7 +16,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
-from dflash_local.catalog.generation_config import FILE
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import UnknownModelError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
@@ -148,7 +148,7 @@ def _snapshot(name: str, user: Settings) -> Path | None:
 
 def sampling_notice(pair: Pair, given: str = "--temperature is given") -> str:
     """That replies are greedy where nobody gives a temperature; empty where the authors' advice is on this machine."""
-    if (pair.target / FILE).is_file():
+    if open_source(pair.target).generation_config():
         return ""
     return f"greedy unless {given}: what the authors of {pair.name} advise is not on this machine"
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.app.models import ModelStore, install_status, model_store, registry
 from dflash_local.catalog import bundled
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.checkpoint_files.json_file import read_object
-from dflash_local.checkpoint_files.model_config import CONFIG, read_model_config
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError, DFlashError
 from dflash_local.tables import listing
 
@@ -108,10 +107,10 @@ def _config_of(target: Repo | Path, store: ModelStore | None) -> Mapping[str, An
     return None if here is None else _read(here.folder)
 
 
-def _read(folder: Path) -> Mapping[str, Any] | None:
+def _read(path: Path) -> Mapping[str, Any] | None:
     """None where it cannot be read, which loading tells better."""
     try:
-        return read_model_config(folder) if read_object(folder / CONFIG, optional=True) else None
+        return open_source(path).config() or None
     except CheckpointError:
         return None
 

@@ -14,7 +14,7 @@ from dflash_local.app.models import ModelStore
 from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose, of_row
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.checkpoint_files.model_config import read_model_config
+from dflash_local.checkpoint_files.source import needed_config, open_source
 from dflash_local.errors import CheckpointError, DoesNotFitError, UsageError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
@@ -190,10 +190,10 @@ def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | Non
     from dflash_local.config.read_model import read_model
 
     try:
-        shape = read_model(_read(target), name)
+        shape = read_model(needed_config(open_source(target)), name)
         if drafter is None:
             return Shapes(shape, None)
-        return Shapes(shape, DrafterConfig.from_shape(_read(drafter), str(drafter)))
+        return Shapes(shape, DrafterConfig.from_shape(needed_config(open_source(drafter)), str(drafter)))
     except CheckpointError:
         return None
 
@@ -209,16 +209,12 @@ def configuration(part: Repo | Path | None, row: Row | None, store: ModelStore |
     if part is None:
         return None
     if isinstance(part, Path):
-        return _read(part)
+        return needed_config(open_source(part))
     here = store.find(part) if store is not None else None
-    if here is not None and (here.folder / "config.json").exists():
-        return _read(here.folder)
+    if here is not None and (known := open_source(here.folder).config()):
+        return known
     kept = shape(part.id)
     return shape(row.drafter.id) if kept is None and row is not None and row.drafter is not None else kept
-
-
-def _read(folder: Path) -> Mapping[str, Any]:
-    return read_model_config(folder, "give the folder that holds config.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from dflash_local.app.attaching import attached
@@ -12,8 +11,9 @@ from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
-from dflash_local.chat.tokenizer_files import read_files
+from dflash_local.chat.tokenizer_files import chat_template
 from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
+from dflash_local.checkpoint_files.source import is_on_disk, open_source
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Load, Model
@@ -29,16 +29,17 @@ def model_of(
     Args:
         attach_from: the address of the server that asks, when another one may lend the pair.
     """
-    files = read_files(pair.target)
+    source = open_source(pair.target)
+    parts = source.tokenizer()
     name, aliases = names_of(pair, user)
     return Model(
         name=name,
         load=loader(pair, load, user, notify, attach_from),
         aliases=aliases,
-        sampling=sampling_defaults(pair.target),
+        sampling=sampling_defaults(source),
         thinking=thinking,
         mode="dflash" if load.draft else "ar",
-        call_format=format_of(files.template if files is not None else None) or GENERAL_FORM,
+        call_format=format_of(None if parts is None else chat_template(parts)) or GENERAL_FORM,
         context=planned_context(pair, load, user),
     )
 
@@ -64,7 +65,7 @@ def loader(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, attach_
 
 def names_of(pair: Pair, user: Settings) -> tuple[str, tuple[str, ...]]:
     """What a pair's id is, never a path of this machine, and its aliases of the registry's row."""
-    if os.path.isdir(os.path.expanduser(pair.name)):
+    if is_on_disk(pair.name):
         return pair.target.resolve().name or "model", ()
     row = registry(user).find(pair.name)
     return pair.name, tuple(name for name in (row.aliases if row is not None else ()) if name != pair.name)

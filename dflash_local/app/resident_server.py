@@ -15,6 +15,7 @@ from dflash_local.app.thinking import default_thinking
 from dflash_local.app.two_servers import TwoServers
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import LoadProgress, Mode, Notice
 from dflash_local.load_config import LoadConfig
@@ -63,7 +64,7 @@ class ResidentServer(ABC):
             name=name,
             load=load,
             aliases=aliases,
-            sampling=sampling_defaults(pair.target),
+            sampling=sampling_defaults(open_source(pair.target)),
             thinking=thinking,
             mode=self.mode,
             call_format="server",

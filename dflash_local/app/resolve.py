@@ -16,7 +16,7 @@ from dflash_local.app.models import ModelStore, model_store, registry, remote_co
 from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
-from dflash_local.checkpoint_files.model_config import CONFIG
+from dflash_local.checkpoint_files.source import is_on_disk, open_source
 from dflash_local.errors import DoesNotFitError, DownloadError, UnknownModelError, UsageError
 from dflash_local.events import Notice
 from dflash_local.settings import Settings
@@ -140,8 +140,8 @@ def resolve(
         DownloadError: something is missing and was not downloaded. DoesNotFitError: the target runs on a server only.
     """
     choice = choose(model, drafter, user, draft=draft)
-    if model in BUNDLED or _is_folder(model):
-        if choice.base is None and (drafter is None or _is_folder(drafter)):
+    if model in BUNDLED or is_on_disk(model):
+        if choice.base is None and (drafter is None or is_on_disk(drafter)):
             return bundled.find(model, drafter)
     if choice.row is not None and choice.row.bundled and choice.own_drafter:
         return bundled.find(choice.row.bundled)
@@ -187,7 +187,7 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
     """
     own = _drafter(drafter) if drafter is not None else None
-    if model in BUNDLED or _is_folder(model):
+    if model in BUNDLED or is_on_disk(model):
         pair = bundled.find(model)
         row = registry(user).find(model) if model in BUNDLED else None
         base = base_of(model, pair.target, user) if row is None and own is None and draft else None
@@ -231,13 +231,11 @@ def of_row(row: Row) -> Choice:
 
 def unknown(model: str, rows: Registry) -> UnknownModelError:
     """The error for a name that nothing answers to, with the nearest names."""
-    if os.path.isfile(os.path.expanduser(model)):
-        return UnknownModelError(f"{model!r} is a file, not a model folder", "give the folder that holds config.json")
     close = nearest(model, rows)
     named = " or ".join(map(repr, close))
-    hint = "dflash models lists all; a folder works too, and so does owner/name with --drafter"
+    hint = "dflash models lists all; a folder or GGUF file works too, and so does owner/name with --drafter"
     hint = f"did you mean {named}?{_for_a_fine_tune(model, close, rows)}" if close else hint
-    return UnknownModelError(f"unknown model {model!r}: not bundled, not in the registry, not a folder", hint)
+    return UnknownModelError(f"unknown model {model!r}: not bundled, not in the registry, not on disk", hint)
 
 
 def _for_a_fine_tune(model: str, close: Sequence[str], rows: Registry) -> str:
@@ -401,19 +399,19 @@ def _is_here(repo: Repo, user: Settings) -> bool:
     """True where its config.json is on this machine."""
     store = model_store(user)
     found = None if store is None else store.find(repo)
-    return found is not None and (found.folder / CONFIG).is_file()
+    return found is not None and bool(open_source(found.folder).config())
 
 
 def _drafter(text: str) -> Repo | Path:
     from dflash_local.catalog.repo_id import is_repo_id
     from dflash_local.catalog.row import Repo
 
-    if _is_folder(text):
+    if is_on_disk(text):
         return Path(os.path.expanduser(text))
     if not is_repo_id(text):
         raise UsageError(
-            f"--drafter {text!r} is neither a folder nor a repository",
-            "give the folder of a DFlash drafter, or owner/name",
+            f"--drafter {text!r} is neither on this machine nor a repository",
+            "give the folder or GGUF file of a DFlash drafter, or owner/name",
         )
     return Repo(text)
 
@@ -439,5 +437,3 @@ def _is_own(drafter: Repo | Path, row: Row) -> bool:
     return drafter.id.lower() in (name.lower() for name in known)
 
 
-def _is_folder(text: str) -> bool:
-    return os.path.isdir(os.path.expanduser(text))

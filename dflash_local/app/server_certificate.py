@@ -17,6 +17,7 @@ from dflash_local import __version__, tables
 from dflash_local.app.examples import TOY
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
+from dflash_local.checkpoint_files.source import is_on_disk
 from dflash_local.errors import DFlashError, ExactnessError, Interrupted
 from dflash_local.events import Event, Mode, Notice
 from dflash_local.request import Limits, Request, user_request
@@ -242,7 +243,7 @@ def report(
         "report": "dflash certify --url",
         "schema": SCHEMA,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "pair": pair.name if pair.bundled else os.path.basename(pair.name) if os.path.isdir(pair.name) else pair.name,
+        "pair": pair.name if pair.bundled else os.path.basename(pair.name) if is_on_disk(pair.name) else pair.name,
         "note": TOY if pair.toy else None,
         "versions": {"python": platform.python_version(), "dflash-local": __version__},
         "servers": {"drafting": identity(drafting), "plain": identity(plain)},

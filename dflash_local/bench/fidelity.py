@@ -146,7 +146,7 @@ def fidelity_report(
         {
             **header("dflash bench --fidelity", pair, facts),
             "original": {
-                "target": asdict(provenance.folder_identity(original.target)),
+                "target": asdict(provenance.checkpoint_identity(original.target)),
                 "engine": original_facts.engine,
                 "weights": original_facts.weights,
                 "load": asdict(original_facts.load),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local import __version__
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError
 from dflash_local.planner import hardware, software
 
@@ -22,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """A file by name and size; ``sha256`` is of the whole config, or of a safetensors file's header."""
+    """A file by name and size; ``sha256`` is of the whole config, or of a weight file's header."""
 
     name: str
     bytes: int
@@ -30,27 +31,36 @@ class FileIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderIdentity:
-    """A model folder: its name, its hub revision when the folder records it, and what it holds."""
+class CheckpointIdentity:
+    """A model's folder or file: its name, its hub revision when its place records it, and what it holds."""
 
     name: str
     revision: str | None
     files: tuple[FileIdentity, ...]
 
 
-def folder_identity(folder: Path) -> FolderIdentity:
-    """Digests of configs and safetensors headers (names, shapes, offsets). CheckpointError: unreadable."""
-    folder = folder.resolve()
-    files = [file for file in sorted(folder.iterdir()) if file.suffix == ".safetensors" or file.name in CONFIGS]
+def checkpoint_files(path: Path) -> list[Path]:
+    """The files that a checkpoint is read from; a GGUF file is one."""
+    if path.is_file():
+        return [path]
+    return [file for file in sorted(path.iterdir()) if file.suffix == ".safetensors" or file.name in CONFIGS]
+
+
+def checkpoint_identity(path: Path) -> CheckpointIdentity:
+    """Digests of configs and of weight files' headers (names, shapes, offsets). CheckpointError: unreadable."""
+    place = path.absolute()  # with its links: the cache's files are links to blobs without a name
     try:
-        identities = tuple(FileIdentity(file.name, file.stat().st_size, _digest(file)) for file in files)
+        identities = tuple(
+            FileIdentity(file.name, file.stat().st_size, _digest(file)) for file in checkpoint_files(path)
+        )
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    folder = place.parent if path.is_file() else path.resolve()
     name, revision = f"{folder.parent.name}/{folder.name}", None
     if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name):  # of the standard hub cache
         name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
         revision = folder.name
-    return FolderIdentity(name, revision, identities)
+    return CheckpointIdentity(f"{name}/{place.name}" if path.is_file() else name, revision, identities)
 
 
 def _digest(file: Path) -> str:
@@ -58,8 +68,10 @@ def _digest(file: Path) -> str:
         if file.suffix == ".safetensors":
             head = stream.read(8)
             data = head + stream.read(min(int.from_bytes(head, "little"), MAX_HEADER))
-        else:
+        elif file.name in CONFIGS:
             data = stream.read()
+        else:  # the tensors of a GGUF file lie behind its header
+            data = stream.read(min(info.offset for info in open_source(file).tensors().values()))
     return hashlib.sha256(data).hexdigest()
 
 

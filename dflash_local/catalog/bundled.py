@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_local.checkpoint_files.source import is_on_disk
 from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
 
 BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
@@ -18,7 +19,7 @@ TOY_BAND = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and its drafter, as folders on this machine.
+    """A target and its drafter, as folders or GGUF files on this machine.
 
     Attributes:
         drafter: None: the pair runs in mode ``ar`` only. bundled: both are the package's own, reached by name.
@@ -58,26 +59,25 @@ class Pair:
 
 
 def find(model: str, drafter: str | None = None) -> Pair:
-    """The pair behind a bundled name or a local folder.
+    """The pair behind a bundled name, a folder or a GGUF file.
 
     Args:
-        model: a name of ``BUNDLED`` or the folder of a target.
-        drafter: the folder of a drafter; overrides a bundled one.
+        model: a name of ``BUNDLED``, or a target on disk.
+        drafter: one on disk; overrides a bundled one.
 
     Raises:
-        UnknownModelError: neither a name nor a folder; suggests the nearest name.
-        UsageError: ``drafter`` is not a folder.
+        UnknownModelError: neither; suggests the nearest name.
+        UsageError: there is no ``drafter``.
         CheckpointError: a bundled pair is missing from this installation.
     """
-    if drafter is not None and not os.path.isdir(os.path.expanduser(drafter)):
-        raise UsageError(f"--drafter {drafter!r} is not a folder", "give the folder of a DFlash drafter checkpoint")
+    if drafter is not None and not is_on_disk(drafter):
+        raise UsageError(f"--drafter {drafter!r} does not exist", "give the folder or GGUF file of a DFlash drafter")
     chosen = Path(os.path.expanduser(drafter)) if drafter is not None else None
     if model in BUNDLED:
         return _bundled(model, chosen)
-    folder = os.path.expanduser(model)  # os.path: a name that no path can be is simply not a folder
-    if os.path.isdir(folder):
-        return Pair(model, Path(folder), chosen, bundled=False)
-    raise _unknown(model, folder)
+    if is_on_disk(model):
+        return Pair(model, Path(os.path.expanduser(model)), chosen, bundled=False)
+    raise _unknown(model)
 
 
 def _bundled(name: str, drafter: Path | None) -> Pair:
@@ -97,9 +97,8 @@ def _bundled(name: str, drafter: Path | None) -> Pair:
     return Pair(name, folder / "target", folder / "drafter", True, TOY_BAND, generations, thinking)
 
 
-def _unknown(model: str, folder: str) -> UnknownModelError:
-    if os.path.isfile(folder):
-        return UnknownModelError(f"{model!r} is a file, not a model folder", "give the folder that holds config.json")
+def _unknown(model: str) -> UnknownModelError:
     close = difflib.get_close_matches(model.lower(), BUNDLED, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"give the folder of a model, or one of: {', '.join(BUNDLED)}"
-    return UnknownModelError(f"unknown model {model!r}: neither a bundled pair nor a folder", hint)
+    other = f"give the folder or GGUF file of a model, or one of: {', '.join(BUNDLED)}"
+    hint = f"did you mean {close[0]!r}?" if close else other
+    return UnknownModelError(f"unknown model {model!r}: neither a bundled pair nor on disk", hint)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from dflash_local.checkpoint_files.json_file import read_object
+from dflash_local.checkpoint_files.source import Source
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.request import SamplingParams
 
-FILE = "generation_config.json"
 REPAIR = "correct the file or remove it"
 KEYS = ("temperature", "top_p", "min_p", "repetition_penalty", "top_k")
 
 
-def sampling_defaults(folder: Path) -> SamplingParams:
+def sampling_defaults(source: Source) -> SamplingParams:
     """The sampling a model's authors advise; greedy without the file or without ``do_sample``.
 
     With ``do_sample`` an absent temperature is 1 and an absent filter is off: what the authors did
@@ -23,12 +21,11 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     Raises:
         CheckpointError: the file is not JSON or holds a value outside its range.
     """
-    path = folder / FILE
-    config = read_object(path, REPAIR, optional=True)
+    config = source.generation_config()
     if config.get("do_sample") is not True:
         return SamplingParams()
     given: dict[str, Any] = {name: config[name] for name in KEYS if config.get(name) is not None}
     try:
         return SamplingParams(**{"temperature": 1.0, **given})
     except UsageError as error:
-        raise CheckpointError(f"{path}: {error.message}", REPAIR) from error
+        raise CheckpointError(f"{source.path}: generation_config: {error.message}", REPAIR) from error

@@ -18,7 +18,8 @@ from typing import Any
 from dflash_local.chat.detokenizer import StreamDecoder, TokenBytes
 from dflash_local.chat.stop_ids import config_stop_ids, tokenizer_stop_ids
 from dflash_local.chat.token_length import TokenLength
-from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles, read_files, read_json, token_text
+from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles, merged, token_text
+from dflash_local.checkpoint_files.source import Source
 from dflash_local.errors import CheckpointError, ContextError, TokenizerError
 from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
@@ -68,8 +69,8 @@ class Tokenizer:
         self._worker.begin()
 
     @classmethod
-    def load(cls, folder: Path, wait: bool = True) -> Tokenizer | None:
-        """The tokenizer in ``folder``; None without ``tokenizer.json``.
+    def load(cls, source: Source, wait: bool = True) -> Tokenizer | None:
+        """The tokenizer of a checkpoint; None where it has none.
 
         Args:
             wait: False leaves the rest to the child process and ``check``, which must then be called.
@@ -77,15 +78,16 @@ class Tokenizer:
         Raises:
             CheckpointError: a file is damaged, or made to hang or to take all memory.
         """
-        files = read_files(folder)
-        if files is None:
+        parts = source.tokenizer()
+        if parts is None:
             return None
+        files = merged(parts)
         tokens = {token.text: token.id for token in files.added}
         vocabulary = files.spec["model"].get("vocab")
         if isinstance(vocabulary, dict):
             tokens = {**vocabulary, **tokens}
-        tokenizer = cls(files, config_stop_ids(folder) | tokenizer_stop_ids(folder, tokens))
-        config = read_json(folder / "config.json")
+        tokenizer = cls(files, config_stop_ids(source) | tokenizer_stop_ids(parts, tokens))
+        config = source.config()
         text_config = config.get("text_config")
         _check_vocabulary(files, config if not isinstance(text_config, dict) else text_config)
         if wait:

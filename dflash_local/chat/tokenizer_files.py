@@ -1,16 +1,15 @@
 """The files of a tokenizer as transformers 4 and 5 write them, merged into one description.
 
-Owns reading and their precedence; refuses to know how text is encoded.
+Owns their precedence; refuses to know how text is encoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, read_bytes, read_object
+from dflash_local.checkpoint_files.source import TokenizerParts
 from dflash_local.errors import CheckpointError
 
 MAX_TEMPLATE_CHARS = 1_000_000
@@ -43,14 +42,9 @@ class TokenizerFiles:
     """``tokenizer.json`` (with the added tokens of the other files merged in) and the settings beside it."""
 
     spec: dict[str, Any]
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     added: tuple[AddedToken, ...]
     template: str | None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one when there is no file, CheckpointError when it is damaged."""
-    return read_object(path, f"fetch {path} again", limit=MAX_JSON_BYTES, optional=True)
 
 
 def token_text(value: object) -> str | None:
@@ -65,24 +59,20 @@ def id_of(key: str) -> int | None:
     return int(key) if key.isdecimal() and len(key) <= MAX_ID_DIGITS else None
 
 
-def read_files(folder: Path) -> TokenizerFiles | None:
-    """Everything about the tokenizer in ``folder``; None when it has no ``tokenizer.json``."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return None
-    spec, config = read_json(path), read_json(folder / "tokenizer_config.json")
+def merged(parts: TokenizerParts) -> TokenizerFiles:
+    """One description out of all files. CheckpointError: tokenizer.json has no model, or a token no id."""
+    spec, config = parts.spec, parts.config
     if not isinstance(spec.get("model"), dict):
-        raise CheckpointError("tokenizer.json has no model section", f"fetch {path} again")
-    special = set(_special_texts(config)) | set(_special_texts(read_json(folder / "special_tokens_map.json")))
-    entries = _merged_entries(spec, config, read_json(folder / "added_tokens.json"), special)
-    spec["added_tokens"] = entries
+        raise CheckpointError("tokenizer.json has no model section", "fetch it again")
+    special = set(_special_texts(config)) | set(_special_texts(parts.special_tokens))
+    entries = _merged_entries(spec, config, parts.added_tokens, special)
     # A saved truncation would cut prompts silently; transformers switches both off per call as well.
-    spec["truncation"] = spec["padding"] = None
+    spec = {**spec, "added_tokens": entries, "truncation": None, "padding": None}
     added = tuple(AddedToken(e["id"], e["content"], bool(e.get("special"))) for e in entries)
-    return TokenizerFiles(spec, config, added, _template(folder, config))
+    return TokenizerFiles(spec, config, added, chat_template(parts))
 
 
-def _special_texts(source: dict[str, Any]) -> Iterator[str]:
+def _special_texts(source: Mapping[str, Any]) -> Iterator[str]:
     """Texts of the tokens that a settings file names as special, in both layouts (v4 lists, v5 maps)."""
     values: list[object] = [source.get(name) for name in SPECIAL_NAMES]
     for name in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
@@ -94,7 +84,7 @@ def _special_texts(source: dict[str, Any]) -> Iterator[str]:
 
 
 def _merged_entries(
-    spec: dict[str, Any], config: dict[str, Any], extra: dict[str, Any], special: set[str]
+    spec: Mapping[str, Any], config: Mapping[str, Any], extra: Mapping[str, Any], special: set[str]
 ) -> list[dict[str, Any]]:
     """Added tokens of all files in id order; ``tokenizer.json`` wins, a text is kept once."""
     found: list[dict[str, Any]] = []
@@ -116,12 +106,9 @@ def _merged_entries(
     return sorted(unique.values(), key=lambda entry: entry["id"])
 
 
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The chat template: its own file first (transformers 5), then the one inside the settings."""
-    value: object = _template_file(folder / "chat_template.jinja")
-    if value is None:
-        beside = config if "chat_template" in config else read_json(folder / "chat_template.json")
-        value = beside.get("chat_template")
+def chat_template(parts: TokenizerParts) -> str | None:
+    """The chat template, of several the default one; None for a base model. CheckpointError: it is too long."""
+    value = parts.template
     if isinstance(value, list):
         named = {
             row.get("name"): row.get("template")
@@ -134,12 +121,3 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
     if len(value) > MAX_TEMPLATE_CHARS:
         raise CheckpointError(f"the chat template has {len(value)} characters, {MAX_TEMPLATE_CHARS} allowed")
     return value
-
-
-def _template_file(path: Path) -> str | None:
-    try:
-        return read_bytes(path, 4 * MAX_TEMPLATE_CHARS, f"fetch {path} again").decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}", f"fetch {path} again") from error

@@ -67,17 +67,18 @@ def facts_of(pair: Pair, load: LoadConfig) -> dict[str, Any]:
         "pair": pair.name,
         "thinking": pair.thinking,
         "acceptance_band": pair.acceptance_band,
-        "files": [_files(folder) for folder in (pair.target, pair.drafter) if folder is not None],
+        "files": [_files(path) for path in (pair.target, pair.drafter) if path is not None],
         "load": {name: getattr(load, name) for name, option in LOAD_OPTIONS.items() if option.compared},
         "machine": {name: machine[name] for name in ("processor", "gpus", "cuda", "driver")},
         "versions": provenance.versions(),
     }
 
 
-def _files(folder: Path) -> dict[str, Any]:
-    """What tells one state of a folder from another without reading its weights."""
-    times = {file.name: file.stat().st_mtime_ns for file in sorted(folder.iterdir()) if file.is_file()}
-    return {**asdict(provenance.folder_identity(folder)), "changed": times}
+def _files(path: Path) -> dict[str, Any]:
+    """What tells one state of a checkpoint from another without reading its weights."""
+    files = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.is_file()]
+    times = {file.name: file.stat().st_mtime_ns for file in files}
+    return {**asdict(provenance.checkpoint_identity(path)), "changed": times}
 
 
 def path_of(cache: Path | None, facts: dict[str, Any]) -> Path | None:

@@ -66,7 +66,7 @@ class StreamedReference:
         try:
             model = _without_weights(facts, dtype)
         except BUILD_ERRORS as error:
-            raise CheckpointError(f"{files.folder}: transformers cannot build this target: {error}") from error
+            raise CheckpointError(f"{files.path}: transformers cannot build this target: {error}") from error
         decoder = model.get_decoder()
         self._embedding, self._norm = decoder.embed_tokens, decoder.norm
         self._head, self._layers = model.get_output_embeddings(), decoder.layers
@@ -154,7 +154,7 @@ class StreamedReference:
             module.load_state_dict({name.removeprefix(prefix): each for name, each in found.items()}, assign=True)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].strip()
-            wrong = f"{self._files.folder}: transformers' {at} does not take its tensors: {reason}"
+            wrong = f"{self._files.path}: transformers' {at} does not take its tensors: {reason}"
             raise CheckpointError(wrong) from error
         module.requires_grad_(False)
         try:

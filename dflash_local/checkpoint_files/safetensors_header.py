@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.json_file import open_plain, parse_object
+from dflash_local.checkpoint_files.tensor_info import BITS, TensorInfo
 from dflash_local.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -22,12 +22,6 @@ MAX_ENTRIES = 300_000  # a mixture of experts that stores each expert's matrices
 MAX_RANK = 8
 MAX_NAME = 500  # characters of a tensor's name; patterns over names take longer than in proportion to them
 AGAIN = "the download is damaged or incomplete: download the checkpoint again"
-
-BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
-    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64,
-}  # fmt: skip
 
 # What people find in place of weights, by first bytes.
 IMPOSTORS = (
@@ -38,21 +32,6 @@ IMPOSTORS = (
     (b"\x80\x04", "is a pickle; only safetensors is read"),
     (b"\x80\x05", "is a pickle; only safetensors is read"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor by its file's header: ``dtype`` as of safetensors (``BF16``), ``offset`` of its bytes in the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    offset: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * BITS[self.dtype] // 8
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:

@@ -201,8 +201,8 @@ def identity(
     return {
         "task": task.name,
         "data": {name: value for name, value in asdict(data).items() if name != "recorded_at"},
-        "target": asdict(provenance.folder_identity(pair.target)),
-        "drafter": asdict(provenance.folder_identity(pair.drafter)) if pair.drafter else None,
+        "target": asdict(provenance.checkpoint_identity(pair.target)),
+        "drafter": asdict(provenance.checkpoint_identity(pair.drafter)) if pair.drafter else None,
         "load": {**asdict(facts.load), "context": load.context},
         "weights": facts.weights,
         "gpus": provenance.machine()["gpus"],

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from dflash_local.catalog.bundled import Pair
-from dflash_local.chat.stop_ids import stop_ids
+from dflash_local.chat.stop_ids import config_stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.config.quantization import kept_format
 from dflash_local.engine.checked_pair import CheckedPair
@@ -70,7 +70,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
             target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )
     facts = (contract.target if contract else TargetFacts.from_checkpoint(target_files)).quantized(config.quantize)
-    tokenizer = Tokenizer.load(pair.target, wait=False)  # its process starts while the weights are read
+    tokenizer = Tokenizer.load(target_files.source, wait=False)  # its process starts while the weights are read
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, config.context)
@@ -95,7 +95,8 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         notices = (*notices, facts.model.quantization.remark)
     stored = kept_format(facts.model.quantization, runner.name)
     shown = _facts(pair, contract, loaded, stored, tokenizer is not None, notices)
-    return Session(runner, shown, tokenizer, stop_ids(pair.target))
+    stop_ids = config_stop_ids(target_files.source) if tokenizer is None else tokenizer.stop_ids
+    return Session(runner, shown, tokenizer, stop_ids)
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:

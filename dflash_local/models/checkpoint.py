@@ -1,4 +1,4 @@
-"""A checkpoint folder: its config and its safetensors files, opened header first, read tensor by tensor.
+"""A checkpoint: its configuration and its tensors, opened header first, read tensor by tensor.
 
 Never opens a pickle, never imports code that came with a checkpoint (``auto_map`` is not looked at).
 """
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.checkpoint_files.config_values import shown
-from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, read_object
-from dflash_local.checkpoint_files.model_config import read_model_config
-from dflash_local.checkpoint_files.safetensors_header import AGAIN, TensorInfo, read_header
+from dflash_local.checkpoint_files.safetensors_folder import name_list
+from dflash_local.checkpoint_files.safetensors_header import AGAIN
+from dflash_local.checkpoint_files.source import Source, needed_config, open_source
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -21,37 +22,29 @@ if TYPE_CHECKING:
 
     from dflash_local.models.place import Place
 
-__all__ = ["Checkpoint", "TensorInfo", "name_list"]
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 HUGE = 1e6  # weights of trained models stay under a few hundred
-NAMED = 8  # tensor names listed in one message
-
-
-def name_list(names: Iterable[str]) -> str:
-    """Tensor names for a message: the first few, then how many more."""
-    ordered = sorted(names)
-    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
-    return ", ".join(shown(name)[1:-1] for name in ordered[:NAMED]) + more
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder whose config and headers have been read and found consistent; no tensor read yet."""
+    """A source whose configuration and headers have been read and found consistent; no tensor read yet."""
 
-    folder: Path
+    source: Source
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
 
     @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
-        """Read ``config.json`` and every safetensors header. Raises CheckpointError: names the damaged file."""
-        if not folder.is_dir():
-            raise CheckpointError(f"{folder} is not a folder", "give the folder that holds config.json")
-        config = read_model_config(folder, "a checkpoint folder holds config.json and model.safetensors")
-        return cls(folder, config, _read_headers(folder))
+    def open(cls, path: Path) -> Checkpoint:
+        """Read the configuration and every header of a folder or GGUF file. CheckpointError: names what is damaged."""
+        if not path.exists():
+            raise CheckpointError(f"{path} does not exist", "give a folder that holds config.json, or a GGUF file")
+        source = open_source(path)
+        return cls(source, needed_config(source), source.tensors())
+
+    @property
+    def path(self) -> Path:
+        """The folder or file."""
+        return self.source.path
 
     @property
     def nbytes(self) -> int:
@@ -67,25 +60,23 @@ class Checkpoint:
         """Stream tensors file by file, each checked for NaN and infinity before it is yielded.
 
         Args:
-            dtype: what floating tensors become (float8 and integers stay as stored); None keeps all.
+            dtype: what floating tensors become (float8 and integers stay as stored); None keeps all, and blocks of a
+                GGUF file become float32.
             names: only these; all when None.
             on_notice: called with one line for a tensor that is suspicious but usable.
 
         Raises:
             CheckpointError: naming the tensor that is not finite or not there, or the damaged file.
         """
-        from safetensors import SafetensorError, safe_open
+        from dflash_local.models.stored_tensor import StoredTensors
 
         files: dict[Path, list[TensorInfo]] = {}
         for info in self._infos(self.tensors if names is None else names):
             files.setdefault(info.file, []).append(info)
         for file, in_file in files.items():
-            try:
-                with safe_open(file, framework="pt", device="cpu") as stream:  # type: ignore[no-untyped-call]
-                    for info in in_file:
-                        yield info.name, _checked(info, stream.get_tensor(info.name), device, dtype, on_notice)
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} cannot be read: {shown(str(error))}", AGAIN) from error
+            stored = StoredTensors.open(file)
+            for info in in_file:
+                yield info.name, _checked(info, stored.read(info), device, dtype, on_notice)
 
     def fill(
         self,
@@ -112,7 +103,7 @@ class Checkpoint:
         try:
             found = weight_stream.fill(infos, places, device, on_fraction)
         except OSError as error:
-            raise CheckpointError(f"{self.folder} cannot be read: {shown(str(error))}", AGAIN) from error
+            raise CheckpointError(f"{self.path} cannot be read: {shown(str(error))}", AGAIN) from error
         for each in found:
             _judge(each.info, each.stored, on_notice)
             _judge_cast(each.info, each.stored, each.placed, each.dtype)
@@ -141,7 +132,7 @@ class Checkpoint:
         wanted = list(names)
         absent = [name for name in wanted if name not in self.tensors]
         if absent:
-            raise CheckpointError(f"{self.folder} has no tensor {name_list(absent)}", AGAIN)
+            raise CheckpointError(f"{self.path} has no tensor {name_list(absent)}", AGAIN)
         return [self.tensors[name] for name in wanted]
 
 
@@ -152,44 +143,6 @@ def _device(places: Mapping[str, Sequence[Place]]) -> torch.device | None:
     return next((device for device in found if device.type != "cpu"), next(iter(found), None))
 
 
-def _read_headers(folder: Path) -> dict[str, TensorInfo]:
-    if (folder / SINGLE).exists():
-        return read_header(folder / SINGLE)
-    if (folder / INDEX).exists():
-        return _read_sharded(folder)
-    if any(folder.glob("*.safetensors")):
-        raise CheckpointError(f"{folder} has shards but no {INDEX}", AGAIN)
-    others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_FORMATS)
-    if others:
-        raise CheckpointError(
-            f"{folder} holds {name_list(others)} but no {SINGLE}: safetensors only",
-            "convert it to safetensors, or take a revision that has it; other formats are never opened",
-        )
-    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}", AGAIN)
-
-
-def _read_sharded(folder: Path) -> dict[str, TensorInfo]:
-    """All headers an index names, checked against the index."""
-    index = folder / INDEX
-    weight_map = read_object(index, AGAIN, limit=MAX_JSON_BYTES, unique=True).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map", AGAIN)
-    for name, shard in weight_map.items():
-        # A shard is a plain file name: a path could lead out of the folder.
-        if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
-            raise CheckpointError(f"{index} places {shown(name)} in {shown(shard)}, which is not a shard's name", AGAIN)
-    tensors: dict[str, TensorInfo] = {}
-    for shard in sorted(set(weight_map.values())):
-        for name, info in read_header(folder / shard).items():
-            if name in tensors:
-                raise CheckpointError(f"tensor {shown(name)} is in both {tensors[name].file} and {info.file}", AGAIN)
-            tensors[name] = info
-    for name, shard in weight_map.items():
-        if name not in tensors or tensors[name].file.name != shard:
-            raise CheckpointError(f"{folder / shard} lacks the tensor {shown(name)} that {INDEX} places there", AGAIN)
-    return tensors
-
-
 def _checked(
     info: TensorInfo,
     tensor: torch.Tensor,
@@ -198,8 +151,6 @@ def _checked(
     on_notice: Callable[[str], None] | None,
 ) -> torch.Tensor:
     """The tensor on its device, known to be finite before and after the cast."""
-    if tuple(tensor.shape) != info.shape:
-        raise CheckpointError(f"{info.file} changed while it was read ({info.name})", AGAIN)
     tensor = tensor.to(device)
     if not _is_checked(tensor):
         return tensor

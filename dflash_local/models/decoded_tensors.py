@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.features import ModelConfig, MoEConfig
 from dflash_local.config.module_names import EXPERT, HEAD, experts_of
 from dflash_local.errors import CheckpointError

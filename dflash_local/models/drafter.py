@@ -203,7 +203,7 @@ class Drafter:
     ) -> Drafter:
         """Read a drafter; ``attention_factor``: another rope amplitude. Raises CheckpointError: not a drafter's."""
         _refuse_float16(dtype)
-        config = DrafterConfig.from_json(checkpoint.config, checkpoint.folder / "config.json")
+        config = DrafterConfig.from_json(checkpoint.config, checkpoint.source.config_file)
         notices: list[str] = []
         weights = read_weights(checkpoint, config, torch.device(device), dtype, notices.append)
         return cls(config.with_attention_factor(attention_factor), weights, tuple(notices))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from dflash_local.checkpoint_files.safetensors_folder import name_list
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.linear import UNQUANTIZED, WeightFormat
-from dflash_local.models.checkpoint import Checkpoint, name_list
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.stored_formats import MATRIX_NAMES, formats_in, stored_size
 
 FLOATS = ("F32", "F16", "BF16", "F64")
@@ -44,7 +45,7 @@ def check_tensors(checkpoint: Checkpoint, config: DrafterConfig, target_hidden: 
 
 
 def _check_plain(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], there: Iterable[str]) -> None:
-    where = checkpoint.folder
+    where = checkpoint.path
     missing, unknown = expected.keys() - set(there), set(there) - expected.keys()
     if missing:
         raise CheckpointError(
@@ -82,11 +83,11 @@ def target_hidden_of(checkpoint: Checkpoint, config: DrafterConfig) -> int:
     columns = fc_columns(checkpoint, config)
     if columns is None:
         raise CheckpointError(
-            f"{checkpoint.folder}: tensor fc.weight is missing or no matrix",
+            f"{checkpoint.path}: tensor fc.weight is missing or no matrix",
             "this is not a DFlash drafter's checkpoint",
         )
     if columns == 0 or columns % len(config.taps):
         raise CheckpointError(
-            f"{checkpoint.folder}: fc.weight takes {columns} features, no multiple of the {len(config.taps)} taps"
+            f"{checkpoint.path}: fc.weight takes {columns} features, no multiple of the {len(config.taps)} taps"
         )
     return columns // len(config.taps)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.checkpoint_files.safetensors_folder import name_list
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.errors import CheckpointError
-from dflash_local.models.checkpoint import Checkpoint, name_list
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.place import Conversion, Place, Places
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.weight_stream import DTYPES, WIDE
@@ -42,9 +43,9 @@ def check_places(checkpoint: Checkpoint, names: Iterable[str], places: Places) -
     required = {name for name, place in places.items() if place is not None} - {*optional}
     missing, left = required - there, there - set(places)
     if missing:
-        raise CheckpointError(f"{checkpoint.folder} lacks the tensor {name_list(missing)}")
+        raise CheckpointError(f"{checkpoint.path} lacks the tensor {name_list(missing)}")
     if left:
-        raise CheckpointError(f"{checkpoint.folder} has tensors that this family does not know: {name_list(left)}")
+        raise CheckpointError(f"{checkpoint.path} has tensors that this family does not know: {name_list(left)}")
     read = {name: place for name, place in places.items() if place is not None and name in there}
     for name, place in read.items():
         _check(checkpoint.tensors[name], place)

@@ -88,7 +88,7 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     logging.set_verbosity_error()
     getLogger("bitsandbytes").setLevel(ERROR)  # it announces which of its CPU kernels it could not fetch
     logging.disable_progress_bar()
-    folder = files.folder
+    folder = files.path
     _refuse_what_stands_beside(folder)
     quantization = _quantization(folder, facts, where)
     try:
@@ -124,7 +124,7 @@ def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization
     if quantized is not None and quantized.bitsandbytes:
         stored = stored_config(settings_of(files), where.dtype)
     elif quantized is not None:
-        check_kept(facts.kept_whole, str(files.folder))
+        check_kept(facts.kept_whole, str(files.path))
         stored = {"quant_method": quantized.method, "modules_to_not_convert": list(facts.kept_whole)}
     config = text_model_config(facts.model.family, facts.text_config, stored)
     if stored is None:
@@ -132,7 +132,7 @@ def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization
     options = _options(where)
     if quantization is not None:
         options["quantization_config"] = quantization
-    found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(files.folder, config=config, **options)
+    found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(files.path, config=config, **options)
     return found
 
 
@@ -173,14 +173,14 @@ def _check_size(files: Checkpoint, config: Any) -> None:
     wanted = sum(parameter.numel() for parameter in model.parameters())
     if wanted > files.nbytes:  # a plain weight has two bytes at least
         raise CheckpointError(
-            f"{files.folder}: config.json describes {wanted:,} weights, the files hold {files.nbytes:,} bytes",
+            f"{files.path}: config.json describes {wanted:,} weights, the files hold {files.nbytes:,} bytes",
             "config.json and weights do not belong together: download the target again",
         )
 
 
 def _refuse_what_stands_beside(folder: Path) -> None:
     """Files that transformers would take up, unasked, beside or instead of the weights that were checked."""
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name == ADAPTER:
             raise CheckpointError(
                 f"{folder} holds an adapter ({ADAPTER}), which is not loaded", "merge it into the weights"

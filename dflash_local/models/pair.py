@@ -61,7 +61,7 @@ def check_pair(
     """
     facts = TargetFacts.from_checkpoint(target)
     model = facts.model
-    config = DrafterConfig.from_json(drafter.config, drafter.folder / "config.json")
+    config = DrafterConfig.from_json(drafter.config, drafter.source.config_file)
     doubts = _Doubts(allow_mismatch)
     _check_taps(config, model, doubts)
     _check_widths(config, model, drafter)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
-from dflash_local.checkpoint_files.json_file import read_object
 from dflash_local.checkpoint_files.text_config import check_rope, text_values
 from dflash_local.config.families import family_of
 from dflash_local.config.features import ModelConfig
@@ -47,7 +46,7 @@ class TargetFacts:
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> TargetFacts:
         """Raises PairError: the architecture is not supported. CheckpointError: a value or tensor is wrong."""
-        where = str(checkpoint.folder / "config.json")
+        where = str(checkpoint.source.config_file)
         top = Fields(checkpoint.config, where)
         family = family_of(checkpoint.config, where)
         nested = top.inner("text_config")
@@ -87,7 +86,7 @@ class TargetFacts:
 
 def settings_of(checkpoint: Checkpoint) -> Fields:
     """The ``quantization_config`` of a checkpoint, empty for a plain one. Raises CheckpointError: it is no object."""
-    where = str(checkpoint.folder / "config.json")
+    where = str(checkpoint.source.config_file)
     top = Fields(checkpoint.config, where)
     return quantization_settings(top, Fields(top.inner("text_config"), where))
 
@@ -104,14 +103,14 @@ def _embedding(checkpoint: Checkpoint, hidden: int) -> tuple[str, int]:
             )
         return prefix, info.shape[0]
     tried = ", ".join(f"{prefix}embed_tokens.weight" for prefix in PREFIXES)
-    raise CheckpointError(f"{checkpoint.folder} has no embedding; looked for {tried}")
+    raise CheckpointError(f"{checkpoint.path} has no embedding; looked for {tried}")
 
 
 def _check_head(checkpoint: Checkpoint, rows: int, model: ModelConfig) -> None:
     found = [info for name, info in checkpoint.tensors.items() if name.rpartition(".")[0] in HEAD_MODULES]
     if not found:
         if not model.tie_word_embeddings:
-            raise CheckpointError(f"{checkpoint.folder}: tensor lm_head.weight is missing and embeddings are not tied")
+            raise CheckpointError(f"{checkpoint.path}: tensor lm_head.weight is missing and embeddings are not tied")
         return
     head = next((info for info in found if info.name.endswith(".weight")), None)
     if head is not None and head.dtype in FLOATS and head.shape != (rows, model.hidden_size):
@@ -134,14 +133,14 @@ def _check_layers(checkpoint: Checkpoint, prefix: str, layers: int) -> None:
     """The last layer must have tensors, before one is built that fills itself with random numbers."""
     if not any(name.startswith(f"{prefix}layers.{layers - 1}.") for name in checkpoint.tensors):
         raise CheckpointError(
-            f"{checkpoint.folder}: tensors of layer {layers - 1} are missing, its config.json counts {layers} layers",
+            f"{checkpoint.path}: tensors of layer {layers - 1} are missing, its config.json counts {layers} layers",
             "config.json and weights do not belong together, or a file is missing: download the target again",
         )
 
 
 def _eos_ids(checkpoint: Checkpoint, text: Mapping[str, Any]) -> frozenset[int]:
     sources: list[Mapping[str, Any]] = [checkpoint.config, text]
-    sources.append(read_object(checkpoint.folder / "generation_config.json", optional=True))
+    sources.append(checkpoint.source.generation_config())
     found: set[int] = set()
     for source in sources:
         value = source.get("eos_token_id")

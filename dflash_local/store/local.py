@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_local.checkpoint_files.safetensors_folder import CONFIG, INDEX
 from dflash_local.errors import DFlashError, DownloadError
 from dflash_local.store import manifest as manifests_of
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.manifest import Manifest
 from dflash_local.store.names import is_commit
-from dflash_local.store.weights import CONFIG, INDEX, check_tensors, is_weights, is_whole, needed
+from dflash_local.store.weights import check_tensors, is_weights, is_whole, needed
 from dflash_local.tables import listing
 
 NAMED = 5  # files listed in one message

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 
-from dflash_local.checkpoint_files.model_config import MODELOPT_CONFIG
+from dflash_local.checkpoint_files.safetensors_folder import CONFIG, INDEX, MODELOPT_CONFIG, SINGLE
 from dflash_local.errors import DownloadError
 from dflash_local.store.hub import Listing, RemoteFile
 from dflash_local.store.names import file_parts, shortened
-from dflash_local.store.weights import CONFIG, INDEX, SINGLE
 
 SMALL = (
     CONFIG,

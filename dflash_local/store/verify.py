@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 
 from dflash_local.catalog.row import Fingerprint, fingerprint_of
 from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, parse_object
+from dflash_local.checkpoint_files.safetensors_folder import CONFIG, INDEX
 from dflash_local.errors import CheckpointError, DownloadError, PairError
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.file_download import WEB_PAGE, NotTheFile
 from dflash_local.store.hub import Listing, RemoteFile
 from dflash_local.store.manifest import ManifestFile
-from dflash_local.store.weights import CONFIG, INDEX, REPORT, needed
+from dflash_local.store.weights import REPORT, needed
 from dflash_local.tables import listing as enumerated
 
 PIECE = 4 << 20

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, RepeatedKeyError, parse_object
-from dflash_local.checkpoint_files.safetensors_header import TensorInfo, header_of
+from dflash_local.checkpoint_files.safetensors_folder import INDEX, SINGLE
+from dflash_local.checkpoint_files.safetensors_header import header_of
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.errors import CheckpointError
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.names import shortened, why_unsafe
 
-CONFIG = "config.json"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 REPORT = "try `dflash pull --update`, or report it to the owner of the repo"
 
 

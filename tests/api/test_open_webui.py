@@ -8,6 +8,7 @@ from dflash_local.api import chat_request
 from dflash_local.catalog.bundled import find
 from dflash_local.chat.template import render
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.request import Message
 from dflash_local.service.resident import Model
 from dflash_local.service.service import Session
@@ -25,7 +26,7 @@ def test_the_first_message_of_open_webui_is_answered_by_a_template_without_tools
     assert parsed.stream and parsed.request.messages == (Message("user", "Count from 3 to 7."),)
     tools = parsed.request.tools
     assert len(tools) == 36
-    tokenizer = Tokenizer.load(find("demo").target)
+    tokenizer = Tokenizer.load(open_source(find("demo").target))
     assert tokenizer is not None
     without = render(tokenizer, parsed.request.messages, thinking=False)
     small = render(tokenizer, parsed.request.messages, thinking=False, tools=tools, context=TOY_CONTEXT)

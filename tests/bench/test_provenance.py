@@ -12,7 +12,7 @@ from tests.bench.sessions import GOLDEN, HYBRID
 
 def test_a_folder_is_known_by_its_config_and_headers() -> None:
     folder = GOLDEN / HYBRID / "target"
-    found = provenance.folder_identity(folder)
+    found = provenance.checkpoint_identity(folder)
     config = next(file for file in found.files if file.name == "config.json")
     weights = next(file for file in found.files if file.name == "model.safetensors")
     assert config.sha256 == hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
@@ -27,7 +27,7 @@ def test_a_hub_snapshot_tells_its_name_and_revision(tmp_path: Path) -> None:
     folder = tmp_path / "models--Qwen--Qwen3-4B" / "snapshots" / commit
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
-    found = provenance.folder_identity(folder)
+    found = provenance.checkpoint_identity(folder)
     assert (found.name, found.revision) == ("Qwen/Qwen3-4B", commit)
 
 

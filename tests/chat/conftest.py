@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML_PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -106,7 +107,7 @@ def chatml_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def chatml(chatml_folder: Path) -> Tokenizer:
-    tokenizer = Tokenizer.load(chatml_folder)
+    tokenizer = Tokenizer.load(open_source(chatml_folder))
     assert tokenizer is not None
     return tokenizer
 
@@ -115,7 +116,7 @@ def chatml(chatml_folder: Path) -> Tokenizer:
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     library = byte_level(HARMONY_SPECIAL, HARMONY_SPECIAL)
     config = {"eos_token": "<|return|>", "bos_token": "<|startoftext|>"}
-    tokenizer = Tokenizer.load(write_folder(tmp_path_factory.mktemp("harmony"), library, config))
+    tokenizer = Tokenizer.load(open_source(write_folder(tmp_path_factory.mktemp("harmony"), library, config)))
     assert tokenizer is not None
     return tokenizer
 
@@ -125,7 +126,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """No template and no tags: think tags can only be plain text."""
     library = byte_level(("<|endoftext|>",), ("<|endoftext|>",))
     config = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "add_bos_token": True}
-    tokenizer = Tokenizer.load(write_folder(tmp_path_factory.mktemp("plain"), library, config))
+    tokenizer = Tokenizer.load(open_source(write_folder(tmp_path_factory.mktemp("plain"), library, config)))
     assert tokenizer is not None
     return tokenizer
 
@@ -138,7 +139,7 @@ def with_template(chatml_folder: Path, tmp_path: Path) -> Callable[[str], Tokeni
         for path in chatml_folder.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())
         (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
-        tokenizer = Tokenizer.load(tmp_path)
+        tokenizer = Tokenizer.load(open_source(tmp_path))
         assert tokenizer is not None
         return tokenizer
 

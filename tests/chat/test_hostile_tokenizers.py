@@ -13,6 +13,7 @@ import pytest
 from dflash_local.chat import tokenizer as module
 from dflash_local.chat.token_length import NORMAL_FORMS, TokenLength
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError, ContextError, Interrupted, TokenizerError
 from dflash_local.worker.process import Limits
 
@@ -27,7 +28,7 @@ def edited(chatml_folder: Path, tmp_path: Path) -> Callable[[Edit], Tokenizer]:
         spec = json.loads((chatml_folder / "tokenizer.json").read_text())
         edit(spec)
         (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-        tokenizer = Tokenizer.load(tmp_path)
+        tokenizer = Tokenizer.load(open_source(tmp_path))
         assert tokenizer is not None
         return tokenizer
 
@@ -88,7 +89,7 @@ def test_a_file_that_breaks_its_reader_is_refused_at_the_load(
 ) -> None:
     monkeypatch.setattr(module, "Limits", lambda seconds, _mebibytes: Limits(seconds, 1))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json .*takes all memory"):
-        Tokenizer.load(chatml_folder)
+        Tokenizer.load(open_source(chatml_folder))
 
 
 def test_a_huge_text_leaves_no_memory_behind(chatml: Tokenizer) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dflash_local.chat.stop_ids import stop_ids
+from dflash_local.chat.stop_ids import config_stop_ids, tokenizer_stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError
 
 
@@ -20,35 +21,40 @@ def write(folder: Path, **files: Any) -> Path:
 
 
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
-    assert stop_ids(tmp_path) == frozenset()
+    assert config_stop_ids(open_source(tmp_path)) == frozenset()
 
 
 def test_all_files_are_united(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        config={"eos_token_id": 1, "text_config": {"eos_token_id": [2, 3]}},
-        generation_config={"eos_token_id": [3, 4]},
-        tokenizer_config={"eos_token": {"content": "<e>"}, "added_tokens_decoder": {"5": {"content": "<e>"}}},
-        special_tokens_map={"eos_token": "<f>"},
-        tokenizer={"model": {"vocab": {"<f>": 6}}, "added_tokens": []},
+    source = open_source(
+        write(
+            tmp_path,
+            config={"eos_token_id": 1, "text_config": {"eos_token_id": [2, 3]}},
+            generation_config={"eos_token_id": [3, 4]},
+            tokenizer_config={"eos_token": {"content": "<e>"}},
+            special_tokens_map={"eos_token": "<f>"},
+            tokenizer={"model": {}, "added_tokens": []},
+        )
     )
-    assert stop_ids(tmp_path) == {1, 2, 3, 4, 5, 6}
+    assert config_stop_ids(source) == {1, 2, 3, 4}
+    assert tokenizer_stop_ids(source.tokenizer(), {"<e>": 5, "<f>": 6}) == {5, 6}
 
 
 def test_null_and_unknown_texts_count_for_nothing(tmp_path: Path) -> None:
-    write(tmp_path, config={"eos_token_id": None}, tokenizer_config={"eos_token": "<nowhere>"})
-    assert stop_ids(tmp_path) == frozenset()
+    source = open_source(
+        write(tmp_path, config={"eos_token_id": None}, tokenizer={}, tokenizer_config={"eos_token": "<nowhere>"})
+    )
+    assert config_stop_ids(source) == tokenizer_stop_ids(source.tokenizer(), {}) == frozenset()
 
 
 @pytest.mark.parametrize("value", [True, -1, "2", [1, None], 1.5])
 def test_what_is_no_id_is_named(tmp_path: Path, value: object) -> None:
     with pytest.raises(CheckpointError, match="eos_token_id"):
-        stop_ids(write(tmp_path, config={"eos_token_id": value}))
+        config_stop_ids(open_source(write(tmp_path, config={"eos_token_id": value})))
 
 
 def test_harmony_stops_at_return_and_call(harmony: Tokenizer) -> None:
     assert harmony.stop_ids == {harmony.token_id("<|return|>"), harmony.token_id("<|call|>")}
 
 
-def test_the_tokenizer_agrees_with_the_folder(chatml_folder: Path, chatml: Tokenizer) -> None:
-    assert chatml.stop_ids == stop_ids(chatml_folder) == {chatml.token_id("<|im_end|>")}
+def test_a_reply_ends_at_the_tokenizers_own_eos(chatml: Tokenizer) -> None:
+    assert chatml.stop_ids == {chatml.token_id("<|im_end|>")}

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text("<|>imendthk_ /\n", max_size=40)
 
 
 def load(folder: Path) -> Tokenizer:
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(open_source(folder))
     assert tokenizer is not None
     return tokenizer
 
@@ -58,7 +59,7 @@ def sentencepiece(kind: str) -> tokenizers.Tokenizer:
 
 
 def test_a_folder_without_tokenizer_gives_none(tmp_path: Path) -> None:
-    assert Tokenizer.load(tmp_path) is None
+    assert Tokenizer.load(open_source(tmp_path)) is None
 
 
 @given(TEXTS)
@@ -201,7 +202,7 @@ def test_both_transformers_layouts_load_alike(chatml: Tokenizer, chatml_folder: 
 def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.load(open_source(tmp_path))
 
 
 def test_ck_22_ids_that_do_not_fit_the_vocabulary(chatml_folder: Path, tmp_path: Path) -> None:
@@ -209,12 +210,12 @@ def test_ck_22_ids_that_do_not_fit_the_vocabulary(chatml_folder: Path, tmp_path:
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 100}}')
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(CheckpointError, match="vocab_size 100"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.load(open_source(tmp_path))
     (tmp_path / "config.json").unlink()
     spec["added_tokens"][-1]["id"] = 5000
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(CheckpointError, match="'</think>' has the id 5000"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.load(open_source(tmp_path))
 
 
 def test_an_unknown_decoder_is_refused_by_name(chatml_folder: Path, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_an_unknown_decoder_is_refused_by_name(chatml_folder: Path, tmp_path: Pa
     spec["decoder"] = {"type": "CTC"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(CheckpointError, match="CTC"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.load(open_source(tmp_path))
 
 
 def test_ids_outside_the_vocabulary_decode_to_nothing(chatml: Tokenizer) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dflash_local.catalog import bundled
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.load_config import LoadConfig
 
 torch = pytest.importorskip("torch")
@@ -29,7 +30,7 @@ HARMONY = (
 
 @pytest.fixture
 def tokenizer() -> Iterator[Tokenizer]:
-    found = Tokenizer.load(bundled.FOLDER / "demo" / "target")
+    found = Tokenizer.load(open_source(bundled.FOLDER / "demo" / "target"))
     assert found is not None
     yield found
     found.close()

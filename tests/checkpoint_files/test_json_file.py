@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.generation_config import sampling_defaults
-from dflash_local.chat.stop_ids import stop_ids
-from dflash_local.chat.tokenizer_files import read_files
 from dflash_local.checkpoint_files.json_file import open_plain, parse_object, read_bytes, read_object
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
 
@@ -87,13 +85,13 @@ READERS: dict[str, Callable[[Path], object]] = {
     "config.json": Checkpoint.open,
     "model.safetensors": Checkpoint.open,
     "model.safetensors.index.json": Checkpoint.open,
-    "generation_config.json": sampling_defaults,
-    "tokenizer.json": read_files,
-    "tokenizer_config.json": read_files,
-    "special_tokens_map.json": stop_ids,
-    "added_tokens.json": read_files,
-    "chat_template.jinja": read_files,
-    "chat_template.json": read_files,
+    "generation_config.json": lambda folder: open_source(folder).generation_config(),
+    "tokenizer.json": lambda folder: open_source(folder).tokenizer(),
+    "tokenizer_config.json": lambda folder: open_source(folder).tokenizer(),
+    "special_tokens_map.json": lambda folder: open_source(folder).tokenizer(),
+    "added_tokens.json": lambda folder: open_source(folder).tokenizer(),
+    "chat_template.jinja": lambda folder: open_source(folder).tokenizer(),
+    "chat_template.json": lambda folder: open_source(folder).tokenizer(),
 }
 
 

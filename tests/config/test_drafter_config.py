@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.checkpoint_files.safetensors_header import TensorInfo
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.errors import CheckpointError

@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 
 from dflash_local.chat.detokenizer import byte_characters
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.engine.session import Session
 from dflash_local.events import Step, as_dict, from_dict
 from dflash_local.request import SamplingParams
@@ -59,7 +60,8 @@ def test_the_bytes_of_all_tokens_are_the_text(
     library = kind()
     library.add_special_tokens([tokenizers.AddedToken("<|end|>", special=True)])
     session = new_session("qwen3", None, stop_ids=frozenset((STOP,)))
-    session.tokenizer = tokenizer = Tokenizer.load(write_folder(tmp_path, library, {"eos_token": "<|end|>"}))
+    source = open_source(write_folder(tmp_path, library, {"eos_token": "<|end|>"}))
+    session.tokenizer = tokenizer = Tokenizer.load(source)
     assert tokenizer is not None and tokenizer.token_id("<|end|>") == STOP
     sampling = SamplingParams(temperature=5.0, seed=0)
     reply = ask(session, random_prompt(9), 300, mode="ar", logprobs=20, sampling=sampling)

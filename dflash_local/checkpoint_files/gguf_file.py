@@ -1,0 +1,46 @@
+"""A checkpoint in one GGUF file, or in several that were split from one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dflash_local.checkpoint_files.gguf_config import config_of, generation_config_of
+from dflash_local.checkpoint_files.gguf_header import GgufHeader, open_gguf
+from dflash_local.checkpoint_files.gguf_names import hf_tensors
+from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
+from dflash_local.checkpoint_files.source import TokenizerParts
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A ``Source``."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path
+
+    @cached_property
+    def header(self) -> GgufHeader:
+        return open_gguf(self.path)
+
+    def config(self) -> dict[str, Any]:
+        return config_of(self.header)
+
+    def generation_config(self) -> dict[str, Any]:
+        return generation_config_of(self.header)
+
+    def tokenizer(self) -> TokenizerParts | None:
+        found = tokenizer_of(self.header.metadata)
+        if found is None:
+            return None
+        spec, config = found
+        return TokenizerParts(spec, config, template=config.get("chat_template"))
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        return hf_tensors(self.header)

@@ -1,0 +1,75 @@
+"""A checkpoint as it lies on disk, in whatever format: its configuration, its tokenizer, and where its tensors are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a checkpoint says of its tokenizer, file by file, as transformers names the files.
+
+    Attributes:
+        spec: ``tokenizer.json``. config: ``tokenizer_config.json``. special_tokens: ``special_tokens_map.json``.
+        added_tokens: ``added_tokens.json``, text to id. template: the chat template, or several by their names.
+    """
+
+    spec: dict[str, Any]
+    config: Mapping[str, Any]
+    special_tokens: Mapping[str, Any] = field(default_factory=dict)
+    added_tokens: Mapping[str, Any] = field(default_factory=dict)
+    template: object = None
+
+
+class Source(Protocol):
+    """Reads nothing until it is asked. Every method raises CheckpointError, naming the file that is damaged.
+
+    Attributes:
+        path: the folder or file. config_file: what messages about a value of the configuration name.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config_file(self) -> Path: ...
+
+    def config(self) -> dict[str, Any]:
+        """The contents of ``config.json``; empty where there is none."""
+
+    def generation_config(self) -> dict[str, Any]:
+        """The contents of ``generation_config.json``; empty where there is none."""
+
+    def tokenizer(self) -> TokenizerParts | None:
+        """None where there is none."""
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """By the names that transformers has for them."""
+
+
+def needed_config(source: Source) -> dict[str, Any]:
+    """The configuration of a checkpoint that must have one. CheckpointError: it has none, or it is damaged."""
+    config = source.config()
+    if not config:
+        raise CheckpointError(f"{source.config_file} does not exist or is empty", "a checkpoint holds config.json")
+    return config
+
+
+def is_on_disk(text: str) -> bool:
+    """True where what a user typed is a folder or file rather than a name."""
+    return os.path.exists(os.path.expanduser(text))  # os.path: a name that no path can be is simply not one
+
+
+def open_source(path: Path) -> Source:
+    """The checkpoint in a folder of safetensors files, or in a GGUF file."""
+    from dflash_local.checkpoint_files.gguf_file import GgufFile
+    from dflash_local.checkpoint_files.safetensors_folder import SafetensorsFolder
+
+    return GgufFile(path) if path.is_file() else SafetensorsFolder(path)
