@@ -14,24 +14,13 @@ from typing import Any, BinaryIO, TypeGuard
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.json_file import open_plain, parse_object
-from dflash_local.checkpoint_files.tensor_info import BITS, TensorInfo
+from dflash_local.checkpoint_files.tensor_info import MAX_NAME, SAFETENSORS, TensorInfo
+from dflash_local.checkpoint_files.weight_file import AGAIN, refuse_impostor
 from dflash_local.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_ENTRIES = 300_000  # a mixture of experts that stores each expert's matrices, and their scales, one by one
 MAX_RANK = 8
-MAX_NAME = 500  # characters of a tensor's name; patterns over names take longer than in proportion to them
-AGAIN = "the download is damaged or incomplete: download the checkpoint again"
-
-# What people find in place of weights, by first bytes.
-IMPOSTORS = (
-    (b"version https://git-lfs", "is a git-lfs pointer, not the weights"),
-    (b"<", "is a web page, not weights"),
-    (b"PK\x03\x04", "is a pickle or zip archive; only safetensors is read"),
-    (b"\x80\x02", "is a pickle; only safetensors is read"),
-    (b"\x80\x04", "is a pickle; only safetensors is read"),
-    (b"\x80\x05", "is a pickle; only safetensors is read"),
-)
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
@@ -76,9 +65,7 @@ def _refuse_impostor(file: Path, start: bytes) -> None:
     # A real header may begin with the byte "<" by chance of its length: its ninth byte is "{".
     if start[8:9] == b"{" and struct.unpack("<Q", start[:8])[0] <= MAX_HEADER_BYTES:
         return
-    for magic, what in IMPOSTORS:
-        if start.lstrip().startswith(magic):
-            raise CheckpointError(f"{file} {what}", AGAIN)
+    refuse_impostor(file, start)
 
 
 def _entry(file: Path, name: str, entry: object, start: int) -> tuple[TensorInfo, int, int]:
@@ -88,21 +75,21 @@ def _entry(file: Path, name: str, entry: object, start: int) -> tuple[TensorInfo
     if not isinstance(entry, dict):
         raise CheckpointError(f"{file}: tensor {shown(name)} has a damaged entry", AGAIN)
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in BITS:
+    if not isinstance(dtype, str) or dtype not in SAFETENSORS:
         raise CheckpointError(f"{file}: tensor {shown(name)} has the unknown dtype {shown(dtype)}", AGAIN)
     if not _whole_numbers(shape) or len(shape) > MAX_RANK:
         raise CheckpointError(f"{file}: tensor {shown(name)} has the impossible shape {shown(shape)}", AGAIN)
     if not _whole_numbers(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{file}: tensor {shown(name)} has the impossible offsets {shown(offsets)}", AGAIN)
     begin, end = offsets
-    bits = math.prod(shape) * BITS[dtype]
-    if (end - begin) * 8 != bits:
+    info = TensorInfo(name, dtype, tuple(shape), file, start + begin)
+    if end - begin != info.nbytes or math.prod(shape) % SAFETENSORS[dtype][0]:
         raise CheckpointError(
-            f"{file}: tensor {shown(name)} of shape {list(shape)} and dtype {dtype} needs {bits // 8} bytes,"
+            f"{file}: tensor {shown(name)} of shape {list(shape)} and dtype {dtype} needs {info.nbytes} bytes,"
             f" its entry spans {end - begin}",
             AGAIN,
         )
-    return TensorInfo(name, dtype, tuple(shape), file, start + begin), begin, end
+    return info, begin, end
 
 
 def _whole_numbers(value: object) -> TypeGuard[list[int]]:

@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint: what it holds, and where its bytes are."""
+"""What a file's header says of one tensor, the same for safetensors and GGUF, and the table of sizes. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,16 +6,34 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
-    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64,
+MAX_NAME = 500  # characters of a tensor's name; patterns over names take longer than in proportion to them
+
+# dtype -> weights and bytes of one block; a plain dtype is a block of one weight.
+SAFETENSORS = {
+    "BOOL": (1, 1), "U8": (1, 1), "I8": (1, 1), "U16": (1, 2), "I16": (1, 2), "U32": (1, 4), "I32": (1, 4),
+    "U64": (1, 8), "I64": (1, 8), "F16": (1, 2), "BF16": (1, 2), "F32": (1, 4), "F64": (1, 8), "C64": (1, 8),
+    "F8_E4M3": (1, 1), "F8_E5M2": (1, 1), "F8_E8M0": (1, 1), "F4": (2, 1), "F6_E2M3": (4, 3), "F6_E3M2": (4, 3),
 }  # fmt: skip
+GGML = {
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q8_1": (32, 36),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q8_K": (256, 292), "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36), "Q1_0": (128, 18), "Q2_0": (64, 18),
+    "Q4_0_4_4": (32, 18), "Q4_0_4_8": (32, 18), "Q4_0_8_8": (32, 18),
+    "IQ4_NL_4_4": (32, 18), "IQ4_NL_4_8": (32, 18), "IQ4_NL_8_8": (32, 18),
+}  # fmt: skip
+BLOCKS = SAFETENSORS | GGML
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor by its file's header: ``dtype`` as of safetensors (``BF16``), ``offset`` of its bytes in the file."""
+    """One tensor by its file's header.
+
+    ``dtype`` is a word of ``BLOCKS``; ``shape`` has the outermost axis first, and blocks run along the last one;
+    ``offset`` is where its bytes begin in the file; ``undo`` is what a converter did to the values and a reader takes
+    back, in this order.
+    """
 
     name: str
     dtype: str
@@ -26,4 +44,5 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * BITS[self.dtype] // 8
+        weights, size = BLOCKS[self.dtype]
+        return math.prod(self.shape) // weights * size

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.safetensors_folder import name_list
-from dflash_local.checkpoint_files.safetensors_header import AGAIN
 from dflash_local.checkpoint_files.source import Source, needed_config, open_source
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from dflash_local.checkpoint_files.json_file import open_plain
-from dflash_local.checkpoint_files.safetensors_header import AGAIN
 from dflash_local.checkpoint_files.tensor_info import BLOCKS, TensorInfo
+from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.gguf_blocks import decode_blocks
 from dflash_local.models.gguf_undo import undone

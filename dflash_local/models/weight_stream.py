@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from dflash_local.checkpoint_files.safetensors_header import AGAIN
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
 from dflash_local.models.place import Conversion, Place
 
