@@ -110,7 +110,7 @@ def _config_of(target: Repo | Path, store: ModelStore | None) -> Mapping[str, An
 def _read(path: Path) -> Mapping[str, Any] | None:
     """None where it cannot be read, which loading tells better."""
     try:
-        return open_source(path).config() or None
+        return open_source(path).config()
     except CheckpointError:
         return None
 

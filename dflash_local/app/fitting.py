@@ -211,7 +211,7 @@ def configuration(part: Repo | Path | None, row: Row | None, store: ModelStore |
     if isinstance(part, Path):
         return needed_config(open_source(part))
     here = store.find(part) if store is not None else None
-    if here is not None and (known := open_source(here.folder).config()):
+    if here is not None and (known := open_source(here.folder).config()) is not None:
         return known
     kept = shape(part.id)
     return shape(row.drafter.id) if kept is None and row is not None and row.drafter is not None else kept

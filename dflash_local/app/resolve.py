@@ -399,7 +399,7 @@ def _is_here(repo: Repo, user: Settings) -> bool:
     """True where its config.json is on this machine."""
     store = model_store(user)
     found = None if store is None else store.find(repo)
-    return found is not None and bool(open_source(found.folder).config())
+    return found is not None and open_source(found.folder).config() is not None
 
 
 def _drafter(text: str) -> Repo | Path:

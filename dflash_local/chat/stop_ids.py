@@ -18,7 +18,7 @@ def config_stop_ids(source: Source) -> frozenset[int]:
 
     Raises CheckpointError for an id that is not a whole number of zero or more.
     """
-    config = source.config()
+    config = source.config() or {}
     text_config = config.get("text_config")
     found = set(_ids(config.get("eos_token_id"), "config.json"))
     if isinstance(text_config, dict):

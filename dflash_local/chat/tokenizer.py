@@ -87,7 +87,7 @@ class Tokenizer:
         if isinstance(vocabulary, dict):
             tokens = {**vocabulary, **tokens}
         tokenizer = cls(files, config_stop_ids(source) | tokenizer_stop_ids(parts, tokens))
-        config = source.config()
+        config = source.config() or {}
         text_config = config.get("text_config")
         _check_vocabulary(files, config if not isinstance(text_config, dict) else text_config)
         if wait:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,10 @@ class SafetensorsFolder:
     def config_file(self) -> Path:
         return self.path / CONFIG
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any] | None:
         """With its ``quantization_config``, which ModelOpt may have left to a file of its own."""
+        if not os.path.lexists(self.config_file):
+            return None
         config = self._object(CONFIG)
         beside = {} if config.get(QUANTIZATION) else self._object(MODELOPT_CONFIG)
         return {**config, QUANTIZATION: {"quant_method": "modelopt", **beside}} if beside else config

@@ -41,8 +41,8 @@ class Source(Protocol):
     @property
     def config_file(self) -> Path: ...
 
-    def config(self) -> dict[str, Any]:
-        """The contents of ``config.json``; empty where there is none."""
+    def config(self) -> dict[str, Any] | None:
+        """The contents of ``config.json``; None where there is none."""
 
     def generation_config(self) -> dict[str, Any]:
         """The contents of ``generation_config.json``; empty where there is none."""
@@ -57,8 +57,10 @@ class Source(Protocol):
 def needed_config(source: Source) -> dict[str, Any]:
     """The configuration of a checkpoint that must have one. CheckpointError: it has none, or it is damaged."""
     config = source.config()
-    if not config:
-        raise CheckpointError(f"{source.config_file} does not exist or is empty", "a checkpoint holds config.json")
+    if config is None:
+        raise CheckpointError(
+            f"{source.config_file} does not exist", "a checkpoint folder holds config.json and model.safetensors"
+        )
     return config
 
 
@@ -69,7 +71,10 @@ def is_on_disk(text: str) -> bool:
 
 def open_source(path: Path) -> Source:
     """The checkpoint in a folder of safetensors files, or in a GGUF file."""
-    from dflash_local.checkpoint_files.gguf_file import GgufFile
+    if path.is_file():
+        from dflash_local.checkpoint_files.gguf_file import GgufFile
+
+        return GgufFile(path)
     from dflash_local.checkpoint_files.safetensors_folder import SafetensorsFolder
 
-    return GgufFile(path) if path.is_file() else SafetensorsFolder(path)
+    return SafetensorsFolder(path)

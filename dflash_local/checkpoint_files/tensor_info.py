@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_local.checkpoint_files.undo import Undo
+
 MAX_NAME = 500  # characters of a tensor's name; patterns over names take longer than in proportion to them
 
 # dtype -> weights and bytes of one block; a plain dtype is a block of one weight.
@@ -40,7 +42,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     file: Path
     offset: int = 0
-    undo: tuple[object, ...] = ()
+    undo: tuple[Undo, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -37,7 +37,7 @@ def _float16(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _fields(codes: torch.Tensor, run: int, bits: int) -> torch.Tensor:
-    """Numbers of ``bits`` bits: of each ``run`` bytes first the lowest bits of all, then the next; uint8 [blocks, n]."""
+    """Numbers of ``bits`` bits, uint8 [blocks, n]: of each ``run`` bytes first the lowest bits of all, then the next."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device).view(-1, 1)
     return (codes.unflatten(1, (-1, 1, run)) >> shifts & (1 << bits) - 1).flatten(1)
 

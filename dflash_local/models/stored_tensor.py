@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dflash_local.checkpoint_files.json_file import open_plain
-from dflash_local.checkpoint_files.tensor_info import BLOCKS, TensorInfo
+from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
 from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.gguf_blocks import decode_blocks
@@ -39,11 +39,11 @@ class StoredTensors:
         data = self.data[info.offset : info.offset + info.nbytes]
         if len(data) != info.nbytes:
             raise CheckpointError(f"{self.file} changed while it was read ({info.name})", AGAIN)
-        return undone(_decoded(data, info), info)
+        return undone(_decoded(data, info), info.undo)
 
 
 def _decoded(data: torch.Tensor, info: TensorInfo) -> torch.Tensor:
-    if info.dtype in BLOCKS:
+    if info.dtype in GGML:
         rows = data.view(*info.shape[:-1], -1)
         return decode_blocks(rows, info.dtype)
     dtype = DTYPES.get(info.dtype)

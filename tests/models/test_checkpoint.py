@@ -157,7 +157,7 @@ def test_ck_06_zero_and_huge_tensors_are_noticed(tmp_path: Path) -> None:
 def test_ck_08_pickles_are_refused_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").mkdir()  # opening it would fail differently
-    with pytest.raises(CheckpointError, match="pytorch_model.bin .*safetensors only"):
+    with pytest.raises(CheckpointError, match="pytorch_model.bin .*safetensors and GGUF only"):
         Checkpoint.open(tmp_path)
 
 
@@ -172,7 +172,7 @@ def test_config_that_is_no_object(tmp_path: Path, text: str) -> None:
 
 
 def test_missing_folder_and_files(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         Checkpoint.open(tmp_path / "no")
     with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
         Checkpoint.open(tmp_path)
