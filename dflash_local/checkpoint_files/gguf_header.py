@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,17 +20,17 @@ from dflash_local.checkpoint_files.weight_file import AGAIN, refuse_impostor
 from dflash_local.errors import CheckpointError
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-MAX_HEADER_BYTES = 100_000_000  # vocabulary and merges of the largest published models take 20 MB
+OPENING = struct.Struct("<4sIQQ")  # magic, version, numbers of tensors and keys
+MAX_ALIGNMENT = 2**20
+MAX_HEADER_BYTES = 100_000_000  # the largest vocabularies of published models take 20 MB
 MAX_STRING = 4 * 2**20  # bytes; the longest are chat templates
-MAX_ITEMS = 4_000_000  # of all arrays of a file: tokens, scores, types and merges of a vocabulary
-MAX_DEPTH = 4  # of arrays in arrays
-MAX_RANK = 4
-MAX_ALIGNMENT = 2**20  # bytes
-KEY_BYTES, TENSOR_BYTES = 13, 24  # the least that one key with its value, and one tensor, take in the file
+MAX_ITEMS = 4_000_000  # of all arrays: tokens, scores, types and merges of a vocabulary
+MAX_ENTRIES = 300_000  # tensors, or keys, as of safetensors
+MAX_DEPTH = MAX_RANK = 4  # of arrays in arrays; of tensors
+KEY_BYTES, TENSOR_BYTES = 13, 24  # the least that a key with its value, and a tensor, take in the header
 
-BOOL, STRING, ARRAY = 7, 8, 9
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", 10: "Q", 11: "q", 12: "d"}
+BOOL, STRING, ARRAY, UINT64 = 7, 8, 9, 10
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", UINT64: "Q", 11: "q", 12: "d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def is_gguf(file: Path) -> bool:
     try:
         with open_plain(file) as stream:
             return stream.read(4) == MAGIC
-    except (FileNotFoundError, CheckpointError, OSError):
+    except (OSError, CheckpointError):
         return False
 
 
@@ -64,26 +63,22 @@ def read_gguf(file: Path) -> GgufHeader:
 
 
 def gguf_of(stream: BinaryIO, file: Path, size: int) -> GgufHeader:
-    """Like ``read_gguf``, of the first bytes of a file of ``size`` bytes that is called ``file``."""
+    """Like ``read_gguf``, of a stream at the start of a file of ``size`` bytes; it may end where the header does."""
     reader = _Reader(stream, file, size)
-    tensors, keys = reader.opening()
+    tensor_count, key_count = reader.opening()
     metadata: dict[str, Any] = {}
-    for _ in range(reader.count(keys, KEY_BYTES, "keys")):
+    for _ in range(reader.count(key_count, KEY_BYTES, "keys", MAX_ENTRIES)):
         key = reader.text("a key", MAX_NAME)
         if key in metadata:
-            raise CheckpointError(f"{file} holds the key {shown(key)} twice", AGAIN)
+            raise reader.error(f" holds the key {shown(key)} twice")
         metadata[key] = reader.value(reader.integer(4), key)
     entries: dict[str, TensorInfo] = {}
-    for _ in range(reader.count(tensors, TENSOR_BYTES, "tensors")):
+    for _ in range(reader.count(tensor_count, TENSOR_BYTES, "tensors", MAX_ENTRIES)):
         info = reader.tensor()
         if info.name in entries:
-            raise CheckpointError(f"{file} holds the tensor {shown(info.name)} twice", AGAIN)
+            raise reader.error(f" holds the tensor {shown(info.name)} twice")
         entries[info.name] = info
-    alignment = _alignment(metadata.get("general.alignment", 32), file)
-    start = -(-reader.position // alignment) * alignment
-    placed = {info.name: _placed(info, start, alignment, size) for info in entries.values()}
-    _check_overlaps(file, placed.values())
-    return GgufHeader(metadata, placed, file)
+    return GgufHeader(metadata, reader.placed(entries, metadata.get("general.alignment", 32)), file)
 
 
 class _Reader:
@@ -91,41 +86,64 @@ class _Reader:
 
     def __init__(self, stream: BinaryIO, file: Path, size: int) -> None:
         self._stream, self._file, self._size = stream, file, size
-        self._items = MAX_ITEMS
-        self.position = 0  # of the next byte
+        self._items, self._end = MAX_ITEMS, 0  # that may still come; of what is read
+
+    def error(self, text: str) -> CheckpointError:
+        return CheckpointError(f"{self._file}{text}", AGAIN)
 
     def opening(self) -> tuple[int, int]:
         """How many tensors and keys the file says it holds."""
-        start = self._stream.read(8)
+        start = self._stream.read(OPENING.size)
         refuse_impostor(self._file, start)
         if start[:4] != MAGIC:
-            raise CheckpointError(f"{self._file} is no GGUF file: it begins with {shown(start[:4])}", AGAIN)
-        self.position = len(start)
-        version = int.from_bytes(start[4:], "little")
-        if len(start) == 8 and version & 0xFFFF == 0:
+            raise self.error(f" is no GGUF file: it begins with {start[:4]!r}" if start else " is empty")
+        self._reach(OPENING.size, len(start))
+        _, version, tensor_count, key_count = OPENING.unpack(start)
+        if version in (2 << 24, 3 << 24):
             raise CheckpointError(f"{self._file} is a big-endian GGUF file", "get the little-endian one")
-        if len(start) == 8 and version not in VERSIONS:
-            raise CheckpointError(f"{self._file} is GGUF version {version}; 2 and 3 are read", "get a newer conversion")
-        return self.integer(8), self.integer(8)
+        if version not in (2, 3):
+            raise CheckpointError(f"{self._file} is of GGUF version {version}, 2 and 3 are read", "get a newer file")
+        return tensor_count, key_count
+
+    def _reach(self, size: int, got: int) -> None:
+        """Count ``size`` bytes of which ``got`` were there; CheckpointError: fewer, or beyond the limits."""
+        self._end += size
+        if got < size or self._end > self._size:
+            raise self.error(f" is truncated: {self._size} bytes do not hold its header")
+        if self._end > MAX_HEADER_BYTES:
+            raise self.error(f" has a header of more than {MAX_HEADER_BYTES} bytes")
+
+    def count(self, number: int, least: int, what: str, most: int) -> int:
+        """``number`` of ``what``, if the rest of the file holds as many of ``least`` bytes and ``most`` allows it."""
+        if number * least > self._size - self._end:
+            raise self.error(f" is truncated: it cannot hold {number} {what}")
+        if number > most:
+            raise self.error(f" declares {number} {what}, at most {most} are read")
+        return number
 
     def integer(self, size: int) -> int:
         """The next unsigned number of ``size`` bytes."""
-        return int.from_bytes(self._take(size), "little")
+        raw = self._stream.read(size)
+        self._reach(size, len(raw))
+        return int.from_bytes(raw, "little")
 
-    def count(self, number: int, least: int, what: str) -> int:
-        """``number`` of ``what``, each of at least ``least`` bytes, if the rest of the file can hold them."""
-        if number * least > self._size - self.position:
-            raise CheckpointError(f"{self._file} is truncated: it cannot hold {shown(number)} {what}", AGAIN)
-        return number
+    def text(self, what: str, longest: int) -> str:
+        return self._texts(1, what, longest)[0]
 
-    def text(self, what: str, limit: int) -> str:
-        length = self.integer(8)
-        if length > limit:
-            raise CheckpointError(f"{self._file}: {what} of {length} bytes, at most {limit} are read", AGAIN)
+    def _texts(self, number: int, what: str, longest: int) -> list[str]:
+        """The next strings, in one loop without calls of ours: a vocabulary holds 250,000."""
+        read, end, texts, last = self._stream.read, self._end, [], min(self._size, MAX_HEADER_BYTES)
+        for _ in range(number):
+            length = int.from_bytes(read(8), "little")
+            end += 8 + length
+            if length > longest:
+                raise self.error(f": {what} of {length} bytes, at most {longest} are read")
+            texts.append(read(length) if end <= last else b"")
+        self._reach(end - self._end, end - self._end if self._stream.tell() == end else 0)
         try:
-            return self._take(length).decode()
+            return [text.decode() for text in texts]
         except UnicodeDecodeError:
-            raise CheckpointError(f"{self._file}: {what} is not UTF-8", AGAIN) from None
+            raise self.error(f": {what} is not UTF-8") from None
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
         """The value of a key; of an array, a list."""
@@ -134,78 +152,49 @@ class _Reader:
         if kind == ARRAY and depth < MAX_DEPTH:
             return self._array(self.integer(4), self.integer(8), key, depth + 1)
         if kind not in NUMBERS:
-            what = "nested too deeply" if kind == ARRAY else f"of the unknown type {kind}"
-            raise CheckpointError(f"{self._file}: the value of {shown(key)} is {what}", AGAIN)
+            raise self.error(f": {shown(key)} has " + ("arrays too deep" if kind == ARRAY else f"unknown type {kind}"))
         return self._numbers(kind, 1)[0]
 
     def _array(self, kind: int, number: int, key: str, depth: int) -> list[Any]:
         least = struct.calcsize(NUMBERS[kind]) if kind in NUMBERS else 8
-        self._items -= self.count(number, least, f"entries of {shown(key)}")
-        if self._items < 0:
-            raise CheckpointError(f"{self._file}: arrays of more than {MAX_ITEMS} entries in all are not read", AGAIN)
+        self._items -= self.count(number, least, f"entries of {shown(key)}", self._items)
         if kind in NUMBERS:
             return self._numbers(kind, number)
         if kind == STRING:
-            what = f"an entry of {shown(key)}"
-            return [self.text(what, MAX_STRING) for _ in range(number)]
+            return self._texts(number, f"an entry of {shown(key)}", MAX_STRING)
         return [self.value(kind, key, depth) for _ in range(number)]
 
     def _numbers(self, kind: int, number: int) -> list[Any]:
-        code = f"<{number}{NUMBERS[kind]}"
-        values = struct.unpack(code, self._take(struct.calcsize(code)))
-        return list(map(bool, values)) if kind == BOOL else list(values)
+        form = struct.Struct(f"<{number}{NUMBERS[kind]}")
+        raw = self._stream.read(form.size)
+        self._reach(form.size, len(raw))
+        return [value != 0 for value in raw] if kind == BOOL else list(form.unpack(raw))
 
     def tensor(self) -> TensorInfo:
         """The next tensor; ``offset`` is still counted from where the data begin."""
         name = self.text("a tensor's name", MAX_NAME)
-        where = f"{self._file}: tensor {shown(name)}"
         rank = self.integer(4)
-        dims = self._numbers(10, rank) if rank <= MAX_RANK else []
-        if rank > MAX_RANK or 0 in dims:
-            raise CheckpointError(f"{where} has impossible dims: {rank} of them, {dims}", AGAIN)
+        dims = self._numbers(UINT64, rank) if rank <= MAX_RANK else [0]
         kind, offset = self.integer(4), self.integer(8)
         dtype = GGML_TYPES.get(kind)
+        if 0 in dims:
+            raise self.error(f": tensor {shown(name)} has impossible dims, {rank} of them")
         if dtype is None:
-            raise CheckpointError(f"{where} has the unknown type {kind}", "a newer version of this program may know it")
-        if dims and dims[0] % BLOCKS[dtype][0] or not dims and BLOCKS[dtype][0] > 1:
-            raise CheckpointError(f"{where} has rows of {dims[:1]} weights, no whole blocks of {dtype}", AGAIN)
+            raise self.error(f": tensor {shown(name)} has the unknown type {kind}")
+        if (dims or [1])[0] % BLOCKS[dtype][0]:
+            raise self.error(f": tensor {shown(name)} of dims {dims} has rows that are no whole blocks of {dtype}")
         return TensorInfo(name, dtype, tuple(reversed(dims)), self._file, offset)
 
-    def _take(self, number: int) -> bytes:
-        self.position += number
-        if self.position > MAX_HEADER_BYTES:
-            raise CheckpointError(f"{self._file} has a header of more than {MAX_HEADER_BYTES} bytes", AGAIN)
-        data = self._stream.read(number) if self.position <= self._size else b""
-        if len(data) < number:
-            raise CheckpointError(f"{self._file} is truncated: {self._size} bytes do not hold its header", AGAIN)
-        return data
-
-
-def _alignment(value: object, file: Path) -> int:
-    if type(value) is not int or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
-        raise CheckpointError(
-            f"{file}: general.alignment {shown(value)} is no power of two up to {MAX_ALIGNMENT}", AGAIN
-        )
-    return value
-
-
-def _placed(info: TensorInfo, start: int, alignment: int, size: int) -> TensorInfo:
-    """The tensor with its place in the file of ``size`` bytes, whose data begin at ``start``."""
-    if info.offset % alignment:
-        raise CheckpointError(
-            f"{info.file}: tensor {shown(info.name)} does not begin at a multiple of {alignment}", AGAIN
-        )
-    end = start + info.offset + info.nbytes
-    if end > size:
-        text = f"{info.file} is truncated: {size} bytes, tensor {shown(info.name)} ends at byte {shown(end)}"
-        raise CheckpointError(text, AGAIN)
-    return replace(info, offset=start + info.offset)
-
-
-def _check_overlaps(file: Path, tensors: Iterable[TensorInfo]) -> None:
-    """No two tensors share a byte. Between them there may be padding."""
-    end = 0
-    for info in sorted(tensors, key=lambda info: info.offset):
-        if info.offset < end:
-            raise CheckpointError(f"{file} has an overlap at tensor {shown(info.name)} (byte {info.offset})", AGAIN)
-        end = info.offset + info.nbytes
+    def placed(self, tensors: dict[str, TensorInfo], alignment: object) -> dict[str, TensorInfo]:
+        """The tensors with their places in the file; each inside it, none over another, padding between them."""
+        if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise self.error(f": general.alignment {shown(alignment)} is no power of two up to {MAX_ALIGNMENT}")
+        start = end = -(-self._end // alignment) * alignment
+        for info in sorted(tensors.values(), key=lambda info: info.offset):
+            begin = start + info.offset
+            if info.offset % alignment or begin < end:
+                raise self.error(f": tensor {shown(info.name)} overlaps the one before it, or is not aligned")
+            end = begin + info.nbytes
+            if end > self._size:
+                raise self.error(f" is truncated: {self._size} bytes, {shown(info.name)} ends at byte {shown(end)}")
+        return {name: replace(info, offset=start + info.offset) for name, info in tensors.items()}
