@@ -7,9 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dflash_local.checkpoint_files.gguf_config import config_of, generation_config_of
-from dflash_local.checkpoint_files.gguf_header import GgufHeader, open_gguf
+from dflash_local.checkpoint_files.gguf_config import config_of, generation_of
+from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
+from dflash_local.checkpoint_files.gguf_split import open_gguf
 from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
 from dflash_local.checkpoint_files.source import TokenizerParts
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
@@ -33,7 +34,7 @@ class GgufFile:
         return config_of(self.header)
 
     def generation_config(self) -> dict[str, Any]:
-        return generation_config_of(self.header)
+        return generation_of(self.header)
 
     def tokenizer(self) -> TokenizerParts | None:
         found = tokenizer_of(self.header.metadata)

@@ -34,7 +34,8 @@ class TensorInfo:
 
     ``dtype`` is a word of ``BLOCKS``; ``shape`` has the outermost axis first, and blocks run along the last one;
     ``offset`` is where its bytes begin in the file; ``undo`` is what a converter did to the values and a reader takes
-    back, in this order.
+    back, in this order. Where a converter cut a tensor in pieces, ``parts`` are they, to be joined along the first axis
+    before anything is undone; their dtypes may differ, and ``dtype`` is that of the first.
     """
 
     name: str
@@ -43,8 +44,11 @@ class TensorInfo:
     file: Path
     offset: int = 0
     undo: tuple[Undo, ...] = ()
+    parts: tuple[TensorInfo, ...] = ()
 
     @property
     def nbytes(self) -> int:
+        if self.parts:
+            return sum(part.nbytes for part in self.parts)
         weights, size = BLOCKS[self.dtype]
         return math.prod(self.shape) // weights * size

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
 from dflash_local.config.features import ModelConfig, MoEConfig
 from dflash_local.config.module_names import EXPERT, HEAD, experts_of
 from dflash_local.errors import CheckpointError
@@ -109,7 +109,7 @@ def decoded_tensors(
     for name in stacked:
         found[name] = _rounded(checkpoint, name, format_of, device, dtype)
     for name in plain:
-        if checkpoint.tensors[name].dtype not in WIDE:
+        if checkpoint.tensors[name].dtype not in (*WIDE, *GGML):
             info = checkpoint.tensors[name]
             raise CheckpointError(f"{info.file}: tensor {name} is stored as {info.dtype}, expected {dtype}")
     for name, tensor in checkpoint.read(device, dtype, plain):

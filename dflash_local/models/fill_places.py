@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dflash_local.checkpoint_files.safetensors_folder import name_list
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
 from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
@@ -59,6 +59,6 @@ def _check(info: TensorInfo, place: Place) -> None:
         raise CheckpointError(
             f"{info.file}: tensor {info.name} has shape {list(info.shape)}, expected {list(place.shape)}"
         )
-    numbers = info.dtype in WIDE and place.dtype in WIDE.values()
+    numbers = (info.dtype in WIDE or info.dtype in GGML) and place.dtype in WIDE.values()
     if not numbers and DTYPES.get(info.dtype) != place.dtype:
         raise CheckpointError(f"{info.file}: tensor {info.name} is stored as {info.dtype}, expected {place.dtype}")

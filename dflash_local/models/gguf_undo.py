@@ -28,7 +28,9 @@ def undone(values: torch.Tensor, undo: tuple[Undo, ...]) -> torch.Tensor:
 
 def _swapped(values: torch.Tensor, step: SwapAxes) -> torch.Tensor:
     axis, end = step.axis, step.start + step.size
-    middle = values.narrow(axis, step.start, step.size).unflatten(axis, (step.outer, step.first, step.second, step.inner))
+    middle = values.narrow(axis, step.start, step.size).unflatten(
+        axis, (step.outer, step.first, step.second, step.inner)
+    )
     middle = middle.transpose(axis + 1, axis + 2).flatten(axis, axis + 3)
     before, behind = values.narrow(axis, 0, step.start), values.narrow(axis, end, values.shape[axis] - end)
     return torch.cat([before, middle, behind], dim=axis)

@@ -93,7 +93,7 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     quantization = _quantization(folder, facts, where)
     try:
         coded = facts.model.quantization is not None and not facts.model.quantization.unread
-        if coded and not _decoded_by_transformers(facts):
+        if files.path.is_file() or (coded and not _decoded_by_transformers(facts)):
             model, info = _built_of_codes(files, facts, where)
         else:
             model, info = _built(files, facts, where, quantization)

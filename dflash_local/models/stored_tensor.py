@@ -36,6 +36,8 @@ class StoredTensors:
 
     def read(self, info: TensorInfo) -> torch.Tensor:
         """A tensor of the file on the CPU, which may share the file's memory. CheckpointError: the file is shorter."""
+        if info.parts:
+            return undone(torch.cat([self.read(part) for part in info.parts]), info.undo)
         data = self.data[info.offset : info.offset + info.nbytes]
         if len(data) != info.nbytes:
             raise CheckpointError(f"{self.file} changed while it was read ({info.name})", AGAIN)

@@ -1,0 +1,58 @@
+"""The config.json of a DFlash drafter that llama.cpp's converter wrote as a GGUF file. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.gguf_keys import Header, common_values, refuse_others, values_of
+from dflash_local.checkpoint_files.text_config import MAX_LAYERS, MAX_WINDOW
+from dflash_local.errors import CheckpointError
+
+DFLASH = "dflash"  # its general.architecture
+KEYS = {
+    "block_size": "block_size",
+    "conv_kernel_size": "conv_kernel_size",
+    "conv_group_size": "conv_group_size",
+    "selector_rank": "selector_rank",
+    "selector_top_k": "selector_top_k",
+    "logit_scale": "output_multiplier",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "input_embedding_scale",
+}
+OWN = ("target_layers", "attention.causal", "attention.sliding_window", "attention.sliding_window_pattern")
+OF_DSPARK = ("sample_from_anchor", "has_confidence_head")
+
+
+def drafter_config(header: Header, keys: Fields) -> dict[str, Any]:
+    """Raises CheckpointError as ``config_of``."""
+    is_dflash2 = "selector_hidden.weight" in header.tensors
+    refuse_others(keys, (*KEYS, *OWN, *OF_DSPARK))
+    found = {
+        "architectures": ["DFlash2DraftModel" if is_dflash2 else "DFlashDraftModel"],
+        "model_type": "qwen3",
+        **common_values(keys, header),
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+    }
+    layers = found["num_hidden_layers"]
+    taps = keys.optional_list("target_layers", MAX_LAYERS) or []
+    # llama.cpp counts the embedding's output as layer 0.
+    taps = [keys.check_integer("target_layers", tap, 1, MAX_LAYERS) - 1 for tap in taps]
+    found["dflash_config"] = {
+        **values_of(keys, KEYS),
+        "mask_token_id": header.metadata.get("tokenizer.ggml.mask_token_id"),
+        "target_layer_ids": taps,
+    }
+    return {**found, **_windows(keys, layers)}
+
+
+def _windows(keys: Fields, layers: int) -> dict[str, Any]:
+    """``layer_types``, ``sliding_window`` and, where it is told, ``is_causal``."""
+    width = keys.optional_integer("attention.sliding_window", 0, MAX_WINDOW)
+    flags = keys.optional_list("attention.sliding_window_pattern", MAX_LAYERS) if width else None
+    kinds = ["sliding_attention" if flag else "full_attention" for flag in flags or [False] * layers]
+    if len(kinds) < layers:
+        raise CheckpointError(f"{keys.where}.attention.sliding_window_pattern has {len(kinds)} of {layers} layers")
+    found = {"layer_types": kinds[:layers], "sliding_window": width, "use_sliding_window": bool(width)}
+    causal = keys.optional_flag("attention.causal")
+    return found if causal is None else {**found, "is_causal": causal}
