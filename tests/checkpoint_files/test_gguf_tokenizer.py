@@ -146,3 +146,35 @@ def test_a_hostile_value_is_one_line_that_names_it(changes: dict[str, Any], word
 def test_a_template_that_is_none_is_refused(template: object) -> None:
     with pytest.raises(CheckpointError, match=r"chat_template is 7|1000001 characters, 1000000 allowed"):
         tokenizer_of(metadata() | {"tokenizer.chat_template": template})
+
+
+@pytest.mark.parametrize("key", ["model", "pre", "tokens", "token_type", "merges", "bos_token_id", "add_bos_token"])
+def test_an_odd_value_is_refused_or_makes_a_tokenizer_that_loads(key: str) -> None:
+    odd: tuple[object, ...] = (
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        float("nan"),
+        2**70,
+        "",
+        "x",
+        "\ud800",
+        b"1",
+        [],
+        [None],
+        [[]],
+        ["1", "1"],
+        {"1": 1},
+    )
+    refused = 0
+    for value in odd:
+        try:
+            found = tokenizer_of(metadata(**{key: value}))
+        except CheckpointError:
+            refused += 1
+        else:
+            assert found is not None
+            tokenizers.Tokenizer.from_str(json.dumps(found[0]))
+    assert refused >= len(odd) - 2
