@@ -1,7 +1,7 @@
 """The header of one GGUF file: metadata and tensors, with every count checked before anything is made of it.
 
-The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, version, two counts, that many keys with
-typed values, that many tensors with name, dims (innermost first), type and offset, then the aligned data. Torch-free.
+Magic, version, two counts; keys with typed values; tensors with name, dims (innermost first), type and offset; aligned
+data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Torch-free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ MAX_ITEMS = 4_000_000  # of all arrays: tokens, scores, types and merges of a vo
 MAX_ENTRIES = 300_000  # tensors, or keys, as of safetensors
 MAX_DEPTH = MAX_RANK = 4  # of arrays in arrays; of tensors
 KEY_BYTES, TENSOR_BYTES = 13, 24  # the least that a key with its value, and a tensor, take in the header
-
 BOOL, STRING, ARRAY, UINT64 = 7, 8, 9, 10
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", UINT64: "Q", 11: "q", 12: "d"}
 
@@ -68,7 +67,7 @@ def gguf_of(stream: BinaryIO, file: Path, size: int) -> GgufHeader:
     tensor_count, key_count = reader.opening()
     metadata: dict[str, Any] = {}
     for _ in range(reader.count(key_count, KEY_BYTES, "keys", MAX_ENTRIES)):
-        key = reader.text("a key", MAX_NAME)
+        key = reader.texts(1, "a key", MAX_NAME)[0]
         if key in metadata:
             raise reader.error(f" holds the key {shown(key)} twice")
         metadata[key] = reader.value(reader.integer(4), key)
@@ -108,10 +107,10 @@ class _Reader:
     def _reach(self, size: int, got: int) -> None:
         """Count ``size`` bytes of which ``got`` were there; CheckpointError: fewer, or beyond the limits."""
         self._end += size
+        if MAX_HEADER_BYTES < self._end <= self._size:
+            raise self.error(f" has a header of more than {MAX_HEADER_BYTES} bytes")
         if got < size or self._end > self._size:
             raise self.error(f" is truncated: {self._size} bytes do not hold its header")
-        if self._end > MAX_HEADER_BYTES:
-            raise self.error(f" has a header of more than {MAX_HEADER_BYTES} bytes")
 
     def count(self, number: int, least: int, what: str, most: int) -> int:
         """``number`` of ``what``, if the rest of the file holds as many of ``least`` bytes and ``most`` allows it."""
@@ -127,19 +126,20 @@ class _Reader:
         self._reach(size, len(raw))
         return int.from_bytes(raw, "little")
 
-    def text(self, what: str, longest: int) -> str:
-        return self._texts(1, what, longest)[0]
-
-    def _texts(self, number: int, what: str, longest: int) -> list[str]:
+    def texts(self, number: int, what: str, longest: int) -> list[str]:
         """The next strings, in one loop without calls of ours: a vocabulary holds 250,000."""
-        read, end, texts, last = self._stream.read, self._end, [], min(self._size, MAX_HEADER_BYTES)
+        read, end, texts = self._stream.read, self._end, []
+        head, last = bytes(8), min(self._size, MAX_HEADER_BYTES)
         for _ in range(number):
-            length = int.from_bytes(read(8), "little")
+            head = read(8)
+            length = int.from_bytes(head, "little")
             end += 8 + length
             if length > longest:
                 raise self.error(f": {what} of {length} bytes, at most {longest} are read")
-            texts.append(read(length) if end <= last else b"")
-        self._reach(end - self._end, end - self._end if self._stream.tell() == end else 0)
+            if end > last:
+                break
+            texts.append(read(length))
+        self._reach(end - self._end, 8 * len(texts) + sum(map(len, texts)) if len(head) == 8 else 0)
         try:
             return [text.decode() for text in texts]
         except UnicodeDecodeError:
@@ -148,7 +148,7 @@ class _Reader:
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
         """The value of a key; of an array, a list."""
         if kind == STRING:
-            return self.text(f"the value of {shown(key)}", MAX_STRING)
+            return self.texts(1, f"the value of {shown(key)}", MAX_STRING)[0]
         if kind == ARRAY and depth < MAX_DEPTH:
             return self._array(self.integer(4), self.integer(8), key, depth + 1)
         if kind not in NUMBERS:
@@ -161,7 +161,7 @@ class _Reader:
         if kind in NUMBERS:
             return self._numbers(kind, number)
         if kind == STRING:
-            return self._texts(number, f"an entry of {shown(key)}", MAX_STRING)
+            return self.texts(number, f"an entry of {shown(key)}", MAX_STRING)
         return [self.value(kind, key, depth) for _ in range(number)]
 
     def _numbers(self, kind: int, number: int) -> list[Any]:
@@ -172,7 +172,7 @@ class _Reader:
 
     def tensor(self) -> TensorInfo:
         """The next tensor; ``offset`` is still counted from where the data begin."""
-        name = self.text("a tensor's name", MAX_NAME)
+        name = self.texts(1, "a tensor's name", MAX_NAME)[0]
         rank = self.integer(4)
         dims = self._numbers(UINT64, rank) if rank <= MAX_RANK else [0]
         kind, offset = self.integer(4), self.integer(8)

@@ -1,0 +1,96 @@
+"""Blocks of GGUF files against the gguf library: every type, every code, to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+
+from dflash_local.checkpoint_files.gguf_types import GGML_TYPES, UNREAD
+from dflash_local.checkpoint_files.tensor_info import BLOCKS
+from dflash_local.kernels import gguf_blocks
+from dflash_local.kernels.gguf_blocks import DECODERS, decode_blocks
+
+SHAPE = (3, 2, 1024)  # weights
+ENCODED = ("BF16", "F16", "F32", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # that the library can write
+
+
+def oracle(data: np.ndarray, dtype: str) -> torch.Tensor:
+    with np.errstate(all="ignore"):  # scales of random bytes may be infinite or NaN
+        return torch.from_numpy(np.ascontiguousarray(quants.dequantize(data, GGMLQuantizationType[dtype])))
+
+
+def check_equal(decoded: torch.Tensor, expected: torch.Tensor) -> None:
+    """The same bits; a NaN may be any NaN."""
+    assert decoded.dtype == expected.dtype == torch.float32 and decoded.shape == expected.shape
+    assert torch.equal(decoded.isnan(), expected.isnan())
+    quiet = expected.isnan()
+    assert torch.equal(
+        decoded.masked_fill(quiet, 0).view(torch.int32), expected.masked_fill(quiet, 0).view(torch.int32)
+    )
+
+
+def random_bytes(dtype: str, shape: tuple[int, ...] = SHAPE, seed: int = 0) -> np.ndarray:
+    weights, size = BLOCKS[dtype]
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (*shape[:-1], shape[-1] // weights * size), dtype=np.uint8)
+
+
+def test_every_type_that_is_read_is_decoded() -> None:
+    plain = {"I8", "I16", "I32", "I64", "F64"}  # in both formats, and no weights
+    assert set(DECODERS) == set(GGML_TYPES.values()) - set(UNREAD) - plain
+
+
+@pytest.mark.parametrize("dtype", DECODERS)
+def test_random_bytes(dtype: str) -> None:
+    for seed in range(8):
+        data = random_bytes(dtype, seed=seed)
+        expected = oracle(data, dtype)
+        check_equal(decode_blocks(torch.from_numpy(data), dtype), expected)
+        assert expected.isfinite().float().mean() > 0.8 and (expected != 0).any()
+
+
+@pytest.mark.parametrize("dtype", DECODERS)
+def test_every_byte_at_every_place(dtype: str) -> None:
+    """256 blocks for each byte of a block, the others as they were."""
+    weights, size = BLOCKS[dtype]
+    block = random_bytes(dtype, (weights,), seed=1)
+    data = np.tile(block, (size, 256, 1))
+    for place in range(size):
+        data[place, :, place] = np.arange(256)
+    check_equal(decode_blocks(torch.from_numpy(data), dtype), oracle(data, dtype))
+
+
+@pytest.mark.parametrize("dtype", ENCODED)
+def test_weights_that_the_library_wrote(dtype: str) -> None:
+    weights = np.random.default_rng(2).standard_normal(SHAPE, dtype=np.float32)
+    kind = GGMLQuantizationType[dtype]
+    data = np.ascontiguousarray(quants.quantize(weights, kind)).view(np.uint8)
+    decoded = decode_blocks(torch.from_numpy(data), dtype)
+    check_equal(decoded, oracle(data, dtype))
+    assert (decoded - torch.from_numpy(weights)).abs().max() < 1  # the most that E2M1 is off
+
+
+@pytest.mark.parametrize("dtype", DECODERS)
+def test_chunks_and_strides_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.from_numpy(random_bytes(dtype))
+    whole = decode_blocks(data, dtype)
+    wide = torch.stack((data, data), -1)[..., 1]
+    assert not wide.is_contiguous()
+    monkeypatch.setattr(gguf_blocks, "CHUNK", 5 * 256)  # of which no row is a multiple
+    check_equal(decode_blocks(wide, dtype), whole)
+
+
+@pytest.mark.parametrize("dtype", [name for name in DECODERS if BLOCKS[name][0] > 1])
+def test_temporaries_stay_small(dtype: str) -> None:
+    """Beside what is returned at most a few chunks are held, however long the tensor."""
+    data = torch.from_numpy(random_bytes(dtype, (64, 2**16)))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        decoded = decode_blocks(data, dtype)
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    assert 4 * decoded.numel() <= peak < 4 * decoded.numel() + 8 * 4 * gguf_blocks.CHUNK
