@@ -6,7 +6,7 @@ from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.checkpoint_files.gguf_keys import Header, common_values, refuse_others, values_of
-from dflash_local.checkpoint_files.text_config import MAX_LAYERS, MAX_WINDOW
+from dflash_local.checkpoint_files.text_config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
 from dflash_local.errors import CheckpointError
 
 DFLASH = "dflash"  # its general.architecture
@@ -16,23 +16,30 @@ KEYS = {
     "conv_group_size": "conv_group_size",
     "selector_rank": "selector_rank",
     "selector_top_k": "selector_top_k",
+    "sample_from_anchor": "sample_from_anchor",
     "logit_scale": "output_multiplier",
     "final_logit_softcapping": "final_logit_softcapping",
     "embedding_scale": "input_embedding_scale",
 }
-OWN = ("target_layers", "attention.causal", "attention.sliding_window", "attention.sliding_window_pattern")
-OF_DSPARK = ("sample_from_anchor", "has_confidence_head")
+OWN = (
+    "target_layers",
+    "has_confidence_head",
+    "attention.causal",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+)
+MARKOV, CONFIDENCE, SELECTOR = "markov_w1.weight", "conf_proj.weight", "selector_predecessor.weight"
 
 
 def drafter_config(header: Header, keys: Fields) -> dict[str, Any]:
     """Raises CheckpointError as ``config_of``."""
-    is_dflash2 = "selector_hidden.weight" in header.tensors
-    refuse_others(keys, (*KEYS, *OWN, *OF_DSPARK))
+    refuse_others(keys, (*KEYS, *OWN))
     found = {
-        "architectures": ["DFlash2DraftModel" if is_dflash2 else "DFlashDraftModel"],
+        "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         **common_values(keys, header),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        **_heads_of_kind(header, keys.integer("embedding_length", 1, MAX_WIDTH)),
     }
     layers = found["num_hidden_layers"]
     taps = keys.optional_list("target_layers", MAX_LAYERS) or []
@@ -44,6 +51,26 @@ def drafter_config(header: Header, keys: Fields) -> dict[str, Any]:
         "target_layer_ids": taps,
     }
     return {**found, **_windows(keys, layers)}
+
+
+def _heads_of_kind(header: Header, hidden: int) -> dict[str, Any]:
+    """What the tables by id of a DFlash 2 or a DSpark drafter tell, and the vocabulary of others."""
+    table = header.tensors.get(SELECTOR) or header.tensors.get(MARKOV)
+    if table is None:
+        tokens = Fields(header.metadata, str(header.file)).optional_list("tokenizer.ggml.tokens", MAX_VOCAB)
+        return {"vocab_size": len(tokens) if tokens else None}
+    if len(table.shape) != 2:
+        raise CheckpointError(f"{header.file}: tensor {table.name} has shape {list(table.shape)}, expected a matrix")
+    if table.name == SELECTOR:
+        return {"architectures": ["DFlash2DraftModel"], "vocab_size": table.shape[0]}
+    confidence = header.tensors.get(CONFIDENCE)
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "vocab_size": table.shape[0],
+        "markov_rank": table.shape[1],
+        "enable_confidence_head": confidence is not None,
+        "confidence_head_with_markov": confidence is not None and confidence.shape[-1] > hidden,
+    }
 
 
 def _windows(keys: Fields, layers: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
 from dflash_local.checkpoint_files.gguf_split import open_gguf
 from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
+from dflash_local.checkpoint_files.gguf_types import check_types
 from dflash_local.checkpoint_files.source import TokenizerParts
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 
@@ -44,4 +45,6 @@ class GgufFile:
         return TokenizerParts(spec, config, template=config.get("chat_template"))
 
     def tensors(self) -> dict[str, TensorInfo]:
-        return hf_tensors(self.header)
+        found = hf_tensors(self.header)
+        check_types(found.values())
+        return found

@@ -36,14 +36,16 @@ def test_all_files_are_united(tmp_path: Path) -> None:
         )
     )
     assert config_stop_ids(source) == {1, 2, 3, 4}
-    assert tokenizer_stop_ids(source.tokenizer(), {"<e>": 5, "<f>": 6}) == {5, 6}
+    parts = source.tokenizer()
+    assert parts is not None and tokenizer_stop_ids(parts, {"<e>": 5, "<f>": 6}) == {5, 6}
 
 
 def test_null_and_unknown_texts_count_for_nothing(tmp_path: Path) -> None:
     source = open_source(
         write(tmp_path, config={"eos_token_id": None}, tokenizer={}, tokenizer_config={"eos_token": "<nowhere>"})
     )
-    assert config_stop_ids(source) == tokenizer_stop_ids(source.tokenizer(), {}) == frozenset()
+    parts = source.tokenizer()
+    assert parts is not None and config_stop_ids(source) == tokenizer_stop_ids(parts, {}) == frozenset()
 
 
 @pytest.mark.parametrize("value", [True, -1, "2", [1, None], 1.5])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dflash_local.checkpoint_files.config_values import UnknownValue
+from dflash_local.checkpoint_files.safetensors_folder import SafetensorsFolder
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, MLPConfig
@@ -159,7 +160,7 @@ def test_ck_17_head_dim_that_does_not_match_the_tensors() -> None:
     config = read()
     tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensor_shapes(64).items()}
     with pytest.raises(CheckpointError, match=r"has shape \[\d+(, 64)?\], expected"):
-        check_tensors(Checkpoint(HERE, {}, tensors), config, 64)
+        check_tensors(Checkpoint(SafetensorsFolder(HERE), {}, tensors), config, 64)
 
 
 def test_ck_09_auto_map_is_ignored() -> None:
