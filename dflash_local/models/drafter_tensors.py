@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dflash_local.checkpoint_files.safetensors_folder import name_list
+from dflash_local.checkpoint_files.tensor_info import GGML
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.linear import UNQUANTIZED, WeightFormat
@@ -64,7 +65,7 @@ def _check_plain(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]
                 f"{info.file}: tensor {name} has shape {list(info.shape)}, expected {list(shape)}",
                 "config.json and weights do not belong together",
             )
-        if info.dtype not in FLOATS:
+        if info.dtype not in (*FLOATS, *GGML):
             raise CheckpointError(
                 f"{info.file}: tensor {name} has dtype {info.dtype}, expected one of {', '.join(FLOATS)}"
             )
