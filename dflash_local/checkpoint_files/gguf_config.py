@@ -17,6 +17,7 @@ from dflash_local.checkpoint_files.gguf_keys import (
     architecture_keys,
     architecture_of,
     common_values,
+    layer_flags,
     refuse_others,
     values_of,
 )
@@ -44,7 +45,7 @@ RECURRENT = {
 }
 # What a converter does not write, and every published checkpoint of the architecture has.
 ALL_SPARSE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-DTYPES = {"F32": "float32", "F16": "float16"}  # of most weights; blocks decode to bfloat16 or better
+DTYPES = {"F32": "float32", "F16": "float16"}  # other types are computed in bfloat16
 # Tokens that end a reply wherever a vocabulary has them, as llama.cpp has it: a file names only one id.
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|return|>", "<|call|>")
 END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -110,12 +111,12 @@ def config_of(header: Header) -> dict[str, Any]:
     for key in target.keys:
         keys.required(key)
     embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
+    if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{header.file} has no embedding (token_embd.weight)", "give the model's own GGUF file")
     found = {
         "architectures": [target.name],
         "model_type": target.model_type,
-        **common_values(keys, header),
+        **common_values(keys, header, partial=target.recurrent),
         **values_of(keys, target.keys),
         **target.fixed,
         "vocab_size": embedding.shape[0],
@@ -144,27 +145,31 @@ def generation_of(header: Header) -> dict[str, Any]:
 def _recurrent(keys: Fields, layers: int) -> dict[str, Any]:
     """Layers and the value heads' width of Gated DeltaNet."""
     width, heads = keys.integer("ssm.inner_size", 1, MAX_WIDTH), keys.integer("ssm.time_step_rank", 1, MAX_WIDTH)
-    flags = keys.optional_list("attention.recurrent_layers", MAX_LAYERS)
     every = keys.optional_integer("full_attention_interval", 1, MAX_LAYERS) or 4
+    flags = layer_flags(keys, "attention.recurrent_layers", layers)
     if flags is None:
         flags = [bool((layer + 1) % every) for layer in range(layers)]
-    kinds = [LINEAR if flag else FULL for flag in flags[:layers]]
+    kinds = [LINEAR if flag else FULL for flag in flags]
     return {"linear_value_head_dim": width // heads, "layer_types": kinds, "full_attention_interval": every}
 
 
 def _windowed(keys: Fields, layers: int) -> list[str]:
     """By flags, or every so many-th layer without a window: by default every second, the first with one."""
-    pattern = keys.values.get("attention.sliding_window_pattern", 2)
-    if isinstance(pattern, list):
-        return [SLIDING if flag else FULL for flag in pattern[:layers]]
-    every = keys.check_integer("attention.sliding_window_pattern", pattern, 1, MAX_LAYERS)
-    return [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
+    name = "attention.sliding_window_pattern"
+    if isinstance(keys.values.get(name), list):
+        flags = layer_flags(keys, name, layers) or [False] * layers
+    else:
+        every = keys.optional_integer(name, 1, MAX_LAYERS) or 2
+        flags = [bool((layer + 1) % every) for layer in range(layers)]
+    return [SLIDING if flag else FULL for flag in flags]
 
 
 def _dtype(header: Header) -> str:
-    """The dtype in which most matrices are stored, or in which what they stand for is best computed."""
-    matrices = Counter(info.dtype for info in header.tensors.values() if len(info.shape) > 1)
-    return DTYPES.get(max(matrices, key=matrices.__getitem__), "bfloat16")
+    """The dtype in which most bytes are stored, or in which what blocks stand for is computed."""
+    sizes: Counter[str] = Counter()
+    for info in header.tensors.values():
+        sizes[info.dtype] += info.nbytes
+    return DTYPES.get(max(sizes, key=sizes.__getitem__), "bfloat16")
 
 
 def _token_ids(header: Header) -> dict[str, Any]:

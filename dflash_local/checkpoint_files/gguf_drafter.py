@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields
-from dflash_local.checkpoint_files.gguf_keys import Header, common_values, refuse_others, values_of
+from dflash_local.checkpoint_files.gguf_keys import Header, common_values, layer_flags, refuse_others, values_of
 from dflash_local.checkpoint_files.text_config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
 from dflash_local.errors import CheckpointError
 
 DFLASH = "dflash"  # its general.architecture
-KEYS = {
-    "block_size": "block_size",
+KEYS = {"block_size": "block_size", "sample_from_anchor": "sample_from_anchor"}
+DFLASH2_KEYS = {
     "conv_kernel_size": "conv_kernel_size",
     "conv_group_size": "conv_group_size",
     "selector_rank": "selector_rank",
     "selector_top_k": "selector_top_k",
-    "sample_from_anchor": "sample_from_anchor",
     "logit_scale": "output_multiplier",
     "final_logit_softcapping": "final_logit_softcapping",
     "embedding_scale": "input_embedding_scale",
@@ -33,7 +32,8 @@ MARKOV, CONFIDENCE, SELECTOR = "markov_w1.weight", "conf_proj.weight", "selector
 
 def drafter_config(header: Header, keys: Fields) -> dict[str, Any]:
     """Raises CheckpointError as ``config_of``."""
-    refuse_others(keys, (*KEYS, *OWN))
+    names = KEYS | (DFLASH2_KEYS if SELECTOR in header.tensors else {})
+    refuse_others(keys, (*names, *OWN))
     found = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -46,7 +46,7 @@ def drafter_config(header: Header, keys: Fields) -> dict[str, Any]:
     # llama.cpp counts the embedding's output as layer 0.
     taps = [keys.check_integer("target_layers", tap, 1, MAX_LAYERS) - 1 for tap in taps]
     found["dflash_config"] = {
-        **values_of(keys, KEYS),
+        **values_of(keys, names),
         "mask_token_id": header.metadata.get("tokenizer.ggml.mask_token_id"),
         "target_layer_ids": taps,
     }
@@ -69,17 +69,15 @@ def _heads_of_kind(header: Header, hidden: int) -> dict[str, Any]:
         "vocab_size": table.shape[0],
         "markov_rank": table.shape[1],
         "enable_confidence_head": confidence is not None,
-        "confidence_head_with_markov": confidence is not None and confidence.shape[-1] > hidden,
+        "confidence_head_with_markov": confidence is not None and confidence.shape[-1:] > (hidden,),
     }
 
 
 def _windows(keys: Fields, layers: int) -> dict[str, Any]:
     """``layer_types``, ``sliding_window`` and, where it is told, ``is_causal``."""
     width = keys.optional_integer("attention.sliding_window", 0, MAX_WINDOW)
-    flags = keys.optional_list("attention.sliding_window_pattern", MAX_LAYERS) if width else None
+    flags = layer_flags(keys, "attention.sliding_window_pattern", layers) if width else None
     kinds = ["sliding_attention" if flag else "full_attention" for flag in flags or [False] * layers]
-    if len(kinds) < layers:
-        raise CheckpointError(f"{keys.where}.attention.sliding_window_pattern has {len(kinds)} of {layers} layers")
-    found = {"layer_types": kinds[:layers], "sliding_window": width, "use_sliding_window": bool(width)}
+    found = {"layer_types": kinds, "sliding_window": width, "use_sliding_window": bool(width)}
     causal = keys.optional_flag("attention.causal")
     return found if causal is None else {**found, "is_causal": causal}

@@ -36,6 +36,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attention.scale": (0,),
+    "attention.value_scale": (1,),
     "attn_logit_softcapping": (0,),
     "embedding_scale": (0, 1),
     "expert_count": (0,),
@@ -47,9 +48,11 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "expert_weights_norm": (True,),
     "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
+    "hidden_activation": ("silu",),
     "interleave_moe_layer_step": (0, 1),
     "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
+    "norm_top_k_prob": (True,),  # of Ollama's converter
     "pooling_type": (0,),
     "residual_scale": (0, 1),
     "rope.scale_linear": (0, 1),
@@ -114,8 +117,12 @@ def values_of(keys: Fields, names: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def common_values(keys: Fields, header: Header) -> dict[str, Any]:
-    """Sizes, layers, heads and rope: what every architecture here has. Raises CheckpointError, UnknownValue."""
+def common_values(keys: Fields, header: Header, partial: bool = False) -> dict[str, Any]:
+    """Sizes, layers, heads and rope: what every architecture here has. Raises CheckpointError, UnknownValue.
+
+    Args:
+        partial: as of ``rope_of``.
+    """
     found = values_of(keys, COMMON)
     hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
     heads = Fields(found, keys.where).integer("num_attention_heads", 1, MAX_HEADS)
@@ -127,14 +134,26 @@ def common_values(keys: Fields, header: Header) -> dict[str, Any]:
         raise CheckpointError(f"{keys.where}.rope.freq_base_swa is not its freq_base, which is not supported")
     return {
         **found,
-        "num_hidden_layers": layer_count(keys),
+        "num_hidden_layers": block_count(keys) - (keys.optional_integer("nextn_predict_layers", 0, 64) or 0),
         "num_key_value_heads": found.get("num_key_value_heads", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rope_parameters": rope_of(keys, head_dim, header.tensors.get(FACTORS)),
+        "rope_parameters": rope_of(keys, head_dim, header.tensors.get(FACTORS), partial),
     }
 
 
-def layer_count(keys: Fields) -> int:
-    """Layers of the model itself; those that predict tokens further ahead stand behind them."""
-    return keys.integer("block_count", 1, MAX_LAYERS) - (keys.optional_integer("nextn_predict_layers", 0, 64) or 0)
+def block_count(keys: Fields) -> int:
+    """All layers; those that predict tokens further ahead are the last."""
+    return keys.integer("block_count", 1, MAX_LAYERS)
+
+
+def layer_flags(keys: Fields, key: str, layers: int) -> list[bool] | None:
+    """One flag for each layer, None where the key is absent or empty; those behind are of layers that predict further
+    ahead. Raises CheckpointError: they are too few, or no flags.
+    """
+    flags = keys.optional_list(key, MAX_LAYERS)
+    if not flags:
+        return None
+    if len(flags) < layers or any(flag not in (False, True) for flag in flags):
+        raise CheckpointError(f"{keys.where}.{key} {shown(flags)} is not a flag for each of {layers} layers")
+    return [bool(flag) for flag in flags[:layers]]

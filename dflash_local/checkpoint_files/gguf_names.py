@@ -8,18 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from dflash_local.checkpoint_files.gguf_changes import changes_of
 from dflash_local.checkpoint_files.gguf_config import LINEAR, TARGETS, config_of
 from dflash_local.checkpoint_files.gguf_drafter import DFLASH
-from dflash_local.checkpoint_files.gguf_keys import Header, architecture_of
+from dflash_local.checkpoint_files.gguf_keys import Header, architecture_keys, architecture_of, block_count
 from dflash_local.checkpoint_files.gguf_rope import FACTORS
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.checkpoint_files.text_config import text_values
 from dflash_local.checkpoint_files.undo import Interleave, SwapAxes
 from dflash_local.errors import CheckpointError
 
+KINDS = ("weight", "bias")
 IN_LAYER = re.compile(r"blk[.](\d+)[.](.+)")
 AHEAD = "mtp."  # before the names of what predicts tokens further ahead, which is left alone
 OUTSIDE = {
@@ -109,16 +111,24 @@ def hf_tensors(header: Header) -> dict[str, TensorInfo]:
     architecture = architecture_of(header, (*TARGETS, DFLASH))
     config = config_of(header)
     if architecture == DFLASH:
-        named = map(_drafter_tensor, header.tensors.values())
-        return {each.name: each for each in named}
+        return _by_name(map(_drafter_tensor, header.tensors.values()))
     config = text_values(config, str(header.file))
-    found = {
-        each.name: each for info in header.tensors.values() for each in _target_tensors(info, architecture, config)
-    }
+    ahead = range(config["num_hidden_layers"], block_count(architecture_keys(header, architecture)))
+    named = (_target_tensors(info, architecture, config, ahead) for info in header.tensors.values())
+    found = _by_name(chain.from_iterable(named))
     if architecture == "qwen3next":
         found = _with_joined_projections(found, config)
     for each in found.values():
         _check_sizes(each)
+    return found
+
+
+def _by_name(named: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    for info in named:
+        if info.name in found:
+            raise CheckpointError(f"{info.file}: two tensors are {info.name}", "take another file of this model")
+        found[info.name] = info
     return found
 
 
@@ -131,19 +141,25 @@ def _drafter_tensor(info: TensorInfo) -> TensorInfo:
     return replace(info, name=name)
 
 
-def _target_tensors(info: TensorInfo, architecture: str, config: Mapping[str, Any]) -> Iterable[TensorInfo]:
-    """What a tensor of the file is called, and what it is cut into where it holds several."""
+def _target_tensors(
+    info: TensorInfo, architecture: str, config: Mapping[str, Any], ahead: range
+) -> Iterable[TensorInfo]:
+    """What a tensor of the file is called, and what it is cut into where it holds several; ``ahead``: layers that
+    predict tokens further ahead.
+    """
     place = IN_LAYER.fullmatch(info.name)
     if place is None:
         return _outside(info, architecture, config)
     layer, own = int(place[1]), place[2]
-    if layer >= config["num_hidden_layers"]:
+    if layer in ahead:
         return [replace(info, name=f"{AHEAD}{info.name}")]
+    if layer >= config["num_hidden_layers"]:
+        raise _unknown(info, architecture)
     at, (stem, _, kind) = f"model.layers.{layer}", own.rpartition(".")
-    if stem in STACKED and "ffn_gate_inp" in LAYERS[architecture]:
+    if stem in STACKED and kind in KINDS and "ffn_gate_inp" in LAYERS[architecture]:
         return _experts(info, f"{at}.mlp.experts", STACKED[stem], kind)
     linear = "layer_types" in config and config["layer_types"][layer] == LINEAR
-    if stem == "attn_qkv" and not linear:
+    if stem == "attn_qkv" and kind in KINDS and not linear:
         return _attention_inputs(info, f"{at}.self_attn", kind, architecture, config)
     name = _in_layer(own, LAYERS[architecture], WHOLE)
     if name is None:
@@ -162,7 +178,7 @@ def _outside(info: TensorInfo, architecture: str, config: Mapping[str, Any]) -> 
 
 def _in_layer(own: str, stems: Mapping[str, str], whole: Mapping[str, str]) -> str | None:
     stem, _, kind = own.rpartition(".")
-    return whole.get(own) or (f"{stems[stem]}.{kind}" if stem in stems and kind in ("weight", "bias") else None)
+    return whole.get(own) or (f"{stems[stem]}.{kind}" if stem in stems and kind in KINDS else None)
 
 
 def _shape(own: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -38,11 +38,12 @@ def short(value: float) -> float:
     )
 
 
-def rope_of(keys: Fields, head_dim: int, factors: TensorInfo | None) -> dict[str, Any]:
+def rope_of(keys: Fields, head_dim: int, factors: TensorInfo | None, partial: bool) -> dict[str, Any]:
     """``rope_parameters``.
 
     Args:
-        keys: metadata without the architecture's name. factors: the tensor ``rope_freqs``, where there is one.
+        keys: metadata without the architecture's name. factors: the tensor ``rope_freqs``, where there is one. partial:
+            whether only some of a head's dimensions may rotate.
 
     Raises:
         CheckpointError: a value is wrong, or its kind is not known.
@@ -59,9 +60,11 @@ def rope_of(keys: Fields, head_dim: int, factors: TensorInfo | None) -> dict[str
         if kind != "none":
             raise CheckpointError(f"{keys.where}: {FACTORS} beside rope.scaling.type {kind} is not supported")
         rope |= _llama3(_read(factors, head_dim), rope["rope_theta"], head_dim, keys.where)
-    turning = keys.optional_integer("rope.dimension_count", 2, head_dim)
-    if turning is not None and turning != head_dim:
+    turning = keys.optional_integer("rope.dimension_count", 2, head_dim) or head_dim
+    if partial:
         rope["partial_rotary_factor"] = turning / head_dim
+    elif turning != head_dim:
+        raise CheckpointError(f"{keys.where}.rope.dimension_count {turning} of {head_dim} is not supported")
     sections = keys.optional_list("rope.dimension_sections", 4)
     if sections is not None and sum(1 for part in sections if part) > 1:
         rope |= {"mrope_section": sections[:3], "mrope_interleaved": True}
@@ -84,7 +87,7 @@ def _llama3(factors: Sequence[float], theta: float, head_dim: int, where: str) -
     factor = short(max(factors))
     if all(each == 1.0 for each in factors):
         return {}
-    for low, high, original in _settings():
+    for low, high, original in _settings() if 1.0 < factor < 1e6 else ():
         expected = _factors(theta, head_dim, factor, low, high, original)
         if all(math.isclose(one, other, rel_tol=CLOSE) for one, other in zip(factors, expected)):
             return {
