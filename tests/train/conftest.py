@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tools.train.drafter import DraftModule
-from tools.train.shapes import PAIRS
+from tools.train.shapes import HIDDEN, PAIRS
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 
@@ -26,7 +26,7 @@ def trained(request: pytest.FixtureRequest) -> tuple[str, PreTrainedModel, Draft
     """Name, target and drafter of a shipped pair, float32 on CPU."""
     folder = DEMO / request.param
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
-    drafter = DraftModule(PAIRS[request.param])
+    drafter = DraftModule(PAIRS[request.param].drafter_config, HIDDEN)
     state = load_file(folder / "drafter" / "model.safetensors")
     drafter.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     return request.param, target, drafter.eval().requires_grad_(False)

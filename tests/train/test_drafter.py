@@ -39,7 +39,7 @@ def batch(tokenizer: Tokenizer) -> Batch:
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_equals_the_drafter_that_runs(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    module = DraftModule(PAIRS[name])
+    module = DraftModule(PAIRS[name].drafter_config, HIDDEN)
     for parameter in module.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     save_drafter(module, PAIRS[name], tmp_path)
@@ -120,7 +120,8 @@ def test_trained_drafter_beats_a_fresh_one_and_wrong_taps(trained: Trained, batc
     good, length = drafter_loss(target, drafter, batch, torch.Generator().manual_seed(2))
     assert float(length) > 5
     torch.manual_seed(0)
-    fresh, _ = drafter_loss(target, DraftModule(PAIRS[name]), batch, torch.Generator().manual_seed(2))
+    untrained = DraftModule(PAIRS[name].drafter_config, HIDDEN)
+    fresh, _ = drafter_loss(target, untrained, batch, torch.Generator().manual_seed(2))
     swapped = copy.deepcopy(drafter)
     swapped.fc.weight.data = swapped.fc.weight.data.roll(HIDDEN, 1)  # every tap read as its neighbour
     wrong, short = drafter_loss(target, swapped, batch, torch.Generator().manual_seed(2))

@@ -19,7 +19,7 @@ from tools.train.corpus import Corpus, build_corpus
 from tools.train.data import DEMO_PROMPTS, HELDOUT_COUNTS, conversations, held_out_turns
 from tools.train.drafter import DraftModule, save_drafter, train_drafter
 from tools.train.measure import answer, prompt_ids, right_answers, stop_id
-from tools.train.shapes import PAIRS, PairShape, Schedule
+from tools.train.shapes import HIDDEN, PAIRS, PairShape, Schedule
 from tools.train.target import Report, build_target, save_target, train_target
 from tools.train.vocabulary import save_vocabulary, train_vocabulary
 
@@ -77,7 +77,7 @@ def make_pair(
     target_seconds = time.monotonic() - began
     report(f"{shape.name}: target trained in {target_seconds:.0f} s")
     torch.manual_seed(SEED + 1)
-    drafter = DraftModule(shape)
+    drafter = DraftModule(shape.drafter_config, HIDDEN)
     began = time.monotonic()
     drafter_log = train_drafter(model, drafter, corpus, scaled(shape.drafter_schedule, factor), SEED + 2, report)
     save_drafter(drafter, shape, folder / "drafter")

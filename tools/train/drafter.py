@@ -6,17 +6,18 @@ Tensor names are the published ones. It knows the target only through taps, embe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from dflash_local.config.drafter_config import DrafterConfig
 from tools.train.corpus import Batch, Corpus
-from tools.train.shapes import BLOCK, MASK_ID, TAPS, THETA, PairShape, Schedule
+from tools.train.packing import Mask, attend
+from tools.train.shapes import BLOCK, MASK_ID, TAPS, PairShape, Schedule
 from tools.train.target import Report, adamw, one_cycle
 
 GAMMA = 4.0
@@ -33,7 +34,7 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return (self.weight * wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
@@ -49,29 +50,25 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tens
 class Attention(nn.Module):
     """Block queries over context keys (from c) and block keys (from u), one set of weights for both."""
 
-    def __init__(self, config: dict[str, object]) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        width, heads, kv, dim = (
-            int(str(config[key])) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-        )
-        eps = float(str(config["rms_norm_eps"]))
-        self.heads, self.kv, self.dim = heads, kv, dim
+        width, heads, kv, dim = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+        self.heads, self.kv, self.theta = heads, kv, config.rope.theta
         self.q_proj = nn.Linear(width, heads * dim, bias=False)
         self.k_proj = nn.Linear(width, kv * dim, bias=False)
         self.v_proj = nn.Linear(width, kv * dim, bias=False)
         self.o_proj = nn.Linear(heads * dim, width, bias=False)
-        self.q_norm, self.k_norm = Norm(dim, eps), Norm(dim, eps)
+        self.q_norm, self.k_norm = Norm(dim, config.rms_norm_eps), Norm(dim, config.rms_norm_eps)
 
-    def forward(self, u: torch.Tensor, c: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """u [b, n, w], c [b, s, w], positions [b, n] of u, mask [b, 1, n, s + n] (True = visible)."""
-        context = torch.arange(c.shape[1], device=c.device).expand(c.shape[0], -1)
-        both, places = torch.cat((c, u), 1), torch.cat((context, positions), 1)
-        q = rotate(self.q_norm(self.q_proj(u).unflatten(-1, (self.heads, -1))).transpose(1, 2), positions, THETA)
-        k = rotate(self.k_norm(self.k_proj(both).unflatten(-1, (self.kv, -1))).transpose(1, 2), places, THETA)
+    def forward(
+        self, u: torch.Tensor, c: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, mask: Mask
+    ) -> torch.Tensor:
+        """u [b, n, w] at positions [b, n], c [b, s, w] at places [b, s], mask over [n, s + n]."""
+        both, everywhere = torch.cat((c, u), 1), torch.cat((places, positions), 1)
+        q = rotate(self.q_norm(self.q_proj(u).unflatten(-1, (self.heads, -1))).transpose(1, 2), positions, self.theta)
+        k = rotate(self.k_norm(self.k_proj(both).unflatten(-1, (self.kv, -1))).transpose(1, 2), everywhere, self.theta)
         v = self.v_proj(both).unflatten(-1, (self.kv, -1)).transpose(1, 2)
-        k, v = (x.repeat_interleave(self.heads // self.kv, 1) for x in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=mask)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return self.o_proj(attend(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -84,36 +81,38 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
     """Pre-norm decoder layer; only the block stream is updated, the context feature c is not."""
 
-    def __init__(self, config: dict[str, object]) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        width, eps = int(str(config["hidden_size"])), float(str(config["rms_norm_eps"]))
+        width, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config)
-        self.mlp = Mlp(width, int(str(config["intermediate_size"])))
+        self.mlp = Mlp(width, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = Norm(width, eps), Norm(width, eps)
 
-    def forward(self, x: torch.Tensor, c: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), c, positions, mask)
+    def forward(
+        self, x: torch.Tensor, c: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, mask: Mask
+    ) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), c, places, positions, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def visible(anchors: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
-    """Who sees whom, [b, 1, a * BLOCK, length + a * BLOCK]: context strictly before the anchor, own block only.
+def visible(anchors: torch.Tensor, length: int, window: int | None, size: int = BLOCK) -> torch.Tensor:
+    """Who sees whom, [b, 1, a * size, length + a * size]: context strictly before the anchor, own block only.
 
     With a window the layer is causal and sliding: at most `window` keys back, the own one included.
     """
     batch, amount = anchors.shape
-    slot = torch.arange(BLOCK, device=anchors.device)
+    slot = torch.arange(size, device=anchors.device)
     query = (anchors.unsqueeze(-1) + slot).flatten(1).unsqueeze(-1)
-    start = anchors.repeat_interleave(BLOCK, 1).unsqueeze(-1)
+    start = anchors.repeat_interleave(size, 1).unsqueeze(-1)
     key = torch.arange(length, device=anchors.device)
     context = key < start
-    owner = torch.arange(amount, device=anchors.device).repeat_interleave(BLOCK)
+    owner = torch.arange(amount, device=anchors.device).repeat_interleave(size)
     block = (owner.unsqueeze(0) == owner.unsqueeze(1)).expand(batch, -1, -1)
     if window is not None:
         context = context & (key > query - window)
@@ -123,35 +122,64 @@ def visible(anchors: torch.Tensor, length: int, window: int | None) -> torch.Ten
 
 
 class DraftModule(nn.Module):
-    """All blocks of a batch in one forward."""
+    """All blocks of a batch in one forward.
 
-    def __init__(self, shape: PairShape) -> None:
+    Args:
+        target_hidden: width of the target, whose taps ``fc`` takes.
+    """
+
+    def __init__(self, config: DrafterConfig, target_hidden: int) -> None:
         super().__init__()
-        config = shape.drafter
-        width, eps = int(config["hidden_size"]), float(config["rms_norm_eps"])
-        self.windows = [shape.window if kind == "sliding_attention" else None for kind in config["layer_types"]]
-        self.fc = nn.Linear(len(TAPS) * width, width, bias=False)
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.config, self.windows = config, config.windows
+        self.fc = nn.Linear(len(config.taps) * target_hidden, width, bias=False)
         self.hidden_norm = Norm(width, eps)
         self.layers = nn.ModuleList(Layer(config) for _ in self.windows)
         self.norm = Norm(width, eps)
 
     def forward(self, taps: torch.Tensor, x: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """taps [b, s, T * w], block embeddings x [b, a, BLOCK, w], anchors [b, a]; hidden after norm, shaped as x."""
+        """Rows that are whole texts: taps [b, s, T * w], block embeddings x [b, a, BLOCK, w], anchors [b, a].
+
+        Returns:
+            hidden after the norm, shaped as x.
+        """
+        length, block = taps.shape[1], x.shape[2]
+        places = torch.arange(length, device=anchors.device).expand(len(taps), -1)
+        positions = (anchors.unsqueeze(-1) + torch.arange(block, device=anchors.device)).flatten(1)
+        masks = {window: visible(anchors, length, window, block) for window in set(self.windows)}
+        return self.packed(taps, x.flatten(1, 2), places, positions, masks).view_as(x)
+
+    def packed(
+        self,
+        taps: torch.Tensor,
+        x: torch.Tensor,
+        places: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Mapping[int | None, Mask],
+    ) -> torch.Tensor:
+        """Rows of any texts: taps [b, s, T * w] at places [b, s], block rows x [b, n, w] at positions [b, n].
+
+        Args:
+            masks: who sees whom over [n, s + n], by a layer's window.
+
+        Returns:
+            hidden after the norm, shaped as x.
+        """
         c = self.hidden_norm(self.fc(taps))
-        slot = torch.arange(BLOCK, device=anchors.device)
-        positions = (anchors.unsqueeze(-1) + slot).flatten(1)
-        flat = x.flatten(1, 2)
-        masks = {window: visible(anchors, taps.shape[1], window) for window in set(self.windows)}
         for layer, window in zip(self.layers, self.windows, strict=True):
-            flat = layer(flat, c, positions, masks[window])
-        return self.norm(flat).view_as(x)
+            x = layer(x, c, places, positions, masks[window])
+        return self.norm(x)
 
 
 def block_inputs(
-    ids: torch.Tensor, anchors: torch.Tensor, embed: Callable[[torch.Tensor], torch.Tensor]
+    ids: torch.Tensor,
+    anchors: torch.Tensor,
+    embed: Callable[[torch.Tensor], torch.Tensor],
+    size: int = BLOCK,
+    mask_id: int = MASK_ID,
 ) -> torch.Tensor:
-    """Embeddings [b, a, BLOCK, w] of [anchor, MASK, ...] for anchors [b, a] in ids [b, s]."""
-    block = torch.full((*anchors.shape, BLOCK), MASK_ID, device=ids.device)
+    """Embeddings [b, a, size, w] of [anchor, mask_id, ...] for anchors [b, a] in ids [b, s]."""
+    block = torch.full((*anchors.shape, size), mask_id, device=ids.device)
     block[..., 0] = ids.gather(1, anchors)
     return embed(block)
 
@@ -200,8 +228,8 @@ def drafter_loss(
     table = model.get_input_embeddings().weight
     with torch.autocast(taps.device.type, torch.bfloat16, enabled=taps.is_cuda):
         hidden = drafter(taps, block_inputs(batch.ids, anchors, model.get_input_embeddings()), anchors)[:, :, 1:]
-        logits = F.linear(hidden, table)
-    each = F.cross_entropy(logits.float().flatten(0, 2), wanted.flatten(), reduction="none").view_as(wanted)
+        logits = nn.functional.linear(hidden, table)
+    each = nn.functional.cross_entropy(logits.float().flatten(0, 2), wanted.flatten(), reduction="none").view_as(wanted)
     weight = torch.exp(-torch.arange(BLOCK - 1, device=taps.device) / GAMMA) * valid
     right = ((logits.argmax(-1) == wanted) & valid).long().cumprod(-1).sum(-1)
     whole = valid.all(-1)  # blocks cut by the end of the answer would pull the estimate down

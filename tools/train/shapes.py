@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_local.config.drafter_config import DrafterConfig
+
 VOCAB_SIZE = 1024
 MASK_ID = VOCAB_SIZE - 1  # a row of the embedding that no tokenizer entry points to
 BLOCK = 8
@@ -36,6 +38,10 @@ class PairShape:
     window: int | None
     target_schedule: Schedule
     drafter_schedule: Schedule
+
+    @property
+    def drafter_config(self) -> DrafterConfig:
+        return DrafterConfig.from_json(self.drafter, self.name)
 
 
 def _target(intermediate: int, layer_types: list[str], **extra: Any) -> dict[str, Any]:

@@ -1,0 +1,229 @@
+"""Training a drafter on its target's own text: anchors, labels and loss of one step, and the run by the clock."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.train.drafter import DraftModule, block_inputs
+from tools.train.frozen_target import FrozenTarget
+from tools.train.head_loss import head_loss
+from tools.train.muon import Muon
+from tools.train.packing import Mask, drafted, mask_of, same_text
+from tools.train.windows import Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a drafter is trained.
+
+    Attributes:
+        anchors: of each window and round. rounds: updates on one look of the target; from the second on, anchors are
+            where the drafter's cycles would begin after those of the round before.
+        gamma: the loss of slot k is weighted by exp(-(k - 1) / gamma).
+        seconds: of training until the rate has come down to zero, compilation and evaluation left out.
+    """
+
+    windows: int = 16
+    length: int = 1024
+    anchors: int = 256
+    rounds: int = 2
+    gamma: float = 4.0
+    matrix_rate: float = 3e-3
+    norm_rate: float = 2e-3
+    warm_up: int = 100
+    average: float = 0.995
+    seconds: float = 720.0
+    seed: int = 1
+
+
+def pick_anchors(
+    windows: Windows, amount: int, wanted: torch.Tensor | None, draw: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places p in an answer whose next id is of the same answer: [b, amount], ascending, and which of them count.
+
+    Args:
+        wanted: [b, s] bool, places that are taken first; the rest is drawn. None: all are drawn.
+    """
+    same = windows.texts[:, :-1] == windows.texts[:, 1:]
+    fit = torch.nn.functional.pad(windows.own[:, :-1] & windows.own[:, 1:] & same, (0, 1))
+    score = torch.rand(fit.shape, generator=draw, device=fit.device)
+    score = torch.where(fit, score if wanted is None else score + wanted, -1.0)
+    found = score.topk(amount, 1)
+    anchors, order = found.indices.sort(1)
+    return anchors, found.values.gather(1, order) >= 0
+
+
+def labels(windows: Windows, anchors: torch.Tensor, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's greedy continuation of each anchor: ids and validity, both [b, a, slots].
+
+    It is known as long as the text agrees with it; the first id where it does not is still a label.
+    """
+    length = windows.ids.shape[1]
+    at = anchors.unsqueeze(-1) + torch.arange(1, slots + 1, device=anchors.device)
+    inside, at = at < length, at.clamp_max(length - 1)
+    batch = torch.arange(len(at), device=at.device)[:, None, None]
+    wanted = windows.best[batch, at]
+    agrees = (wanted == windows.ids[batch, at]).long().cumprod(-1)
+    before = torch.nn.functional.pad(agrees[..., :-1], (1, 0), value=1).bool()
+    same = windows.texts[batch, at] == windows.texts.gather(1, anchors).unsqueeze(-1)
+    return wanted, before & inside & same & windows.own[batch, at]
+
+
+class Trainer:
+    """A drafter, its running average, its optimisers and its place in the schedule.
+
+    Attributes:
+        used: seconds of training so far. updates: of the weights so far. passes: over all text, of calls before this.
+    """
+
+    def __init__(self, target: FrozenTarget, drafter: DraftModule, recipe: Recipe) -> None:
+        self.target, self.recipe, self.device = target, recipe, target.device
+        self.drafter = drafter.to(self.device).train()
+        self.average = copy.deepcopy(drafter).requires_grad_(False).eval()
+        matrices = [p for p in drafter.parameters() if p.ndim == 2]
+        norms = [p for p in drafter.parameters() if p.ndim != 2]
+        cuda = self.device.type == "cuda"
+        self._muon = Muon(matrices, recipe.matrix_rate)
+        self._adam = torch.optim.AdamW(norms, recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
+        self._packed: Callable[..., torch.Tensor] = drafter.packed
+        if cuda:
+            self._packed = torch.compile(drafter.packed, dynamic=False)
+        self._draw = torch.Generator(self.device).manual_seed(recipe.seed)
+        size = drafter.config.block_size
+        self._decay = torch.exp(-torch.arange(size - 1, device=self.device) / recipe.gamma)
+        self.used, self.updates, self.passes = 0.0, 0, 0.0
+
+    def _set_rates(self) -> None:
+        done = min(1.0, self.used / self.recipe.seconds)
+        factor = min(1.0, (self.updates + 1) / self.recipe.warm_up) * 0.5 * (1 + math.cos(math.pi * done))
+        for optimiser, rate in ((self._muon, self.recipe.matrix_rate), (self._adam, self.recipe.norm_rate)):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * factor
+
+    def step(self, windows: Windows) -> torch.Tensor:
+        """All rounds on a batch. Returns the last round's loss a label and accepted drafts an anchor [2]."""
+        texts = windows.texts
+        seen = mask_of(same_text(texts), len(texts), texts.shape[1], texts.shape[1], self.device)
+        taps = self.target.taps(windows.ids, windows.places, seen, self.drafter.config.taps)
+        wanted: torch.Tensor | None = None
+        for _ in range(self.recipe.rounds):
+            anchors, counts = pick_anchors(windows, self.recipe.anchors, wanted, self._draw)
+            found, accepted = self._update(windows, taps, anchors, counts)
+            wanted = next_anchors(windows, anchors, counts, accepted)
+        return found
+
+    def _update(
+        self, windows: Windows, taps: torch.Tensor, anchors: torch.Tensor, counts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        config, size = self.drafter.config, self.drafter.config.block_size
+        slots = size - 1
+        wanted, valid = labels(windows, anchors, slots)
+        weights = self._decay * (valid & counts.unsqueeze(-1))
+        total = weights.sum()
+        x = block_inputs(windows.ids, anchors, self.target.embed, size, config.mask_token_id).flatten(1, 2)
+        first = windows.places.gather(1, anchors)
+        positions = (first.unsqueeze(-1) + torch.arange(size, device=self.device)).flatten(1)
+        rows, length = anchors.shape[1] * size, taps.shape[1]
+        mask = mask_of(drafted(windows.texts, anchors, size), len(anchors), rows, length + rows, self.device)
+        masks: dict[int | None, Mask] = {None: mask}
+        self._set_rates()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            hidden = self._packed(taps, x, windows.places, positions, masks)
+        hidden = hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2).to(self.target.dtype)
+        loss, likeliest = head_loss(hidden, self.target.head, wanted.flatten(), (weights / total).flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0, foreach=True)
+        self._muon.step()
+        self._adam.step()
+        self.drafter.zero_grad(set_to_none=True)
+        self.updates += 1
+        keep = min(self.recipe.average, (1 + self.updates) / (10 + self.updates))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.drafter.parameters()), 1 - keep)
+        accepted = ((likeliest.view_as(wanted) == wanted) & valid).long().cumprod(-1).sum(-1)
+        mean = (accepted * counts).sum() / counts.sum().clamp_min(1)
+        return torch.stack((loss.detach(), mean)), accepted
+
+    def state(self) -> dict[str, Any]:
+        """Everything that ``load`` takes up."""
+        return {
+            "drafter": self.drafter.state_dict(),
+            "average": self.average.state_dict(),
+            "muon": self._muon.state_dict(),
+            "adam": self._adam.state_dict(),
+            "used": self.used,
+            "updates": self.updates,
+            "passes": self.passes,
+            "draw": self._draw.get_state(),
+        }
+
+    def load(self, file: Path) -> None:
+        """Go on where ``state`` was saved to a file with torch.save."""
+        state = torch.load(file, map_location=self.device, weights_only=True)
+        self.drafter.load_state_dict(state["drafter"])
+        self.average.load_state_dict(state["average"])
+        self._muon.load_state_dict(state["muon"])
+        self._adam.load_state_dict(state["adam"])
+        self.used, self.updates, self.passes = state["used"], state["updates"], state["passes"]
+        self._draw.set_state(state["draw"].cpu())
+
+
+def next_anchors(windows: Windows, anchors: torch.Tensor, counts: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+    """Where the cycles behind those of ``anchors`` begin, [b, s] bool: at the bonus token."""
+    marked = torch.zeros_like(windows.own)
+    there = (anchors + accepted + 1).clamp_max(marked.shape[1] - 1)
+    return marked.scatter_(1, torch.where(counts, there, 0), True)
+
+
+def train(
+    trainer: Trainer,
+    batches: Iterator[tuple[float, Windows]],
+    stop_at: float,
+    every: float,
+    evaluate: Callable[[Trainer, float], None],
+    report: Callable[[str], None],
+) -> None:
+    """Train until ``stop_at`` seconds of training are used, evaluating about every so many of them and at the end.
+
+    Args:
+        evaluate: called with the trainer and how often all text was gone through; its time is not counted.
+    """
+    wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
+    for _ in range(2):  # compile on the clock of nobody
+        passes, batch = next(batches)
+        trainer.step(batch.to(trainer.device))
+    wait()
+    due, told, steps, began = trainer.used + every, trainer.used, 0, time.monotonic()
+    start, before = trainer.used, trainer.passes
+    while trainer.used < stop_at:
+        passes, batch = next(batches)
+        passes += before
+        found = trainer.step(batch.to(trainer.device))
+        steps += 1
+        if steps % 10 == 0 or trainer.device.type == "cpu":
+            wait()
+        trainer.used = start + time.monotonic() - began
+        if trainer.used - told > 20 or trainer.used >= stop_at:
+            told = trainer.used
+            loss, accepted = found.tolist()
+            report(
+                f"{trainer.used:.0f} s, update {trainer.updates}, {(told - start) / steps * 1e3:.1f} ms a batch, pass "
+                f"{passes:.2f}, loss {loss:.3f}, {1 + accepted:.2f} tokens an anchor"
+            )
+        if trainer.used >= due and trainer.used + every / 3 < stop_at:
+            wait()
+            pause = time.monotonic()
+            evaluate(trainer, passes)
+            began += time.monotonic() - pause
+            due = trainer.used + every
+    wait()
+    trainer.passes = passes
+    evaluate(trainer, passes)

@@ -1,0 +1,180 @@
+"""A drafter for any dense target that this program loads, trained on text that the target writes itself.
+
+``generate`` has the target answer the held-out prompts and write dialogues, ``train`` trains by the clock, in one call
+or in several (``--stop-at``, ``--resume``), ``evaluate`` measures a drafter's folder. All share the folder ``--work``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.errors import CheckpointError
+from tools.train.acceptance import MOST, Walker, cut
+from tools.train.drafter import DraftModule
+from tools.train.frozen_target import FrozenTarget
+from tools.train.own_drafter import Recipe, Trainer, train
+from tools.train.own_export import as_stored, config_json, new_drafter, save
+from tools.train.own_text import Dialogues, HeldOutFilter, Keeper, frame_of, held_out_prompts, openings, prompt_ids
+from tools.train.slots import Limits, Slots, greedy_replies, write_dialogues
+from tools.train.windows import ahead, pack
+
+DIALOGUES, REPLIES, STATE, CURVE = "dialogues.npz", "replies.json", "state.pt", "curve.json"
+DEFAULTS = Recipe()
+Report = Callable[[str], None]
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    found = Tokenizer.load(path)
+    if found is None:
+        raise CheckpointError(f"{path} has no tokenizer", "take a target with tokenizer.json")
+    return found
+
+
+def generate(args: argparse.Namespace, report: Report) -> None:
+    """Replies to the held-out prompts, and dialogues of ``--seconds``, into the work folder."""
+    target, tokenizer = FrozenTarget.load(args.target, args.device), _tokenizer(args.target)
+    frame, held = frame_of(tokenizer), held_out_prompts(args.held_out)
+    prompts = [prompt_ids(tokenizer, each.prompt) for each in held]
+    stop = frame.stop | target.facts.eos_ids
+    args.work.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    replies = greedy_replies(target, prompts, stop, MOST)
+    rows = [[each.kind, prompt, reply] for each, prompt, reply in zip(held, prompts, replies, strict=True)]
+    (args.work / REPLIES).write_text(json.dumps(rows), encoding="utf-8")
+    report(f"{len(rows)} held-out prompts answered in {time.monotonic() - began:.1f} s")
+    slots = Slots(target, frame, Limits(args.question, args.answer, args.slots), args.seed)
+    keeper = Keeper(tokenizer, HeldOutFilter(each.prompt for each in held))
+    asked = openings(tokenizer, args.seed, args.greedy_share)
+    write_dialogues(slots, asked, args.seconds, keeper.add, report)
+    found = keeper.dialogues()
+    found.save(args.work / DIALOGUES)
+    facts = {**keeper.counts, "kept": len(found.length), "tokens": len(found.ids), "answer_tokens": found.answer_tokens}
+    (args.work / "generated.json").write_text(json.dumps({**facts, "seconds": args.seconds}), encoding="utf-8")
+    report(json.dumps(facts))
+    for row in range(args.show):
+        start = int(found.length[:row].sum())
+        text = tokenizer.decode(found.ids[start : start + int(found.length[row])].tolist(), skip_special=False)
+        report(repr(text[-700:]))
+
+
+def _walker(target: FrozenTarget, work: Path) -> Walker:
+    rows = json.loads((work / REPLIES).read_text(encoding="utf-8"))
+    return Walker(target, [cut(kind, prompt, reply) for kind, prompt, reply in rows])
+
+
+def _told(result: dict[str, Any]) -> str:
+    short = {name: result[name].get("mean") for name in ("b6", "b4") if name in result}
+    return f"{result.get('b8', '')} {short} slots {result['slots']}"
+
+
+def train_drafter(args: argparse.Namespace, report: Report) -> None:
+    """Train from the work folder's dialogues up to ``--stop-at`` seconds, leaving state, curve and exports there."""
+    target = FrozenTarget.load(args.target, args.device)
+    dialogues = Dialogues.load(args.work / DIALOGUES)
+    config = config_json(target, layers=args.layers, taps=args.taps, block=args.block, mask_id=args.mask_id)
+    recipe = Recipe(
+        windows=args.windows,
+        length=args.length,
+        anchors=args.anchors,
+        rounds=args.rounds,
+        gamma=args.gamma,
+        matrix_rate=args.matrix_rate,
+        seconds=args.seconds,
+        seed=args.seed,
+    )
+    trainer = Trainer(target, new_drafter(config, target.head.shape[1], args.seed), recipe)
+    curve: list[dict[str, Any]] = []
+    if args.resume:
+        trainer.load(args.work / STATE)
+        curve = json.loads((args.work / CURVE).read_text(encoding="utf-8"))
+    walker = _walker(target, args.work)
+    report(f"{dialogues.answer_tokens / 1e6:.2f} M answer tokens in {len(dialogues.length)} dialogues; {recipe}")
+
+    def evaluate(trainer: Trainer, passes: float) -> None:
+        result = walker.acceptance(trainer.average)
+        row = {"minutes": round(trainer.used / 60, 3), "updates": trainer.updates, "passes": round(passes, 3)}
+        curve.append({**row, **result})
+        (args.work / CURVE).write_text(json.dumps(curve), encoding="utf-8")
+        report(f"{json.dumps(row)} {_told(result)}")
+
+    seed = args.seed + trainer.updates
+    batches = ahead(pack(dialogues, recipe.windows, recipe.length, seed), target.device.type == "cuda")
+    train(trainer, batches, min(args.stop_at or args.seconds, args.seconds), args.every, evaluate, report)
+    torch.save(trainer.state(), args.work / STATE)
+    for name, codes in (("bf16", False), ("int8", True)):
+        save(trainer.average, config, args.work / name, codes=codes)
+        report(f"{name}: {_told(walker.acceptance(as_stored(trainer.average, codes=codes)))}")
+
+
+def evaluate_drafter(args: argparse.Namespace, report: Report) -> None:
+    """Acceptance of a folder in bfloat16 over the held-out replies, printed as JSON."""
+    target = FrozenTarget.load(args.target, args.device)
+    told = json.loads((args.drafter / "config.json").read_text(encoding="utf-8"))
+    drafter = DraftModule(DrafterConfig.from_json(told, str(args.drafter)), target.head.shape[1])
+    state = load_file(args.drafter / "model.safetensors")
+    drafter.load_state_dict({name: value.float() for name, value in state.items()})
+    drafter.to(target.device).eval().requires_grad_(False)
+    sys.stdout.write(json.dumps(_walker(target, args.work).acceptance(drafter)) + "\n")
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.train.own_pair", description=__doc__)
+    chosen = parser.add_subparsers(required=True)
+    first, second, third = (chosen.add_parser(name) for name in ("generate", "train", "evaluate"))
+    for each, run in ((first, generate), (second, train_drafter), (third, evaluate_drafter)):
+        each.set_defaults(run=run)
+        each.add_argument("--target", type=Path, required=True)
+        each.add_argument("--work", type=Path, required=True)
+        each.add_argument("--device", default="auto")
+        each.add_argument("--seed", type=int, default=1)
+    first.add_argument("--held-out", type=Path, nargs="+", required=True, help="JSON lists of {kind, prompt}")
+    first.add_argument("--seconds", type=float, default=200.0)
+    first.add_argument("--slots", type=int, default=2048)
+    first.add_argument("--question", type=int, default=160, help="tokens of a question at most")
+    first.add_argument("--answer", type=int, default=320, help="tokens of an answer at most")
+    first.add_argument("--greedy-share", type=float, default=0.7)
+    first.add_argument("--show", type=int, default=0, help="dialogues to print")
+    second.add_argument("--layers", type=int, default=4)
+    second.add_argument("--taps", type=lambda text: [int(each) for each in text.split(",")], required=True)
+    second.add_argument("--block", type=int, default=8)
+    second.add_argument("--mask-id", type=int, required=True)
+    second.add_argument("--windows", type=int, default=DEFAULTS.windows)
+    second.add_argument("--length", type=int, default=DEFAULTS.length)
+    second.add_argument("--anchors", type=int, default=DEFAULTS.anchors)
+    second.add_argument("--rounds", type=int, default=DEFAULTS.rounds)
+    second.add_argument("--gamma", type=float, default=DEFAULTS.gamma)
+    second.add_argument("--matrix-rate", type=float, default=DEFAULTS.matrix_rate)
+    second.add_argument("--seconds", type=float, default=DEFAULTS.seconds, help="of the whole schedule")
+    second.add_argument("--stop-at", type=float, help="seconds of the schedule at which this call ends")
+    second.add_argument("--every", type=float, default=60.0, help="seconds of training between evaluations")
+    second.add_argument("--resume", action="store_true")
+    third.add_argument("--drafter", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse and run one of the three."""
+    args = _arguments(arguments)
+    began = time.monotonic()
+
+    def report(line: str) -> None:
+        sys.stderr.write(f"[{time.monotonic() - began:6.1f} s] {line}\n")
+        sys.stderr.flush()
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    args.run(args, report)
+
+
+if __name__ == "__main__":
+    main()

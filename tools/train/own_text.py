@@ -1,0 +1,180 @@
+"""What a target is asked and what of its own text is kept: template, beginnings, held-out prompts, repeats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from os.path import commonprefix
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+
+from dflash_local.chat.template import render
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.request import Message
+from tools.train.seeds import FREE, KINDS, SEEDS, SHARES
+from tools.train.slots import REPEAT, Frame, Opening, Written
+
+MIX = 6_364_136_223_846_793_005  # Knuth's multiplier
+SHORTEST = 12  # tokens of an answer that is kept
+WORDS = 4  # of a prompt's beginning that are looked for first
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A prompt that nothing is trained on."""
+
+    kind: str
+    prompt: str
+
+
+def held_out_prompts(files: Iterable[Path]) -> list[HeldOut]:
+    """Of JSON lists of ``{kind, prompt}``."""
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+    return [HeldOut(row["kind"], row["prompt"]) for row in rows]
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """A single user turn with the template around it, up to the reply."""
+    return list(render(tokenizer, [Message("user", prompt)], thinking=False).ids)
+
+
+def frame_of(tokenizer: Tokenizer) -> Frame:
+    """What the template puts around the user's turn: the ids that two different turns share at both ends."""
+    left, right = prompt_ids(tokenizer, "Apples are red."), prompt_ids(tokenizer, "zebras ran 7")
+    before = commonprefix([left, right])  # type: ignore[type-var]
+    after = commonprefix([left[::-1], right[::-1]])[::-1]  # type: ignore[type-var]
+    control = frozenset(token.id for token in tokenizer.added.values() if token.control)
+    return Frame(tuple(before), tuple(after), control, frozenset(tokenizer.stop_ids))
+
+
+def openings(tokenizer: Tokenizer, seed: int, greedy_share: float) -> Iterator[Opening]:
+    """Endless beginnings of questions: of a kind by ``SHARES``, or none."""
+    draw = Random(seed)
+    known = {kind: [tokenizer.encode(text) for text in texts] for kind, texts in SEEDS.items()}
+    names, shares = list(SHARES), list(SHARES.values())
+    while True:
+        greedy = draw.random() < greedy_share
+        if draw.random() < FREE:
+            yield Opening((), KINDS.index("free"), greedy)
+            continue
+        kind = draw.choices(names, shares)[0]
+        yield Opening(draw.choice(known[kind]), KINDS.index(kind), greedy)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Lower-case words without punctuation around them."""
+    return tuple(word for word in (each.strip(".,:;!?\"'()*`") for each in text.lower().split()) if word)
+
+
+class HeldOutFilter:
+    """Tells the questions that contain a held-out prompt, whatever their case, spaces and punctuation.
+
+    Args:
+        prompts: each of ``WORDS`` words at least.
+    """
+
+    def __init__(self, prompts: Iterable[str]) -> None:
+        self._by_start: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        for prompt in prompts:
+            whole = words(prompt)
+            self._by_start.setdefault(whole[:WORDS], []).append(whole)
+
+    def contains(self, question: str) -> bool:
+        found = words(question)
+        for at in range(len(found) - WORDS + 1):
+            for whole in self._by_start.get(found[at : at + WORDS], ()):
+                if found[at : at + len(whole)] == whole:
+                    return True
+        return False
+
+
+def repeat_start(ids: Sequence[int]) -> int:
+    """Where ``REPEAT`` tokens begin that stood before; the length where none do. The repeat is no part of a reply."""
+    seen: set[tuple[int, ...]] = set()
+    for at in range(len(ids) - REPEAT + 1):
+        run = tuple(ids[at : at + REPEAT])
+        if run in seen:
+            return at
+        seen.add(run)
+    return len(ids)
+
+
+def repeat_starts(ids: torch.Tensor, answer: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """Lengths [n] of rows [n, room] up to the first repeat within the answer, as ``repeat_start`` has it; by hashes."""
+    rows, room = ids.shape
+    wide = ids.long()
+    code = torch.zeros(rows, room - REPEAT + 1, dtype=torch.long, device=ids.device)
+    for offset in range(REPEAT):
+        code = code * MIX + wide[:, offset : room - REPEAT + 1 + offset] + 1
+    at = torch.arange(code.shape[1], device=ids.device)
+    inside = (at >= answer.unsqueeze(1)) & (at + REPEAT <= length.unsqueeze(1))
+    code = torch.where(inside, code, -1 - at)  # outside: a code of each place's own
+    ordered, place = code.sort(dim=1, stable=True)
+    again = torch.zeros_like(inside)
+    again.scatter_(1, place[:, 1:], ordered[:, 1:] == ordered[:, :-1])
+    first = torch.where(again & inside, at, room).amin(1)
+    return torch.minimum(first, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogues:
+    """Texts one behind the other: ids and the target's likeliest ids [tokens], and of each text [n] its length, where
+    the answer starts, its kind's number and whether it is greedy.
+    """
+
+    ids: np.ndarray
+    best: np.ndarray
+    length: np.ndarray
+    answer: np.ndarray
+    kind: np.ndarray
+    greedy: np.ndarray
+
+    @property
+    def answer_tokens(self) -> int:
+        return int((self.length - self.answer).sum())
+
+    def save(self, file: Path) -> None:
+        np.savez(file, **{name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def load(cls, file: Path) -> Dialogues:
+        with np.load(file) as found:
+            return cls(**{name: found[name] for name in cls.__slots__})
+
+
+class Keeper:
+    """Gathers what is trained on of what slots wrote, on the CPU, while the next steps run.
+
+    Attributes:
+        counts: dialogues that came, and how many were dropped or cut for what.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, held_out: HeldOutFilter) -> None:
+        self._bytes = [tokenizer.token_bytes(token) or b"" for token in range(tokenizer.vocab_size)]
+        self._held_out = held_out
+        self._parts: list[tuple[torch.Tensor, ...]] = []
+        self.counts = {"dialogues": 0, "held_out": 0, "short": 0, "cut_at_a_repeat": 0}
+
+    def add(self, written: Written) -> None:
+        length = repeat_starts(written.ids, written.answer, written.length)
+        kept = length - written.answer >= SHORTEST
+        self.counts["dialogues"] += len(kept)
+        self.counts["short"] += int((~kept).sum())
+        self.counts["cut_at_a_repeat"] += int((length < written.length).sum())
+        for row in kept.nonzero().flatten().tolist():
+            asked = written.ids[row, int(written.question[row]) : int(written.answer[row])].tolist()
+            if self._held_out.contains(b"".join(self._bytes[token] for token in asked).decode("utf-8", "replace")):
+                kept[row] = False
+                self.counts["held_out"] += 1
+        there = torch.arange(written.ids.shape[1]) < length[kept].unsqueeze(1)
+        rows = (length[kept], written.answer[kept], written.kind[kept], written.greedy[kept])
+        self._parts.append((written.ids[kept][there], written.best[kept][there], *rows))
+
+    def dialogues(self) -> Dialogues:
+        """Everything kept so far."""
+        ids, best, length, answer, kind, greedy = (torch.cat(part).numpy() for part in zip(*self._parts, strict=True))
+        return Dialogues(ids, best, length, answer, kind, greedy)
