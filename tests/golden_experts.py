@@ -10,22 +10,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from torch.nn import functional as F
 
 from dflash_local.catalog.bundled import Pair
+from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.noise import gumbel
 from tests.expert_pairs import DRAFTER
 from tests.families import HIDDEN, VOCAB, random_model
 from tests.fused_models import TAPS
-from tools.train import drafter as training
-from tools.train.drafter import DraftModule
+from tools.train.drafter import DraftModule, block_inputs
 
 FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
 # Of the random model's configuration: without, texts loop.
@@ -35,7 +32,7 @@ PROMPT_LENGTHS, PROMPTS = (4, 19), 6  # drawn four of each length, of which so m
 NEW = 18
 STEPS, LEARNING_RATE = 50, 1e-2
 MARGIN, DRAFT_MARGIN = 1e-3, 1e-4  # least gap of the two best logits of a choice; float32 rounds them by 1e-5
-WINDOW, MASK = DRAFTER["sliding_window"], DRAFTER["dflash_config"]["mask_token_id"]
+MASK = DRAFTER["dflash_config"]["mask_token_id"]
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,8 @@ def _drafted(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [prompts, anchors, block - 1, V] behind each ``every``-th new token, and the ids that are right."""
     anchors = torch.arange(texts.prompt, texts.prompt + NEW, every).expand(len(texts.ids), -1)
-    with mock.patch.object(training, "BLOCK", block), mock.patch.object(training, "MASK_ID", MASK):
-        inputs = training.block_inputs(texts.ids, anchors, model.get_input_embeddings())
-        hidden = module(texts.taps, inputs, anchors)[:, :, 1:]
+    inputs = block_inputs(texts.ids, anchors, model.get_input_embeddings(), block, MASK)
+    hidden = module(texts.taps, inputs, anchors)[:, :, 1:]
     at = anchors.unsqueeze(-1) + torch.arange(1, block)
     right = texts.ids.gather(1, at.flatten(1)).view_as(at)
     return model.get_output_embeddings()(hidden), right
@@ -106,8 +102,7 @@ def _drafted(
 def _trained(model: Any, groups: Sequence[_Texts]) -> DraftModule:
     """A drafter that has seen blocks of these texts, but not all of them: it accepts much, and not everything."""
     torch.manual_seed(1)
-    module = DraftModule(SimpleNamespace(drafter=DRAFTER, window=WINDOW))  # type: ignore[arg-type]
-    module.fc = nn.Linear(len(TAPS) * HIDDEN, HIDDEN, bias=False)
+    module = DraftModule(DrafterConfig.from_json(DRAFTER, "the golden drafter"), HIDDEN)
     optimizer = torch.optim.Adam(module.parameters(), LEARNING_RATE)
     for step in range(STEPS):
         logits, right = _drafted(module, model, groups[step % len(groups)], min(BLOCKS), 2)

@@ -15,17 +15,6 @@ from dflash_local.request import Limits, Request, SamplingParams
 GOLDEN = Path(__file__).parents[1] / "golden" / "gguf"
 TARGETS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 PROMPT = tuple(range(3, 40))
-
-
-def reply(target: Path, engine: str) -> list[int]:
-    session = load(Pair("target", target, None, bundled=False), LoadConfig(engine=engine, draft=False, device="cpu"))
-    session.stop_ids = frozenset()  # a folder of random weights names none
-    request = Request(prompt_ids=PROMPT, sampling=SamplingParams(), limits=Limits(max_new_tokens=24), mode="ar")
-    events = list(session.generate(request))
-    assert isinstance(events[-1], Finished)
-    return [token for event in events if isinstance(event, Step) for token in event.token_ids]
-
-
 ENGINES = ("reference", "fused")
 # The fused engine takes no biases of feed-forward projections, whatever the file.
 RUNS = [(name, engine) for name in TARGETS for engine in ENGINES if (name, engine) != ("llama-biased", "fused")]
@@ -38,15 +27,6 @@ def reply(target: Path, engine: str) -> list[int]:
     events = list(session.generate(request))
     assert isinstance(events[-1], Finished)
     return [token for event in events if isinstance(event, Step) for token in event.token_ids]
-
-
-# The fused engine takes no biases of feed-forward projections, whatever the file.
-RUNS = [
-    (name, engine)
-    for name in TARGETS
-    for engine in ("reference", "fused")
-    if (name, engine) != ("llama-biased", "fused")
-]
 
 
 @pytest.mark.parametrize("name, engine", RUNS)

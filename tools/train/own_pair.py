@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
 from tools.train.acceptance import MOST, Walker, cut
@@ -35,7 +36,7 @@ Report = Callable[[str], None]
 
 
 def _tokenizer(path: Path) -> Tokenizer:
-    found = Tokenizer.load(path)
+    found = Tokenizer.load(open_source(path))
     if found is None:
         raise CheckpointError(f"{path} has no tokenizer", "take a target with tokenizer.json")
     return found

@@ -192,7 +192,7 @@ class Slots:
         self.ended.logical_or_(again.any(1) & self.answering)
 
     def take(self, rows: torch.Tensor) -> Written:
-        """What stands in the slots ``rows`` [n]."""
+        """What stands in the slots ``rows`` [n], which have ended."""
         flat = (self.question, self.answer, self.kind, self.greedy)
         question, answer, kind, greedy = (each[rows].cpu() for each in flat)
         length = self.at[rows].cpu() + 2  # the last place read, and the token it gave
