@@ -132,7 +132,8 @@ def config_of(header: Header) -> dict[str, Any]:
     if target.model_type == "llama":
         found["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
     if target.model_type == "gpt_oss" and found["rope_parameters"]["rope_type"] == "yarn":
-        # No key tells that frequencies between the bounds are not rounded to whole dimensions: gpt-oss's never are.
+        # No key tells whether YaRN's bounds are rounded to whole dimensions. llama.cpp always rounds; gpt-oss's makers
+        # do not, and their config.json says so.
         found["rope_parameters"]["truncate"] = False
     return found
 
