@@ -51,8 +51,8 @@ TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo         install into .venv and watch the bundled pair run"
-	@echo "make web          install the page, too, and serve the bundled pair in a browser"
+	@echo "make demo         install into .venv, bring a small real model and watch it run; offline a toy"
+	@echo "make web          install the page, too, and serve that pair in a browser"
 	@echo "make test         the test suite (no network, no GPU)"
 	@echo "make test-long    full grids, soaks, scripts from end to end"
 	@echo "make test-oldest  the test suite with the lowest supported torch and transformers"
@@ -70,7 +70,8 @@ help:
 	@echo "make clean        remove .venv, build output and caches"
 
 demo: $(INSTALLED)
-	@$(BIN)/dflash demo
+	@$(BIN)/python -m tools.first_run
+	@$(BIN)/dflash demo --pull
 
 web: $(INSTALLED_WEB)
 	@$(BIN)/dflash web

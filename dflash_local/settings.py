@@ -122,6 +122,15 @@ class HubSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherPrograms:
+    """Folders in which other programs keep GGUF files, by their own variables; they need not exist."""
+
+    lm_studio: tuple[Path, ...]
+    llama_cpp: tuple[Path, ...]
+    ollama: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The user's folders and settings. A folder is None when there is no home to put it in.
 
@@ -139,6 +148,7 @@ class Settings:
     cache_dir: Path | None
     state_dir: Path | None
     hub: HubSettings
+    others: OtherPrograms = OtherPrograms((), (), ())
     load_config: LoadConfig = LoadConfig()
     model: str | None = None
     temperature: float | None = None
@@ -172,6 +182,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         cache_dir=_folder(env, "XDG_CACHE_HOME", ".cache", "cache"),
         state_dir=_folder(env, "XDG_STATE_HOME", ".local/state", "state"),
         hub=_hub(env),
+        others=_other_programs(env),
         load_config=load_config,
         **given,
     )
@@ -228,6 +239,20 @@ def _hub(env: Mapping[str, str]) -> HubSettings:
     cache = _expanded(env, env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")) or (home and home / "hub")
     offline = any(_switched_on(env, name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     return HubSettings(endpoint, cache, _token(env, home), offline)
+
+
+def _other_programs(env: Mapping[str, str]) -> OtherPrograms:
+    home = Path(_home(env)) if _home(env) else None
+    caches = [Path(env["XDG_CACHE_HOME"])] if env.get("XDG_CACHE_HOME") else []
+    caches += [home / ".cache", home / "Library" / "Caches"] if home else []
+    studio = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"] if home else []
+    llama, ollama = _expanded(env, env.get("LLAMA_CACHE")), _expanded(env, env.get("OLLAMA_MODELS"))
+    service = Path("/usr/share/ollama/.ollama/models")  # where its installer for Linux lets it run as a user of its own
+    return OtherPrograms(
+        tuple(studio),
+        (llama,) if llama else tuple(folder / "llama.cpp" for folder in caches),
+        (ollama,) if ollama else (*([home / ".ollama" / "models"] if home else []), service),
+    )
 
 
 def _hub_home(env: Mapping[str, str]) -> Path | None:

@@ -100,7 +100,8 @@ def _is_local(family: int, address: Any) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections and look-ups reach loopback addresses only."""
+    """Connections and look-ups reach loopback addresses only; pip, which is a process of its own, no index."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
 
     def guarded_connect(self: socket.socket, address: Any) -> None:

@@ -52,11 +52,12 @@ def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str
     row = item.row
     if row.bundled:
         return field("here", f"yes; dflash run {row.name}, dflash demo {row.name}", width)
-    if row.drafter is None:
+    if not row.has_drafter:
         return field("here", "no: there is nothing to download yet", width)
     if item.state == "absent":
         return field("here", f"no; dflash pull {row.name}", width)
-    where = f"{amount(item.size)} in {store.cache.folder}" if store else amount(item.size)
+    folder = store and (store.packages if item.of_package else store.cache.folder)
+    where = f"{amount(item.size)} in {folder}" if folder else amount(item.size)
     if item.state == "partial":
         parts = (("target", item.target), ("drafter", item.drafter))
         lacking = [name for name, part in parts if part is None or not part.complete]
@@ -121,6 +122,9 @@ def download(row: Row) -> str:
     """``17.98 GiB target + 2.41 GiB drafter = 20.39 GiB``, as far as it is known."""
     if row.bundled:
         return "nothing: comes with the package"
+    if row.package is not None and row.bundled_drafter:
+        size = amount(row.package.wheel_bytes)
+        return f"{size} target ({row.package.label} by pip; or {gib(row.target_gib)} from the Hub); its drafter is here"
     drafter = "none published yet" if row.drafter is None else f"{gib(row.drafter_gib)} drafter"
     text = f"{gib(row.target_gib)} target + {drafter}"
     return f"{text} = {gib(download_gib(row))}" if download_gib(row) is not None else text
@@ -259,6 +263,8 @@ def terms(row: Row) -> tuple[str, ...]:
 def _drafter(row: Row) -> str:
     if row.bundled:
         return "comes with it"
+    if row.bundled_drafter:
+        return "comes with this program"
     if row.drafter is None:
         return "announced, none published yet"
     extra: list[str] = [row.status] if row.status != "released" else []

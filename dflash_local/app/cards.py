@@ -37,13 +37,13 @@ class CardTable:
 def card_tables(
     user: Settings, cards: Sequence[tuple[str, float]] = CARDS, preference: Preference = "balanced"
 ) -> tuple[CardTable, ...]:
-    """A table for each card, of the registry's pairs that run in this process at all, in its order.
+    """A table for each card, of the pairs that run in this process at all but those of the first run, in order.
 
     Raises:
         SettingsError: the registry cannot be read.
     """
     from dflash_local.planner.machine import named
 
-    rows = [row for row in registry(user).rows if not row.bundled and row.runs_here]
+    rows = [row for row in registry(user).rows if not (row.bundled or row.bundled_drafter) and row.runs_here]
     machines = [named(name, gib) for name, gib in cards]
     return tuple(CardTable(each, tuple(row_summary(row, each, user, preference) for row in rows)) for each in machines)

@@ -10,6 +10,7 @@ from dflash_local import settings
 from dflash_local.app.fitting import machine, shapes
 from dflash_local.app.models import ModelStore, registry
 from dflash_local.app.notices import Notify
+from dflash_local.app.packaged import package_plan
 from dflash_local.app.recommending import row_summary, summary
 from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted, with_local_mirror
 from dflash_local.events import Notice, PullProgress
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
     from dflash_local.store.hub import Hub
     from dflash_local.store.local import Local
+    from dflash_local.store.package import PackagePlan
     from dflash_local.store.pull import PullPlan, Wanted
 
 NAMED = 3  # pairs that are named in the place of one that is too slow, at most
@@ -35,6 +37,7 @@ class Download:
     Attributes:
         verdicts: of the planner, by the names of the pairs it is for, on the machine ``where``. slow: sentences on
             those that would be too slow there.
+        packages: files of packages that belong to it.
     """
 
     plan: PullPlan
@@ -43,6 +46,30 @@ class Download:
     where: Machine
     hub: Hub
     store: ModelStore
+    packages: tuple[PackagePlan, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        """True when all of it is here and proven."""
+        return self.plan.ready and all(each.ready for each in self.packages)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Bytes of what is not here yet, by the names that events have for it."""
+        files = {each.package.label: each.package.wheel_bytes for each in self.packages if not each.ready}
+        return files | {item.repo: item.total for item in self.plan.repos if not item.ready}
+
+    @property
+    def to_fetch(self) -> int:
+        """Bytes that must come over the network."""
+        return self.plan.to_fetch + sum(each.to_fetch for each in self.packages)
+
+    def check_disk(self) -> None:
+        """Raises DoesNotFitError when a disk has no room for it."""
+        self.plan.check_disk()
+        for each in self.packages:
+            if not each.ready:
+                each.check_disk()
 
     def run(self, on_event: OnPull, cancelled: Callable[[], bool], allow_mismatch: bool = False) -> tuple[Local, ...]:
         """Fetch and verify it; both callables are used on the download's threads.
@@ -50,11 +77,14 @@ class Download:
         Raises:
             Interrupted: cancelled; says what is kept. DownloadError and others: see ``store.pull.pull``.
         """
+        from dflash_local.store import package
         from dflash_local.store.pull import pull
 
         store = self.store
+        files = [package.fetch(each, store.locks, self.hub.offline, on_event, cancelled) for each in self.packages]
         watched = {"on_event": on_event, "cancelled": cancelled, "allow_mismatch": allow_mismatch}
-        return pull(self.plan, self.hub, store.cache, store.manifests, store.locks, **watched)  # type: ignore[arg-type]
+        found = pull(self.plan, self.hub, store.cache, store.manifests, store.locks, **watched)  # type: ignore[arg-type]
+        return (*files, *found)
 
 
 def prepare(
@@ -84,7 +114,8 @@ def prepare(
     found = [summary(choice, shapes(choice, store), where, user, variants=False) for choice in choices]
     verdicts = {each.pair: each.fits for each in found}
     slow = tuple(filter(None, (slow_here(each, where, user) for each in found)))
-    return Download(plan, verdicts, slow, where, hub, store)
+    packages = tuple(filter(None, dict.fromkeys(package_plan(choice, store) for choice in choices)))
+    return Download(plan, verdicts, slow, where, hub, store, packages)
 
 
 class BeforeDownload(NamedTuple):
@@ -131,9 +162,9 @@ def pull(name: str, user: Settings, on_event: OnPull, cancelled: Callable[[], bo
     """
     choice = choose(name, None, user)
     refuse_what_does_not_run(choice)
-    if choice.repos:
+    if choice.roles:
         choice = with_local_mirror(choice, ModelStore.of(user))
         needs = wanted(choice) if draft else wanted(choice, ("target",))
         download = prepare(needs, [choice], user)
-        download.plan.check_disk()
+        download.check_disk()
         download.run(on_event, cancelled)

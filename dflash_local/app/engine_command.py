@@ -60,7 +60,7 @@ def server_command(
     choice = choice if store is None else with_local_mirror(choice, store)
     row = choice.drafter_row if drafts or choice.row is None else choice.row
     if drafts and choice.drafter is None:
-        if row is not None and not row.bundled:
+        if row is not None and not row.has_drafter:
             raise DownloadError(f"{row.name} is announced: no drafter is published yet", "dflash models lists others")
         raise UsageError(f"no drafter is known for {choice.name}", "name one with --drafter")
     if choice.target is None:
@@ -74,7 +74,8 @@ def server_command(
             f"{PROGRAMS[program]} needs Python code of the repository of {choice.name}, and runs it with your rights",
             f"read it first; {REMOTE_CODE} agrees",
         )
-    target = _place(choice.target, store)
+    part = choice.target if choice.package is None or row is None else row.target  # servers read no such file
+    target = _place(part or choice.target, store)
     drafter = _place(choice.drafter, store) if drafts and choice.drafter is not None else target
     fetched = tuple(dict.fromkeys(place.id for place in (target, drafter) if not Path(place.id).is_absolute()))
     if fetched and user.hub.offline:

@@ -147,8 +147,11 @@ def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.read_model import read_model
 
-    config = configuration(choice.target, None, store) or _of_variant(choice)
-    name = choice.name if choice.target is None or isinstance(choice.target, Path) else choice.target.id
+    part = choice.target
+    if choice.package is not None and choice.row is not None and isinstance(part, Path) and not part.exists():
+        part = choice.row.target
+    config = configuration(part, None, store) or _of_variant(choice)
+    name = choice.name if part is None or isinstance(part, Path) else part.id
     target = None if config is None else _known(read_model, config, name)
     if target is None:
         return None
@@ -318,8 +321,8 @@ def inferred(known: Shapes) -> list[str]:
 
 
 def row_choice(row: Row, user: Settings) -> Choice:
-    """A row's own pair: two repositories, or the bundled folders."""
-    return choose(row.bundled, None, user) if row.bundled else of_row(row)
+    """A row's own pair: two repositories, the bundled folders, or a package's file."""
+    return choose(row.name, None, user) if row.bundled or row.package else of_row(row)
 
 
 def row_shapes(row: Row, user: Settings, store: ModelStore | None) -> Shapes | None:

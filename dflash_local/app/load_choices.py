@@ -141,7 +141,7 @@ def _chosen(name: str, user: Settings, draft: bool) -> Choice:
 def _choice(choice: Choice, option: Option, draft: bool, store: ModelStore | None) -> LoadChoice:
     own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
     if store is None:
-        lacking = tuple(role for role, _ in own.repos)
+        lacking = own.roles
     else:
         own = with_local_mirror(own, store)
         lacking = tuple(missing_files(own, store, draft))

@@ -22,7 +22,7 @@ from dflash_local.service.service import Service, Session
 from dflash_local.service.wrapped import PlainSession, WrappedSession
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
-from dflash_local.store.paths import speeds_folder
+from dflash_local.store.paths import packages_folder, speeds_folder
 
 if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
@@ -74,7 +74,7 @@ def held(pair: Pair, user: Settings) -> Iterator[None]:
     Raises:
         BusyError: one of them is being removed.
     """
-    repos = _repos(pair, user.hub.cache) if user.hub.cache is not None else ()
+    repos = _held_names(pair, user)
     with ExitStack() as stack:
         if repos:
             from dflash_local.store import lock
@@ -82,6 +82,16 @@ def held(pair: Pair, user: Settings) -> Iterator[None]:
             for repo in repos:
                 stack.enter_context(lock.using(lock.folder_of(user), repo))
         yield
+
+
+def _held_names(pair: Pair, user: Settings) -> tuple[str, ...]:
+    """What locks call what the pair is loaded from: repositories of the cache, a package."""
+    from dflash_local.store.package import package_of
+
+    repos = _repos(pair, user.hub.cache) if user.hub.cache is not None else ()
+    folder = packages_folder(user)
+    package = None if folder is None else package_of(folder, pair.target)
+    return repos if package is None else (*repos, package)
 
 
 def _repos(pair: Pair, cache: Path) -> tuple[str, ...]:

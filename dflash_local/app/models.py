@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dflash_local.errors import DFlashError, DownloadError
 from dflash_local.settings import Settings
+from dflash_local.tables import GIB
 
 if TYPE_CHECKING:
     from dflash_local.catalog.registry import Registry
@@ -24,11 +25,12 @@ OVERLAY = "registry.yaml"
 
 @dataclass(frozen=True, slots=True)
 class ModelStore:
-    """The shared cache of models, our manifests and our locks; the latter None without a home folder."""
+    """The shared cache of models, our manifests, our locks and files of packages; the latter None without a home."""
 
     cache: Cache
     manifests: Path | None
     locks: Path | None
+    packages: Path | None = None
 
     @classmethod
     def of(cls, user: Settings) -> ModelStore:
@@ -39,10 +41,11 @@ class ModelStore:
         """
         from dflash_local.store import lock, manifest
         from dflash_local.store.cache import Cache
+        from dflash_local.store.paths import packages_folder
 
         if user.hub.cache is None:
             raise DownloadError("there is no folder for models: no home folder", "set HF_HOME to a folder of yours")
-        return cls(Cache(user.hub.cache), manifest.folder_of(user), lock.folder_of(user))
+        return cls(Cache(user.hub.cache), manifest.folder_of(user), lock.folder_of(user), packages_folder(user))
 
     def find(self, repo: Repo | None) -> Local | None:
         """What is here of a repository, whole or in part; None for nothing."""
@@ -76,6 +79,11 @@ class InstallStatus:
         return "partial" if found else "absent"
 
     @property
+    def of_package(self) -> bool:
+        """True where the target is a package's file."""
+        return self.target is not None and self.row.package is not None and self.target.repo == self.row.package.label
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Files that are known to be missing from what is here."""
         return tuple(name for item in (self.target, self.drafter) if item is not None for name in item.missing)
@@ -92,14 +100,21 @@ class InstallStatus:
 
 
 def install_status(row: Row, store: ModelStore | None) -> InstallStatus:
-    """How much of a row is here; a drafter's mirror counts as the drafter. A bad repository is no error here."""
+    """How much of a row is here; a drafter's mirror counts as the drafter, a package's file as the target.
+
+    A bad repository is no error here.
+    """
     from dflash_local.catalog.row import Repo
+    from dflash_local.store import package
 
     if store is None or row.bundled:
         return InstallStatus(row, None, None)
     drafters = [row.drafter, *(Repo(name) for name in row.mirrors)] if row.drafter else []
     found = (_look(repo, store) for repo in drafters)
-    return InstallStatus(row, _look(row.target, store), next((item for item in found if item is not None), None))
+    target = None if row.package is None else package.find(store.packages, row.package)
+    return InstallStatus(
+        row, target or _look(row.target, store), next((item for item in found if item is not None), None)
+    )
 
 
 def _look(repo: Repo | None, store: ModelStore) -> Local | None:
@@ -133,7 +148,9 @@ def registry(user: Settings) -> Registry:
 
 
 def download_gib(row: Row) -> float | None:
-    """GiB of both repositories; None when one is unknown."""
+    """GiB of both repositories, or of the wheel of a package; None when one is unknown."""
+    if row.package is not None and row.bundled_drafter is not None:
+        return row.package.wheel_bytes / GIB
     if row.target_gib is None or row.drafter_gib is None:
         return None
     return row.target_gib + row.drafter_gib

@@ -205,7 +205,7 @@ def download_of(choice: Choice, option: Option, roles: tuple[str, ...] | None = 
     """
     own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
     if roles is None:
-        roles = tuple(role for role, _ in own.repos if role == "target" or option.plan.load.draft)
+        roles = tuple(role for role in own.roles if role == "target" or option.plan.load.draft)
     quoted = size_gib(own, roles) if roles else 0.0
     if quoted is not None or "target" not in roles:
         return quoted, False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dflash_local.app.models import ModelStore, install_status, registry
@@ -24,11 +25,14 @@ def plan_removal(models: Iterable[str], user: Settings) -> Removal:
     Raises:
         UnknownModelError: no such name. UsageError: it comes with the package.
     """
-    from dflash_local.store import removal
+    from dflash_local.store import package, removal
 
     store, rows = ModelStore.of(user), registry(user)
     repos = list(dict.fromkeys(repo for model in models for repo in _repos(model, rows, store)))
-    return removal.plan_removal(store.cache, store.manifests, store.locks, repos, _kept_for(repos, rows, store))
+    plan = removal.plan_removal(store.cache, store.manifests, store.locks, repos, _kept_for(repos, rows, store))
+    known = (row.package for row in rows.rows if row.package and row.target and row.target.id in repos)
+    files = (package.removal_of(store.packages, one, store.locks) for one in known)
+    return replace(plan, repos=(*plan.repos, *(item for item in files if item is not None)))
 
 
 def _repos(model: str, rows: Registry, store: ModelStore) -> Iterable[str]:

@@ -11,20 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_local.app.fine_tune import Base, base_of
+from dflash_local.app.fine_tune import Base, base_of, unlike_all
 from dflash_local.app.models import ModelStore, model_store, registry, remote_code_note, server_commands
 from dflash_local.app.notices import Notify
+from dflash_local.app.packaged import package_plan, with_package
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
 from dflash_local.checkpoint_files.source import is_on_disk, open_source
 from dflash_local.errors import DoesNotFitError, DownloadError, UnknownModelError, UsageError
 from dflash_local.events import Notice
 from dflash_local.settings import Settings
-from dflash_local.tables import gib, listing
+from dflash_local.tables import GIB, gib, listing
 
 if TYPE_CHECKING:
     from dflash_local.catalog.registry import Registry
-    from dflash_local.catalog.row import Repo, Row, Variant
+    from dflash_local.catalog.row import Package, Repo, Row, Variant
     from dflash_local.store.pull import Wanted
 
 SERVED = "start the server with this command; then dflash chat MODEL --url http://HOST:PORT talks to it"
@@ -38,6 +39,8 @@ class Choice:
         own_drafter: the drafter is the one that the row names (or a mirror of it), so that what the
             row knows of its drafter holds.
         base: of a target without a row: the one whose architecture it has, and whose drafter is taken.
+        package: the target is a file of it, and ``target`` is where that lies or would lie.
+        unlike: why no drafter was found for a target without a row, by the facts that differ.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Choice:
     row: Row | None = None
     own_drafter: bool = True
     base: Base | None = None
+    package: Package | None = None
+    unlike: str = ""
 
     @property
     def target_row(self) -> Row | None:
@@ -63,12 +68,12 @@ class Choice:
         """The same pair with a pre-quantised target of its row."""
         from dflash_local.catalog.row import Repo
 
-        return replace(self, name=variant.repo, target=Repo(variant.repo, variant.revision))
+        return replace(self, name=variant.repo, target=Repo(variant.repo, variant.revision), package=None)
 
     def announce(self, notify: Notify) -> None:
-        """Say whose drafter is taken, where that is another target's."""
-        if self.base is not None:
-            notify(Notice(self.base.notice(self.name)))
+        """Say whose drafter is taken, where that is another target's, or why none is."""
+        if self.base is not None or self.unlike:
+            notify(Notice(self.unlike if self.base is None else self.base.notice(self.name)))
 
     @property
     def described(self) -> str:
@@ -92,6 +97,11 @@ class Choice:
         """The repositories to be had, with their roles."""
         both = (("target", self.target), ("drafter", self.drafter))
         return tuple((role, repo) for role, repo in both if repo is not None and not isinstance(repo, Path))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Of what is to be had, repositories or a package's file."""
+        return (*(["target"] if self.package is not None else []), *(role for role, _ in self.repos))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +152,13 @@ def resolve(
     choice = choose(model, drafter, user, draft=draft)
     if model in BUNDLED or is_on_disk(model):
         if choice.base is None and (drafter is None or is_on_disk(drafter)):
+            choice.announce(notify)
             return bundled.find(model, drafter)
     if choice.row is not None and choice.row.bundled and choice.own_drafter:
         return bundled.find(choice.row.bundled)
     refuse_what_does_not_run(choice)
     choice.announce(notify)
-    if not choice.repos:
+    if not choice.roles:
         return _pair(choice, [choice.target, choice.drafter])  # type: ignore[list-item]  # folders both
     store = ModelStore.of(user)
     choice = with_local_mirror(suit(choice, store), store)
@@ -190,9 +201,11 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
     if model in BUNDLED or is_on_disk(model):
         pair = bundled.find(model)
         row = registry(user).find(model) if model in BUNDLED else None
-        base = base_of(model, pair.target, user) if row is None and own is None and draft else None
+        searched = row is None and own is None and draft
+        base = base_of(model, pair.target, user) if searched else None
+        unlike = unlike_all(model, pair.target, user) if searched and base is None else ""
         found = pair.drafter if base is None else base.drafter
-        return Choice(model, pair.target, own or found, row, own is None, base)
+        return Choice(model, pair.target, own or found, row, own is None, base, unlike=unlike)
     rows = registry(user)
     row = rows.find(model)
     if row is None and (listed := rows.find_variant(model)) is not None:
@@ -204,7 +217,7 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
     if row.bundled:
         return replace(choose(row.bundled, drafter, user), row=row)
     named = own or _named_drafter(row, model)
-    return Choice(row.name, row.target, named, row, named is None or _is_own(named, row))
+    return with_package(Choice(row.name, row.target, named, row, named is None or _is_own(named, row)), model, user)
 
 
 def of_variant(model: str, variant: str, user: Settings) -> str:
@@ -225,8 +238,8 @@ def of_variant(model: str, variant: str, user: Settings) -> str:
 
 
 def of_row(row: Row) -> Choice:
-    """A row's own target and drafter."""
-    return Choice(row.name, row.target, row.drafter, row)
+    """A row's own target, as the Hub has it, and drafter."""
+    return Choice(row.name, row.target, row.drafter or bundled.drafter_of(row), row)
 
 
 def unknown(model: str, rows: Registry) -> UnknownModelError:
@@ -265,7 +278,7 @@ def refuse_what_does_not_run(choice: Choice) -> None:
     row = choice.row
     if row is None or row.bundled:
         return
-    if row.drafter is None and choice.drafter is None:
+    if not row.has_drafter and choice.drafter is None:
         raise DownloadError(
             f"{row.name} is announced: no drafter is published yet", "dflash models lists what there is"
         )
@@ -300,7 +313,7 @@ def _obtain(choice: Choice, store: ModelStore, user: Settings, draft: bool, obta
     text = f"{choice.name} is not on this machine"
     if choice.base is not None and len(lacking) == 1:
         text = f"the drafter of {choice.base.name} is not on this machine"
-    elif any(store.find(repo) for role, repo in choice.repos if role in lacking) or len(lacking) < len(choice.repos):
+    elif any(store.find(repo) for role, repo in choice.repos if role in lacking) or len(lacking) < len(choice.roles):
         text = f"{choice.name} is only partly on this machine: {names} missing"
     command = _command(choice)
     if user.hub.offline:
@@ -315,7 +328,9 @@ def _obtain(choice: Choice, store: ModelStore, user: Settings, draft: bool, obta
 def missing_files(choice: Choice, store: ModelStore, draft: bool) -> dict[str, tuple[str, ...]]:
     """What of a pair is not on this machine, by the role of its repository."""
     roles = ("target", "drafter") if draft else ("target",)
-    return {role: found for role, repo in choice.repos if role in roles and (found := _lack(repo, store))}
+    lacking = {role: found for role, repo in choice.repos if role in roles and (found := _lack(repo, store))}
+    plan = package_plan(choice, store)
+    return lacking if plan is None or plan.ready else {"target": (plan.package.label,), **lacking}
 
 
 def with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
@@ -337,10 +352,13 @@ def _lack(repo: Repo, store: ModelStore) -> tuple[str, ...]:
 def size_gib(choice: Choice, roles: Sequence[str]) -> float | None:
     """GiB of those repositories of a pair; None where the registry does not know them all."""
     row = choice.drafter_row
+    if choice.package is not None and tuple(roles) == ("target",):
+        return choice.package.wheel_bytes / GIB
     if row is None or (choice.base is not None and "target" in roles):
         return None
     variant = row.variant(choice.name)
     target = row.target_gib if variant is None else variant.size_gib
+    target = target if choice.package is None else choice.package.wheel_bytes / GIB
     sizes = [target if role == "target" else row.drafter_gib for role in roles]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
@@ -360,7 +378,7 @@ def _command(choice: Choice) -> str:
 
 def _registered(choice: Choice) -> bool:
     row = choice.row
-    return row is not None and row.drafter is not None and row.drafter == choice.drafter
+    return row is not None and choice.drafter in (row.drafter, bundled.drafter_of(row))
 
 
 def _folder(part: Repo | Path | None, store: ModelStore) -> Path | None:
@@ -416,7 +434,7 @@ def _drafter(text: str) -> Repo | Path:
     return Repo(text)
 
 
-def _named_drafter(row: Row, model: str) -> Repo | None:
+def _named_drafter(row: Row, model: str) -> Repo | Path | None:
     """The row's drafter, or the mirror of it, or the other drafter, that the user asked for by name."""
     from dflash_local.catalog.row import Repo
 
@@ -427,13 +445,11 @@ def _named_drafter(row: Row, model: str) -> Repo | None:
         bare = (one.repo for one in row.other_drafters if wanted == one.repo.lower().partition("/")[2])
         own = row.drafter is not None and wanted == row.drafter.id.lower().partition("/")[2]
         other = None if own else next(bare, None)
-    return Repo(other) if other else row.drafter
+    return Repo(other) if other else row.drafter or bundled.drafter_of(row)
 
 
 def _is_own(drafter: Repo | Path, row: Row) -> bool:
     if isinstance(drafter, Path):
-        return False
+        return drafter == bundled.drafter_of(row)
     known = ([row.drafter.id] if row.drafter else []) + list(row.mirrors)
     return drafter.id.lower() in (name.lower() for name in known)
-
-

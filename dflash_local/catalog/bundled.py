@@ -7,9 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_local.checkpoint_files.source import is_on_disk
 from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.row import Row
 
 BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
 FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -78,6 +82,12 @@ def find(model: str, drafter: str | None = None) -> Pair:
     if is_on_disk(model):
         return Pair(model, Path(os.path.expanduser(model)), chosen, bundled=False)
     raise _unknown(model)
+
+
+def drafter_of(row: Row) -> Path | None:
+    """The drafter that comes with the program for a row; None where the row has none, or this installation lacks it."""
+    folder = FOLDER / row.bundled_drafter / "drafter" if row.bundled_drafter else None
+    return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
 def _bundled(name: str, drafter: Path | None) -> Pair:

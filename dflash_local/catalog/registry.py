@@ -25,7 +25,7 @@ PACKAGED = (
 # What says nothing about a pair any more once its drafter is another one.
 OF_THE_DRAFTER = (
     *("kind", "fingerprints", "mirrors", "drafter_licence"),
-    *("published", "acceptance_band", "server", "thinking"),
+    *("published", "acceptance_band", "server", "thinking", "bundled_drafter"),
 )
 MERGED = ("revisions", "sizes_gib", "server", "vllm", "sglang", "environment")
 MAX_SUGGESTIONS = 3
@@ -155,7 +155,8 @@ def _pairs(data: bytes, file: str) -> dict[str, Section]:
 def _merge(shipped: Section, own: Section) -> Section:
     """The shipped pair with the fields that the user gives; mappings field by field, lists as a whole."""
     old = _without(shipped)
-    if "drafter" in own and "drafter" in shipped and own["drafter"] != shipped["drafter"]:
+    known = shipped.get("drafter") or shipped.get("bundled_drafter")
+    if "drafter" in own and known is not None and own["drafter"] != known:
         old = _without(shipped, *OF_THE_DRAFTER)
         for key in ("revisions", "sizes_gib"):
             if isinstance(old.get(key), Section):
@@ -183,11 +184,11 @@ def _without(section: Section, *keys: str) -> Section:
 
 def _check_aliases(rows: tuple[Row, ...], pairs: dict[str, Section]) -> None:
     """No alias or bundled name may be another row's name, or a name would silently mean something else."""
-    owners = {row.name.lower(): row for row in rows}
+    owners = {row.key: row for row in rows}
     for row in rows:
-        for alias in row.aliases:
+        for alias in (*row.aliases, row.name):
             owner = owners.setdefault(alias.lower(), row)
             if owner is not row:
-                first, second = pairs[owner.name.lower()], pairs[row.name.lower()]
+                first, second = pairs[owner.key], pairs[row.key]
                 message = f"alias {alias!r} already names {owner.name} of {first.place}"
                 At(second.place, row.name).fail(message, "choose another")

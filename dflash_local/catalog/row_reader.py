@@ -58,6 +58,7 @@ class PairKeys:
     target: RepoId | None = None
     drafter: RepoId | None = None
     bundled: Name | None = None
+    name: Name | None = None
     revisions: Revisions = Revisions()
     sizes_gib: Sizes = Sizes()
     published: tuple[Table, ...] = ()
@@ -77,8 +78,13 @@ def row(section: Section, *, overridden: bool = False) -> Row:
     pair = PairKeys(**{name: found.pop(name) for name in keys_of(PairKeys) if name in found})
     if (pair.target is None) == (pair.bundled is None):
         at.fail("a pair has either a target or the name of a bundled pair", "give 'target: owner/name'")
-    if pair.target is not None and pair.drafter is None and found.get("status") != "announced":
+    own = found.get("bundled_drafter")
+    if pair.target is not None and pair.drafter is None and own is None and found.get("status") != "announced":
         at.fail("there is no drafter", "give 'drafter: owner/name', or 'status: announced'")
+    if own is not None and (pair.drafter is not None or pair.target is None):
+        at.fail("'bundled_drafter' is the drafter of a 'target', in place of 'drafter'", "leave one of them out")
+    if pair.target is None and (pair.name or "package" in found):
+        at.fail("a bundled pair has no 'name' and no 'package'", "leave them out")
     if "variants" in found:
         found["variants"] = tuple(replace(one, name=one.name or one.format) for one in found["variants"])
         seen: set[str] = set()
@@ -87,7 +93,7 @@ def row(section: Section, *, overridden: bool = False) -> Row:
                 at.fail(f"two variants are called {variant.name!r}", "give one of them another 'name'")
             seen.add(variant.name.lower())
     return Row(
-        name=str(pair.target or pair.bundled),
+        name=str(pair.name or pair.target or pair.bundled),
         target=Repo(pair.target, pair.revisions.target) if pair.target else None,
         drafter=Repo(pair.drafter, pair.revisions.drafter) if pair.drafter else None,
         bundled=pair.bundled,

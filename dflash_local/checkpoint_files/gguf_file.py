@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,9 @@ from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
 from dflash_local.checkpoint_files.gguf_types import check_types
 from dflash_local.checkpoint_files.source import TokenizerParts
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
+
+NAMES = ("general.name", "general.basename")
+BASES = re.compile(r"general\.base_model\.\d+\.(name|repo_url)")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,10 @@ class GgufFile:
 
     def config(self) -> dict[str, Any]:
         return config_of(self.header)
+
+    def origins(self) -> tuple[str, ...]:
+        keys = [key for key in self.header.metadata if key in NAMES or BASES.fullmatch(key)]
+        return tuple(str(self.header.metadata[key]) for key in keys)
 
     def generation_config(self) -> dict[str, Any]:
         return generation_of(self.header)

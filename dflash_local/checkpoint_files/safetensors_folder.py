@@ -35,6 +35,9 @@ def name_list(names: Iterable[str]) -> str:
     return ", ".join(shown(name)[1:-1] for name in ordered[:NAMED]) + more
 
 
+ORIGINS = ("_name_or_path", "base_model")  # keys of a config.json that may name what a fine-tune began as
+
+
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
     """A ``Source``."""
@@ -52,6 +55,10 @@ class SafetensorsFolder:
         config = self._object(CONFIG)
         beside = {} if config.get(QUANTIZATION) else self._object(MODELOPT_CONFIG)
         return {**config, QUANTIZATION: {"quant_method": "modelopt", **beside}} if beside else config
+
+    def origins(self) -> tuple[str, ...]:
+        config = self.config() or {}
+        return tuple(str(config[key]) for key in ORIGINS if config.get(key))
 
     def generation_config(self) -> dict[str, Any]:
         return self._object(GENERATION_CONFIG)

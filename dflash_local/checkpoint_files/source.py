@@ -44,6 +44,9 @@ class Source(Protocol):
     def config(self) -> dict[str, Any] | None:
         """The contents of ``config.json``; None where there is none."""
 
+    def origins(self) -> tuple[str, ...]:
+        """What the model is called and what it was made of, in its files' own words; no names where nothing says so."""
+
     def generation_config(self) -> dict[str, Any]:
         """The contents of ``generation_config.json``; empty where there is none."""
 

@@ -18,12 +18,12 @@ from dflash_local.cli.server_options import KeptServerOptions, origin
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions, merged
-
-DEFAULT_MODEL = "demo"
+from dflash_local.tables import wrapped
+from dflash_local.ui.plan_text import machine_line
 
 
 def chat(
-    model: opt.ModelOrDemo = None,
+    model: opt.ModelOrDefault = None,
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
     system: opt.System = "",
@@ -45,7 +45,9 @@ def chat(
         sampling = {"temperature": user.temperature, **sampling}
     merged(SamplingParams(), sampling)  # an error comes before anything is downloaded or loaded
     limits = Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS))
-    source = origin(call, model, drafter, load, served, user.model or DEFAULT_MODEL)
+    if model is None and served.url is None and served.program is None and user.model is None:
+        model = chosen_model(call, load)
+    source = origin(call, model, drafter, load, served)
     pair, load = source.pair, source.load
     options = ChatOptions(sampling, limits, opt.mode_name(mode), block_size, call.thinks(pair, think), system)
     from dflash_local.app.chat_session import ChatSession
@@ -73,6 +75,25 @@ def chat(
         console.note(f"talking to {pair.label}{chosen}; /help shows the commands, /quit leaves")
         console.note(hint(pair))
         repl(session, console)
+
+
+def chosen_model(call: Invocation, load: LoadConfig) -> str | None:
+    """What somebody at a terminal picks of what this card could run; None without a card, a person or a choice."""
+    from dflash_local.app.fitting import machine
+    from dflash_local.app.offers import offers
+
+    console = call.console
+    where = machine(call.user, device=load.device) if console.can_ask else None
+    if where is None or not where.runs_kernels(dense=True):
+        return None
+    found = offers(call.user, where)
+    if not found:
+        return None
+    console.note(f"no MODEL was given; on {machine_line(where)} these would run:")
+    for number, offer in enumerate(found, 1):
+        for line in wrapped(f"{number:3d}  {offer.model}: {offer.text}", console.note_columns, 5):
+            console.note(line)
+    return found[console.choose(len(found)) - 1].model
 
 
 def greeting(pair: Pair, chosen: str) -> str:

@@ -78,6 +78,19 @@ class Console:
                 return default if not word else word.startswith("y")
             self.note("please answer y or n: ", end="")
 
+    def choose(self, count: int) -> int:
+        """A number from 1 to ``count`` from the keyboard; an empty answer is 1, and so is the end of input."""
+        self.note(f"which one? 1 to {count} [1] ", end="")
+        while True:
+            line = sys.stdin.readline()
+            word = line.strip()
+            if not word:
+                self.note("" if line else "\n", end="")
+                return 1
+            if word.isascii() and word.isdigit() and len(word) < 4 and 1 <= int(word) <= count:
+                return int(word)
+            self.note(f"please answer 1 to {count}: ", end="")
+
     def data(self, text: str = "", style: str = "", end: str = "\n") -> None:
         """One line for stdout, made safe: a line end in a path or a name is shown as a sign."""
         self.raw(terminal.safe_line(text), style, end)

@@ -21,6 +21,7 @@ from dflash_local.ui import plan_text
 
 if TYPE_CHECKING:
     from dflash_local.store.local import Local
+    from dflash_local.store.package import PackagePlan
     from dflash_local.store.pull import RepoPlan, Wanted
 
 COLUMNS = (
@@ -59,16 +60,15 @@ def fetch(
         Interrupted: the user broke it off. DownloadError and others: see ``store.pull.pull``.
     """
     download = prepare(needs, choices, user, update, xet, None if force or dry_run else console.notify)
-    plan = download.plan
-    if not plan.ready and not quiet:
+    if not download.ready and not quiet:
         _show_plan(console, download, dry_run)
     if dry_run:
         return download, ()
-    plan.check_disk()
-    if not plan.ready and not force:
+    download.check_disk()
+    if not download.ready and not force:
         _agree(console, download)
     stop = threading.Event()
-    screen = PullScreen(console, {item.repo: item.total for item in plan.repos if not item.ready})
+    screen = PullScreen(console, download.totals)
     try:
         with first_interrupt(stop.set):
             return download, download.run(screen, stop.is_set, allow_mismatch)
@@ -116,9 +116,13 @@ def _show_plan(console: Console, download: Download, dry_run: bool) -> None:
     plan = download.plan
     write = console.data if dry_run else console.note
     width = console.columns if dry_run else console.note_columns
-    for line in table(COLUMNS, [_plan_row(item) for item in plan.repos], width):
+    rows = [*map(_package_row, download.packages), *map(_plan_row, plan.repos)]
+    for line in table(COLUMNS, rows, width):
         write(line)
-    write(f"{amount(plan.to_fetch)} to fetch into {plan.where}, {amount(plan.free)} free")
+    for each in download.packages:
+        write(f"{amount(each.to_fetch)} to fetch with pip into {each.folder}, {amount(each.free)} free")
+    if plan.repos:
+        write(f"{amount(plan.to_fetch)} to fetch into {plan.where}, {amount(plan.free)} free")
     for name in download.verdicts:
         write(f"memory: {_verdict(name, download)}")
     for item in plan.repos:
@@ -144,6 +148,11 @@ def _plan_row(item: RepoPlan) -> tuple[str, ...]:
     known = "verified" if item.ready else amount(here) if here else "-"
     left = amount(item.to_fetch) if item.to_fetch else "-"
     return item.repo, files, amount(item.total), known, left, item.commit[:12]
+
+
+def _package_row(item: PackagePlan) -> tuple[str, ...]:
+    size = amount(item.package.wheel_bytes)
+    return item.package.label, "1", size, "verified" if item.ready else "-", "-" if item.ready else size, "-"
 
 
 def _agree(console: Console, download: Download) -> None:

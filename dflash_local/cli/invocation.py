@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local import settings
 from dflash_local.app import loading, recommending, resolve, thinking
+from dflash_local.app.default_model import default_model
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.console import Console
 from dflash_local.cli.fetch import obtain
@@ -32,6 +33,13 @@ class Invocation:
         """Read the settings; SettingsError where they are wrong."""
         user = settings.load()
         return cls(user, Console(user.environ))
+
+    def default_model(self) -> str:
+        """What is taken where no MODEL was given; says how to get a better one."""
+        found = default_model(self.user)
+        if found.hint:
+            self.console.note(f"{found.name} is {found.hint}", "dim")
+        return found.name
 
     def pair(self, model: str, drafter: str | None, load: LoadConfig) -> Pair:
         """The pair that a name means, after a download if the user agrees to one; see ``app.resolve.resolve``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from dflash_local.app.recommending import Summary, row_summary
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
+from dflash_local.store.gguf_here import GgufHere, gguf_here
 from dflash_local.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
 from dflash_local.ui.pair_text import marks
 from dflash_local.ui.plan_text import machine_line, speed_range
@@ -38,6 +40,10 @@ LOCAL = (
     *(Column("PAIR", shrinks=True), Column("PART"), Column("ON DISK", right=True)),
     *(Column("COMMIT"), Column("VERIFIED"), Column("STATE", shrinks=True)),
 )
+GGUF = (
+    *(Column("GGUF FILE", shrinks=True), Column("SIZE", right=True), Column("OF")),
+    Column("PATH"),  # whole, to be copied
+)
 
 
 def models(
@@ -53,7 +59,7 @@ def models(
     store = model_store(user)
     rows = [install_status(row, store) for row in registry(user).rows]
     if local:
-        _here(console, store, rows, as_json)
+        _here(console, store, rows, gguf_here(user), as_json)
         return
     where = fitting.machine(user, gpu, gpu_memory)
     found = [(item, row_summary(item.row, where, user)) for item in rows]
@@ -104,8 +110,10 @@ def _as_json(item: InstallStatus, summary: Summary) -> dict[str, Any]:
     }
 
 
-def _here(console: Console, store: ModelStore | None, rows: list[InstallStatus], as_json: bool) -> None:
-    """What the cache holds of the registry's pairs; repositories of no pair are only counted."""
+def _here(
+    console: Console, store: ModelStore | None, rows: list[InstallStatus], files: Sequence[GgufHere], as_json: bool
+) -> None:
+    """What the cache holds of the registry's pairs, and GGUF files; repositories of no pair are only counted."""
     from dflash_local.store.local import scan
 
     bundled = [item.row.name for item in rows if item.state == "bundled"]
@@ -117,18 +125,26 @@ def _here(console: Console, store: ModelStore | None, rows: list[InstallStatus],
     if as_json:
         pairs = [_local_json(item) for item in here]
         others_json = {"repos": len(others), "bytes": sum(item.size for item in others)}
-        console.json({"cache": where, "pairs": pairs, "total_bytes": total, "other": others_json, "bundled": bundled})
+        known = {"cache": where, "pairs": pairs, "total_bytes": total, "other": others_json, "bundled": bundled}
+        console.json({**known, "gguf": [{**asdict(file), "path": str(file.path)} for file in files]})
         return
     if not here:
         console.data(f"No pair is in {where or 'any cache: there is no home folder'}; dflash pull MODEL fetches one.")
     else:
         console.lines(table(LOCAL, [cells for item in here for cells in _local_rows(item)], console.columns))
-        console.lines(["", f"{amount(total)} in {where}"])
+        packages = sum(item.target.size for item in here if item.target is not None and item.of_package)
+        lines = [f"{amount(total - packages)} in {where}"] if total > packages else []
+        lines += [f"{amount(packages)} in {store.packages}"] if packages and store else []
+        console.lines(["", *lines])
     if bundled:
         console.data(f"with the package: {', '.join(bundled)}")
     if others:
         size = amount(sum(item.size for item in others))
         console.data(f"besides, {size} in {len(others)} repositories that belong to no pair of the registry")
+    if files:
+        cells = [(file.name, amount(file.size), file.program, str(file.path)) for file in files]
+        console.lines(["", *table(GGUF, cells, console.columns)])
+        console.data("dflash plan PATH says whether a drafter is known for one; dflash chat PATH talks to it")
 
 
 def _local_rows(item: InstallStatus) -> list[tuple[str, ...]]:
@@ -142,7 +158,8 @@ def _local_rows(item: InstallStatus) -> list[tuple[str, ...]]:
         if part is None:
             lines.append((shown, name, "-", "-", "-", "not here"))
             continue
-        lines.append((shown, name, amount(part.size), part.commit[:12], VERIFIED[part.verified], _state(part)))
+        commit = part.commit[:12] or "-"
+        lines.append((shown, name, amount(part.size), commit, VERIFIED[part.verified], _state(part)))
     return lines
 
 

@@ -66,10 +66,14 @@ def _model(metavar: str, help: str) -> Any:
     return typer.Argument(metavar=metavar, help=help, autocompletion=complete_model)
 
 
-Model = Annotated[str, _model("MODEL", "A name that dflash models lists, or a local folder.")]
-ModelOrDemo = Annotated[str | None, _model("[MODEL]", "A name that dflash models lists, or a folder; demo.")]
-ModelOrServed = Annotated[
-    str | None, _model("[MODEL]", "A name that dflash models lists, or a folder; with --url the server's only one.")
+Model = Annotated[str, _model("MODEL", "A name that dflash models lists, a folder or a GGUF file.")]
+ModelOrDefault = Annotated[
+    str | None,
+    _model(
+        "[MODEL]",
+        "A name that dflash models lists, a folder or a GGUF file; else smollm2 where it is here, or a toy; with --url "
+        "the server's only one.",
+    ),
 ]
 Models = Annotated[list[str], _model("MODEL", "Names that dflash models lists.")]
 Drafter = Annotated[str | None, named("--drafter", "FOLDER|REPO", "The drafter's folder or repository, owner/name.")]

@@ -22,6 +22,7 @@ from dflash_local.tables import amount, in_gib, listing
 if TYPE_CHECKING:
     from dflash_local.app.download import Download
     from dflash_local.store.local import Local
+    from dflash_local.store.package import PackagePlan
     from dflash_local.store.pull import RepoPlan
 
 AllowMismatch = Annotated[
@@ -68,7 +69,7 @@ def pull(
     if not force and (store := model_store(user)) is not None:
         suit = suited(LoadConfig(), user, console.notify)
         choices = [suit(choice, store) for choice in choices]
-    with_repos = [choice for choice in choices if choice.repos]
+    with_repos = [choice for choice in choices if choice.roles]
     if not as_json:
         for choice in choices:
             if choice not in with_repos:
@@ -77,7 +78,7 @@ def pull(
                 )
     needs = tuple(dict.fromkeys(want for choice in with_repos for want in wanted(choice)))
     done = None
-    if needs:
+    if with_repos:
         sure = force or yes
         flags = {"dry_run": dry_run, "allow_mismatch": allow_mismatch, "xet": xet, "quiet": as_json}
         done = fetch(needs, with_repos, user, console, update=update, force=sure, **flags)
@@ -88,7 +89,7 @@ def pull(
 
 
 def _refuse_announced(choice: Choice) -> None:
-    if choice.row is not None and not choice.row.bundled and choice.drafter is None:
+    if choice.row is not None and not choice.row.has_drafter and choice.drafter is None:
         raise DownloadError(
             f"{choice.name} is announced: no drafter is published yet", "dflash models lists what there is"
         )
@@ -97,10 +98,12 @@ def _refuse_announced(choice: Choice) -> None:
 def _conclude(console: Console, download: Download, found: Sequence[Local], choices: Sequence[Choice]) -> None:
     """What is proven now, and what can be done with it."""
     ready = {item.repo for item in download.plan.repos if item.ready}
+    ready |= {each.package.label for each in download.packages if each.ready}
     for item in found:
         before = "was here and verified" if item.repo in ready else "verified"
         state = before if item.verified else "here, but not recorded as verified"
-        console.data(f"{item.repo}: {amount(item.size)} {state}, commit {item.commit[:12]}")
+        commit = f", commit {item.commit[:12]}" if item.commit else ""
+        console.data(f"{item.repo}: {amount(item.size)} {state}{commit}")
     local = [choice for choice in choices if download.verdicts[choice.name] != "server"]
     if local:
         console.data(f"next: {' or '.join(f'dflash chat {choice.name}{drafter_option(choice)}' for choice in local)}")
@@ -111,18 +114,31 @@ def _conclude(console: Console, download: Download, found: Sequence[Local], choi
 
 def _report(done: tuple[Download, tuple[Local, ...]] | None, dry_run: bool) -> dict[str, Any]:
     if done is None:
-        return {"dry_run": dry_run, "repos": [], "fits": {}, "to_fetch": 0, "free": None, "cache": None}
+        return {"dry_run": dry_run, "repos": [], "packages": [], "fits": {}, "to_fetch": 0, "free": None, "cache": None}
     download, locals_ = done
     plan, found = download.plan, {item.repo: item for item in locals_}
     return {
         "dry_run": dry_run,
         "cache": str(plan.where),
         "free": plan.free,
-        "to_fetch": plan.to_fetch,
-        "to_fetch_gib": in_gib(plan.to_fetch),
+        "to_fetch": download.to_fetch,
+        "to_fetch_gib": in_gib(download.to_fetch),
         "fits": download.verdicts,
         "machine": download.where.as_dict(),
         "repos": [_repo_report(item, found.get(item.repo)) for item in plan.repos],
+        "packages": [_package_report(item, found.get(item.package.label)) for item in download.packages],
+    }
+
+
+def _package_report(item: PackagePlan, found: Local | None) -> dict[str, Any]:
+    return {
+        "package": item.package.name,
+        "version": item.package.version,
+        "bytes": item.package.wheel_bytes,
+        "to_fetch": item.to_fetch,
+        "was_ready": item.ready,
+        "verified": None if found is None else found.verified,
+        "file": None if found is None else str(found.folder),
     }
 
 

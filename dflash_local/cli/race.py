@@ -11,19 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from dflash_local import terminal
-from dflash_local.app.examples import TOY, built_in_prompt
+from dflash_local.app.default_model import SMALL, is_here, small_pair
+from dflash_local.app.examples import FALLBACK_PROMPT, TOY, examples
 from dflash_local.app.notices import Notify
 from dflash_local.app.reply_text import figures, histogram
-from dflash_local.catalog.bundled import BUNDLED, Pair, find
+from dflash_local.app.resolve import wanted
+from dflash_local.catalog.bundled import BUNDLED, Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
+from dflash_local.cli.fetch import fetch
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.reply import ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
 from dflash_local.cli.server_options import TwoServerOptions
 from dflash_local.cli.two_servers import Compared, compared
-from dflash_local.errors import UsageError
+from dflash_local.errors import DoesNotFitError, DownloadError, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams, user_request
@@ -38,7 +41,7 @@ TITLES: dict[Mode, str] = {
 
 
 def race(
-    model: opt.ModelOrDemo = None,
+    model: opt.ModelOrDefault = None,
     prompt: Annotated[str, typer.Argument(help="The prompt; a built-in one if not given.")] = "",
     drafter: opt.Drafter = None,
     max_new_tokens: opt.MaxNewTokens = None,
@@ -56,16 +59,19 @@ def race(
     """Watch a pair race itself: the same prompt and seed with and without drafting."""
     call = Invocation.begin()
     user, console = call.user, call.console
-    text = "\n\n".join(part for part in (prompt, piped_text(sys.stdin)) if part.strip()) or built_in_prompt()
+    text = "\n\n".join(part for part in (prompt, piped_text(sys.stdin)) if part.strip())
     request = user_request(
-        text,
+        text or FALLBACK_PROMPT,
         sampling=SamplingParams(temperature=temperature or 0.0, seed=seed),
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         block_size=block_size,
     )
-    source = compared(call, model, drafter, load, served, user.model or "demo")
+    source = compared(call, model, drafter, load, served)
     pair = source.origin.pair
     request = replace(request, thinking=call.thinks(pair, think))
+    if not text:  # what a pair can do is known once it is
+        text = examples(pair)[0]
+        request = replace(request, messages=user_request(text).messages)
     if not plain and not as_json and can_show(console, user.environ):
         shown = application(console, "run_race")
         if shown is not None:
@@ -128,28 +134,46 @@ def table(result: Race) -> list[str]:
 
 
 def demo(
-    pair_name: Annotated[str, typer.Argument(metavar="[PAIR]", help=f"One of: {', '.join(BUNDLED)}.")] = "demo",
+    pair_name: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAIR]", help=f"{SMALL} where it is here, else a toy: {', '.join(BUNDLED)}."),
+    ] = None,
+    bring: Annotated[bool, typer.Option("--pull", help=f"Download {SMALL} first, where it is not here.")] = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
     *,
     load: LoadConfig,
 ) -> None:
-    """Watch a toy pair write the same text without and with its drafter."""
+    """Watch a small pair write the same text without and with its drafter."""
     call = Invocation.begin()
     console = call.console
-    if pair_name not in BUNDLED:
-        raise UsageError(f"{pair_name!r} is not a bundled pair", f"one of: {', '.join(BUNDLED)}")
-    pair = find(pair_name)
-    prompt = built_in_prompt()
+    if pair_name not in (None, SMALL, *BUNDLED):
+        raise UsageError(f"{pair_name!r} is no pair of the first run", f"one of: {', '.join((SMALL, *BUNDLED))}")
+    if bring and pair_name in (None, SMALL):
+        _bring(call)
+    pair = call.pair(pair_name or call.default_model(), None, load)
+    prompt = examples(pair)[0]
     with call.start(pair, load) as service:
         racer = Racer(service, user_request(prompt, limits=Limits(MAX_NEW_TOKENS)))
         if not as_json:
             console.data(f"{pair.label}: {prompt}", "bold")
         result = run_in_lines(racer, None if as_json else Show(console))
     if as_json:
-        console.json({"pair": pair.name, "note": TOY, "prompt": prompt, **result.as_dict()})
+        note = {"note": TOY} if pair.toy else {}
+        console.json({"pair": pair.name, **note, "prompt": prompt, **result.as_dict()})
     else:
-        _conclude(console, result)
+        _conclude(console, result, pair)
+
+
+def _bring(call: Invocation) -> None:
+    """Download the small pair where that can be had; the toy runs where it cannot."""
+    choice = small_pair(call.user)
+    if choice is None or is_here(choice, call.user):
+        return
+    try:
+        fetch(wanted(choice), [choice], call.user, call.console, force=True)
+    except (DownloadError, DoesNotFitError) as error:
+        call.console.warn(f"{error.message}; the toy pair runs in its place")
 
 
 class MarkedPrinter:
@@ -239,9 +263,9 @@ class Show:
             self._printer = None
 
 
-def _conclude(console: Console, result: Race) -> None:
+def _conclude(console: Console, result: Race, pair: Pair) -> None:
     """The histogram of the drafted reply and what came of both."""
     console.data()
     console.data("how often each acceptance length (accepted drafts + 1) came:", "bold")
     console.lines(histogram(result.dflash.finished, "█" if console.can_show("█") else "#"))
-    console.lines(["", result.verdict, result.ratios, f"({TOY})"])
+    console.lines(["", result.verdict, result.ratios, *([f"({TOY})"] if pair.toy else [])])

@@ -16,7 +16,6 @@ from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.server_options import Origin, ServerOptions, TwoServerOptions, origin
-from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: opt.ModelOrServed = None,
+    model: opt.ModelOrDefault = None,
     host: at.Host = at.HOST,
     port: at.Port = 8000,
     token: at.Token = None,
@@ -46,8 +45,6 @@ def serve(
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     address = at.address_of(host, port, token, token_file, allow_host, call.user)
-    if model is None and served.url is None:
-        raise UsageError("no MODEL was given", "dflash models lists all; with --url it may be left out")
     source = origin(call, model, drafter, load, served)
     seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
     pair = source.pair
@@ -77,7 +74,7 @@ def elsewhere(
 
 
 def web(
-    model: opt.ModelOrDemo = None,
+    model: opt.ModelOrDefault = None,
     host: at.Host = at.HOST,
     port: at.Port = 7860,
     token: at.Token = None,
@@ -101,7 +98,7 @@ def web(
     settings.keep_gradio_private()
     with named_when_missing():
         from dflash_local.ui.web.page import page as page_of
-    source = origin(call, model, drafter, load, served, user.model or "demo")
+    source = origin(call, model, drafter, load, served)
     seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
     pair = source.pair
     with named_when_missing():

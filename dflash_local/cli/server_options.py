@@ -126,12 +126,11 @@ def origin(
     drafter: str | None,
     load: LoadConfig,
     served: ServerOptions,
-    default: str | None = None,
 ) -> Origin:
     """What the options mean.
 
     Args:
-        default: the model of a command that was given none, where it is not a running server's to say.
+        model: None takes a running server's only one, else the default.
 
     Raises:
         UsageError: an option that a server decides, or one that only a server has. DFlashError: no such pair.
@@ -145,7 +144,7 @@ def origin(
         raise UsageError(f"{option} is for a server that is launched", "give --engine vllm or sglang, and no --url")
     if url is None and program is None:
         load = load if engine is None else replace(load, engine=engine.value)
-        return Origin(call.pair(model or default or "", drafter, load), load, start_service)
+        return Origin(call.pair(model or call.default_model(), drafter, load), load, start_service)
     if engine is not None and engine.value in (FUSED, REFERENCE):
         raise UsageError(f"--engine {engine.value} loads a pair here, and --url takes a server's", "leave one out")
     decided = (replace(load, draft=True) if launching else load).arguments(call.user.load_config)
@@ -160,7 +159,7 @@ def origin(
 
         assert program is not None
         source = LaunchingEngine(program, _words(served.engine_args), load.draft, keep)
-        pair = source.pair(model or default, drafter, call.user)
+        pair = source.pair(model or call.default_model(), drafter, call.user)
         if served.trust_remote_code or _trusts(call, source, pair, drafter):
             source = replace(source, extra=(*source.extra, REMOTE_CODE))
         return Origin(pair, load, starter(source, drafter), source)

@@ -40,7 +40,6 @@ def compared(
     drafter: str | None,
     load: LoadConfig,
     served: TwoServerOptions,
-    default: str | None = None,
 ) -> Compared:
     """What the options mean; see ``server_options.origin``.
 
@@ -52,7 +51,7 @@ def compared(
         from dflash_local.app.two_servers import HOW
 
         raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
-    source = origin(call, model, drafter, load, served, default)
+    source = origin(call, model, drafter, load, served)
     if source.server is None:
         return Compared(source)
     from dflash_local.app.two_servers import ServersInTurn, TwoServers

@@ -29,6 +29,11 @@ def speeds_folder(settings: Settings) -> Path | None:
     return settings.cache_dir / "speeds" if settings.cache_dir else None
 
 
+def packages_folder(settings: Settings) -> Path | None:
+    """Where files of packages of the Python registry are kept; None when there is no home folder."""
+    return settings.cache_dir / "packages" if settings.cache_dir else None
+
+
 def loads_folder(settings: Settings) -> Path | None:
     """Where loads that ended the program are remembered; None when there is no home folder."""
     return settings.data_dir / "loads" if settings.data_dir else None

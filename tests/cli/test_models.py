@@ -180,6 +180,16 @@ def test_the_shell_completes_names(cli: Cli, own_home: Path) -> None:
     assert complete_model("dem") == ["demo", "demo-hybrid"]
 
 
+def test_gguf_files_of_other_programs_are_listed_with_what_is_here(cli: Cli, own_home: Path) -> None:
+    file = own_home / ".cache" / "llama.cpp" / "a-model.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x" * 2**20)
+    listed = cli("list").out
+    assert f"1.0 MiB  llama.cpp  {file}\n" in listed and "dflash plan PATH" in listed
+    (known,) = cli("list", "--json").json["gguf"]
+    assert known == {"name": "a-model", "size": 2**20, "path": str(file), "program": "llama.cpp"}
+
+
 def test_the_table_of_the_readme_is_what_models_prints(cli: Cli) -> None:
     """A line for each memory, with the pairs that fit it and no smaller one, by the word under FITS."""
     shown = re.findall(r"^\| ([0-9]+) \| (.+) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -189,7 +199,7 @@ def test_the_table_of_the_readme_is_what_models_prints(cli: Cli) -> None:
         pairs = cli("models", "--gpu-memory", gib, "--json").json["pairs"]
         words: dict[str, list[str]] = {}
         for each in pairs:
-            if each["fits"].startswith("fits") and not each["bundled"] and each["name"] not in seen:
+            if each["fits"].startswith("fits") and "/" in each["name"] and each["name"] not in seen:
                 seen.add(each["name"])
                 words.setdefault(each["fits"].removeprefix("fits "), []).append(each["name"].partition("/")[2])
         lines.append((gib, "; ".join(f"{word}: {', '.join(names)}" for word, names in words.items())))

@@ -38,7 +38,7 @@ def test_srv_14_it_serves_until_sigterm_and_exits_0(serving: Callable[..., Resul
         seen["models"] = client.call("/v1/models")
         seen["record"] = client.record
 
-    result = serving(visit, "demo")
+    result = serving(visit)  # demo, where nothing else is here
     assert result.code == 0 and result.out == ""
     assert seen["chat"][0] == 200 and seen["chat"][1]["choices"][0]["message"]["content"] == "Hello, world!\n"
     assert [one["id"] for one in seen["models"][1]["data"]] == ["demo"]

@@ -202,7 +202,6 @@ def test_thoughts_come_apart_and_a_stream_is_one(serving: Serving, opened: Opene
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        ((), 2, "no MODEL was given"),
         (("demo", "--url", "nowhere"), 2, "is not the address of a server"),
         (("demo", "--url", "URL", "--engine", "sglang"), 7, "not SGLang"),
         (("qwen3-8b", "--url", "URL"), 3, "serves demo, not Qwen/Qwen3-8B"),
