@@ -288,9 +288,10 @@ def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
 
 def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None = None) -> Acceptance | None:
     """The range over the published pairs with this block: of this kind and generation of drafter, else of this kind,
-    else of any; None where no pair with this block is published.
+    else of any; None where no pair with this block is published. A drafter that comes with the program is typical of
+    none: its target is a fraction of the others'.
     """
-    found = [(row, lengths_of(row.published, block)) for row in rows]
+    found = [(row, lengths_of(row.published, block)) for row in rows if row.bundled_drafter is None]
     cells = [(row, cell) for row, cells in found for cell in cells]
     alike = [(row, cell) for row, cell in cells if row.kind == kind]
     nearest = [(row, cell) for row, cell in alike if cell.generation == generation] or alike or cells

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dflash_local import settings
@@ -14,7 +12,6 @@ from dflash_local.catalog.registry import load
 from dflash_local.errors import DFlashError
 from dflash_local.planner.machine import named
 from tests.cli.conftest import Cli
-from tests.smollm2 import with_drafter
 
 ROWS = load().rows
 NOT_HERE = [row.name for row in ROWS if row.why_not_here]
@@ -22,10 +19,7 @@ OTHERS = [(row.name, one.repo) for row in ROWS for one in row.other_drafters]
 
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS if not row.why_not_here])
-def test_what_runs_here_has_a_plan_on_every_card_that_fits_or_says_what_is_lacking(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_drafter(tmp_path, monkeypatch)
+def test_what_runs_here_has_a_plan_on_every_card_that_fits_or_says_what_is_lacking(name: str) -> None:
     user = settings.load()
     choice = choose(name, None, user)
     refuse_what_does_not_run(choice)

