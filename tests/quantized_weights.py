@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from dflash_local.checkpoint_files.tensor_info import BLOCKS
+from dflash_local.config.quantization import StoredGguf
+from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.gguf_codes import FLOAT16_AT
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.layout.linear import GgufBlocks, Part, weight_format
+from dflash_local.models.fused.gguf_formats import GGUF_BLOCKS, Kept
+from dflash_local.models.place import Conversion
 
 NOT_A_NUMBER = 127  # the code of fp8 whose sign makes the other one
 
@@ -65,3 +74,30 @@ def nvfp4(n: int, k: int, row_scales: bool = True, device: str = "cpu") -> Fp4We
     values = torch.randint(0, NOT_A_NUMBER, (n, k // 16), generator=generator, device=device).to(torch.uint8)
     rows = torch.rand(n, generator=generator, device=device) / 2688 if row_scales else None
     return Fp4Weight(_words(n, k // 8, generator), values.view(torch.float8_e4m3fn), rows, torch.bfloat16)
+
+
+def gguf_blocks(dtype: str, n: int, k: int, device: str = "cpu") -> torch.Tensor:
+    """Rows of blocks of any bytes, uint8 [n, bytes], but with floats of about one and of both signs."""
+    generator = torch.Generator(device).manual_seed(0)
+    weights, size = BLOCKS[dtype]
+    count = n * k // weights
+    blocks = torch.randint(0, 256, (count, size), generator=generator, device=device).to(torch.uint8)
+    for at in FLOAT16_AT.get(dtype, ()):
+        floats = torch.randn(count, 1, generator=generator, device=device).half()
+        blocks[:, at : at + 2] = floats.view(torch.uint8)
+    if dtype == "MXFP4":
+        blocks[:, 0] = blocks[:, 0] % 20 + 110
+    return blocks.view(n, -1)
+
+
+def gguf(dtype: str, n: int, k: int, device: str = "cpu") -> Kept:
+    """A weight of one of GGUF's types as the engine reads it."""
+    form = weight_format(StoredGguf(dtype))
+    assert isinstance(form, GgufBlocks)
+    buffers = form.buffers("w", n, k, "bfloat16", "target weights")
+    tensors = Tensors([replace(each, room=None) for each in buffers], torch.device(device)).take(buffers)
+    weight = GGUF_BLOCKS.weight(form, tensors, torch.bfloat16)
+    (place,) = GGUF_BLOCKS.places(weight, form, [Part("w", n)]).values()
+    assert isinstance(place, Conversion)
+    place.take(gguf_blocks(dtype, n, k, device))
+    return weight

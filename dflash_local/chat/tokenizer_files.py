@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local.checkpoint_files.source import TokenizerParts
+from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 from dflash_local.errors import CheckpointError
 
 MAX_TEMPLATE_CHARS = 1_000_000

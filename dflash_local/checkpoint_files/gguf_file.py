@@ -11,11 +11,12 @@ from typing import Any
 from dflash_local.checkpoint_files.gguf_config import config_of, generation_of
 from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
+from dflash_local.checkpoint_files.gguf_quantization import quantization_config
 from dflash_local.checkpoint_files.gguf_split import open_gguf
 from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
 from dflash_local.checkpoint_files.gguf_types import check_types
-from dflash_local.checkpoint_files.source import TokenizerParts
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 
 NAMES = ("general.name", "general.basename")
 BASES = re.compile(r"general\.base_model\.\d+\.(name|repo_url)")
@@ -36,7 +37,9 @@ class GgufFile:
         return open_gguf(self.path)
 
     def config(self) -> dict[str, Any]:
-        return config_of(self.header)
+        found = config_of(self.header)
+        quantization = quantization_config(self._tensors)
+        return found if quantization is None else {**found, "quantization_config": quantization}
 
     def origins(self) -> tuple[str, ...]:
         keys = [key for key in self.header.metadata if key in NAMES or BASES.fullmatch(key)]
@@ -53,6 +56,9 @@ class GgufFile:
         return TokenizerParts(spec, config, template=config.get("chat_template"))
 
     def tensors(self) -> dict[str, TensorInfo]:
-        found = hf_tensors(self.header)
-        check_types(found.values())
-        return found
+        check_types(self._tensors.values())
+        return self._tensors
+
+    @cached_property
+    def _tensors(self) -> dict[str, TensorInfo]:
+        return hf_tensors(self.header)

@@ -11,8 +11,8 @@ from typing import Any
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, MAX_JSON_BYTES, read_bytes, read_object
 from dflash_local.checkpoint_files.safetensors_header import read_header
-from dflash_local.checkpoint_files.source import TokenizerParts
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
 

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 from dflash_local.errors import CheckpointError
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerParts:
-    """What a checkpoint says of its tokenizer, file by file, as transformers names the files.
-
-    Attributes:
-        spec: ``tokenizer.json``. config: ``tokenizer_config.json``. special_tokens: ``special_tokens_map.json``.
-        added_tokens: ``added_tokens.json``, text to id. template: the chat template, or several by their names.
-    """
-
-    spec: dict[str, Any]
-    config: Mapping[str, Any]
-    special_tokens: Mapping[str, Any] = field(default_factory=dict)
-    added_tokens: Mapping[str, Any] = field(default_factory=dict)
-    template: object = None
 
 
 class Source(Protocol):

@@ -117,6 +117,66 @@ class StoredFp4:
 
 
 @dataclass(frozen=True, slots=True)
+class GgufType:
+    """How the weights of a type of GGUF blocks are kept: nothing is lost, and few types take more than in the file.
+
+    Attributes:
+        bits: of a code. group: neighbours that share a scale. scales: their dtype; of bytes a float16 is a factor of
+            all those of ``SUPER_BLOCK`` weights. minima: groups have what their smallest code stands for, too.
+        coding: what a code of so many bits is.
+    """
+
+    bits: int
+    group: int
+    scales: Literal["float16", "uint8", "int8"] = "float16"
+    minima: bool = False
+    coding: Literal["integer", "iq4", "e2m1"] = "integer"
+
+    @property
+    def nested(self) -> bool:
+        return self.scales != "float16" and self.coding != "e2m1"
+
+
+SUPER_BLOCK = 256  # weights of a block of GGUF's newer types
+# Bits of a weight as kept and, where that is another number, in the file: Q4_0 4.5, Q4_1 5, Q5_0 5.5, Q5_1 6, Q8_0 8.5,
+# Q4_K 4.625 (4.5), Q5_K 5.625 (5.5), Q6_K 6.5625, MXFP4 4.25, IQ4_NL 4.5, IQ4_XS 4.3125 (4.25): scales and minima of six
+# bits take a byte.
+GGUF_TYPES: Mapping[str, GgufType] = {
+    "Q4_0": GgufType(4, 32),
+    "Q4_1": GgufType(4, 32, minima=True),
+    "Q5_0": GgufType(5, 32),
+    "Q5_1": GgufType(5, 32, minima=True),
+    "Q8_0": GgufType(8, 32),
+    "Q4_K": GgufType(4, 32, "uint8", minima=True),
+    "Q5_K": GgufType(5, 32, "uint8", minima=True),
+    "Q6_K": GgufType(6, 16, "int8"),
+    "IQ4_NL": GgufType(4, 32, coding="iq4"),
+    "IQ4_XS": GgufType(4, 32, "int8", coding="iq4"),
+    "MXFP4": GgufType(4, 32, "uint8", coding="e2m1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGguf:
+    """Blocks of a GGUF file. ``type``: one of ``GGUF_TYPES``."""
+
+    type: str
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+    @property
+    def scale_names(self) -> tuple[str, ...]:
+        """None: a block holds its scales."""
+        return ()
+
+    @property
+    def codes(self) -> tuple[str, str]:
+        return "weight", self.type
+
+
+@dataclass(frozen=True, slots=True)
 class StoredPlain:
     """In a plain dtype, and quantised as it is read. ``kept``: the format that it is kept in."""
 
@@ -127,7 +187,7 @@ class StoredPlain:
         return self.kept.name
 
 
-StoredFormat = StoredInt | StoredFp8 | StoredFp4 | StoredPlain
+StoredFormat = StoredInt | StoredFp8 | StoredFp4 | StoredGguf | StoredPlain
 Rule = tuple[str, StoredFormat | None]  # None: stays in 16 bits
 
 
@@ -143,6 +203,7 @@ class Quantization:
         below: only what lies below these is quantised; empty for everything.
         ignored: what servers quantise beside the weights and this program does not, so that replies differ there.
         at_load: the checkpoint is plain.
+        exact: the rules were made of the file's tensors, not by people.
     """
 
     method: str
@@ -153,6 +214,7 @@ class Quantization:
     below: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     at_load: bool = False
+    exact: bool = False
 
     @cached_property
     def name(self) -> str:
@@ -185,7 +247,8 @@ class Quantization:
 
     def stored(self, module: str) -> StoredFormat | None:
         """What a matrix is likely stored in, by its module's name below any of ``PREFIXES``; None: plain."""
-        return None if module.rpartition(".")[2] in (*DECAY, *ROUTERS) else self.rule(module)
+        forgotten = not self.exact and module.rpartition(".")[2] in (*DECAY, *ROUTERS)
+        return None if forgotten else self.rule(module)
 
     def rule(self, module: str) -> StoredFormat | None:
         """What the configuration alone says: it may forget to leave decay projections and routers out."""

@@ -12,6 +12,7 @@ from dflash_local.config.module_pattern import PatternError, compiled, parts
 from dflash_local.config.quantization import (
     BITSANDBYTES,
     FP4_GROUP_SIZES,
+    GGUF_TYPES,
     MXFP4,
     WHOLE,
     Fp4Dialect,
@@ -21,6 +22,7 @@ from dflash_local.config.quantization import (
     StoredFormat,
     StoredFp4,
     StoredFp8,
+    StoredGguf,
     StoredInt,
 )
 from dflash_local.errors import CheckpointError
@@ -343,10 +345,25 @@ def _mxfp4(settings: Fields) -> Quantization:
     return Quantization(MXFP4, patterns=((r".*[.]experts[.]\d+[.](gate|up|down)_proj$", StoredFp4("mxfp4")),))
 
 
+def _gguf(settings: Fields) -> Quantization:
+    """As ``checkpoint_files.gguf_quantization`` makes it of a file's own tensors."""
+
+    def stored(kind: object) -> StoredGguf | None:
+        if kind is not None and kind not in GGUF_TYPES:
+            raise _Unread(f"GGUF {shown(kind)[1:-1]}")
+        return None if kind is None else StoredGguf(str(kind))
+
+    names, patterns = (
+        tuple((name, stored(kind)) for name, kind in settings.inner(key).items()) for key in ("modules", "experts")
+    )
+    return Quantization("gguf", "", stored(settings.values.get("type")), names, patterns, exact=True)
+
+
 DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
     MXFP4: _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
+    "gguf": _gguf,
     "gptq": _gptq,
     "auto-round": _auto_round,
     "intel/auto-round": _auto_round,

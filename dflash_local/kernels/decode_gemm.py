@@ -41,8 +41,9 @@ def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.
 def _linear_kernel(
     x, codes, scales, zeros, row_scales, out, residual, rows, features, columns, x_stride, out_stride, steps,
     scale_columns, CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, BLOCK_M: tl.constexpr,
+    ABOVE: tl.constexpr, BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr,
+    BY_HALVES: tl.constexpr, ORDERED: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    NESTED: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, BLOCK_M: tl.constexpr,
     ADD: tl.constexpr,
 ):
     # fmt: on
@@ -53,18 +54,18 @@ def _linear_kernel(
     column = tl.arange(0, 128)
     total = tl.zeros((16, BLOCK_M), tl.float32)
     for step in range(steps):
-        packed, g, inner = load_runs(codes, tile, step, steps, RUN_WORDS, 128, 1, False, False)
+        packed, above, g, inner = load_runs(codes, tile, step, steps, RUN_WORDS, ABOVE, 128, 1, False, False)
         upper = decoded_runs(
-            packed, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 0, CODES, PLACES,
-            SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
-            HAS_ROW_SCALES, 128, False,
+            packed, above, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 0, CODES, PLACES,
+            SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+            HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, 128, False,
         )  # fmt: skip
         lower = decoded_runs(
-            packed, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 1, CODES, PLACES,
-            SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
-            HAS_ROW_SCALES, 128, False,
+            packed, above, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 1, CODES, PLACES,
+            SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+            HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, 128, False,
         )  # fmt: skip
-        both = tl.permute(tl.join(_by_feature(upper, RUN_WORDS), _by_feature(lower, RUN_WORDS)), (2, 0, 1))
+        both = tl.permute(tl.join(_by_feature(upper, RUN_WORDS, ORDERED), _by_feature(lower, RUN_WORDS, ORDERED)), (2, 0, 1))
         value = tl.reshape(both, [16, 128])
         k = step * 128 + column
         inside = (row < rows)[None, :] & (k < columns)[:, None]
@@ -81,9 +82,11 @@ def _linear_kernel(
 
 
 @jit
-def _by_feature(runs, RUN_WORDS: tl.constexpr):
+def _by_feature(runs, RUN_WORDS: tl.constexpr, ORDERED: tl.constexpr):
     """Eight features [8, 128] of a step's runs."""
-    if RUN_WORDS == 2:
+    if ORDERED:  # 64 columns, g, t, half of them, 16 of that
+        ordered = tl.permute(tl.reshape(runs, [2, 8, 4, 2, 2, 4]), (1, 0, 3, 4, 2, 5))
+    elif RUN_WORDS == 2:
         ordered = tl.permute(tl.reshape(runs, [2, 8, 4, 2, 8]), (1, 0, 3, 2, 4))  # 64 columns, g, t, half of them
     else:
         ordered = tl.permute(tl.reshape(runs, [4, 8, 4, 8]), (1, 0, 2, 3))  # 32 columns, g, t

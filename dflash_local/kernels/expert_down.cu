@@ -29,7 +29,7 @@ static_assert(TILES_PER_WARP == 1, "a block has a tile at a time");
 // ends) are for SHARES_TILES.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 expert_down(const u16* intermediate, const u8* __restrict__ codes, const u8* __restrict__ scales,
-            const u8* __restrict__ zeros, const u8* __restrict__ row_scales, const u16* __restrict__ bias,
+            const u8* __restrict__ offsets, const u8* __restrict__ row_scales, const u16* __restrict__ bias,
             const float* weights, const int* chosen, u16* out, const u16* residual, const int* list, i64 out_stride, int rows,
             int all_features, int tiles, int list_experts, float* slot_results, int* tickets) {
   extern __shared__ __align__(16) u8 shared[];
@@ -41,7 +41,7 @@ expert_down(const u16* intermediate, const u8* __restrict__ codes, const u8* __r
   int* expert_of = (int*)(weight_of + ROWS * SLOTS);
   int& is_last = expert_of[ROWS * SLOTS];  // to leave its part of a tile
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const Weight weight = {codes, scales, zeros, row_scales, all_features};
+  const Weight weight = {codes, scales, offsets, row_scales, all_features};
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -106,13 +106,13 @@ expert_down(const u16* intermediate, const u8* __restrict__ codes, const u8* __r
     my_slots = slots + starts[item.at], count = starts[item.at + 1] - starts[item.at];
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)  // lanes without a row multiply another's, for nothing
-      row_of_g[m] = intermediate + (i64)my_slots[min(m * 8 + g, count - 1)] * IN_FEATURES + t * 8;
+      row_of_g[m] = intermediate + (i64)my_slots[min(m * 8 + g, count - 1)] * IN_FEATURES;
   };
   auto load_x = [&](uint4 (&b)[4], int m, int k) {
 #pragma unroll
     for (int k32 = 0; k32 < 4; k32++) {
       const bool inside = IN_FEATURES % STEP_K == 0 && !RAGGED || k + k32 * 32 < IN_FEATURES;
-      b[k32] = scaled_x(inside ? *(const uint4*)(row_of_g[m] + k + k32 * 32) : make_uint4(0, 0, 0, 0));
+      b[k32] = scaled_x(inside ? load_lane_x(row_of_g[m] + k + k32 * 32, t) : make_uint4(0, 0, 0, 0));
     }
   };
   // What all warps have left of a tile's slots becomes its features of out. Two tiles' results lie beside each other, so

@@ -31,7 +31,7 @@ static_assert(COLUMNS % 32 == 0 && TILES_PER_WARP <= 2, "a unit holds tiles of b
 // tiles: of 16 features, of an expert, half of them the gate's. bias: [experts, 2 I] or null.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
-               const u8* __restrict__ zeros, const u8* __restrict__ row_scales, const u16* __restrict__ bias,
+               const u8* __restrict__ offsets, const u8* __restrict__ row_scales, const u16* __restrict__ bias,
                u16* intermediate, const int* list, i64 x_stride, int rows, int all_features, int tiles,
                int list_experts, float limit, float alpha) {
   extern __shared__ __align__(16) u8 shared[];
@@ -42,7 +42,7 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
   int* slots = starts + MAX_EXPERTS + 1;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warp_k = warp / WARPS_N, warp_n = warp % WARPS_N;
   const int g = lane >> 2, t = lane & 3;
-  const Weight weight = {codes, scales, zeros, row_scales, all_features};
+  const Weight weight = {codes, scales, offsets, row_scales, all_features};
   const int half = tiles / 2, expert_units = tiles / (WARPS_N * TILES_PER_WARP), size = half * TILE_N;
 #if __CUDA_ARCH__ >= 900
   // In this order: expert_down may read the list before this kernel has ended.

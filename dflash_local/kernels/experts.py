@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 from dflash_local.config.features import ClampedSwiGLU
 from dflash_local.kernels.fragment_packing import TILE_N, FragmentWeight
-from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight, slices
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, GgufWeight, IntWeight, slices
 
 Activation = str | ClampedSwiGLU  # of ``config.features.MoEConfig``
-StackedWeight = torch.Tensor | IntWeight | Fp8Weight | Fp4Weight | FragmentWeight
+StackedWeight = torch.Tensor | IntWeight | Fp8Weight | Fp4Weight | GgufWeight | FragmentWeight
 
 
 class Routing(NamedTuple):

@@ -85,7 +85,7 @@ __device__ __forceinline__ void multiply_tail(float (&total)[ROW_TILES][4], cons
 // ends) are for SPLIT_K > 1.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
-             const u8* __restrict__ zeros, const u8* __restrict__ row_scales, const u8* __restrict__ tail,
+             const u8* __restrict__ offsets, const u8* __restrict__ row_scales, const u8* __restrict__ tail,
              u16* out, const u16* residual, const u16* bias, float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows,
              int out_features, int tiles, int tail_features, int tail_share) {
   extern __shared__ __align__(16) u8 shared[];
@@ -104,7 +104,7 @@ few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* 
   };
   const int first_unit = units_before(part), end_unit = units_before(part + 1);
   const int features = out_features - (HAS_TAIL ? tail_features : 0);  // coded
-  const Weight weight = {codes, scales, zeros, row_scales, SWIGLU ? features * 2 : features};
+  const Weight weight = {codes, scales, offsets, row_scales, SWIGLU ? features * 2 : features};
   const Output output = {out, residual, bias, out_stride, rows, features};
   const Output tail_output = {out + features, residual ? residual + features : 0, bias ? bias + features : 0,
                               out_stride, rows, tail_features};

@@ -28,13 +28,16 @@ FRAGMENTS = Path(__file__).with_name("fragments.cu")  # stands before every sour
 KERNEL_NAME = "few_row_gemm"
 TAIL_BITS = 16
 # As the source numbers them.
-CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3, "bfloat16": 4}
+CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3, "bfloat16": 4, "int5": 5, "int6": 6, "iq4": 7}
+NESTED_SCALE_TYPES = {torch.uint8: 6, torch.int8: 7}
 SCALE_TYPES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3, torch.uint8: 4, torch.float8_e4m3fn: 5}
 NO_SCALE = 0
 MAX_PARTS = 1024  # counters of a device
 SPLITS = (1, 2, 4, 8, 16)
 MAX_SUMS = 2**24  # numbers that blocks which share a K leave for each other, unless there is no other way
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
+# Of a lane for each tile and step beside its codes, by tiles of eight rows: scales and minima that others have as floats.
+GGUF_REGISTERS = {1: 4, 2: 6}
 # Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
 LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4), (10, 2, 1, 2))
 PLAIN_LAYOUTS = ((16, 1, 1, 2), (8, 2, 1, 2), (4, 2, 1, 4))  # of bfloat16, whose loads take four times the registers
@@ -81,6 +84,8 @@ class FewRowConfig:
     def fits(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> bool:
         """True where a device's multiprocessor (bytes of shared memory for its blocks) holds it."""
         loaded = self.tiles * self.num_stages * weight.format.bits * 2  # registers of a lane for codes
+        if weight.format.of_gguf:
+            loaded += self.tiles * self.num_stages * GGUF_REGISTERS[row_tiles(rows)]
         if (paired and self.unit_tiles % 2) or (self.threads > MAX_LOADING_THREADS and loaded > MAX_LOADED):
             return False
         taken = self.shared_bytes(weight.shape[1], rows, weight.format) + RESERVED_SHARED_MEMORY
@@ -196,13 +201,15 @@ def compile_options(
 def fragment_constants(weight_format: FragmentFormat, in_features: int, tiles: int) -> dict[str, int]:
     """What ``fragments.cu`` is compiled for. ``tiles``: of 16 features, of a warp."""
     block, plain = weight_format.block, weight_format == PLAIN
-    scale_type = NO_SCALE if plain else SCALE_TYPES[weight_format.scales]
+    types = NESTED_SCALE_TYPES if weight_format.nested else SCALE_TYPES
+    scale_type = NO_SCALE if plain else types[weight_format.scales]
     row_scale_type = SCALE_TYPES[torch.float32] if weight_format.row_scales else NO_SCALE
     return {
         "CODES": CODES[weight_format.codes],
         "BLOCK_ROWS": block[0] if block else 1,
         "GROUP_SIZE": block[1] if block else 0,
         "HAS_ZEROS": int(weight_format.zeros),
+        "HAS_MINIMA": int(weight_format.minima),
         "SCALE_TYPE": scale_type if block else NO_SCALE,
         "ROW_SCALE_TYPE": row_scale_type if block else scale_type,
         "IN_FEATURES": in_features,

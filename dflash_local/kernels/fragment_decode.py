@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.fragment_packing import HALF_OF_LANES, NIBBLES, STEP_K, TILE_N, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_order import NIBBLES, Codes
+from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
 from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, device_properties
 from dflash_local.layout.linear import DECODED_SLICE
 
 STEP_RUNS = 128  # of eight columns of two features
+ABOVE: dict[Codes, int] = {"int5": 1, "int6": 2}  # bits of a code above four, which lie behind those of a step
 MAX_GRID_Y = 65535  # programs along the second axis of a grid
 GEMM_TILE = 256  # rows of a weight that a tile of torch's product may take: slices of whole tiles leave none half empty
 
@@ -63,6 +65,7 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: Launc
     _decode_kernel[(pieces, tiles) if along_k else (tiles, pieces)](
         codes, *scales, part, begin // TILE_N, weight.coded_rows, weight.shape[1], steps, weight.scales.shape[-1],
         **_constants(weight.format, weight.coded_rows, weight.shape[1], config, along_k), num_warps=config.num_warps,
+        enable_fp_fusion=not weight.format.minima,  # which are added to what was rounded
     )  # fmt: skip
     return part
 
@@ -120,12 +123,16 @@ def tile_constants(kind: FragmentFormat) -> dict[str, Any]:
         "CODES": kind.codes,
         "PLACES": places[0] if places else 0,
         "SIGN_PLACES": places[-1] if places else 0,
-        "RUN_WORDS": kind.step_words // STEP_RUNS,
+        "RUN_WORDS": (4 if kind.codes in NIBBLES else kind.bits) // 2,
+        "ABOVE": ABOVE.get(kind.codes, 0),
         "BLOCK_ROWS": kind.block[0] if kind.block else 0,
         "GROUP_STEPS": kind.group_steps,
         "STEP_GROUP": kind.step_group,
-        "BY_HALVES": kind.step_group == HALF_OF_LANES,
+        "BY_HALVES": kind.by_halves,
+        "ORDERED": kind.ordered,
         "HAS_ZEROS": kind.zeros,
+        "HAS_MINIMA": kind.minima,
+        "NESTED": kind.nested,
         "E4M3_SCALES": kind.scales == torch.float8_e4m3fn,
         "HAS_ROW_SCALES": kind.block is None or kind.row_scales,
     }
@@ -136,8 +143,9 @@ def tile_constants(kind: FragmentFormat) -> dict[str, Any]:
 def _decode_kernel(
     codes, scales, zeros, row_scales, out, first_tile, features, in_features, steps, scale_columns,
     CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
+    ABOVE: tl.constexpr, BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr,
+    BY_HALVES: tl.constexpr, ORDERED: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    NESTED: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
     ACROSS: tl.constexpr, ALONG_K: tl.constexpr, LAST_FIRST: tl.constexpr, STREAMED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
@@ -156,20 +164,20 @@ def _decode_kernel(
         local = tiles - 1 - local
     tile = (local + first_tile).to(tl.int64)
     first = piece * (RUNS // 128)
-    packed, g, column = load_runs(codes, tile, first, steps, RUN_WORDS, RUNS, ACROSS, STREAMED, WHOLE)
+    packed, above, g, column = load_runs(codes, tile, first, steps, RUN_WORDS, ABOVE, RUNS, ACROSS, STREAMED, WHOLE)
     upper = decoded_runs(
-        packed, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 0, CODES, PLACES,
-        SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
-        HAS_ROW_SCALES, RUNS, WHOLE,
+        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 0, CODES, PLACES,
+        SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS, HAS_MINIMA,
+        NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, WHOLE,
     )  # fmt: skip
     lower = decoded_runs(
-        packed, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 1, CODES, PLACES,
-        SIGN_PLACES, RUN_WORDS, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, HAS_ZEROS, E4M3_SCALES,
-        HAS_ROW_SCALES, RUNS, WHOLE,
+        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 1, CODES, PLACES,
+        SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS, HAS_MINIMA,
+        NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, WHOLE,
     )  # fmt: skip
     # What differs between a thread's runs is known when it is compiled: one address serves all of them.
     corner = out + local.to(tl.int64) * 16 * in_features + first * 128
-    places = corner + (g * in_features)[:, None] + column[:, None] + tl.arange(0, 8)[None, :]
+    places = corner + (g * in_features)[:, None] + columns_of(column, ORDERED)
     inside = (first * 128 + column < in_features) | WHOLE
     row = tile * 16 + g
     tl.store(places, upper.to(out.dtype.element_ty), mask=(inside & ((row < features) | WHOLE))[:, None])
@@ -180,13 +188,14 @@ def _decode_kernel(
 # fmt: off
 @jit
 def load_runs(
-    codes, tile, first, steps, RUN_WORDS: tl.constexpr, RUNS: tl.constexpr, ACROSS: tl.constexpr,
+    codes, tile, first, steps, RUN_WORDS: tl.constexpr, ABOVE: tl.constexpr, RUNS: tl.constexpr, ACROSS: tl.constexpr,
     STREAMED: tl.constexpr, WHOLE: tl.constexpr,
 ):
     # fmt: on
-    """Codes of some runs of a tile from a step on; g of each run, and its first column from that step's on.
+    """Codes of some runs of a tile from a step on, and words of what they have above four bits; g of each run, and its
+    first column from that step's on, see ``columns_of``.
 
-    A run is eight columns of features g and g + 8 (``fragment_packing``). A step of 128 columns has 128 of them. Codes
+    A run is eight columns of features g and g + 8 (``fragment_order``). A step of 128 columns has 128 of them. Codes
     are words [RUNS, RUN_WORDS], or bytes [RUNS, 16] where e4m3 is read as such. ACROSS: see ``LaunchConfig``; 1 is the
     order in memory. WHOLE: no run lies behind the last step.
     """
@@ -197,22 +206,43 @@ def load_runs(
         g, t, k32 = run // (4 * ACROSS) % 8, run % 4, run // (32 * ACROSS) % (4 // ACROSS) * ACROSS + run // 4 % ACROSS
         run = run // 128 * 128 + k32 * 32 + g * 4 + t
     OF_RUN: tl.constexpr = RUN_WORDS if codes.dtype.element_ty == tl.int32 else 4 * RUN_WORDS
-    begin = codes + (tile * steps + first) * (128 * OF_RUN)
+    OF_STEP: tl.constexpr = 128 * OF_RUN + 64 * ABOVE
+    begin = codes + (tile * steps + first) * OF_STEP
     inside = (first + run // 128 < steps) | WHOLE
     POLICY: tl.constexpr = "evict_first" if STREAMED else ""
-    places = begin + run[:, None] * OF_RUN + tl.arange(0, OF_RUN)[None, :]
+    step = begin + run // 128 * OF_STEP
+    if ABOVE == 0:
+        places = begin + run[:, None] * OF_RUN + tl.arange(0, OF_RUN)[None, :]
+    else:
+        places = step[:, None] + (run % 128)[:, None] * OF_RUN + tl.arange(0, OF_RUN)[None, :]
     packed = tl.load(places, mask=inside[:, None], eviction_policy=POLICY)
-    return packed, g, run // 128 * 128 + k32 * 32 + t * 8
+    above = g
+    if ABOVE > 0:  # a lane's words are of 64 or 32 columns
+        place = step + 128 * OF_RUN + (g * 4 + t) * (2 * ABOVE) + k32 * ABOVE // 2
+        above = tl.load(place, mask=inside, eviction_policy=POLICY)
+    if ABOVE == 1:
+        above = above >> k32 % 2 * 8
+    return packed, above, g, run // 128 * 128 + k32 * 32 + t * 8
+
+
+@jit
+def columns_of(column, ORDERED: tl.constexpr):
+    """Of the eight codes of runs by their first columns [RUNS], ORDERED or not: [RUNS, 8]."""
+    place = tl.arange(0, 8)[None, :]
+    if ORDERED:  # four, and those 16 further
+        return (column - column % 32 // 2)[:, None] + place % 4 + place // 4 * 16
+    else:
+        return column[:, None] + place
 
 
 # fmt: off
 @jit
 def decoded_runs(
-    packed, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, h: tl.constexpr,
-    CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
+    packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, h: tl.constexpr,
+    CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr, ABOVE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr, BY_HALVES: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    ORDERED: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMA: tl.constexpr, NESTED: tl.constexpr,
+    E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr, WHOLE: tl.constexpr,
 ):
     # fmt: on
     """What runs of ``load_runs`` stand for in feature g + 8 h, [RUNS, 8] in float32. Scales are found once for a run.
@@ -223,30 +253,51 @@ def decoded_runs(
         values = lower if h == 1 else upper
     elif RUN_WORDS == 2:
         even = tl.join(
-            _value(packed, CODES, PLACES, SIGN_PLACES, h, 0), _value(packed, CODES, PLACES, SIGN_PLACES, h + 2, 0)
+            _value(packed, above, CODES, PLACES, SIGN_PLACES, ABOVE, h, 0),
+            _value(packed, above, CODES, PLACES, SIGN_PLACES, ABOVE, h + 2, 0),
         )
         odd = tl.join(
-            _value(packed, CODES, PLACES, SIGN_PLACES, h, 1), _value(packed, CODES, PLACES, SIGN_PLACES, h + 2, 1)
+            _value(packed, above, CODES, PLACES, SIGN_PLACES, ABOVE, h, 1),
+            _value(packed, above, CODES, PLACES, SIGN_PLACES, ABOVE, h + 2, 1),
         )
         values = tl.reshape(tl.join(even, odd), [RUNS, 8])
     else:
-        even, odd = _value(packed, CODES, PLACES, SIGN_PLACES, h, 0), _value(packed, CODES, PLACES, SIGN_PLACES, h, 1)
+        even = _value(packed, above, CODES, PLACES, SIGN_PLACES, ABOVE, h, 0)
+        odd = _value(packed, above, CODES, PLACES, SIGN_PLACES, ABOVE, h, 1)
         values = tl.reshape(tl.join(even, odd), [RUNS, 8])
     GROUPS: tl.constexpr = 128 // STEP_GROUP
     if GROUP_STEPS == 1:
         first_scale, scale = first, column // 128
     else:
         first_scale, scale = 0, (first + column // 128) // GROUP_STEPS
-    if BLOCK_ROWS == 1:
+    factor, factor_of_minima = 1.0, 1.0
+    if NESTED:
+        FACTORS: tl.constexpr = 2 if HAS_MINIMA else 1
+        block = tile * ((steps + 1) // 2) + (first + column // 128) // 2
+        place = row_scales + (block * 16 + g * 2 + h) * FACTORS
+        factor = tl.load(place, mask=inside, other=0).to(tl.float32)
+        if HAS_MINIMA:
+            factor_of_minima = -tl.load(place + 1, mask=inside, other=0).to(tl.float32)
+    if ORDERED:  # two groups of a run
+        group = (column % 128 // 32 * 2)[:, None] + tl.arange(0, 2)[None, :]
+        place = scales + (tile * steps + first) * (16 * GROUPS) + h
+        place = place + (((column // 128 * 8 + g) * GROUPS)[:, None] + group) * 2
+        scale = tl.load(place, mask=inside[:, None], other=0).to(tl.float32) * factor[:, None]
+        values = tl.reshape(tl.reshape(values - 32, [RUNS, 2, 4]) * scale[:, :, None], [RUNS, 8])
+    elif BLOCK_ROWS == 1:
         group = column % 32 // 16 * 4 + column % 128 // 32 if BY_HALVES else column % 128 // STEP_GROUP
         begin = (tile * ((steps + GROUP_STEPS - 1) // GROUP_STEPS) + first_scale) * (16 * GROUPS) + h
         at = ((scale * 8 + g) * GROUPS + group) * 2
         if HAS_ZEROS:
             zero = tl.load(zeros + begin + at, mask=inside, other=0).to(tl.float32)
             values -= (zero if CODES == "int4" else zero - 128)[:, None]
-        elif CODES == "int4":
-            values -= 8
-        values *= _scale(tl.load(scales + begin + at, mask=inside, other=0), E4M3_SCALES)[:, None]
+        elif not HAS_MINIMA and (CODES == "int4" or CODES == "int5"):
+            values -= 8 if CODES == "int4" else 16
+        scale = _scale(tl.load(scales + begin + at, mask=inside, other=0), E4M3_SCALES, NESTED)
+        values *= (scale * factor)[:, None]
+        if HAS_MINIMA:
+            minimum = tl.load(zeros + begin + at, mask=inside, other=0).to(tl.float32)
+            values += (minimum * factor_of_minima)[:, None]
     elif BLOCK_ROWS > 1:
         begin = tile * 16 // BLOCK_ROWS * scale_columns + first_scale
         values *= tl.load(scales + begin + scale, mask=inside, other=0).to(tl.float32)[:, None]
@@ -260,16 +311,26 @@ def decoded_runs(
 # fmt: off
 @jit
 def _value(
-    word, CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, OPERAND: tl.constexpr,
-    ELEMENT: tl.constexpr,
+    word, above, CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, ABOVE: tl.constexpr,
+    OPERAND: tl.constexpr, ELEMENT: tl.constexpr,
 ):
     # fmt: on
     """A code of a word as float32; OPERAND: h of a byte, h + 2 pair of four bits."""
-    PLACE: tl.constexpr = ((PLACES >> 8 * OPERAND) & 255) + 16 * ELEMENT
+    PLACE: tl.constexpr = ((PLACES >> 8 * OPERAND) & 255) + (4 if CODES == "iq4" else 16) * ELEMENT
     SIGN: tl.constexpr = ((SIGN_PLACES >> 8 * OPERAND) & 255) + 16 * ELEMENT
     BYTE: tl.constexpr = 2 * ELEMENT + 1 - OPERAND
     if CODES == "int4":
         return ((word >> PLACE) & 15).to(tl.float32)
+    elif ABOVE > 0:
+        place = ABOVE * (tl.arange(0, 2) * 4 + OPERAND) + 16 * ELEMENT  # of either half of a run
+        upper = (above[:, None] >> place[None, :]) & ((1 << ABOVE) - 1)
+        return (((word >> PLACE) & 15) | (upper << 4)).to(tl.float32)
+    elif CODES == "iq4":
+        code = (word >> PLACE) & 15
+        # Bytes of quantized_weight.IQ4, the first in the lowest.
+        values = tl.where(code < 8, -654466911485192063, 8167635493787864321)
+        byte = values >> ((code & 7) * 8).to(tl.int64)
+        return ((byte << 56) >> 56).to(tl.float32)
     elif CODES == "int8":
         return ((word << (24 - 8 * BYTE)) >> 24).to(tl.float32)
     elif CODES == "e4m3":
@@ -282,9 +343,9 @@ def _value(
 
 
 @jit
-def _scale(raw, E4M3_SCALES: tl.constexpr):
-    """A scale as float32; bytes are powers of two or e4m3 without a sign."""
-    if raw.dtype != tl.uint8:
+def _scale(raw, E4M3_SCALES: tl.constexpr, NESTED: tl.constexpr):
+    """A scale as float32; bytes are powers of two, e4m3 without a sign, or whole numbers."""
+    if raw.dtype != tl.uint8 or NESTED:
         return raw.to(tl.float32)
     elif E4M3_SCALES:
         return (raw.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120

@@ -7,7 +7,10 @@
 // 8t + 7 of features g and g + 8, so that K is permuted alike in both operands.
 //
 // Codes become bfloat16 by few bit operations, each exactly.
-// int4: 128 + code; (128 + zero) times the sum of the group's x is taken off after the group.
+// int4, int5: 128 + code; (128 + zero) times the sum of the group's x is taken off after the group. Where groups have
+// minima, codes count from zero: sums begin at -128 times the sum of x, and the minimum times that is added behind.
+// int6: the code less 32. iq4: a table's bytes, by the code's lower three bits from its halves, by the fourth from both.
+// What int5 and int6 have above four bits lies behind the step's loads, for each lane in words of 64 and 32 columns.
 // int8: the code less 128, as 128 + its lower seven bits less 128 or 256; zero points are taken off like int4's.
 // e4m3, e2m1: their bits are those of a bfloat16 2^120 or 2^126 times smaller; x is multiplied by 2^60 beforehand, and
 // sums or scales by the rest.
@@ -15,40 +18,52 @@
 // Scales of groups multiply the group's sums, which are kept apart: at a group's end four multiply-adds of a lane for
 // eight rows. Of a group of 16 (NVFP4) only half of the lanes hold columns, so that no instruction sums one alone: its
 // scale multiplies the decoded codes, four multiplications for any number of rows. Sums by 16 columns would take twice
-// as many at 16 rows, and registers. It is exact: the product of two and of four significant bits has six.
-// Scales of rows multiply what a warp has summed up for a unit.
+// as many at 16 rows, and registers. It is exact: the product of two and of four significant bits has six. Groups of 16
+// of int6 have scales of up to eighteen bits: there lanes hold other columns (ORDERED), of x and of codes, so that an
+// instruction multiplies one group.
+// Scales of rows multiply what a warp has summed up for a unit. Scales of one byte (NESTED) have a float16 for each 256
+// columns as a factor, minima another; they lie in the place of the scales of rows.
 //
 // From the compiler's command line: CODES and SCALE_TYPE (the names below), BLOCK_ROWS and GROUP_SIZE (features and
-// columns that share a scale; 0: there are only scales of rows), HAS_ZEROS, ROW_SCALE_TYPE, IN_FEATURES, TILES_PER_WARP.
+// columns that share a scale; 0: there are only scales of rows), HAS_ZEROS, HAS_MINIMA, ROW_SCALE_TYPE, IN_FEATURES,
+// TILES_PER_WARP.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
 
-enum { INT4, INT8, E4M3, E2M1, BFLOAT16 };  // CODES
-enum { NO_SCALE, BF16_SCALE, FP16_SCALE, FP32_SCALE, E8M0_SCALE, E4M3_SCALE };  // SCALE_TYPE, ROW_SCALE_TYPE
+enum { INT4, INT8, E4M3, E2M1, BFLOAT16, INT5, INT6, IQ4 };  // CODES
+// SCALE_TYPE, ROW_SCALE_TYPE
+enum { NO_SCALE, BF16_SCALE, FP16_SCALE, FP32_SCALE, E8M0_SCALE, E4M3_SCALE, UINT8_SCALE, INT8_SCALE };
 constexpr int STEP_K = 128, TILE_N = 16;
-constexpr int WEIGHT_BITS = CODES == BFLOAT16 ? 16 : CODES == INT4 || CODES == E2M1 ? 4 : 8;
-constexpr int LOADS = WEIGHT_BITS / 2;  // 16-byte loads of a lane for one tile and step
+constexpr int ABOVE = CODES == INT6 ? 2 : CODES == INT5 ? 1 : 0;  // bits of a code above the four of a load
+constexpr int WEIGHT_BITS = CODES == BFLOAT16 ? 16 : CODES == INT8 || CODES == E4M3 ? 8 : 4 + ABOVE;
+constexpr int LOADS = (WEIGHT_BITS - ABOVE) / 2;  // 16-byte loads of a lane for one tile and step
+constexpr int ABOVE_WORDS = ABOVE ? 2 * ABOVE : 1, K16_OF_ABOVE = ABOVE ? 4 / ABOVE : 1;  // of a step, and of a word
 constexpr bool SCALED = GROUP_SIZE > 0, ROW_SCALED = ROW_SCALE_TYPE != NO_SCALE;
 constexpr bool SCALES_CODES = SCALE_TYPE == E4M3_SCALE, SCALES_SUMS = SCALED && !SCALES_CODES;
-constexpr bool SUMS_X = CODES == INT4 || HAS_ZEROS;
+constexpr bool SUMS_X = CODES == INT4 || CODES == INT5 || HAS_ZEROS || HAS_MINIMA;
+constexpr bool NESTED = SCALE_TYPE == UINT8_SCALE || SCALE_TYPE == INT8_SCALE;
+constexpr bool ORDERED = SCALES_SUMS && GROUP_SIZE == 16;
 constexpr bool SMALL_CODES = CODES == E4M3 || CODES == E2M1;  // x is multiplied by 2^60
 // Columns of a step that share a scale, how many such groups a step has, and steps that share a scale.
 constexpr int STEP_GROUP = SCALED && STEP_K % (SCALED ? GROUP_SIZE : 1) == 0 ? GROUP_SIZE : STEP_K;
 constexpr int GROUPS = STEP_K / STEP_GROUP;
 constexpr int GROUP_STEPS = SCALED ? (GROUP_SIZE + STEP_K - 1) / STEP_K : 1;
 constexpr int K16_OF_GROUP = STEP_GROUP / 16;
-constexpr int SCALE_BYTES = SCALE_TYPE == FP32_SCALE ? 4 : SCALE_TYPE == E8M0_SCALE || SCALE_TYPE == E4M3_SCALE ? 1 : 2;
+constexpr int SCALE_BYTES = SCALE_TYPE == FP32_SCALE ? 4 : NESTED || SCALE_TYPE == E8M0_SCALE || SCALE_TYPE == E4M3_SCALE ? 1 : 2;
+constexpr int OFFSET_BYTES = HAS_MINIMA && !NESTED ? 2 : 1;  // of a minimum, or of a zero point
 // A lane has two features of a tile, g and g + 8. Scales of groups of one feature lie as
-// [tile][group / GROUPS][g][group % GROUPS][two], zero points, which are bytes, too; those of blocks of features as
-// [blocks of features][blocks of columns], one for a tile and step.
+// [tile][group / GROUPS][g][group % GROUPS][two], zero points and minima, too; those of blocks of features as
+// [blocks of features][blocks of columns], one for a tile and step; factors as [tile][256 columns][g][two][scales, minima].
 // Of groups of 16 columns a lane has every other one: those of its half of the lanes lie side by side.
 constexpr int SCALE_WORDS = SCALES_CODES ? 2 : SCALED && BLOCK_ROWS == 1 ? (GROUPS * SCALE_BYTES + 1) / 2 : 1;
-constexpr int ZERO_WORDS = HAS_ZEROS ? (GROUPS + 1) / 2 : 1;
-constexpr int STEP_BYTES = LOADS * 512;  // of a tile's codes
+constexpr int OFFSET_WORDS = HAS_ZEROS || HAS_MINIMA ? (GROUPS * OFFSET_BYTES + 1) / 2 : 1;
+constexpr int FACTORS = 1 + HAS_MINIMA, FACTOR_WORDS = NESTED ? FACTORS : 1, FACTOR_STEPS = 2;
+constexpr int STEP_BYTES = WEIGHT_BITS * 256;  // of a tile's codes
 constexpr int STEPS = (IN_FEATURES + STEP_K - 1) / STEP_K;
 constexpr int SCALED_STEPS = (STEPS + GROUP_STEPS - 1) / GROUP_STEPS;
+constexpr int FACTORED_STEPS = (STEPS + FACTOR_STEPS - 1) / FACTOR_STEPS;
 constexpr i64 TILE_BYTES = (i64)STEPS * STEP_BYTES;
 // What codes are too small by and x, 2^60 times too large, has not made up for; NVFP4's scales have made up for 2^7.
 constexpr float TWO_60 = 1152921504606846976.0f, REST_E4M3 = TWO_60, REST_NVFP4 = TWO_60 / 2;
@@ -56,6 +71,9 @@ constexpr int REST_E2M1 = 66;  // 2^66
 static_assert(!SCALED || BLOCK_ROWS == 1 || (BLOCK_ROWS % TILE_N == 0 && GROUPS == 1 && !HAS_ZEROS), "scales");
 static_assert(!SCALES_CODES || (GROUP_SIZE == 16 && BLOCK_ROWS == 1), "scales of codes");
 static_assert(SCALED || !SUMS_X, "an offset is taken off a group");
+static_assert(!HAS_MINIMA || (GROUPS > 1 && !HAS_ZEROS), "minima of groups within a step");
+static_assert(!NESTED || (BLOCK_ROWS == 1 && GROUPS > 1 && !ROW_SCALED), "scales of bytes");
+static_assert(!ORDERED || (NESTED && !SUMS_X), "groups of 16");
 static_assert(IN_FEATURES % 32 == 0, "lanes take 8 columns of 32");
 
 // The whole line comes from memory at once: of plain bfloat16 one load of a warp takes half of eight lines, and 64 bytes
@@ -115,15 +133,17 @@ template <int TYPE> __device__ __forceinline__ float scale_value(u32 bits) {
 struct Weight {
   const u8* codes;
   const u8* scales;
-  const u8* zeros;
-  const u8* row_scales;
+  const u8* offsets;     // zero points or minima
+  const u8* row_scales;  // or factors
   int features;
 };
 
-struct Step {  // what a lane holds of one step: codes, scales and zero points of its warp's tiles
+struct Step {  // what a lane holds of one step: codes, scales and zero points or minima of its warp's tiles
   uint4 codes[TILES_PER_WARP][LOADS];
+  u32 above[TILES_PER_WARP][ABOVE_WORDS];
   u32 scales[TILES_PER_WARP][SCALE_WORDS];
-  u32 zeros[TILES_PER_WARP][ZERO_WORDS];
+  u32 offsets[TILES_PER_WARP][OFFSET_WORDS];
+  u32 factors[TILES_PER_WARP][FACTOR_WORDS];
   u32 row_scales[TILES_PER_WARP][2];  // in the last step of a unit
 };
 
@@ -162,6 +182,7 @@ __device__ __forceinline__ void load_step(Step& step, const Weight& weight, int 
       const u8* codes = weight.codes + t * TILE_BYTES + at * STEP_BYTES + lane * 16;
 #pragma unroll
       for (int i = 0; i < LOADS; i++) step.codes[n][i] = load ? load_streamed(codes + i * 512) : make_uint4(0, 0, 0, 0);
+      if (ABOVE) load_words(step.above[n], codes + LOADS * 512 + lane * (4 * ABOVE_WORDS - 16), load);
     }
     if (ROW_SCALED && last) {
 #pragma unroll
@@ -176,8 +197,10 @@ __device__ __forceinline__ void load_step(Step& step, const Weight& weight, int 
       const i64 pair = (((i64)t * SCALED_STEPS + at / GROUP_STEPS) * 8 + (lane >> 2)) * GROUPS;
       const int half_of_lanes = SCALES_CODES ? (lane >> 1 & 1) * 8 : 0;
       load_words(step.scales[n], weight.scales + pair * 2 * SCALE_BYTES + half_of_lanes, load);
-      if (HAS_ZEROS && GROUPS == 1) step.zeros[n][0] = load ? __ldg((const u16*)weight.zeros + pair) : 0;
-      if (HAS_ZEROS && GROUPS > 1) load_words(step.zeros[n], weight.zeros + pair * 2, load);
+      if (HAS_ZEROS && GROUPS == 1) step.offsets[n][0] = load ? __ldg((const u16*)weight.offsets + pair) : 0;
+      if ((HAS_ZEROS && GROUPS > 1) || HAS_MINIMA) load_words(step.offsets[n], weight.offsets + pair * 2 * OFFSET_BYTES, load);
+      const i64 factors = ((i64)t * FACTORED_STEPS + at / FACTOR_STEPS) * 8 + (lane >> 2);
+      if (NESTED) load_words(step.factors[n], weight.row_scales + factors * 4 * FACTORS, load);
     } else {
       const int block = t * TILE_N / BLOCK_ROWS * SCALED_STEPS + at / GROUP_STEPS;
       step.scales[n][0] = load ? load_scale<SCALE_TYPE>(weight.scales, block) : 0;
@@ -195,13 +218,34 @@ __device__ __forceinline__ u32 decode_int8(u32 w) {  // of the pair of bytes (0,
   return fma_pairs(sign, 0xbf80bf80u, lower);
 }
 
+// Four codes of iq4 (16 bits) to as many bytes of a table of 16.
+__device__ __forceinline__ u32 look_up(u32 codes, u32 first, u32 second, u32 third, u32 fourth) {
+  const u32 lower = __byte_perm(first, second, codes & 0x7777u), upper = __byte_perm(third, fourth, codes & 0x7777u);
+  return __byte_perm(lower, upper, (codes >> 1 & 0x4444u) | 0x3210u);
+}
+
 // The A operand of the 16-deep tile k16 of a step.
-__device__ __forceinline__ void decode(const uint4 (&codes)[LOADS], int k16, u32 (&a)[4]) {
+__device__ __forceinline__ void decode(const uint4 (&codes)[LOADS], const u32 (&above)[ABOVE_WORDS], int k16, u32 (&a)[4]) {
   const u32* words = (const u32*)codes;
-  if (CODES == INT4) {
+  if (CODES == INT4 || ABOVE) {
     const u32 w = words[k16];
 #pragma unroll
-    for (int i = 0; i < 4; i++) a[i] = and_or(w >> 4 * i, 0x000f000fu, 0x43004300u);
+    for (int i = 0; i < 4; i++) {
+      a[i] = and_or(w >> 4 * i, 0x000f000fu, 0x43004300u);
+      if (!ABOVE) continue;
+      const int place = ABOVE * (k16 % K16_OF_ABOVE * 4 + i);
+      const u32 upper = above[k16 / K16_OF_ABOVE % ABOVE_WORDS];
+      a[i] = and_or(place < 4 ? upper << (4 - place) : upper >> (place - 4), ABOVE == 1 ? 0x00100010u : 0x00300030u, a[i]);
+      if (CODES == INT6) a[i] = fma_pairs(a[i], 0x3f803f80u, 0xc320c320u);  // less 160
+    }
+  } else if (CODES == IQ4) {  // the lower and the upper bytes of values in bfloat16, of two operands at a time
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const u32 four = words[k16] >> 16 * i;
+      const u32 lower = look_up(four, 0x82a6d0feu, 0x20b00c44u, 0x18c85080u, 0xe2b28a54u);
+      const u32 upper = look_up(four, 0xc2c2c2c2u, 0xc1c1c2c2u, 0x4241413fu, 0x42424242u);
+      a[2 * i] = __byte_perm(lower, upper, 0x5140), a[2 * i + 1] = __byte_perm(lower, upper, 0x7362);
+    }
   } else if (CODES == E2M1) {
     const u32 w = words[k16];
     a[0] = w & 0x81c081c0u;
@@ -233,6 +277,12 @@ __device__ __forceinline__ void scale_codes(u32 (&a)[4], u32 scales, int group) 
   a[1] = multiply_pairs(a[1], both_of_second), a[3] = multiply_pairs(a[3], both_of_second);
 }
 
+// The lowest byte as a scale or a minimum.
+__device__ __forceinline__ float byte_value(u32 bytes) {
+  if (SCALE_TYPE == INT8_SCALE) return __uint_as_float((bytes & 0xffu) ^ 0x4b000080u) - (8388608.0f + 128.0f);
+  return __uint_as_float(and_or(bytes, 0xffu, 0x4b000000u)) - 8388608.0f;
+}
+
 // The lowest byte as a zero point of codes as they are decoded: int4's are 128 too large, int8's 128 too small.
 __device__ __forceinline__ float zero_point(u32 points) {
   const float offset = CODES == INT4 ? -128.0f : 128.0f;
@@ -241,9 +291,14 @@ __device__ __forceinline__ float zero_point(u32 points) {
 
 // total += scale * (sum of the group), for the lane's two features and two rows. of_x: the group's sums of these rows.
 __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], const u32 (&scales)[SCALE_WORDS],
-                                          const u32 (&zeros)[ZERO_WORDS], int group, float2 of_x) {
+                                          const u32 (&offsets)[OFFSET_WORDS], const u32 (&factors)[FACTOR_WORDS],
+                                          int group, float2 of_x) {
   float low, high;
-  if (SCALE_TYPE == E8M0_SCALE) {
+  if (NESTED) {
+    const u32 pair = scales[group / 2] >> (group % 2 * 16);
+    const u32 of_high = HAS_MINIMA ? factors[FACTOR_WORDS - 1] : factors[0] >> 16;
+    low = byte_value(pair) * from_float16(factors[0] & 0xffff), high = byte_value(pair >> 8) * from_float16(of_high & 0xffff);
+  } else if (SCALE_TYPE == E8M0_SCALE) {
     const u32 pair = scales[group / 2] >> (group % 2 * 16);
     low = __uint_as_float(((pair & 0xff) + REST_E2M1) << 23);
     high = __uint_as_float(((pair >> 8 & 0xff) + REST_E2M1) << 23);
@@ -256,15 +311,34 @@ __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], co
     low = scale_value<SCALE_TYPE>(scales[group] & 0xffff), high = scale_value<SCALE_TYPE>(scales[group] >> 16);
   }
   if (CODES == E4M3) low *= REST_E4M3, high *= REST_E4M3;
-  if (SUMS_X) {
-    const u32 points = HAS_ZEROS ? zeros[group / 2] >> (group % 2 * 16) : 0;
-    const float zero_low = HAS_ZEROS ? zero_point(points) : 136.0f;
-    const float zero_high = HAS_ZEROS ? zero_point(points >> 8) : 136.0f;
+  if (SUMS_X && !HAS_MINIMA) {
+    const u32 points = HAS_ZEROS ? offsets[group / 2] >> (group % 2 * 16) : 0;
+    const float zero_low = HAS_ZEROS ? zero_point(points) : CODES == INT5 ? 144.0f : 136.0f;
+    const float zero_high = HAS_ZEROS ? zero_point(points >> 8) : CODES == INT5 ? 144.0f : 136.0f;
     sum[0] -= zero_low * of_x.x, sum[1] -= zero_low * of_x.y;
     sum[2] -= zero_high * of_x.x, sum[3] -= zero_high * of_x.y;
   }
   total[0] += low * sum[0], total[1] += low * sum[1];
   total[2] += high * sum[2], total[3] += high * sum[3];
+  if (HAS_MINIMA) {
+    float minimum_low, minimum_high;
+    if (NESTED) {
+      const u32 pair = offsets[group / 2] >> (group % 2 * 16);
+      minimum_low = -byte_value(pair) * from_float16(factors[0] >> 16);
+      minimum_high = -byte_value(pair >> 8) * from_float16(factors[FACTOR_WORDS - 1] >> 16);
+    } else {
+      const u32 pair = offsets[group % OFFSET_WORDS];
+      minimum_low = from_float16(pair & 0xffff), minimum_high = from_float16(pair >> 16);
+    }
+    total[0] += minimum_low * of_x.x, total[1] += minimum_low * of_x.y;
+    total[2] += minimum_high * of_x.x, total[3] += minimum_high * of_x.y;
+  }
+}
+
+// What the sums of a group begin with. of_x: as of add_group.
+__device__ __forceinline__ void start_group(float (&sum)[4], float2 of_x) {
+  const float offset = HAS_MINIMA ? -128.0f : 0.0f;
+  sum[0] = sum[2] = offset * of_x.x, sum[1] = sum[3] = offset * of_x.y;
 }
 
 // What a unit's sums are multiplied with at the end, for feature g or g + 8.
@@ -290,19 +364,17 @@ __device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][TIL
 #pragma unroll
       for (int n = 0; n < TILES_PER_WARP; n++) {
         u32 a[4];
-        decode(step.codes[n], k16, a);
+        decode(step.codes[n], step.above[n], k16, a);
         if (SCALES_CODES) scale_codes(a, step.scales[n][k32 / 2 % SCALE_WORDS], k32 % 2);
 #pragma unroll
         for (int m = 0; m < M; m++) {
           float(&sum)[4] = SCALES_SUMS ? group_sum[n][m] : total[n][m];
-          if (SCALES_SUMS && k16 % K16_OF_GROUP == 0) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) sum[i] = 0.0f;
-          }
+          if (SCALES_SUMS && k16 % K16_OF_GROUP == 0)
+            start_group(sum, HAS_MINIMA ? of_x(k16 / K16_OF_GROUP, m) : make_float2(0.0f, 0.0f));
           mma(sum, a, half ? b[m].z : b[m].x, half ? b[m].w : b[m].y);
           if (SCALES_SUMS && k16 % K16_OF_GROUP == K16_OF_GROUP - 1) {
             const int group = k16 / K16_OF_GROUP;
-            add_group(total[n][m], sum, step.scales[n], step.zeros[n], group,
+            add_group(total[n][m], sum, step.scales[n], step.offsets[n], step.factors[n], group,
                       SUMS_X ? of_x(group, m) : make_float2(0.0f, 0.0f));
           }
         }
@@ -317,6 +389,23 @@ __device__ __forceinline__ uint4 scaled_x(uint4 v) {
   constexpr u32 two_60 = 0x5d805d80u;
   return make_uint4(multiply_pairs(v.x, two_60), multiply_pairs(v.y, two_60), multiply_pairs(v.z, two_60),
                     multiply_pairs(v.w, two_60));
+}
+
+// What a lane multiplies of 32 columns of a row of x in memory.
+__device__ __forceinline__ uint4 load_lane_x(const u16* columns, int t) {
+  if (!ORDERED) return *(const uint4*)(columns + t * 8);
+  const uint2 first = *(const uint2*)(columns + t * 4), second = *(const uint2*)(columns + t * 4 + 16);
+  return make_uint4(first.x, first.y, second.x, second.y);
+}
+
+// Eight columns of a row of x, from the k-th on, to where lanes find them in its 32.
+__device__ __forceinline__ void store_staged(u8* row, int k, uint4 v) {
+  if (!ORDERED) {
+    *(uint4*)(row + k * 2) = v;
+  } else {  // four of one lane's, and four of the next one's
+    u8* lane = row + k / 32 * 64 + k / 8 % 2 * 32 + k / 16 % 2 * 8;
+    *(uint2*)lane = make_uint2(v.x, v.y), *(uint2*)(lane + 16) = make_uint2(v.z, v.w);
+  }
 }
 
 // Rows of x to shared memory, STRIDE bytes apart, K columns of each; beyond the last row and column they are zeros.
@@ -336,7 +425,7 @@ __device__ __forceinline__ void stage_x(u8* shared, const u16* x, i64 x_stride, 
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
       const int at = i + j * THREADS_OF_BLOCK, row = at / CHUNKS, k = at % CHUNKS * 8;
-      if (at < all) *(uint4*)(shared + row * STRIDE + k * 2) = scaled_x(v[j]);
+      if (at < all) store_staged(shared + row * STRIDE, k, scaled_x(v[j]));
     }
   }
 }

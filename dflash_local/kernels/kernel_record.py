@@ -24,7 +24,7 @@ from dflash_local.store.paths import KERNEL_RECORD
 # uncompiled: the compiler refused it. untried: its configuration failed with other rows, or so many others of its
 # format failed that it was left out.
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
-LAUNCHING = ("few_row_gemm.py", "expert_gemm.py", "cuda_driver.py", "fragment_packing.py")
+LAUNCHING = ("few_row_gemm.py", "expert_gemm.py", "cuda_driver.py", "fragment_packing.py", "fragment_order.py")
 TRYING = ("product_check.py", "expert_check.py", "experts.py", "random_weight.py")
 
 

@@ -11,8 +11,10 @@ from typing import Protocol
 
 import torch
 
+from dflash_local.config.quantization import SUPER_BLOCK
 from dflash_local.layout.linear import DEQUANTIZED_SLICE, WORD_BITS
 
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of GGUF's IQ4_NL and IQ4_XS
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4_ZERO = 8  # the code that stands for zero where no zero points are given
 
@@ -141,6 +143,62 @@ class Fp4Weight(GroupedWeight):
         wide = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
         values *= wide.repeat_interleave(self.group_size, 1)
         return values if self.row_scales is None else values * self.row_scales[rows].unsqueeze(1)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufWeight(GroupedWeight):
+    """A weight [N, K] as blocks of a GGUF file have it: ``value(code) * scale + minimum`` over groups along K.
+
+    Attributes:
+        codes: [N, K * bits / 32] int32: a row's lowest four bits of each, in words of eight, then what five or six bits
+            have above these, in words of 32 or 16; a word's lowest bits are its first code's.
+        scales: [N, K / group size], float16; or int8 or uint8, which a float16 for 256 columns is a factor of.
+        minima: as the scales, and taken off where they are bytes; None: a code's value is less ``2 ** (bits - 1)``.
+        factors: [N, K / 256] float16 of the scales, or [N, K / 128], of the scales and of the minima by turns; or None.
+        dtype: of the weight that it stands for, and of its activations. bits: of a code, 4 to 6.
+        table: codes number the values of ``IQ4``.
+    """
+
+    minima: torch.Tensor | None
+    factors: torch.Tensor | None
+    dtype: torch.dtype
+    bits: int = 4
+    table: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // self.bits))
+
+    @property
+    def zero(self) -> int:
+        """What is taken off a code."""
+        return 0 if self.table or self.minima is not None else 2 ** (self.bits - 1)
+
+    def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
+        """What some rows [n, K] stand for, in float32, computed in ggml's order."""
+        codes = joined_planes(*planes(self.codes[rows], self.bits), self.bits)
+        values = torch.tensor(IQ4, dtype=torch.float32, device=codes.device)[codes] if self.table else codes.float()
+        scales, minima = (None if each is None else each[rows].float() for each in (self.scales, self.minima))
+        assert scales is not None
+        if self.factors is not None:
+            of_groups = SUPER_BLOCK // self.group_size
+            factors = self.factors[rows].float().unflatten(1, (-1, 1 if minima is None else 2))
+            scales *= factors[..., 0].repeat_interleave(of_groups, 1)
+            minima = None if minima is None else minima * -factors[..., 1].repeat_interleave(of_groups, 1)
+        grouped = values.sub_(self.zero).view(*scales.shape, -1).mul_(scales.unsqueeze(2))
+        return (grouped if minima is None else grouped.add_(minima.unsqueeze(2))).flatten(1)
+
+
+def planes(words: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of codes of 4 to 6 bits as the words of their lowest four bits and those of the bits above, views."""
+    lowest = words.shape[1] * 4 // bits
+    return words[:, :lowest], words[:, lowest:]
+
+
+def joined_planes(lowest: torch.Tensor, above: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes, int32 [n, K]."""
+    codes = codes_of(lowest, 4).flatten(1)
+    return codes if bits == 4 else codes | codes_of(above, bits - 4).flatten(1) << 4
 
 
 def row_slices(weight: _Shaped, multiple: int = 1) -> Iterator[slice]:

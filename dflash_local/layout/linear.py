@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dflash_local.config.quantization import (
+    GGUF_TYPES,
+    SUPER_BLOCK,
     WHOLE,
     IntDialect,
     Quantization,
     StoredFormat,
     StoredFp4,
     StoredFp8,
+    StoredGguf,
     StoredInt,
     StoredPlain,
 )
@@ -33,9 +36,9 @@ ROW_TILE, SLICE_ROWS = 8, 16  # rows of a block that one instruction multiplies,
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
 
 
-def code_room(out_features: int, in_features: int, codes: int) -> tuple[int, int]:
-    """Room for the codes of whole tiles and steps, so many in an element: they are packed where they lie."""
-    return -(-out_features // TILE_N) * TILE_N, -(-in_features // STEP_K) * STEP_K // codes
+def code_room(out_features: int, in_features: int, bits: int, item_bits: int = WORD_BITS) -> tuple[int, int]:
+    """Room for codes of so many bits of whole tiles and steps, in elements: they are packed where they lie."""
+    return -(-out_features // TILE_N) * TILE_N, -(-in_features // STEP_K) * STEP_K * bits // item_bits
 
 
 def scale_room(out_features: int, in_features: int, group_size: int) -> tuple[int, int]:
@@ -102,7 +105,7 @@ class IntGroups:
         if size == WHOLE and not self.stored.zeros:
             room = groups  # results are multiplied with them, and they stay as they are
         buffers = [
-            _roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, per_word)),
+            _roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, self.stored.bits)),
             _roomy(f"{name}.scales", groups, "float32" if size == WHOLE else self.scale_dtype, group, room),
         ]
         return [*buffers, _roomy(f"{name}.zeros", groups, "uint8", group, room)] if self.stored.zeros else buffers
@@ -139,7 +142,7 @@ class Fp8Blocks:
                 (out_features, in_features),
                 "float8_e4m3fn",
                 group,
-                code_room(out_features, in_features, 1),
+                code_room(out_features, in_features, 8, 8),
             ),
             Buffer(f"{name}.scales", blocks, "float32" if columns == WHOLE else self.scale_dtype, group),
         ]
@@ -167,7 +170,7 @@ class Fp4Groups:
         """Codes and scales: see ``kernels.quantized_weight.Fp4Weight``."""
         groups = (out_features, -(-in_features // self.stored.group_size))
         words = (out_features, -(-in_features // INT4_PER_WORD))
-        codes = _roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, INT4_PER_WORD))
+        codes = _roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, 4))
         room = scale_room(out_features, in_features, self.stored.group_size)
         if not self.row_scales:
             return [codes, _roomy(f"{name}.scales", groups, "uint8", group, room)]
@@ -176,6 +179,38 @@ class Fp4Groups:
             _roomy(f"{name}.scales", groups, "float8_e4m3fn", group, room),
             Buffer(f"{name}.row_scales", (out_features,), "float32", group),
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufBlocks:
+    """What the blocks of a GGUF type hold, each part of them in a tensor of its own."""
+
+    stored: StoredGguf
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    def joins(self, out_features: int) -> bool:
+        return True
+
+    def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
+        """Codes, scales, minima, and the float16 factors of both: see ``kernels.quantized_weight.GgufWeight``."""
+        kept = GGUF_TYPES[self.stored.type]
+        words = (out_features, -(-in_features * kept.bits // WORD_BITS))
+        groups = (out_features, -(-in_features // kept.group))
+        room = scale_room(out_features, in_features, kept.group)
+        found = [_roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, kept.bits))]
+        found += [
+            _roomy(f"{name}.{part}", groups, kept.scales, group, room)
+            for part in ("scales", *(("minima",) if kept.minima else ()))
+        ]
+        if kept.nested:
+            factors = 1 + kept.minima
+            rows, blocks = scale_room(out_features, in_features, SUPER_BLOCK)
+            shape = (out_features, in_features // SUPER_BLOCK * factors)
+            found.append(_roomy(f"{name}.factors", shape, "float16", group, (rows, blocks * factors)))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +253,8 @@ def weight_format(stored: StoredFormat | None, scale_dtype: str = "", scales: st
         return QuantizedAtLoad(weight_format(stored.kept))
     if isinstance(stored, StoredFp4):
         return Fp4Groups(stored)
+    if isinstance(stored, StoredGguf):
+        return GgufBlocks(stored)
     scales = scales or stored.scale_names[0]
     if isinstance(stored, StoredFp8):
         return Fp8Blocks(stored, scale_dtype or "bfloat16", scales)

@@ -5,8 +5,8 @@ Never opens a pickle, never imports code that came with a checkpoint (``auto_map
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class Checkpoint:
         dtype: torch.dtype | None = None,
         names: Iterable[str] | None = None,
         on_notice: Callable[[str], None] | None = None,
+        undecoded: Collection[str] = (),
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Stream tensors file by file, each checked for NaN and infinity before it is yielded.
 
@@ -64,10 +65,12 @@ class Checkpoint:
                 GGUF file become float32.
             names: only these; all when None.
             on_notice: called with one line for a tensor that is suspicious but usable.
+            undecoded: of which rows of blocks are yielded, uint8 [rows, bytes].
 
         Raises:
             CheckpointError: naming the tensor that is not finite or not there, or the damaged file.
         """
+        from dflash_local.models.gguf_rows import floats_of
         from dflash_local.models.stored_tensor import StoredTensors
 
         files: dict[Path, list[TensorInfo]] = {}
@@ -76,7 +79,12 @@ class Checkpoint:
         for file, in_file in files.items():
             stored = StoredTensors.open(file)
             for info in in_file:
-                yield info.name, _checked(info, stored.read(info), device, dtype, on_notice)
+                if info.name in undecoded:
+                    rows = stored.read_rows(info).to(device)
+                    _judge(info, _peak(floats_of(replace(info, parts=()), [rows])), on_notice)
+                    yield info.name, rows
+                else:
+                    yield info.name, _checked(info, stored.read(info), device, dtype, on_notice)
 
     def fill(
         self,
@@ -98,7 +106,7 @@ class Checkpoint:
 
         infos = self._infos(places)
         device = _device(places)
-        if device is None or device.type != "cuda" or any(info.dtype not in weight_stream.DTYPES for info in infos):
+        if device is None or device.type != "cuda" or not all(map(weight_stream.takes, infos)):
             return self._fill_one_by_one(places, on_notice, on_fraction)
         try:
             found = weight_stream.fill(infos, places, device, on_fraction)
@@ -117,7 +125,8 @@ class Checkpoint:
         from dflash_local.models.place import Conversion
 
         ordered = [name for name in self.tensors if name in places]
-        for count, (name, tensor) in enumerate(self.read(names=ordered, on_notice=on_notice), 1):
+        coded = {name for name in ordered if isinstance(place := places[name][0], Conversion) and place.blocks}
+        for count, (name, tensor) in enumerate(self.read(names=ordered, on_notice=on_notice, undecoded=coded), 1):
             for place in places[name]:
                 if isinstance(place, Conversion):
                     place.take(tensor)

@@ -14,7 +14,7 @@ from dflash_local.config.module_names import EXPERT, HEAD, experts_of
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.quantize_weight import quantize
-from dflash_local.layout.linear import UNQUANTIZED, FormatOf, Part, QuantizedAtLoad, WeightFormat
+from dflash_local.layout.linear import UNQUANTIZED, FormatOf, Part, QuantizedAtLoad, WeightFormat, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.formats import FORMATS
@@ -28,32 +28,48 @@ PARTS = 3  # of an expert
 
 
 class FusedExperts:
-    """``gate_up_proj`` [E, 2 I, H], the gate's rows first, and ``down_proj`` [E, H, I] of each layer that has them."""
+    """``gate_up_proj`` [E, 2 I, H], the gate's rows first, and ``down_proj`` [E, H, I] of each layer that has them; of
+    interleaved mixtures [E, H, 2 I], gate and up by turns, and [E, I, H]. Biases [E, 2 I] and [E, H] beside them.
+    """
 
     def __init__(self, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self._model, self._device, self._dtype = model, device, dtype
         self._tensors: dict[str, torch.Tensor] = {}
-        self._filled: dict[str, tuple[int, set[str]]] = {}  # by mixture: how many experts, and matrices that were given
+        self._filled: dict[str, tuple[int, set[str]]] = {}  # by mixture: how many tensors it has, and which were given
 
-    def place(self, module: str) -> torch.Tensor | None:
-        """Where an expert's matrix [rows, columns] belongs, or None. Raises CheckpointError: no such expert."""
+    def place(self, module: str, bias: bool = False) -> torch.Tensor | None:
+        """Where an expert's matrix [rows, columns] or bias [rows] belongs, or None. CheckpointError: no such expert."""
         found = EXPERT.fullmatch(module)
         if found is None:
             return None
         layers = self._model.layers
         mixture = layers[int(found[2])].mlp if int(found[2]) < len(layers) else None
-        if not isinstance(mixture, MoEConfig) or int(found[3]) >= mixture.num_experts:
+        if (
+            not isinstance(mixture, MoEConfig)
+            or int(found[3]) >= mixture.num_experts
+            or (bias and not mixture.expert_bias)
+        ):
             raise CheckpointError(
                 f"{module} is in the files, and config.json describes no such expert",
                 "config.json and weights do not belong together: download the target again",
             )
         experts, index, part = found[1], int(found[3]), found[4]
         inner, hidden = mixture.intermediate_size, self._model.hidden_size
-        self._filled.setdefault(experts, (mixture.num_experts, set()))[1].add(module)
+        expected = PARTS * mixture.num_experts * (1 + mixture.expert_bias)
+        self._filled.setdefault(experts, (expected, set()))[1].add(f"{module}.bias" if bias else module)
+        rows, columns = (hidden, inner) if part == "down" else (2 * inner, hidden)
+        name = f"{experts}.{'down' if part == 'down' else 'gate_up'}_proj"
+        if bias:
+            place = self._tensor(f"{name}_bias", mixture.num_experts, rows)[index]
+        elif mixture.interleaved:
+            place = self._tensor(name, mixture.num_experts, columns, rows)[index].t()
+        else:
+            place = self._tensor(name, mixture.num_experts, rows, columns)[index]
         if part == "down":
-            return self._tensor(f"{experts}.down_proj", mixture.num_experts, hidden, inner)[index]
-        both = self._tensor(f"{experts}.gate_up_proj", mixture.num_experts, 2 * inner, hidden)[index]
-        return both[:inner] if part == "gate" else both[inner:]
+            return place
+        if mixture.interleaved:
+            return place[int(part == "up") :: 2]
+        return place[:inner] if part == "gate" else place[inner:]
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self._tensors:
@@ -63,9 +79,9 @@ class FusedExperts:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by their names. Raises CheckpointError: a matrix of an expert is missing."""
         for experts, (count, filled) in self._filled.items():
-            if len(filled) != PARTS * count:
+            if len(filled) != count:
                 raise CheckpointError(
-                    f"{experts} has {len(filled)} matrices in the files, expected {PARTS} for each of {count} experts",
+                    f"{experts} has {len(filled)} tensors in the files, expected {count}",
                     "the checkpoint is incomplete; pull it again",
                 )
         return self._tensors
@@ -81,7 +97,9 @@ def decoded_tensors(
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or dtype, or not finite.
     """
-    format_of = formats_in(checkpoint, facts.model.quantization)
+    quantization = facts.model.quantization
+    in_blocks = quantization is not None and quantization.exact  # which are decoded as they are read
+    format_of = unquantized if in_blocks else formats_in(checkpoint, quantization)
     modules: dict[str, list[str]] = {}
     for name in text_tensors(checkpoint, facts):
         modules.setdefault(name.rpartition(".")[0], []).append(name)
@@ -113,7 +131,8 @@ def decoded_tensors(
             info = checkpoint.tensors[name]
             raise CheckpointError(f"{info.file}: tensor {name} is stored as {info.dtype}, expected {dtype}")
     for name, tensor in checkpoint.read(device, dtype, plain):
-        place = experts.place(name.removesuffix(".weight"))
+        module, _, kind = name.rpartition(".")
+        place = experts.place(module, kind == "bias") if kind in ("weight", "bias") else None
         if place is None:
             found[name] = tensor
         else:

@@ -17,6 +17,8 @@ class Conversion:
         optional: it may be missing. spread: axes of one element may be left out or added, and a single number may
             stand for all.
         on_host: ``take`` looks at it on the CPU, where that waits for no device.
+        blocks: the type of GGUF blocks whose rows [rows, bytes] ``take`` gets, in place of what they stand for; shape
+            is that of the weights all the same, and dtype that of bytes.
     """
 
     shape: tuple[int, ...]
@@ -25,6 +27,7 @@ class Conversion:
     optional: bool = False
     spread: bool = False
     on_host: bool = False
+    blocks: str = ""
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         if not self.spread:

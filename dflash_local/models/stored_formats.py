@@ -11,7 +11,7 @@ from dflash_local.layout.linear import (
     Fp4Groups,
     IntGroups,
     WeightFormat,
-    unquantized,
+    stored_formats,
     weight_format,
 )
 from dflash_local.models.checkpoint import Checkpoint
@@ -24,10 +24,10 @@ Size = tuple[int, int]
 def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> FormatOf:
     """The format of a module by its name. A plain ``weight`` is what it is. Codes are in the configuration's format if
     they are of its kind, else in the first of its formats whose codes they are: configurations forget modules, files do
-    not.
+    not. A configuration that was made of a file's tensors is right.
     """
-    if quantization is None:
-        return unquantized
+    if quantization is None or quantization.exact:
+        return stored_formats(quantization)
 
     def dtype_of(name: str) -> str:
         return checkpoint.tensors[name].dtype if name in checkpoint.tensors else ""

@@ -12,8 +12,7 @@ from dflash_local.checkpoint_files.json_file import open_plain
 from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
 from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.gguf_blocks import decode_blocks
-from dflash_local.models.gguf_undo import undone
+from dflash_local.models.gguf_rows import joined_rows, joined_values, piece_shape, pieces_of
 from dflash_local.models.weight_stream import DTYPES
 
 
@@ -36,18 +35,26 @@ class StoredTensors:
 
     def read(self, info: TensorInfo) -> torch.Tensor:
         """A tensor of the file on the CPU, which may share the file's memory. CheckpointError: the file is shorter."""
-        if info.parts:
-            return undone(torch.cat([self.read(part) for part in info.parts]), info.undo)
+        return joined_values(info, self._pieces(info))
+
+    def read_rows(self, info: TensorInfo) -> torch.Tensor:
+        """Its rows of undecoded blocks, see ``gguf_rows.joined_rows``."""
+        return joined_rows(info, self._pieces(info))
+
+    def _pieces(self, info: TensorInfo) -> list[torch.Tensor]:
+        homes = {each.file: self if each.file == self.file else StoredTensors.open(each.file) for each in pieces_of(info)}
+        return [homes[each.file]._piece(each) for each in pieces_of(info)]
+
+    def _piece(self, info: TensorInfo) -> torch.Tensor:
         data = self.data[info.offset : info.offset + info.nbytes]
         if len(data) != info.nbytes:
             raise CheckpointError(f"{self.file} changed while it was read ({info.name})", AGAIN)
-        return undone(_decoded(data, info), info.undo)
+        return _as_stored(data, info)
 
 
-def _decoded(data: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+def _as_stored(data: torch.Tensor, info: TensorInfo) -> torch.Tensor:
     if info.dtype in GGML:
-        rows = data.view(*info.shape[:-1], -1)
-        return decode_blocks(rows, info.dtype)
+        return data.view(piece_shape(info))
     dtype = DTYPES.get(info.dtype)
     if dtype is None:
         raise CheckpointError(f"{info.file}: tensor {info.name} is stored as {info.dtype}, which is not read")

@@ -1,4 +1,4 @@
-"""Tensors from safetensors files to a device through a ring of pinned memory: threads read ahead, it checks."""
+"""Tensors from files to a device through a ring of pinned memory: threads read ahead, it checks and decodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
+from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
 from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
+from dflash_local.models.gguf_rows import copy_values, floats_of, joined_rows, joined_values, piece_shape, pieces_of
 from dflash_local.models.place import Conversion, Place
 
 WIDE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -26,6 +27,11 @@ ON_HOST_SLICE = 2**26  # bytes of a tensor in host memory that the device checks
 RING = 2 * READERS  # windows in memory at once: 128 MiB
 
 Places = Mapping[str, Sequence[Place]]
+
+
+def takes(info: TensorInfo) -> bool:
+    """True where a tensor's dtype is read here."""
+    return all(each.dtype in DTYPES or each.dtype in GGML for each in pieces_of(info))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +113,38 @@ class _Ring:
 class _Landing:
     """Puts parts in place; keeps the extremes of each tensor on the device until all are there."""
 
-    def __init__(self, places: Places, count: int, device: torch.device) -> None:
-        self._places, self._device, self._arriving = places, device, dict[str, torch.Tensor]()
-        self._found = torch.zeros(count, 2, 2, dtype=torch.float64, device=device)
+    def __init__(self, infos: Sequence[TensorInfo], places: Places, device: torch.device) -> None:
+        self._wholes = {piece.name: info for info in infos for piece in pieces_of(info)}
+        self._places, self._device = places, device
+        self._arriving: dict[str, dict[str, torch.Tensor]] = {}  # by tensor and piece
+        self._found = torch.zeros(len(infos), 2, 2, dtype=torch.float64, device=device)
         self._seen: list[tuple[TensorInfo, torch.dtype]] = []
+        self._left: dict[str, int] = {}  # bytes to come, by tensor
 
     def land(self, part: Part, data: torch.Tensor) -> None:
-        name = part.info.name
-        if name not in self._arriving:
-            self._arriving[name] = _destination(part.info, self._places[name][0], self._device)
-        whole = self._arriving[name].view(-1).view(torch.uint8)
-        whole[part.begin : part.end].copy_(data, non_blocking=True)
-        if part.end == part.info.nbytes:
-            self._settle(part.info, self._arriving.pop(name))
+        info = self._wholes[part.info.name]
+        pieces = self._arriving.setdefault(info.name, {})
+        if part.info.name not in pieces:
+            pieces[part.info.name] = _destination(info, part.info, self._places[info.name][0], self._device)
+        piece = pieces[part.info.name].view(-1).view(torch.uint8)
+        piece[part.begin : part.end].copy_(data, non_blocking=True)
+        self._left[info.name] = self._left.get(info.name, info.nbytes) - (part.end - part.begin)
+        if not self._left[info.name]:
+            arrived = self._arriving.pop(info.name)
+            self._settle(info, [arrived[each.name] for each in pieces_of(info)])
 
-    def _settle(self, info: TensorInfo, stored: torch.Tensor) -> None:
+    def _settle(self, info: TensorInfo, pieces: Sequence[torch.Tensor]) -> None:
         places = self._places[info.name]
         for place in places:
             if isinstance(place, Conversion):
-                place.take(stored)
-            elif place.data_ptr() != stored.data_ptr():
-                place.copy_(stored)
+                place.take((joined_rows if place.blocks else joined_values)(info, pieces))
+            elif place.data_ptr() != pieces[0].data_ptr():
+                copy_values(info, pieces, place)
         if info.dtype in INTEGERS:  # always numbers
             return
         first, row = places[0], self._found[len(self._seen)]
-        row[0] = self._extremes(stored)
-        row[1] = row[0] if isinstance(first, Conversion) or first.dtype == stored.dtype else self._extremes(first)
+        row[0] = self._extremes(floats_of(info, pieces))
+        row[1] = row[0] if isinstance(first, Conversion) or first.dtype == pieces[0].dtype else self._extremes(first)
         self._seen.append((info, first.dtype))
 
     def _extremes(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -159,17 +171,19 @@ def extremes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack(torch.aminmax(tensor))
 
 
-def _destination(info: TensorInfo, place: Place, device: torch.device) -> torch.Tensor:
-    """The place itself, or a tensor as it is stored where that lies, which is copied (and repeated) afterwards."""
-    dtype = DTYPES[info.dtype]
-    same = isinstance(place, torch.Tensor) and place.is_contiguous() and tuple(place.shape) == tuple(info.shape)
-    if isinstance(place, torch.Tensor) and same and place.dtype == dtype:
+def _destination(info: TensorInfo, piece: TensorInfo, place: Place, device: torch.device) -> torch.Tensor:
+    """Where a piece of a tensor is read to: the place itself, or memory beside it, which is copied, repeated, decoded or
+    put in order afterwards.
+    """
+    dtype = DTYPES.get(piece.dtype, torch.uint8)
+    same = isinstance(place, torch.Tensor) and place.is_contiguous() and tuple(place.shape) == tuple(piece.shape)
+    if isinstance(place, torch.Tensor) and same and place.dtype == dtype and piece is info and not info.undo:
         return place
-    if isinstance(place, torch.Tensor):
+    if isinstance(place, torch.Tensor) and piece.dtype not in GGML:
         device = place.device
-    elif place.on_host:
+    elif isinstance(place, Conversion) and place.on_host:
         device = torch.device("cpu")
-    return torch.empty(info.shape, dtype=dtype, device=device)
+    return torch.empty(piece_shape(piece), dtype=dtype, device=device)
 
 
 def peak(pair: Sequence[float]) -> float | None:
@@ -184,7 +198,7 @@ def fill(
     on_fraction: Callable[[float], None] = lambda _: None,
     size: int = WINDOW,
 ) -> list[Extremes]:
-    """Read tensors of the dtypes in ``DTYPES`` into all their places, cast where a place has another dtype.
+    """Read tensors that it ``takes`` into all their places, cast where a place has another dtype.
 
     Beside the places there are the ring and, of a tensor that is cast, one more copy at a time.
 
@@ -195,9 +209,9 @@ def fill(
         OSError: a file cannot be read. CheckpointError: a file has become shorter.
     """
     total, done = sum(info.nbytes for info in infos) or 1, 0
-    wanted = list(windows(infos, size))
+    wanted = list(windows((piece for info in infos for piece in pieces_of(info)), size))
     ring = _Ring(device, RING, max((window.size for window in wanted), default=0))
-    landing = _Landing(places, len(infos), device)
+    landing = _Landing(infos, places, device)
     reads: deque[tuple[int, Window, Future[None]]] = deque()
 
     def take() -> int:

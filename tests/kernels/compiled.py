@@ -42,7 +42,7 @@ from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear
 from tests.cuda_cards import SHARED_MEMORY, TRITON_CARDS
-from tests.quantized_weights import fp8, int4, int8, nvfp4
+from tests.quantized_weights import fp8, gguf, int4, int8, nvfp4
 
 LIMITS = {card: SHARED_MEMORY[card] * 1024 for card in TRITON_CARDS}
 BF16 = "*bf16"
@@ -145,9 +145,15 @@ def packed_weights() -> Iterator[Work]:
         (int8(16, 128, 128, scales=torch.float32), "*fp32"),
         (fp8(16, 128, scales=torch.bfloat16), BF16),
         (nvfp4(16, 128), "*u8"),
+        (gguf("Q5_1", 16, 128), "*fp16"),
+        (gguf("Q4_K", 16, 256), "*u8"),
+        (gguf("Q6_K", 16, 256), "*i8"),
+        (gguf("IQ4_XS", 16, 256), "*i8"),
     ):
         packed = FragmentWeight.of(weight)
-        types = {"codes": "*i32", "scales": scales, "zeros": "*u8", "row_scales": "*fp32"}
+        zeros = "*fp16" if packed.format.minima and not packed.format.nested else "*u8"
+        row_scales = "*fp16" if packed.format.nested else "*fp32"
+        types = {"codes": "*i32", "scales": scales, "zeros": zeros, "row_scales": row_scales}
         constants = fragment_decode.tile_constants(packed.format)
         config, name = fragment_decode.CONFIG, packed.format.codes
         launch = {**constants, **fragment_decode.launch_constants(packed.coded_rows, packed.shape[1], config)}

@@ -40,7 +40,7 @@ from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
 from dflash_local.layout.drafter import MARKOV_BLOCK, candidate_buffers
 from tests.kernels.quick_interpreter import patch_once
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 MODULES: tuple[Any, ...] = (
     accept,
@@ -108,6 +108,14 @@ PACKED: dict[str, Codable] = {
     "mxfp4, ragged": mxfp4(56, 160),
     "nvfp4": nvfp4(64, 256),
     "nvfp4, ragged": nvfp4(56, 160, row_scales=False),
+    "Q4_1, ragged": gguf("Q4_1", 56, 160),
+    "Q5_0, ragged": gguf("Q5_0", 56, 160),
+    "Q5_1": gguf("Q5_1", 64, 256),
+    "Q4_K, ragged": gguf("Q4_K", 56, 512),
+    "Q5_K": gguf("Q5_K", 64, 256),
+    "Q6_K, ragged": gguf("Q6_K", 56, 512),
+    "IQ4_NL, ragged": gguf("IQ4_NL", 56, 160),
+    "IQ4_XS": gguf("IQ4_XS", 64, 512),
 }
 
 

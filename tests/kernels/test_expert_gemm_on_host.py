@@ -14,7 +14,7 @@ from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.split_kv import DeviceProperties
 from tests.host_cuda import HostKernel, compiler
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"
@@ -118,6 +118,9 @@ FORMATS: dict[str, Callable[[int, int], Codable] | None] = {
     "fp8, rows": lambda n, k: fp8_rows(n, k),
     "MXFP4": lambda n, k: mxfp4(n, k),
     "NVFP4": lambda n, k: nvfp4(n, k),
+    "Q4_1": lambda n, k: gguf("Q4_1", n, k),
+    "Q4_K": lambda n, k: gguf("Q4_K", n, k),
+    "Q6_K": lambda n, k: gguf("Q6_K", n, k),
 }
 
 
@@ -150,7 +153,7 @@ def gated(x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None, routed
 
 
 # One of each kind of codes, and one without; how wide a group is and whose scale a row has are in the long tests.
-LIKE_ANOTHER = ("int4", "int8, rows", "fp8, rows", "NVFP4")
+LIKE_ANOTHER = ("int4", "int8, rows", "fp8, rows", "NVFP4", "Q4_1")
 
 
 @pytest.mark.parametrize(
@@ -161,12 +164,13 @@ def test_products_are_right_and_a_row_has_its_bits_among_any_others(name: str, k
     clamped = name in ("MXFP4", "bfloat16")
     if clamped:
         mixture = mixture._replace(clamp=(1.0, 1.702))
-    up_weight, up_wide = matrices(name, 6, 2 * SIZE, HIDDEN, bias=clamped)
-    down_weight, down_wide = matrices(name, 6, HIDDEN, SIZE, bias=clamped)
+    size, hidden = (256, 256) if name.endswith("_K") else (SIZE, HIDDEN)
+    up_weight, up_wide = matrices(name, 6, 2 * size, hidden, bias=clamped)
+    down_weight, down_wide = matrices(name, 6, hidden, size, bias=clamped)
     logits = random(rows, 5, seed=4)
     logits[:, 2] = 9  # taken by every row; nobody takes the last
     logits[:, 4] = -9
-    x, residual = random(rows, HIDDEN, seed=5), random(rows, HIDDEN, seed=6)
+    x, residual = random(rows, hidden, seed=5), random(rows, hidden, seed=6)
     up_config = GateUpConfig(2, 2, 1, 2)
 
     def run(
@@ -179,7 +183,7 @@ def test_products_are_right_and_a_row_has_its_bits_among_any_others(name: str, k
         for kernel in kernels:
             kernel.seed = seed
         routed = Routed(mixture, len(x)).route(logits)
-        between = torch.full((len(x), mixture.slots, SIZE), float("nan")).bfloat16()
+        between = torch.full((len(x), mixture.slots, size), float("nan")).bfloat16()
         expert_gemm.gate_up(x, up_weight, mixture, routed.list, between, up_config)
         taken = routed.weights, routed.experts, routed.list
         out = residual.clone()

@@ -14,7 +14,7 @@ from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, Fragm
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.kernels.split_kv import DeviceProperties
 from tests.host_cuda import HostKernel, compiler
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compiler() is None, reason="g++ on Linux stands in for the card"
@@ -76,6 +76,14 @@ WEIGHTS: dict[str, Callable[[], Codable]] = {
     "MXFP4": lambda: mxfp4(72, 288),
     "NVFP4": lambda: nvfp4(72, 288),
     "NVFP4 without scales of rows": lambda: nvfp4(72, 160, row_scales=False),
+    "Q4_1": lambda: gguf("Q4_1", 72, 288),
+    "Q5_0": lambda: gguf("Q5_0", 72, 160),
+    "Q5_1": lambda: gguf("Q5_1", 72, 288),
+    "Q4_K": lambda: gguf("Q4_K", 72, 512),
+    "Q5_K": lambda: gguf("Q5_K", 72, 256),
+    "Q6_K": lambda: gguf("Q6_K", 72, 512),
+    "IQ4_NL": lambda: gguf("IQ4_NL", 72, 160),
+    "IQ4_XS": lambda: gguf("IQ4_XS", 72, 512),
 }
 
 

@@ -324,7 +324,7 @@ def test_a_weight_with_room_behind_it_is_packed_where_it_lies(weight: Codable, m
     monkeypatch.setattr(fragment_packing, "PACKED_SLICE", 3 * 16 * 256)  # several slices, each over what was read
     want, (n, k) = FragmentWeight.of(weight), weight.shape
     codes = weight.codes.view(torch.int32)
-    rooms = {"codes": code_room(n, k, k // codes.shape[1])}
+    rooms = {"codes": code_room(n, k, codes.shape[1] * 32 // k)}
     if want.format.grouped:
         rooms["scales"] = scale_room(n, k, weight.group_size)
     if want.zeros is not None:

@@ -18,7 +18,7 @@ from dflash_local.kernels.fragment_packing import PLAIN, TILE_N, FragmentFormat,
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from dflash_local.layout.linear import SLICE_ROWS
 from tests.cuda_cards import SHARED_MEMORY
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 FORMATS = {
     "int4 in groups of 128": FragmentWeight.of(int4(16, 128, 128)).format,
@@ -32,6 +32,12 @@ FORMATS = {
     "int4 with a tail": replace(FragmentWeight.of(int4(16, 128, 128)).format, tail=64),
     "fp8 with a tail": replace(FragmentWeight.of(fp8(16, 128)).format, tail=96),
     "bfloat16": PLAIN,
+    "Q4_K": FragmentWeight.of(gguf("Q4_K", 16, 256)).format,
+    "Q5_1": FragmentWeight.of(gguf("Q5_1", 16, 128)).format,
+    "Q6_K": FragmentWeight.of(gguf("Q6_K", 16, 256)).format,
+    "IQ4_XS": FragmentWeight.of(gguf("IQ4_XS", 16, 256)).format,
+    "Q4_1": FragmentWeight.of(gguf("Q4_1", 16, 128)).format,
+    "Q5_K": FragmentWeight.of(gguf("Q5_K", 16, 256)).format,
 }
 DRIVER = 13000
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import UsageError
 from tests.families import save_model
 from tools.train.frozen_target import FrozenTarget
@@ -40,7 +41,7 @@ def target() -> FrozenTarget:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    found = Tokenizer.load(TARGET)
+    found = Tokenizer.load(open_source(TARGET))
     assert found is not None
     return found
 

@@ -14,7 +14,7 @@ from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
-from dflash_local.layout.linear import Fp4Groups, Segment
+from dflash_local.layout.linear import Fp4Groups, Segment, part_rows
 from dflash_local.layout.moe import MoELayout
 from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.formats import FORMATS, format_of
@@ -82,6 +82,10 @@ class Experts:
 def _places(segment: Segment, weight: ExpertWeight, config: MoEConfig, at: str, source: WeightTensors) -> Places:
     """Where one matrix of every expert is read to, as the checkpoint has it, and its biases."""
     name = segment.name
+    if f"{segment.parts[0].module}.weight" in source.stored:
+        _check_formats(segment, source)
+        places = FORMATS[type(segment.format)].places(weight.weight, segment.format, segment.parts)
+        return {**places, **_biases_one_by_one(segment, weight)}
     put = _put_by_turns if config.interleaved and name.endswith(".gate_up_proj") else _put
     found: Places = {}
     if weight.bias is not None:
@@ -97,6 +101,13 @@ def _places(segment: Segment, weight: ExpertWeight, config: MoEConfig, at: str, 
         return {**found, **places}
     of_shared = {each: place for each, place in places.items() if each.startswith(f"{at}.shared_expert.")}
     return {**found, name: _together(weight, config.num_experts), **of_shared}
+
+
+def _biases_one_by_one(segment: Segment, weight: ExpertWeight) -> Places:
+    if weight.bias is None:
+        return {}
+    rows = weight.bias.flatten()
+    return {f"{part.module}.bias": rows[at] for part, at in part_rows(segment.parts)}
 
 
 def _check_formats(segment: Segment, source: WeightTensors) -> None:

@@ -17,12 +17,13 @@ from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.quantize_weight import quantize
-from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, GgufWeight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
 from dflash_local.layout.linear import Fp8Blocks, IntGroups, Part, QuantizedAtLoad, WeightFormat, part_rows
 from dflash_local.models.fused.fragment_format import FRAGMENTS
 from dflash_local.models.fused.fragment_kernels import product_of, right_configs
+from dflash_local.models.fused.gguf_formats import GGUF, GGUF_BLOCKS
 from dflash_local.models.fused.quantized_formats import FP4, FP8, INT
 from dflash_local.models.place import Conversion, Places
 
@@ -175,6 +176,7 @@ FORMATS: Mapping[type, Reading] = {
     layout.IntGroups: INT,
     layout.Fp8Blocks: FP8,
     layout.Fp4Groups: FP4,
+    layout.GgufBlocks: GGUF_BLOCKS,
     layout.QuantizedAtLoad: QUANTIZED_AT_LOAD,
 }
 _BY_TYPE: Mapping[type, Format] = {
@@ -182,6 +184,7 @@ _BY_TYPE: Mapping[type, Format] = {
     IntWeight: INT,
     Fp8Weight: FP8,
     Fp4Weight: FP4,
+    GgufWeight: GGUF,
     FragmentWeight: FRAGMENTS,
 }
 

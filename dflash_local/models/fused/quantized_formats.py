@@ -12,7 +12,16 @@ import torch
 from dflash_local.config.quantization import WHOLE, IntDialect
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.fragment_packing import FragmentWeight, has_room
-from dflash_local.kernels.quantized_weight import E2M1, Fp4Weight, Fp8Weight, IntWeight, codes_of, row_slices, words_of
+from dflash_local.kernels.quantized_weight import (
+    E2M1,
+    Fp4Weight,
+    Fp8Weight,
+    GgufWeight,
+    IntWeight,
+    codes_of,
+    row_slices,
+    words_of,
+)
 from dflash_local.kernels.skinny_gemm import gated
 from dflash_local.layout.linear import (
     DEQUANTIZED_SLICE,
@@ -28,7 +37,7 @@ from dflash_local.models.fused import fragment_format
 from dflash_local.models.place import Conversion, Places
 
 CodedFormat = IntGroups | Fp8Blocks | Fp4Groups
-Coded = IntWeight | Fp8Weight | Fp4Weight
+Coded = IntWeight | Fp8Weight | Fp4Weight | GgufWeight
 GPTQ_ZERO_OFFSET = {4: 0x11111111, 8: 0x01010101}  # GPTQ's first version stores each zero point of a word less one
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of eight neighbouring columns
 SIGN = 0x80  # flipped, a signed byte is the code of 128 more
@@ -47,7 +56,7 @@ def decode(weight: Coded, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-class _Decoded:
+class Decoded:
     """Products with what the codes stand for, in the activations' dtype."""
 
     has_library = False
@@ -81,7 +90,7 @@ class _Decoded:
         return self.rows_of(weight, slice(0, stop))
 
 
-class _Int(_Decoded):
+class _Int(Decoded):
     def weight(self, form: IntGroups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> IntWeight:
         codes, scales, *zeros = tensors
         return IntWeight(codes, scales, zeros[0] if zeros else None, dtype, form.stored.bits)
@@ -102,7 +111,7 @@ class _Int(_Decoded):
             weight.zeros.random_(middle - 1, middle + 2, generator=generator)
 
 
-class _Fp8(_Decoded):
+class _Fp8(Decoded):
     def weight(self, form: Fp8Blocks, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Fp8Weight:
         codes, scales = tensors
         return Fp8Weight(codes, scales, (form.rows, form.stored.block[1] or codes.shape[1]), dtype)
@@ -123,7 +132,7 @@ class _Fp8(_Decoded):
         weight.scales.fill_(weight.shape[1] ** -0.5 / FP8_SPREAD)
 
 
-class _Fp4(_Decoded):
+class _Fp4(Decoded):
     def weight(self, form: Fp4Groups, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Fp4Weight:
         codes, scales, *row_scales = tensors
         return Fp4Weight(codes, scales, row_scales[0] if row_scales else None, dtype)

@@ -1,0 +1,52 @@
+"""Which matrices of a GGUF file lie in blocks, said as a ``quantization_config``. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
+from dflash_local.checkpoint_files.undo import moves_rows_only
+
+METHOD = "gguf"
+WEIGHT = ".weight"
+OF_EXPERT = re.compile(r"model[.]layers[.](\d+)[.](.+)[.]experts[.]\d+[.](\w+)[.]weight")
+
+
+def quantization_config(tensors: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
+    """Of tensors by the model's names; None where no matrix is in blocks.
+
+    ``type`` is that of most weights; ``modules`` has the others', null where a matrix is plain, or becomes plain since
+    more than its rows is put in order; ``experts`` those of a mixture by patterns, since they are many.
+    """
+    matrices = {name: info for name, info in tensors.items() if name.endswith(WEIGHT) and len(info.shape) == 2}
+    types = {name: _type_of(info) for name, info in matrices.items()}
+    weights: Counter[str] = Counter()
+    for name, kind in types.items():
+        if kind is not None:
+            weights[kind] += prod(matrices[name].shape)
+    if not weights:
+        return None
+    usual = weights.most_common(1)[0][0]
+    modules: dict[str, str | None] = {}
+    layers: dict[tuple[str, str, str | None], dict[str, None]] = {}
+    for name, kind in types.items():
+        expert = OF_EXPERT.fullmatch(name)
+        if kind != usual and expert:
+            layers.setdefault((expert[2], expert[3], kind), {})[expert[1]] = None
+        elif kind != usual:
+            modules[name.removesuffix(WEIGHT)] = kind
+    experts = {
+        rf"model[.]layers[.]({'|'.join(numbers)})[.]{mixture}[.]experts[.]\d+[.]{matrix}$": kind
+        for (mixture, matrix, kind), numbers in layers.items()
+    }
+    return {"quant_method": METHOD, "type": usual, "modules": modules, "experts": experts}
+
+
+def _type_of(info: TensorInfo) -> str | None:
+    """The type that all of a matrix is stored in, where its blocks can be kept as they are."""
+    kinds = {each.dtype for each in (info, *info.parts)}
+    return info.dtype if len(kinds) == 1 and info.dtype in GGML and moves_rows_only(info.undo) else None
