@@ -172,7 +172,7 @@ def _of_variant(choice: Choice) -> Mapping[str, Any] | None:
     row = choice.row
     if row is None or row.target is None or choice.target is None or isinstance(choice.target, Path):
         return None
-    variant = row.variant(choice.target.id)
+    variant = row.variant(choice.name)
     plain, stored = shape(row.target.id), None if variant is None else quantization_config(variant)
     return None if plain is None or stored is None else {**plain, "quantization_config": stored}
 
@@ -240,10 +240,8 @@ class VariantPlan:
 
 def variant_targets(row: Row | None, store: ModelStore | None) -> Iterator[tuple[Variant, ModelConfig | None]]:
     """A row's pre-quantised targets with their shapes; None where the recipe is not known before it is here."""
-    from dflash_local.catalog.row import Repo
-
     for variant in row.variants if row is not None else ():
-        found = shapes(Choice(variant.repo, Repo(variant.repo, variant.revision), None, row), store)
+        found = shapes(Choice(variant.model, variant.source, None, row), store)
         yield variant, None if found is None else found.target
 
 

@@ -161,5 +161,5 @@ def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, u
     variant = None if best is None else best.weights.variant
     if best is None or variant is None:
         return ""
-    needs = f"{amount(best.plan.ledger.total)}, context {best.plan.context:,}: {variant.repo}"
+    needs = f"{amount(best.plan.ledger.total)}, context {best.plan.context:,}: {variant.model}"
     return f"pre-quantised it fits ({needs}): dflash pull {pair.name} --variant {variant.name}"

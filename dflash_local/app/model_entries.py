@@ -100,14 +100,12 @@ def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -
 
 
 def _state(row: Row, store: ModelStore | None) -> str:
-    from dflash_local.catalog.row import Repo
-
     state = install_status(row, store).state
     if store is None or state in ("bundled", "local"):
         return state
     for each in row.variants:
         with suppress(DFlashError):  # a damaged repository is not here
-            found = store.find(Repo(each.repo))
+            found = store.find(each.source)
             if found is not None and found.complete:
                 return "variant"
     return state

@@ -51,7 +51,7 @@ class ModelStore:
         """What is here of a repository, whole or in part; None for nothing."""
         from dflash_local.store import local
 
-        return None if repo is None else local.find(self.cache, self.manifests, repo.id)
+        return None if repo is None else local.find(self.cache, self.manifests, repo.id, file=repo.file)
 
 
 def model_store(user: Settings) -> ModelStore | None:

@@ -299,7 +299,7 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
             return choice
         variant = best.weights.variant
         why = found.rest[0].plan.reason if found.rest else f"{row.name} leaves too little context"
-        notify(Notice(f"{variant.repo} ({best.fidelity}) is taken: {why}"))
+        notify(Notice(f"{variant.model} ({best.fidelity}) is taken: {why}"))
         return choice.with_variant(variant)
 
     return suit

@@ -46,6 +46,8 @@ def _repos(model: str, rows: Registry, store: ModelStore) -> Iterable[str]:
     row = rows.find(model)
     if model in BUNDLED or (row is not None and row.bundled):
         raise UsageError(f"{model} comes with the package: it goes when dflash-local is uninstalled", "")
+    if (listed := rows.find_variant(model)) is not None:
+        return (listed[1].repo,)
     if row is not None:
         return ([row.target.id] if row.target else []) + _drafters(row)
     if is_repo_id(model) and model in store.cache.repos():

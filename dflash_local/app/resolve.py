@@ -66,9 +66,7 @@ class Choice:
 
     def with_variant(self, variant: Variant) -> Choice:
         """The same pair with a pre-quantised target of its row."""
-        from dflash_local.catalog.row import Repo
-
-        return replace(self, name=variant.repo, target=Repo(variant.repo, variant.revision), package=None)
+        return replace(self, name=variant.model, target=variant.source, package=None)
 
     def announce(self, notify: Notify) -> None:
         """Say whose drafter is taken, where that is another target's, or why none is."""
@@ -210,6 +208,10 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
     row = rows.find(model)
     if row is None and (listed := rows.find_variant(model)) is not None:
         row, variant = listed
+        if variant.file is not None:
+            from dflash_local.store.selection import refuse_unread
+
+            refuse_unread(f"{variant.repo}/{variant.file} ({variant.format})")
         plain = Choice(row.name, row.target, own or row.drafter, row, own is None or _is_own(own, row))
         return plain.with_variant(variant)
     if row is None:
@@ -221,7 +223,7 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
 
 
 def of_variant(model: str, variant: str, user: Settings) -> str:
-    """The repository of a model's pre-quantised target, which is a MODEL itself.
+    """The repository of a model's pre-quantised target, or the file of one, which is a MODEL itself.
 
     Raises:
         UnknownModelError: no such model. UsageError: no such variant; lists those that there are.
@@ -234,7 +236,7 @@ def of_variant(model: str, variant: str, user: Settings) -> str:
         raise UsageError(
             f"{row.name} has no variant {variant!r}", f"it has {listing([item.name for item in row.variants])}"
         )
-    return found.repo
+    return found.model
 
 
 def of_row(row: Row) -> Choice:
@@ -298,7 +300,7 @@ def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tupl
     row = choice.drafter_row
     known = row.fingerprints if row is not None else ()
     return tuple(
-        Wanted(role, repo.id, repo.revision, known if role == "drafter" else ())  # type: ignore[arg-type]
+        Wanted(role, repo.id, repo.revision, known if role == "drafter" else (), repo.file)  # type: ignore[arg-type]
         for role, repo in choice.repos
         if role in roles
     )
@@ -346,7 +348,11 @@ def with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
 
 def _lack(repo: Repo, store: ModelStore) -> tuple[str, ...]:
     found = store.find(repo)
-    return (repo.id,) if found is None else tuple(f"{repo.id}/{name}" for name in found.missing)
+    return (
+        (f"{repo.id}/{repo.file}" if repo.file else repo.id,)
+        if found is None
+        else tuple(f"{repo.id}/{name}" for name in found.missing)
+    )
 
 
 def size_gib(choice: Choice, roles: Sequence[str]) -> float | None:

@@ -325,7 +325,7 @@ class ServedPair:
         """What the registry calls a pair, or one of its pre-quantised targets."""
         listed = registry(self._user).find_variant(name)
         if listed is not None:
-            return listed[1].repo
+            return listed[1].model
         row = self._row(name)
         return row.bundled or row.name
 

@@ -53,10 +53,10 @@ class Registry:
         return found[0] if found else None
 
     def find_variant(self, model: str) -> tuple[Row, Variant] | None:
-        """The pre-quantised target of that repository, and the row that lists it."""
+        """The pre-quantised target of that repository, or file of one, and the row that lists it."""
         wanted = model.strip().lower()
         listed = ((row, item) for row in self.rows for item in row.variants)
-        return next((found for found in listed if found[1].repo.lower() == wanted), None)
+        return next((found for found in listed if found[1].model.lower() == wanted), None)
 
     def nearest(self, model: str) -> tuple[str, ...]:
         """At most three names of rows that ``model`` may have meant, best first."""

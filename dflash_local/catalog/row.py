@@ -27,7 +27,7 @@ REMOTE_CODE = "--trust-remote-code"  # of both programs: run Python files of a m
 VLLM_DRAFTING = "--speculative-config"
 SGLANG_DRAFTER, SGLANG_REVISION = "--speculative-draft-model-path", "--speculative-draft-model-revision"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-MEMBER = rf"(?!.*\.\.)(?:{NAME}/)*{NAME}\.gguf"
+GGUF = rf"(?!.*\.\.)(?:{NAME}/)*{NAME}\.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ Revision = Annotated[str, Matching("a revision", BRANCH, "40 hexadecimal digits,
 Name = Annotated[str, Matching("a name", NAME, "letters, digits, '-', '_' and '.'")]
 Variable = Annotated[str, Matching("the name of a variable", VARIABLE, "letters, digits and '_'")]
 Sha256 = Annotated[str, Matching("a SHA-256", r"[0-9a-f]{64}", "64 hexadecimal digits, small letters")]
-Member = Annotated[str, Matching("a GGUF file of a wheel", MEMBER, "folder/name.gguf")]
+GgufPath = Annotated[str, Matching("a GGUF file of a wheel or repository", GGUF, "folder/name.gguf")]
 FileBytes = Annotated[int, Between(1, 2**50)]
 Task = Annotated[str, task]
 Block = Annotated[int, Between(MIN_BLOCK, MAX_BLOCK)]
@@ -92,10 +92,17 @@ Gib = Annotated[float, Between(0, 1e6)]
 
 @dataclass(frozen=True, slots=True)
 class Repo:
-    """A repository on the Hub. ``revision``: the known good commit (or branch) to pull; None where none is known."""
+    """A repository on the Hub.
+
+    Attributes:
+        revision: the known good commit (or branch) to pull; None where none is known.
+        file: the one GGUF file of it that is meant, the first of several that one was split into; None: a checkpoint of
+            safetensors files.
+    """
 
     id: str
     revision: str | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ class Package:
     version: Name
     sha256: Sha256
     wheel_bytes: FileBytes
-    member: Member
+    member: GgufPath
     member_bytes: FileBytes
 
     @property
@@ -189,6 +196,7 @@ class Variant:
         group_size: weights along in_features that share a scale.
         kept_16_bits: parts that the recipe leaves in 16 bits, besides what every recipe leaves so (norms, convolutions,
             the b and a of Gated-DeltaNet, routers).
+        file: of a repository of GGUF files the one that is meant; ``format`` is its type, such as Q4_K_M.
         size_gib: of the repository's files, vision and multi-token-prediction parts included.
         licence: of the repository, where it is known.
     """
@@ -202,6 +210,17 @@ class Variant:
     note: str = ""
     name: Name = ""
     licence: str | None = None
+    file: GgufPath | None = None
+
+    @property
+    def model(self) -> str:
+        """What commands take as MODEL: the repository, with the name behind it where that holds several files."""
+        return self.repo if self.file is None else f"{self.repo}:{self.name}"
+
+    @property
+    def source(self) -> Repo:
+        """Where it is pulled from."""
+        return Repo(self.repo, self.revision, self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,9 +430,9 @@ class Row:
         return next((one for one in self.other_drafters if one.repo.lower() == repo.strip().lower()), None)
 
     def variant(self, name: str) -> Variant | None:
-        """The pre-quantised target of that name or repository, in any case of letters."""
+        """The pre-quantised target of that name, repository or MODEL, in any case of letters."""
         wanted = name.strip().lower()
-        return next((item for item in self.variants if wanted in (item.name.lower(), item.repo.lower())), None)
+        return next((item for item in self.variants if wanted in (item.name.lower(), item.model.lower())), None)
 
     @property
     def alarm_band(self) -> float | None:

@@ -10,7 +10,7 @@ from dflash_local.errors import DFlashError, DownloadError
 from dflash_local.store import manifest as manifests_of
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.manifest import Manifest
-from dflash_local.store.names import is_commit
+from dflash_local.store.names import is_commit, parts_of
 from dflash_local.store.weights import check_tensors, is_weights, is_whole, needed
 from dflash_local.tables import listing
 
@@ -22,7 +22,7 @@ class Local:
     """A commit of a repo on this disk.
 
     Args:
-        folder: its snapshot, what a checkpoint is opened from.
+        folder: its snapshot, or the GGUF file in it: what a checkpoint is opened from.
         files: what is there; ``size`` their bytes.
         missing: files that are absent or cut short; empty when it can be loaded.
         verified: every file's bytes were proven when pulled, and none has been touched since.
@@ -48,8 +48,10 @@ class Local:
         return not self.missing and not self.problem
 
 
-def find(cache: Cache, manifests: Path | None, repo: str, revision: str | None = None) -> Local | None:
-    """The repo as it lies in the cache; None when nothing of it does.
+def find(
+    cache: Cache, manifests: Path | None, repo: str, revision: str | None = None, file: str | None = None
+) -> Local | None:
+    """The repo, or one GGUF file of it, as it lies in the cache; None when nothing of that does.
 
     The commit is ``revision`` where that is one, else the one recorded as in use, else what the
     branch meant when last downloaded, else the only one there. A cache filled by another program
@@ -60,7 +62,28 @@ def find(cache: Cache, manifests: Path | None, repo: str, revision: str | None =
         CheckpointError: the index is damaged, or two files hold one tensor.
     """
     commit = commit_of(cache, manifests, repo, revision)
-    return None if commit is None else _examined(cache, manifests, repo, commit, headers=True)
+    if commit is None:
+        return None
+    if file is not None:
+        return _of_file(cache, manifests, repo, commit, file)
+    return _examined(cache, manifests, repo, commit, headers=True)
+
+
+def _of_file(cache: Cache, manifests: Path | None, repo: str, commit: str, file: str) -> Local | None:
+    """A GGUF file with the other parts that it was split into; nothing else of its repo is looked at."""
+    names = parts_of(file)
+    there = {name: entry for name in names if (entry := cache.entry(repo, commit, name)) is not None}
+    if not there:
+        return None
+    reading = manifests_of.load(manifests, repo, commit)
+    records = {each.path: each for each in reading.manifest.files} if reading.manifest else {}
+    missing = {name for name in names if name not in there}
+    missing |= {name for name, entry in there.items() if name in records and records[name].size != entry.size}
+    changed = {name for name, entry in there.items() if name in records and records[name].differs(entry)} - missing
+    verified = not missing and not changed and there.keys() <= records.keys()
+    place, entries = cache.snapshot(repo, commit).joinpath(*file.split("/")), tuple(there.values())
+    size = sum(entry.size for entry in entries)
+    return Local(repo, commit, place, entries, size, tuple(sorted(missing)), verified, tuple(sorted(changed)))
 
 
 def commit_of(cache: Cache, manifests: Path | None, repo: str, revision: str | None = None) -> str | None:

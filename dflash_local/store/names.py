@@ -12,6 +12,8 @@ MAX_REPO_PART = 96
 MAX_SHOWN = 120
 REPO_PREFIX = "models--"
 REMOVING = ".removing-"
+MAX_PARTS = 500  # of one GGUF model
+_FIRST_PART = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPO_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _FORBIDDEN = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\]')
@@ -59,6 +61,15 @@ def file_parts(repo: str, name: str) -> tuple[str, ...]:
     if why:
         raise DownloadError(f"{repo} names a file {shortened(name)}, which is refused: {why}", "report it to its owner")
     return tuple(name.split("/"))
+
+
+def parts_of(file: str) -> tuple[str, ...]:
+    """A GGUF file's name with those of the other parts, where it is the first of several that one was split into."""
+    found = _FIRST_PART.fullmatch(file)
+    if found is None or not 1 < int(found["count"]) <= MAX_PARTS:
+        return (file,)
+    numbers = range(1, int(found["count"]) + 1)
+    return tuple(f"{found['stem']}-{number:05}-of-{found['count']}.gguf" for number in numbers)
 
 
 def folder_name(repo: str) -> str:

@@ -28,7 +28,7 @@ from dflash_local.store.local import Local
 from dflash_local.store.lock import exclusive
 from dflash_local.store.manifest import Manifest, ManifestFile
 from dflash_local.store.names import file_parts, is_commit
-from dflash_local.store.selection import is_weight
+from dflash_local.store.selection import is_weight, refuse_unread
 from dflash_local.store.selection import wanted as selected
 from dflash_local.store.transfer import DownloadTask, PullEvent, Transfer
 from dflash_local.store.verify import check_generation, check_index
@@ -43,12 +43,15 @@ Parts = dict[tuple[str, str], Path]  # by repository and the blob's name
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One half of a pair to be pulled: a commit, branch or the main branch (None), and what a drafter may look like."""
+    """One half of a pair to be pulled: a commit, branch or the main branch (None), what a drafter may look like, and
+    which GGUF file is meant (None: a checkpoint of safetensors files).
+    """
 
     role: Literal["target", "drafter"]
     repo: str
     revision: str | None = None
     generations: tuple[Fingerprint, ...] = ()
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +132,14 @@ def refreshed(plan: PullPlan, cache: Cache, manifests: Path | None) -> PullPlan:
 
 
 def _planned(want: Wanted, hub: Hub, cache: Cache, manifests: Path | None, update: bool) -> RepoPlan:
+    if want.file is not None:
+        refuse_unread(want.file)  # before anybody is asked
     recorded = None if update else manifests_of.current(manifests, want.repo)
     revision = recorded or want.revision
     if hub.offline:
-        here = locals_of.find(cache, manifests, want.repo, revision)
+        here = locals_of.find(cache, manifests, want.repo, revision, want.file)
         return _ready(want, locals_of.require(here, want.repo, "HF_HUB_OFFLINE=0 dflash pull MODEL"))
-    here = None if update else _whole(cache, manifests, want.repo, revision)
+    here = None if update else _whole(cache, manifests, want, revision)
     if here is not None:
         return _ready(want, here)
     listing = hub.listing(want.repo, revision)
@@ -143,14 +148,14 @@ def _planned(want: Wanted, hub: Hub, cache: Cache, manifests: Path | None, updat
 
 
 def _whole_or_counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifests: Path | None) -> RepoPlan:
-    here = _whole(cache, manifests, want.repo, listing.commit)
+    here = _whole(cache, manifests, want, listing.commit)
     return _ready(want, here, branch) if here else _counted(want, listing, branch, cache, manifests)
 
 
-def _whole(cache: Cache, manifests: Path | None, repo: str, revision: str | None) -> Local | None:
-    """The repo as it lies here, if it is complete and proven."""
+def _whole(cache: Cache, manifests: Path | None, want: Wanted, revision: str | None) -> Local | None:
+    """What is wanted as it lies here, if it is complete and proven."""
     with suppress(CheckpointError):  # a damaged index: the pull replaces it, or finds that the source is damaged
-        here = locals_of.find(cache, manifests, repo, revision)
+        here = locals_of.find(cache, manifests, want.repo, revision, want.file)
         return here if here is not None and here.complete and here.verified else None
     return None
 
@@ -161,7 +166,7 @@ def _ready(want: Wanted, here: Local, branch: str = "") -> RepoPlan:
 
 def _counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifests: Path | None) -> RepoPlan:
     """What of the listing is wanted, proven, here or to come."""
-    files = selected(listing)
+    files = selected(listing, want.file)
     old = manifests_of.read(manifests, want.repo, listing.commit)
     records = {record.path: record for record in old.files} if old else {}
     parts = cache.parts(want.repo)
@@ -257,9 +262,7 @@ class _Pull:
             with client.in_use():
                 transfer.run([task for item in work for task in _tasks(item, parts, weights=False)])
                 self.check_pair(plan)
-                needed = {item.repo: check_index(self.cache, item.listing) for item in work if item.listing}
-                weights = [task for item in work for task in _tasks(item, parts, weights=True)]
-                transfer.run([task for task in weights if task.file.path in needed[task.repo]])
+                transfer.run([task for item in work for task in self.weights(item, parts)])
         except Interrupted as stop:
             files = [record for records in transfer.records.values() for record in records.values()]
             size = byte_size(sum(record.size for record in files))
@@ -268,6 +271,14 @@ class _Pull:
             raise Interrupted(f"pull {stop.message}; {kept}", hint) from stop
         for item in work:
             self._record(item, transfer)
+
+    def weights(self, item: RepoPlan, parts: Parts) -> list[DownloadTask]:
+        """The weight files that the index names; all parts of a GGUF file."""
+        tasks = _tasks(item, parts, weights=True)
+        if item.wanted.file is not None or item.listing is None:
+            return tasks
+        named = check_index(self.cache, item.listing)
+        return [task for task in tasks if task.file.path in named]
 
     def waiting(self, repo: str, pid: int | None) -> None:
         who = f"process {pid}" if pid is not None else "another process"
@@ -289,6 +300,10 @@ class _Pull:
     def _record(self, item: RepoPlan, transfer: Transfer) -> None:
         """Write the manifest, and what the branch means now, for us and for other programs."""
         files = tuple(transfer.records[item.repo].values())
+        old = None if item.wanted.file is None else manifests_of.read(self.manifests, item.repo, item.commit)
+        if old is not None:  # other files of the same commit keep their proof
+            names = {file.path for file in files}
+            files = (*files, *(file for file in old.files if file.path not in names))
         pulled_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         if self.manifests is not None:
             try:
@@ -326,7 +341,7 @@ class _Pull:
         """Every repo as it lies in the cache now, its commit the one in use."""
         found = []
         for item in plan.repos:
-            here = locals_of.find(self.cache, self.manifests, item.repo, item.commit)
+            here = locals_of.find(self.cache, self.manifests, item.repo, item.commit, item.wanted.file)
             found.append(locals_of.require(here, item.repo, "dflash pull MODEL"))
             if self.manifests is not None and found[-1].verified:
                 if manifests_of.current(self.manifests, item.repo) != item.commit:

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from dflash_local.checkpoint_files.safetensors_folder import CONFIG, INDEX, MODELOPT_CONFIG, SINGLE
 from dflash_local.errors import DownloadError
 from dflash_local.store.hub import Listing, RemoteFile
-from dflash_local.store.names import file_parts, shortened
+from dflash_local.store.names import file_parts, parts_of, shortened
+from dflash_local.tables import listing as enumerated
 
 SMALL = (
     CONFIG,
@@ -31,10 +32,24 @@ NO_SHARDS = ("consolidated*", "adapter*")
 # What no honest repository holds: a way out of the folder, a drive, a control character.
 _HOSTILE = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)|^[/\\]|^[A-Za-z]:|[\x00-\x1f\x7f]")
 
+GGUF = ".gguf"
+NEAREST = "IQ4_XS or Q4_K_S"
+# Types of one to three bits a weight, as names of files have them: Q2_K, Q3_K_M, IQ2_XXS, IQ3_S, IQ1_M, TQ1_0.
+_UNREAD = re.compile(r"(?<![A-Za-z0-9])(Q[23]_K(?:_[A-Z]+)?|IQ[123]_[A-Z]+|TQ[12]_0)(?![A-Za-z0-9])", re.IGNORECASE)
 
-def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
-    """The files to fetch, small ones first. DownloadError: an unsafe name, or no config or safetensors."""
+
+def wanted(listing: Listing, gguf: str | None = None) -> tuple[RemoteFile, ...]:
+    """The files to fetch, small ones first.
+
+    Args:
+        gguf: the one file that is meant, with the other parts that it was split into.
+
+    Raises:
+        DownloadError: an unsafe name, no config or safetensors, no such file, or one of a type that is not read.
+    """
     refuse_hostile_names(listing)
+    if gguf is not None:
+        return _gguf(listing, gguf)
     files = {file.path: file for file in listing.files if "/" not in file.path and "\\" not in file.path}
     chosen = [*(files[name] for name in SMALL if name in files), *_weights(listing, files)]
     if CONFIG not in files:
@@ -49,6 +64,24 @@ def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
     return tuple(chosen)
 
 
+def _gguf(listing: Listing, name: str) -> tuple[RemoteFile, ...]:
+    files = {file.path: file for file in listing.files}
+    lacking = next((part for part in parts_of(name) if part not in files), None)
+    if lacking is not None:
+        there = [path for path in files if path.endswith(GGUF)]
+        hint = f"it has {enumerated(there)}" if there else "it has no GGUF file"
+        raise DownloadError(f"{listing.repo} has no {shortened(lacking)}", hint)
+    return tuple(files[part] for part in parts_of(name))
+
+
+def refuse_unread(name: str) -> None:
+    """Raises DownloadError for a GGUF file whose name tells a type that is not read; names the nearest that is."""
+    found = _UNREAD.search(name)
+    if found is not None:
+        text = f"{name} is in {found[1].upper()}, which is not read here"
+        raise DownloadError(text, f"the nearest form that is: {NEAREST}")
+
+
 def refuse_hostile_names(listing: Listing) -> None:
     """Raises DownloadError for a repository with a name that no honest one holds, also of a file nobody wants."""
     for file in listing.files:
@@ -59,7 +92,7 @@ def refuse_hostile_names(listing: Listing) -> None:
 
 def is_weight(file: RemoteFile) -> bool:
     """True for what is fetched last, after everything else of every repository has been looked at."""
-    return file.path.endswith(".safetensors")
+    return file.path.endswith((".safetensors", GGUF))
 
 
 def _weights(listing: Listing, files: dict[str, RemoteFile]) -> list[RemoteFile]:
@@ -69,5 +102,5 @@ def _weights(listing: Listing, files: dict[str, RemoteFile]) -> list[RemoteFile]
     if INDEX in files:
         shards = [name for name in sorted(files) if name.endswith(".safetensors")]
         return [files[INDEX], *(files[name] for name in shards if not any(fnmatchcase(name, no) for no in NO_SHARDS))]
-    hint = "only safetensors are read: no .bin, .pt or .gguf; look for a repository or revision that has them"
+    hint = "of whole repositories only safetensors are read: no .bin, .pt or .gguf; a GGUF file on this disk is a MODEL"
     raise DownloadError(f"{listing.repo} has neither {SINGLE} nor {INDEX}", hint)

@@ -65,5 +65,5 @@ def test_every_variant_has_a_name_of_its_own() -> None:
     for row in registry.load().rows:
         assert len({item.name for item in row.variants}) == len(row.variants)
         for item in row.variants:
-            assert row.variant(item.name.upper()) is item and row.variant(item.repo) is item
+            assert row.variant(item.name.upper()) is item and row.variant(item.model) is item
         assert row.variant("none of them") is None
