@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -76,17 +77,17 @@ def nvfp4(n: int, k: int, row_scales: bool = True, device: str = "cpu") -> Fp4We
     return Fp4Weight(_words(n, k // 8, generator), values.view(torch.float8_e4m3fn), rows, torch.bfloat16)
 
 
-def gguf_blocks(dtype: str, n: int, k: int, device: str = "cpu") -> torch.Tensor:
-    """Rows of blocks of any bytes, uint8 [n, bytes], but with floats of about one and of both signs."""
-    generator = torch.Generator(device).manual_seed(0)
+def gguf_blocks(dtype: str, n: int, k: int, device: str = "cpu", seed: int = 0, floats: float = 1.0) -> torch.Tensor:
+    """Rows of blocks of any bytes, uint8 [n, bytes], but with floats of about that size and of both signs."""
+    generator = torch.Generator(device).manual_seed(seed)
     weights, size = BLOCKS[dtype]
     count = n * k // weights
     blocks = torch.randint(0, 256, (count, size), generator=generator, device=device).to(torch.uint8)
     for at in FLOAT16_AT.get(dtype, ()):
-        floats = torch.randn(count, 1, generator=generator, device=device).half()
-        blocks[:, at : at + 2] = floats.view(torch.uint8)
+        found = (torch.randn(count, 1, generator=generator, device=device) * floats).half()
+        blocks[:, at : at + 2] = found.view(torch.uint8)
     if dtype == "MXFP4":
-        blocks[:, 0] = blocks[:, 0] % 20 + 110
+        blocks[:, 0] = blocks[:, 0] % 4 + 125 + round(math.log2(floats))
     return blocks.view(n, -1)
 
 

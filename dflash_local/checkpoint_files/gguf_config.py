@@ -12,8 +12,8 @@ from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.checkpoint_files.gguf_drafter import DFLASH, drafter_config
+from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_keys import (
-    Header,
     architecture_keys,
     architecture_of,
     common_values,
@@ -94,7 +94,7 @@ OF_RECURRENT = ("ssm.inner_size", "full_attention_interval", "attention.recurren
 OF_WINDOWED = ("attention.sliding_window_pattern",)
 
 
-def config_of(header: Header) -> dict[str, Any]:
+def config_of(header: GgufHeader) -> dict[str, Any]:
     """As its config.json would be, of a target or of a DFlash drafter.
 
     Raises:
@@ -138,7 +138,7 @@ def config_of(header: Header) -> dict[str, Any]:
     return found
 
 
-def generation_of(header: Header) -> dict[str, Any]:
+def generation_of(header: GgufHeader) -> dict[str, Any]:
     """As its generation_config.json would be: ids that end a reply, and the sampling that its makers recommend."""
     return {**_token_ids(header), **values_of(Fields(header.metadata, str(header.file)), SAMPLING)}
 
@@ -165,7 +165,7 @@ def _windowed(keys: Fields, layers: int) -> list[str]:
     return [SLIDING if flag else FULL for flag in flags]
 
 
-def _dtype(header: Header) -> str:
+def _dtype(header: GgufHeader) -> str:
     """The dtype in which most bytes are stored, or in which what blocks stand for is computed."""
     sizes: Counter[str] = Counter()
     for info in header.tensors.values():
@@ -173,7 +173,7 @@ def _dtype(header: Header) -> str:
     return DTYPES.get(max(sizes, key=sizes.__getitem__), "bfloat16")
 
 
-def _token_ids(header: Header) -> dict[str, Any]:
+def _token_ids(header: GgufHeader) -> dict[str, Any]:
     """``bos_token_id``, and every id that ends a reply."""
     keys = Fields(header.metadata, str(header.file))
     found = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields
-from dflash_local.checkpoint_files.gguf_keys import Header, common_values, layer_flags, refuse_others, values_of
+from dflash_local.checkpoint_files.gguf_header import GgufHeader
+from dflash_local.checkpoint_files.gguf_keys import common_values, layer_flags, refuse_others, values_of
 from dflash_local.checkpoint_files.text_config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
 from dflash_local.errors import CheckpointError
 
@@ -30,7 +31,7 @@ OWN = (
 MARKOV, CONFIDENCE, SELECTOR = "markov_w1.weight", "conf_proj.weight", "selector_predecessor.weight"
 
 
-def drafter_config(header: Header, keys: Fields) -> dict[str, Any]:
+def drafter_config(header: GgufHeader, keys: Fields) -> dict[str, Any]:
     """Raises CheckpointError as ``config_of``."""
     names = KEYS | (DFLASH2_KEYS if SELECTOR in header.tensors else {})
     refuse_others(keys, (*names, *OWN))
@@ -53,7 +54,7 @@ def drafter_config(header: Header, keys: Fields) -> dict[str, Any]:
     return {**found, **_windows(keys, layers)}
 
 
-def _heads_of_kind(header: Header, hidden: int) -> dict[str, Any]:
+def _heads_of_kind(header: GgufHeader, hidden: int) -> dict[str, Any]:
     """What the tables by id of a DFlash 2 or a DSpark drafter tell, and the vocabulary of others."""
     table = header.tensors.get(SELECTOR) or header.tensors.get(MARKOV)
     if table is None:

@@ -6,12 +6,11 @@ Their names: src/llama-arch.cpp of llama.cpp; what its converter writes into the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_rope import FACTORS, rope_of, short
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 from dflash_local.errors import CheckpointError
 
@@ -64,18 +63,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
-class Header(Protocol):
-    """What is asked of a GGUF file's header."""
-
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]: ...
-    @property
-    def file(self) -> Path: ...
-
-
-def architecture_of(header: Header, known: Collection[str]) -> str:
+def architecture_of(header: GgufHeader, known: Collection[str]) -> str:
     """``general.architecture``. Raises CheckpointError: none of ``known``, or the file holds no whole model."""
     top = Fields(header.metadata, str(header.file))
     kind = top.optional_text("general.type") or "model"
@@ -84,7 +72,7 @@ def architecture_of(header: Header, known: Collection[str]) -> str:
     return top.word("general.architecture", [*known])
 
 
-def architecture_keys(header: Header, architecture: str) -> Fields:
+def architecture_keys(header: GgufHeader, architecture: str) -> Fields:
     """The keys of its architecture, without its name before them."""
     start = f"{architecture}."
     named = {key.removeprefix(start): value for key, value in header.metadata.items() if key.startswith(start)}
@@ -117,7 +105,7 @@ def values_of(keys: Fields, names: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def common_values(keys: Fields, header: Header, partial: bool = False) -> dict[str, Any]:
+def common_values(keys: Fields, header: GgufHeader, partial: bool = False) -> dict[str, Any]:
     """Sizes, layers, heads and rope: what every architecture here has. Raises CheckpointError, UnknownValue.
 
     Args:

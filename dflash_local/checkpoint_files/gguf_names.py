@@ -14,7 +14,8 @@ from typing import Any
 from dflash_local.checkpoint_files.gguf_changes import changes_of
 from dflash_local.checkpoint_files.gguf_config import LINEAR, TARGETS, config_of
 from dflash_local.checkpoint_files.gguf_drafter import DFLASH
-from dflash_local.checkpoint_files.gguf_keys import Header, architecture_keys, architecture_of, block_count
+from dflash_local.checkpoint_files.gguf_header import GgufHeader
+from dflash_local.checkpoint_files.gguf_keys import architecture_keys, architecture_of, block_count
 from dflash_local.checkpoint_files.gguf_rope import FACTORS
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.checkpoint_files.text_config import text_values
@@ -102,7 +103,7 @@ DRAFTER_LAYERS = DENSE | {
 DRAFTER_WHOLE = {"attn_conv_base": "attention_conv.base_kernel", "ffn_conv_base": "mlp_conv.base_kernel"}
 
 
-def hf_tensors(header: Header) -> dict[str, TensorInfo]:
+def hf_tensors(header: GgufHeader) -> dict[str, TensorInfo]:
     """All tensors by name; a layer's stacked experts as one tensor for each expert's matrix or bias.
 
     Raises:

@@ -138,9 +138,9 @@ class GgufType:
 
 
 SUPER_BLOCK = 256  # weights of a block of GGUF's newer types
-# Bits of a weight as kept and, where that is another number, in the file: Q4_0 4.5, Q4_1 5, Q5_0 5.5, Q5_1 6, Q8_0 8.5,
-# Q4_K 4.625 (4.5), Q5_K 5.625 (5.5), Q6_K 6.5625, MXFP4 4.25, IQ4_NL 4.5, IQ4_XS 4.3125 (4.25): scales and minima of six
-# bits take a byte.
+# Bits of a weight as kept and, where those are more, in the file: Q4_0 and IQ4_NL 4.5, Q4_1 5, Q5_0 5.5, Q5_1 6,
+# Q8_0 8.5, Q4_K 4.625 (4.5), Q5_K 5.625 (5.5), Q6_K 6.5625, IQ4_XS 4.3125 (4.25), MXFP4 4.25: scales and minima of six
+# bits take a byte each.
 GGUF_TYPES: Mapping[str, GgufType] = {
     "Q4_0": GgufType(4, 32),
     "Q4_1": GgufType(4, 32, minima=True),

@@ -56,17 +56,17 @@ def _linear_kernel(
     for step in range(steps):
         packed, above, g, inner = load_runs(codes, tile, step, steps, RUN_WORDS, ABOVE, 128, 1, False, False)
         upper = decoded_runs(
-            packed, above, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 0, CODES, PLACES,
-            SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+            packed, above, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 0, CODES,
+            PLACES, SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
             HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, 128, False,
         )  # fmt: skip
         lower = decoded_runs(
-            packed, above, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 1, CODES, PLACES,
-            SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+            packed, above, g, inner, scales, zeros, row_scales, tile, step, features, steps, scale_columns, 1, CODES,
+            PLACES, SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
             HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, 128, False,
         )  # fmt: skip
-        both = tl.permute(tl.join(_by_feature(upper, RUN_WORDS, ORDERED), _by_feature(lower, RUN_WORDS, ORDERED)), (2, 0, 1))
-        value = tl.reshape(both, [16, 128])
+        both = tl.join(_by_feature(upper, RUN_WORDS, ORDERED), _by_feature(lower, RUN_WORDS, ORDERED))
+        value = tl.reshape(tl.permute(both, (2, 0, 1)), [16, 128])
         k = step * 128 + column
         inside = (row < rows)[None, :] & (k < columns)[:, None]
         right = tl.load(x + row[None, :] * x_stride + k[:, None], mask=inside, other=0.0)

@@ -36,7 +36,7 @@ MAX_PARTS = 1024  # counters of a device
 SPLITS = (1, 2, 4, 8, 16)
 MAX_SUMS = 2**24  # numbers that blocks which share a K leave for each other, unless there is no other way
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
-# Of a lane for each tile and step beside its codes, by tiles of eight rows: scales and minima that others have as floats.
+# More of a lane for a tile's step where scales are made of bytes, or minima added; by tiles of eight rows.
 GGUF_REGISTERS = {1: 4, 2: 6}
 # Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
 LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4), (10, 2, 1, 2))

@@ -166,14 +166,14 @@ def _decode_kernel(
     first = piece * (RUNS // 128)
     packed, above, g, column = load_runs(codes, tile, first, steps, RUN_WORDS, ABOVE, RUNS, ACROSS, STREAMED, WHOLE)
     upper = decoded_runs(
-        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 0, CODES, PLACES,
-        SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS, HAS_MINIMA,
-        NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, WHOLE,
+        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 0, CODES,
+        PLACES, SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+        HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, WHOLE,
     )  # fmt: skip
     lower = decoded_runs(
-        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 1, CODES, PLACES,
-        SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS, HAS_MINIMA,
-        NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, WHOLE,
+        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 1, CODES,
+        PLACES, SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+        HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, WHOLE,
     )  # fmt: skip
     # What differs between a thread's runs is known when it is compiled: one address serves all of them.
     corner = out + local.to(tl.int64) * 16 * in_features + first * 128
@@ -282,7 +282,7 @@ def decoded_runs(
         group = (column % 128 // 32 * 2)[:, None] + tl.arange(0, 2)[None, :]
         place = scales + (tile * steps + first) * (16 * GROUPS) + h
         place = place + (((column // 128 * 8 + g) * GROUPS)[:, None] + group) * 2
-        scale = tl.load(place, mask=inside[:, None], other=0).to(tl.float32) * factor[:, None]
+        scale = tl.load(place, mask=inside[:, None], other=0).to(tl.float32) * factor[:, None]  # type: ignore[index]
         values = tl.reshape(tl.reshape(values - 32, [RUNS, 2, 4]) * scale[:, :, None], [RUNS, 8])
     elif BLOCK_ROWS == 1:
         group = column % 32 // 16 * 4 + column % 128 // 32 if BY_HALVES else column % 128 // STEP_GROUP

@@ -190,9 +190,9 @@ class FragmentWeight(CodedWeight):
             packed_groups.append((scales, scales := place(scales, *sizes)))
             if offsets is not None:
                 packed_groups.append((offsets, offsets := place(offsets, *sizes)))
-        factors = (row_scales, row_scales)
+        packed_factors: list[tuple[torch.Tensor, torch.Tensor]] = []
         if row_scales is not None and kind.nested:
-            factors = row_scales, (row_scales := place(row_scales, *_factor_sizes(tiles, steps, kind)))
+            packed_factors.append((row_scales, row_scales := place(row_scales, *_factor_sizes(tiles, steps, kind))))
         packed = cls(codes, scales, offsets, row_scales, weight.shape, kind, weight.dtype)
         # From the last one up: what is packed may reach into what has been read, and no further.
         for part, rows in reversed(list(packed.slices(PACKED_SLICE))):
@@ -201,8 +201,7 @@ class FragmentWeight(CodedWeight):
             for given, target in packed_groups:
                 values = padded(_as_bytes(given)[rows], height, target[0].numel() // TILE_N)
                 _as_bytes(target)[part] = _by_lane(values, kind)
-            if kind.nested:
-                given, target = factors
+            for given, target in packed_factors:
                 target[part] = _factors_by_lane(padded(given[rows], height, target[0].numel() // TILE_N), kind)
         return packed
 
@@ -232,13 +231,14 @@ class FragmentWeight(CodedWeight):
         if stop % TILE_N or stop > self.coded_rows:
             raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
         tiles = slice(stop // TILE_N)
+        of_rows = tiles if self.format.nested else slice(stop)
         of_scales = tiles if self.format.grouped else slice(stop if self.format.block is None else None)
         return replace(
             self,
             codes=self.codes[tiles],
             scales=self.scales[of_scales],
             zeros=None if self.zeros is None else self.zeros[tiles],
-            row_scales=None if self.row_scales is None else self.row_scales[tiles if self.format.nested else slice(stop)],
+            row_scales=None if self.row_scales is None else self.row_scales[of_rows],
             shape=torch.Size((stop, self.shape[1])),
             format=replace(self.format, tail=0),
             tail=None,

@@ -42,8 +42,10 @@ class StoredTensors:
         return joined_rows(info, self._pieces(info))
 
     def _pieces(self, info: TensorInfo) -> list[torch.Tensor]:
-        homes = {each.file: self if each.file == self.file else StoredTensors.open(each.file) for each in pieces_of(info)}
-        return [homes[each.file]._piece(each) for each in pieces_of(info)]
+        return [self._home(each)._piece(each) for each in pieces_of(info)]
+
+    def _home(self, piece: TensorInfo) -> StoredTensors:
+        return self if piece.file == self.file else StoredTensors.open(piece.file)
 
     def _piece(self, info: TensorInfo) -> torch.Tensor:
         data = self.data[info.offset : info.offset + info.nbytes]

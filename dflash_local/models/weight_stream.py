@@ -172,8 +172,8 @@ def extremes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _destination(info: TensorInfo, piece: TensorInfo, place: Place, device: torch.device) -> torch.Tensor:
-    """Where a piece of a tensor is read to: the place itself, or memory beside it, which is copied, repeated, decoded or
-    put in order afterwards.
+    """Where a piece of a tensor is read to: the place itself, or memory beside it, which is copied, repeated, decoded
+    or put in order afterwards.
     """
     dtype = DTYPES.get(piece.dtype, torch.uint8)
     same = isinstance(place, torch.Tensor) and place.is_contiguous() and tuple(place.shape) == tuple(piece.shape)

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 
 from dflash_local.checkpoint_files.gguf_config import config_of, generation_of
+from dflash_local.checkpoint_files.gguf_header import GgufHeader, read_gguf
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
 from dflash_local.checkpoint_files.gguf_rope import FACTORS, short
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
-from tests.gguf_headers import LibraryHeader, library_header
 
 GGUF = Path(__file__).resolve().parents[1] / "golden" / "gguf"
 
 
-def header(name: str, changes: dict[str, Any] | None = None) -> LibraryHeader:
+def header(name: str, changes: dict[str, Any] | None = None) -> GgufHeader:
     """That of a file, with some of its keys changed; those of None are left out."""
-    found = library_header(GGUF / f"{name}.gguf")
+    found = read_gguf(GGUF / f"{name}.gguf")
     changed = {**found.metadata, **(changes or {})}
     return replace(found, metadata={key: value for key, value in changed.items() if value is not None})
 
 
-def with_tensor(found: LibraryHeader, name: str, **changes: Any) -> LibraryHeader:
+def with_tensor(found: GgufHeader, name: str, **changes: Any) -> GgufHeader:
     """A header with a tensor changed, or with one more."""
     info = found.tensors.get(name) or TensorInfo(name, "F32", (4,), found.file)
     return replace(found, tensors={**found.tensors, name: replace(info, **changes)})
@@ -152,7 +152,7 @@ def test_numbers_are_those_of_the_fewest_digits() -> None:
     assert short(1e300) == 1e300
 
 
-def _lacks(name: str) -> Callable[[LibraryHeader], LibraryHeader]:
+def _lacks(name: str) -> Callable[[GgufHeader], GgufHeader]:
     return lambda found: replace(found, tensors={key: info for key, info in found.tensors.items() if key != name})
 
 
@@ -179,7 +179,7 @@ def _lacks(name: str) -> Callable[[LibraryHeader], LibraryHeader]:
     ],
 )
 def test_tensors_that_are_not_known_or_do_not_fit_are_refused_by_name(
-    name: str, change: Callable[[LibraryHeader], LibraryHeader], named: str
+    name: str, change: Callable[[GgufHeader], GgufHeader], named: str
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
         hf_tensors(change(header(name)))

@@ -1,50 +1,51 @@
-"""A target out of a GGUF file that llama.cpp's converter wrote says what the checkpoint says that it was made of."""
+"""Targets in GGUF files: the fused engine keeps their blocks, and writes what the reference engine writes, decoded."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
-from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.load import load
-from dflash_local.events import Finished, Step
-from dflash_local.load_config import LoadConfig
-from dflash_local.request import Limits, Request, SamplingParams
+from dflash_local.config.quantization import GGUF_TYPES
+from dflash_local.kernels.quantized_weight import GgufWeight
+from tests.both_engines import PROMPT, fused_tokens, logits, reference, reference_tokens, weights_of
+from tests.gguf_models import all_of, write_model
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "gguf"
-TARGETS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
-PROMPT = tuple(range(3, 40))
-ENGINES = ("reference", "fused")
-# The fused engine takes no biases of feed-forward projections, whatever the file.
-RUNS = [(name, engine) for name in TARGETS for engine in ENGINES if (name, engine) != ("llama-biased", "fused")]
+MODELS = ("llama", "qwen3", "qwen35", "qwen3next", "qwen3moe", "qwen35moe", "gpt-oss")
 
 
-def reply(target: Path, engine: str) -> list[int]:
-    session = load(Pair("target", target, None, bundled=False), LoadConfig(engine=engine, draft=False, device="cpu"))
-    session.stop_ids = frozenset()  # a folder of random weights names none
-    request = Request(prompt_ids=PROMPT, sampling=SamplingParams(), limits=Limits(max_new_tokens=24), mode="ar")
-    events = list(session.generate(request))
-    assert isinstance(events[-1], Finished)
-    return [token for event in events if isinstance(event, Step) for token in event.token_ids]
+def check_engines(file: Path) -> None:
+    assert fused_tokens(file) == reference_tokens(file)
+    with torch.inference_mode():
+        expected = reference(file)(input_ids=PROMPT[None], use_cache=False).logits[0]
+    assert expected.std() > 0.5 and len(expected.argmax(-1).unique()) > 3
+    torch.testing.assert_close(logits(file), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name, engine", RUNS)
-def test_a_file_and_its_source_reply_alike(name: str, engine: str) -> None:
-    assert reply(GOLDEN / f"{name}.gguf", engine) == reply(GOLDEN / name, engine)
+@pytest.mark.parametrize("dtype", GGUF_TYPES)
+def test_engines_agree_on_every_type(dtype: str, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "model.gguf", "llama", all_of(dtype))
+    weights, facts = weights_of(file)
+    assert facts.model.quantization is not None and facts.model.quantization.name == dtype
+    kept = {type(product.weight).__name__ for product in weights.products}
+    assert kept == {"IntWeight" if dtype in ("Q4_0", "Q8_0") else "Fp4Weight" if dtype == "MXFP4" else "GgufWeight"}
+    check_engines(file)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["qwen35-v2-swa-b8", "qwen3-dflash2-b16"])
-def test_a_drafter_out_of_a_file_drafts_as_its_source(name: str, engine: str) -> None:
-    """Q8_0 rounds the drafter's weights, so that it may draft a little otherwise; the text never differs."""
-    golden = GOLDEN.parent / name
-    lengths = {}
-    for drafter in (golden / "drafter", GOLDEN / f"drafter-{name}.gguf"):
-        pair = Pair("pair", golden / "target", drafter, bundled=False)
-        session = load(pair, LoadConfig(engine=engine, device="cpu"))
-        request = Request(prompt_ids=PROMPT, limits=Limits(max_new_tokens=48))
-        finished = list(session.generate(request))[-1]
-        assert isinstance(finished, Finished)
-        lengths[drafter.suffix] = finished.stats.acceptance_lengths
-    assert abs(sum(lengths[""]) / len(lengths[""]) - sum(lengths[".gguf"]) / len(lengths[".gguf"])) < 0.5, lengths
+@pytest.mark.parametrize("name", MODELS[1:])
+def test_engines_agree_on_every_architecture(name: str, tmp_path: Path) -> None:
+    """Rows of queries and of Gated DeltaNet are put in order in their blocks; experts are cut out of stacked ones."""
+    file = write_model(tmp_path / "model.gguf", name, mixed)
+    weights, facts = weights_of(file)
+    assert facts.model.quantization is not None
+    assert set(facts.model.quantization.name.split(" and ")) == {"Q4_K", "Q6_K", "Q8_0"}
+    assert any(isinstance(product.weight, GgufWeight) for product in weights.products)
+    check_engines(file)
+
+
+def mixed(name: str) -> str | None:
+    """As files mix types; two of the projections of a layer differ."""
+    if "attn_v" in name or "attn_gate" in name or "ffn_down" in name:
+        return "Q6_K"
+    return "Q8_0" if "token_embd" in name or "attn_output" in name or "ssm_alpha" in name else all_of("Q4_K")(name)

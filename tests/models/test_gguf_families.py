@@ -13,14 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_local.checkpoint_files.gguf_config import config_of
+from dflash_local.checkpoint_files.gguf_header import GgufHeader, read_gguf
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
 from dflash_local.checkpoint_files.safetensors_header import read_header
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.checkpoint_files.text_config import text_values
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.module_names import EXPERT
 from dflash_local.config.read_model import read_model
+from dflash_local.models.stored_tensor import StoredTensors
 from dflash_local.models.transformers_config import text_model_config
-from tests.gguf_headers import LibraryHeader, library_header, stored_values, values
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FILES = sorted(file for file in (GOLDEN / "gguf").glob("*.gguf") if not file.name.startswith("drafter"))
@@ -45,7 +47,18 @@ def source_model(file: Path) -> Any:
     return model.float().eval()
 
 
-def state_of(header: LibraryHeader) -> dict[str, torch.Tensor]:
+def stored_values(info: TensorInfo) -> torch.Tensor:
+    """Its values as they stand in the file, float32, parts joined and nothing undone."""
+    parts = info.parts or (info,)
+    return torch.cat([StoredTensors.open(part.file).read(replace(part, undo=())).float() for part in parts])
+
+
+def values(info: TensorInfo) -> torch.Tensor:
+    """Its values as the model has them, float32."""
+    return StoredTensors.open(info.file).read(info).float()
+
+
+def state_of(header: GgufHeader) -> dict[str, torch.Tensor]:
     """The file's tensors under the names of transformers' modules, experts stacked as they want them."""
     found: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[str, list[torch.Tensor]]] = {}
@@ -77,14 +90,14 @@ def stored_dtype(file: Path) -> torch.dtype:
 
 @by_name
 def test_the_configuration_says_what_config_json_says(file: Path) -> None:
-    ours, theirs = read_model(config_of(library_header(file)), "x"), read_model(config_json(file), "x")
+    ours, theirs = read_model(config_of(read_gguf(file)), "x"), read_model(config_json(file), "x")
     # What is coded is said by each tensor of the file, not by its configuration.
     assert ours == replace(theirs, quantization=None)
 
 
 @by_name
 def test_every_tensor_is_the_checkpoints_bit_for_bit(file: Path) -> None:
-    found, expected = state_of(library_header(file)), dict(source_model(file).state_dict())
+    found, expected = state_of(read_gguf(file)), dict(source_model(file).state_dict())
     if "lm_head.weight" not in found:
         assert torch.equal(expected.pop("lm_head.weight"), expected["model.embed_tokens.weight"])
     assert found.keys() == expected.keys()
@@ -97,7 +110,7 @@ def test_every_tensor_is_the_checkpoints_bit_for_bit(file: Path) -> None:
 def test_logits_are_those_of_the_checkpoint(file: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    header = library_header(file)
+    header = read_gguf(file)
     config, model = config_of(header), read_model(config_of(header), "x")
     ours = AutoModelForCausalLM.from_config(text_model_config(model.family, text_values(config, "x"))).float().eval()
     state = state_of(header)
@@ -113,7 +126,7 @@ def test_logits_are_those_of_the_checkpoint(file: Path) -> None:
 @by_name
 def test_whatever_is_undone_had_been_done(file: Path) -> None:
     """A change that is forgotten shows: with it, no tensor that has one to be undone is the checkpoint's."""
-    header = library_header(file)
+    header = read_gguf(file)
     changed = {name: info for name, info in hf_tensors(header).items() if info.undo}
     assert bool(changed) == (not file.stem.startswith(("qwen3moe", "gpt-oss")) and file.stem != "qwen3")
     expected = source_model(file).state_dict()
@@ -123,12 +136,12 @@ def test_whatever_is_undone_had_been_done(file: Path) -> None:
 @pytest.mark.parametrize("file", [file for file in FILES if file.stem in ONE_BY_ONE], ids=lambda file: file.stem)
 def test_names_and_shapes_are_those_of_the_checkpoints_file(file: Path) -> None:
     theirs = read_header(file.with_suffix("") / "model.safetensors")
-    ours = hf_tensors(library_header(file))
+    ours = hf_tensors(read_gguf(file))
     assert {name: info.shape for name, info in ours.items()} == {name: info.shape for name, info in theirs.items()}
 
 
 def test_layers_that_predict_further_ahead_are_left_alone() -> None:
-    header = library_header(GOLDEN / "gguf" / "qwen35.gguf")
+    header = read_gguf(GOLDEN / "gguf" / "qwen35.gguf")
     ahead = {name for name in hf_tensors(header) if name.startswith("mtp.")}
     assert "mtp.blk.2.nextn.eh_proj.weight" in ahead
     assert len(ahead) == sum(name.startswith("blk.2.") for name in header.tensors)
@@ -138,7 +151,7 @@ def test_layers_that_predict_further_ahead_are_left_alone() -> None:
 def test_a_drafter_is_the_golden_pairs(file: Path) -> None:
     import gguf
 
-    header, folder = library_header(file), GOLDEN / file.stem.removeprefix("drafter-") / "drafter"
+    header, folder = read_gguf(file), GOLDEN / file.stem.removeprefix("drafter-") / "drafter"
     config = json.loads((folder / "config.json").read_text())
     found, expected = DrafterConfig.from_json(config_of(header), "x"), DrafterConfig.from_json(config, "x")
     assert found == replace(expected, num_target_layers=None)  # which the converter does not write
