@@ -14,13 +14,13 @@ from dflash_local.app.recommending import Summary, row_summary
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.store.gguf_here import GgufHere, gguf_here
 from dflash_local.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
 from dflash_local.ui.pair_text import marks
 from dflash_local.ui.plan_text import machine_line, speed_range
 
 if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
+    from dflash_local.store.gguf_here import GgufHere
     from dflash_local.store.local import Local
 
 SHOWN = {"absent": "not here"}
@@ -59,6 +59,8 @@ def models(
     store = model_store(user)
     rows = [install_status(row, store) for row in registry(user).rows]
     if local:
+        from dflash_local.store.gguf_here import gguf_here
+
         _here(console, store, rows, gguf_here(user), as_json)
         return
     where = fitting.machine(user, gpu, gpu_memory)
