@@ -28,4 +28,4 @@ def sampling_defaults(source: Source) -> SamplingParams:
     try:
         return SamplingParams(**{"temperature": 1.0, **given})
     except UsageError as error:
-        raise CheckpointError(f"{source.path}: generation_config: {error.message}", REPAIR) from error
+        raise CheckpointError(f"generation_config.json of {source.path}: {error.message}", REPAIR) from error

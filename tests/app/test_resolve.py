@@ -65,7 +65,7 @@ def test_without_drafting_the_target_alone_will_do(cli: Cli, toy_hub: FakeHub, o
         (("kimi2.5",), 3, ("moonshotai/Kimi-K2.5",)),
         (("dmo",), 3, ("did you mean 'demo'",)),
         (("some/model",), 3, ("unknown model", "--drafter")),
-        (("demo", "--drafter", "a/b/c"), 2, ("neither a folder nor a repository",)),
+        (("demo", "--drafter", "a/b/c"), 2, ("neither on this machine nor a repository",)),
         (("\x1b]0;x\x07/../y",), 3, ("unknown model",)),
     ],
 )

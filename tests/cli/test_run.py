@@ -152,7 +152,7 @@ def test_en_18_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
         (["hi", "--engine", "quick"], "--engine"),
         (["hi", "--quantize", "int3"], "--quantize"),
         (["hi", "--bogus"], "--bogus"),
-        (["hi", "--drafter", "/nowhere"], "--drafter '/nowhere' is neither a folder"),
+        (["hi", "--drafter", "/nowhere"], "--drafter '/nowhere' is neither on this machine"),
     ],
 )
 def test_bad_options_exit_2_in_one_line_before_loading(

@@ -1,4 +1,4 @@
-"""Pictures of the terminal screens as SVG, with the bundled pair, and the README's among them: ``make screenshots``.
+"""Pictures of the terminal screens as SVG, of ``smollm2`` where it is here: ``make screenshots``; two are the README's.
 
 Usage: python tests/ui/make_screenshots.py FOLDER README_FOLDER
        python tests/ui/make_screenshots.py --snapshots   (the pictures that the tests compare: ``make snapshots``)
@@ -13,7 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dflash_local.catalog.bundled import find  # noqa: E402
+from dflash_local import settings  # noqa: E402
+from dflash_local.app.default_model import default_model  # noqa: E402
+from dflash_local.app.resolve import resolve  # noqa: E402
+from dflash_local.catalog.bundled import Pair  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.occupancy import occupancy  # noqa: E402
@@ -26,12 +29,11 @@ from tests.ui.stage import ScriptedChat, ScriptedSession, Stage  # noqa: E402
 SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
 README = {"chat": "chat-middle-dark", "race": "race-middle-dark"}
-PROMPT = "Write a Python class Robot with the fields name, speed, weight and owner."
+PROMPT = "Write a Python function that returns the n-th Fibonacci number."
 
 
-async def shoot(service: Service, folder: Path, size: str, theme: str) -> None:
+async def shoot(service: Service, pair: Pair, folder: Path, size: str, theme: str) -> None:
     """The chat, the same by origin, and a race."""
-    pair = find("demo")
     chat = ScriptedChat(ChatOptions({"temperature": 0.0}), lambda *_: service, pair=pair)
     chat.read = lambda: occupancy("cpu", {})
     greeting = f"Talking to {pair.label}. F1 shows the keys, / the commands."
@@ -72,14 +74,16 @@ def stamped(svg: str) -> str:
 def main(folder: Path, readme: Path) -> None:
     """Every picture into ``folder``, and those of the README into ``readme``."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Service(load(find("demo"), LoadConfig(device="cpu"), None)) as service:
+    user = settings.load()
+    pair = resolve(default_model(user).name, None, user, lambda _: None)
+    with Service(load(pair, LoadConfig(device="cpu"), None)) as service:
         for size in SIZES:
             for theme in THEMES:
-                asyncio.run(shoot(service, folder, size, theme))
+                asyncio.run(shoot(service, pair, folder, size, theme))
     readme.mkdir(parents=True, exist_ok=True)
     for name, source in README.items():
         picture = (folder / f"{source}.svg").read_text(encoding="utf-8")
-        (readme / f"{name}.svg").write_text(stamped(picture), encoding="utf-8")
+        (readme / f"{name}.svg").write_text(stamped(picture) if pair.toy else picture, encoding="utf-8")
 
 
 def snapshots() -> None:
