@@ -33,8 +33,8 @@ def all_of(dtype: str) -> TypeOf:
     return lambda name: None if re.search(r"ffn_gate_inp|ssm_(alpha|beta|ba)", name) else dtype
 
 
-def write_model(file: Path, name: str, type_of: TypeOf) -> Path:
-    """The model of ``tests/golden/gguf/NAME.gguf``, wider, its matrices of random blocks."""
+def write_model(file: Path, name: str, type_of: TypeOf, tied: bool = False) -> Path:
+    """The model of ``tests/golden/gguf/NAME.gguf``, wider, its matrices of random blocks; ``tied``: without a head."""
     reader = gguf.GGUFReader(GOLDEN / f"{name}.gguf")
     fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     architecture = fields["general.architecture"].contents()
@@ -47,6 +47,8 @@ def write_model(file: Path, name: str, type_of: TypeOf) -> Path:
                 value = [each * factor for each in value] if isinstance(value, list) else value * factor
             writer.add_key_value(key, value, kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None)
     for number, tensor in enumerate(reader.tensors):
+        if tied and tensor.name == "output.weight":
+            continue
         shape = [int(size) for size in reversed(tensor.shape)]
         wide = [
             size * (1 if axis in FIXED and FIXED[axis].match(tensor.name) else factor)

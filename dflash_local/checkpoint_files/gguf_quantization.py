@@ -9,10 +9,13 @@ from math import prod
 from typing import Any
 
 from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
-from dflash_local.checkpoint_files.undo import moves_rows_only
+from dflash_local.checkpoint_files.undo import moves_columns, moves_rows_only
 
 METHOD = "gguf"
 WEIGHT = ".weight"
+# Its columns are value heads in the converter's order, which cannot be undone in blocks of two heads; so the layer puts
+# the heads in that order before they are multiplied (``models.fused.gated_delta_net``).
+HEADS_AS_STORED = ".linear_attn.out_proj.weight"
 OF_EXPERT = re.compile(r"model[.]layers[.](\d+)[.](.+)[.]experts[.]\d+[.](\w+)[.]weight")
 
 
@@ -20,7 +23,7 @@ def quantization_config(tensors: Mapping[str, TensorInfo]) -> dict[str, Any] | N
     """Of tensors by the model's names; None where no matrix is in blocks.
 
     ``type`` is that of most weights; ``modules`` has the others', null where a matrix is plain, or becomes plain since
-    more than its rows is put in order; ``experts`` those of a mixture by patterns, since they are many.
+    its blocks cannot be put in order; ``experts`` those of a mixture by patterns, since they are many.
     """
     matrices = {name: info for name, info in tensors.items() if name.endswith(WEIGHT) and len(info.shape) == 2}
     types = {name: _type_of(info) for name, info in matrices.items()}
@@ -47,6 +50,13 @@ def quantization_config(tensors: Mapping[str, TensorInfo]) -> dict[str, Any] | N
 
 
 def _type_of(info: TensorInfo) -> str | None:
-    """The type that all of a matrix is stored in, where its blocks can be kept as they are."""
-    kinds = {each.dtype for each in (info, *info.parts)}
-    return info.dtype if len(kinds) == 1 and info.dtype in GGML and moves_rows_only(info.undo) else None
+    return info.dtype if keeps_blocks(info) else None
+
+
+def keeps_blocks(info: TensorInfo) -> bool:
+    """True of a tensor in blocks of one type, that can be used once their rows are in order."""
+    steps = info.undo
+    if info.name.endswith(HEADS_AS_STORED):
+        steps = tuple(step for step in steps if not moves_columns(step))
+    one_type = all(part.dtype == info.dtype for part in info.parts)
+    return one_type and info.dtype in GGML and moves_rows_only(steps)

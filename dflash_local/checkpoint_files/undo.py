@@ -54,6 +54,11 @@ class LogOfNegated:
 Undo = SwapAxes | Interleave | Add | LogOfNegated
 
 
+def moves_columns(step: Undo) -> bool:
+    """True where it reorders all columns of a matrix, and no rows."""
+    return isinstance(step, SwapAxes) and step.axis == 1 and step.start == 0
+
+
 def moves_rows_only(undo: tuple[Undo, ...]) -> bool:
     """True where rows of undecoded blocks can be taken back without decoding them."""
     return all(isinstance(step, Interleave) or (isinstance(step, SwapAxes) and step.axis == 0) for step in undo)

@@ -156,9 +156,11 @@ def _tables(pair: CheckedPair, config: DrafterConfig, target: FusedTarget) -> Ta
     """What a DSpark drafter brings where it is another than the target's."""
     if pair.drafter_files is None or config.dspark is None:
         return BORROWED
-    head = target.weights.head.weight
-    plain = head if isinstance(head, torch.Tensor) else None
-    return own_tables(pair.drafter_files, target.weights.embedding, plain, target.device, target.dtype)
+    weights = target.weights
+    embedding, head = (
+        each if isinstance(each, torch.Tensor) else None for each in (weights.embedding, weights.head.weight)
+    )
+    return own_tables(pair.drafter_files, embedding, head, target.device, target.dtype)
 
 
 def _reserve(runner: FusedRunner, wanted: str) -> None:

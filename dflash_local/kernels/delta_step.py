@@ -197,18 +197,25 @@ def gated_norm(
     eps: float,
     shape: GatedDeltaNetConfig,
     to: torch.Tensor,
+    turns: int = 1,
 ) -> None:
-    """``to`` [M, value_size] = norm(out) * silu(z) by heads. ``out``: [>= M, value heads, value head dim] float32."""
+    """``to`` [M, value_size] = norm(out) * silu(z) by heads.
+
+    Args:
+        out: [>= M, value heads, value head dim] float32. turns: rounds of the key heads in which ``to`` has the heads:
+            first the first value head of each, then the second; 1: all as they are.
+    """
     rows = len(to)
     if not runs_kernels(out):
         z = projected[:, shape.conv_dim : shape.conv_dim + shape.value_size].reshape(rows, -1, shape.value_head_dim)
         wide = out[:rows].to(to.dtype).float()
         normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(to.dtype)
-        to.copy_(((weight * normed) * F.silu(z.float())).to(to.dtype).reshape(rows, -1))
+        gated = ((weight * normed) * F.silu(z.float())).to(to.dtype)
+        to.copy_(gated.unflatten(1, (-1, turns)).transpose(1, 2).reshape(rows, -1))
         return
     _gated_norm_kernel[(rows, shape.num_value_heads)](
         out, projected, weight, to, eps, shape.projection_size, shape.conv_dim, shape.num_value_heads,
-        shape.value_head_dim, power_of_two(shape.value_head_dim), num_warps=1, **overlapping(out),
+        shape.value_head_dim, power_of_two(shape.value_head_dim), turns, num_warps=1, **overlapping(out),
     )  # fmt: skip
 
 
@@ -405,7 +412,7 @@ def _block_kernel(
 @jit
 def _gated_norm_kernel(
     out, projected, weight, to, eps, projection_size, conv_dim, V_HEADS: tl.constexpr, V_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr, TURNS: tl.constexpr,
 ):
     # fmt: on
     # One program: one value head of one row, in registers.
@@ -420,4 +427,5 @@ def _gated_norm_kernel(
     scaled = (x / tl.sqrt(tl.sum(x * x, 0) / V_DIM + eps)).to(kind).to(tl.float32)
     scaled = (scaled * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)).to(kind).to(tl.float32)
     z = tl.load(projected + row * projection_size + conv_dim + head * V_DIM + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(to + (row * V_HEADS + head) * V_DIM + at, (scaled * (z / (1.0 + tl.exp(-z)))).to(kind), mask=inside)
+    place = row * V_HEADS + head % TURNS * (V_HEADS // TURNS) + head // TURNS
+    tl.store(to + place * V_DIM + at, (scaled * (z / (1.0 + tl.exp(-z)))).to(kind), mask=inside)

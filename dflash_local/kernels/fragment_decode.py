@@ -70,6 +70,23 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: Launc
     return part
 
 
+def gather(weight: FragmentWeight, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """``out[i]`` [M, K] = row ``ids[i]`` of what a weight stands for; ids [M] int64 that only the device knows."""
+    if not runs_kernels(weight):
+        for row, id_ in zip(out, ids.tolist(), strict=True):
+            first = id_ // TILE_N * TILE_N
+            row.copy_(weight.dequantized(slice(first, first + TILE_N))[id_ - first])
+        return out
+    steps = weight.steps
+    pieces = -(-steps // CONFIG.steps)
+    _gather_kernel[(pieces, len(ids))](
+        *tile_operands(weight), ids, out, weight.coded_rows, weight.shape[1], steps, weight.scales.shape[-1],
+        **tile_constants(weight.format), RUNS=CONFIG.steps * STEP_RUNS, num_warps=CONFIG.num_warps,
+        enable_fp_fusion=not weight.format.minima,
+    )  # fmt: skip
+    return out
+
+
 def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
     """``x`` [M, K] ``@ weight.T`` for many rows, a slice of the weight at a time."""
     n, k = weight.coded_rows, weight.shape[1]
@@ -183,6 +200,38 @@ def _decode_kernel(
     tl.store(places, upper.to(out.dtype.element_ty), mask=(inside & ((row < features) | WHOLE))[:, None])
     places += 8 * in_features
     tl.store(places, lower.to(out.dtype.element_ty), mask=(inside & ((row + 8 < features) | WHOLE))[:, None])
+
+
+# fmt: off
+@jit
+def _gather_kernel(
+    codes, scales, zeros, row_scales, ids, out, features, in_features, steps, scale_columns,
+    CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
+    ABOVE: tl.constexpr, BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr,
+    BY_HALVES: tl.constexpr, ORDERED: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    NESTED: tl.constexpr, E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr,
+):
+    # fmt: on
+    # One program: RUNS runs of the tile that holds a row. The tile's other rows are read and decoded for nothing, which
+    # takes less than a microsecond of a block's few rows.
+    place, first = tl.program_id(1), tl.program_id(0) * (RUNS // 128)
+    row = tl.load(ids + place)
+    tile = row // 16
+    packed, above, g, column = load_runs(codes, tile, first, steps, RUN_WORDS, ABOVE, RUNS, 1, False, False)
+    upper = decoded_runs(
+        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 0, CODES,
+        PLACES, SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+        HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, False,
+    )  # fmt: skip
+    lower = decoded_runs(
+        packed, above, g, column, scales, zeros, row_scales, tile, first, features, steps, scale_columns, 1, CODES,
+        PLACES, SIGN_PLACES, RUN_WORDS, ABOVE, BLOCK_ROWS, GROUP_STEPS, STEP_GROUP, BY_HALVES, ORDERED, HAS_ZEROS,
+        HAS_MINIMA, NESTED, E4M3_SCALES, HAS_ROW_SCALES, RUNS, False,
+    )  # fmt: skip
+    values = tl.where(row % 16 >= 8, lower, upper)
+    places = out + place.to(tl.int64) * in_features + first * 128 + columns_of(column, ORDERED)
+    wanted = (g == row % 8) & (first * 128 + column < in_features)
+    tl.store(places, values.to(out.dtype.element_ty), mask=wanted[:, None])
 
 
 # fmt: off

@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.module_names import HEAD
 from dflash_local.layout import cycle, drafter, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.linear import UNQUANTIZED, stored_formats
@@ -24,7 +23,7 @@ def weight_buffers(model: ModelConfig, draft: DrafterConfig | None, spec: Engine
     if draft is not None:
         own = stored_formats(draft.quantization)
         yield from drafter.weight_buffers(draft, model.hidden_size, dtype, own, spec.precision)
-        if model.tie_word_embeddings or format_of(HEAD) == UNQUANTIZED:  # else the head is coarse already
+        if target.head_format(model, format_of) == UNQUANTIZED:  # else the head is coarse already
             yield from drafter.head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
 
 

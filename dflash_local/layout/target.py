@@ -15,17 +15,27 @@ from dflash_local.config.features import (
     ModelConfig,
     MoEConfig,
 )
-from dflash_local.config.module_names import HEAD_MODULES
+from dflash_local.config.module_names import HEAD, HEAD_MODULES
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
-from dflash_local.layout.linear import FormatOf, LinearSpec, Part, unquantized
+from dflash_local.layout.linear import (
+    UNQUANTIZED,
+    FormatOf,
+    GgufBlocks,
+    LinearSpec,
+    Part,
+    Segment,
+    WeightFormat,
+    unquantized,
+)
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.moe import MoELayout, most_launches
 from dflash_local.layout.part_layout import PartLayout, WeightSpec
 from dflash_local.layout.spec import EngineSpec
 
 OWNER = "target"
+EMBEDDING = "embed_tokens"
 # The kinds of layer parts that the fused engine has.
 PARTS: Mapping[type, Callable[[Any], PartLayout]] = {
     AttentionConfig: AttentionLayout,
@@ -73,18 +83,33 @@ def layer_norms(at: str, layer: LayerConfig, spec: WeightSpec) -> LayerNorms:
 class EndBuffers(NamedTuple):
     """What stands before and behind the layers, but for the head."""
 
-    embedding: Buffer
+    embedding: Segment
+    embedding_group: Group
     norm: Buffer
+
+    def all(self, spec: WeightSpec) -> tuple[Buffer, ...]:
+        return (*self.embedding.buffers(spec.hidden_size, spec.dtype, self.embedding_group), self.norm)
 
 
 def end_buffers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> EndBuffers:
     """Embedding and norm, under the names that published checkpoints have for them."""
     on_host = spec.host_embedding and not model.tie_word_embeddings
     group: Group = "embedding in host memory" if on_host else spec.group
-    return EndBuffers(
-        Buffer(f"{prefix}embed_tokens.weight", (embedding_rows, model.hidden_size), spec.dtype, group),
-        spec.norm(f"{prefix}norm", model.hidden_size),
-    )
+    module = f"{prefix}{EMBEDDING}"
+    form = UNQUANTIZED if on_host else embedding_format(spec.format_of, prefix)
+    table = Segment(module, form, (Part(module, embedding_rows),))
+    return EndBuffers(table, group, spec.norm(f"{prefix}norm", model.hidden_size))
+
+
+def embedding_format(format_of: FormatOf, prefix: str = "") -> WeightFormat:
+    """Blocks of a GGUF file stay as they are, and their rows are decoded one by one; no other format has embeddings."""
+    form = format_of(f"{prefix}{EMBEDDING}")
+    return form if isinstance(form, GgufBlocks) else UNQUANTIZED
+
+
+def head_format(model: ModelConfig, format_of: FormatOf) -> WeightFormat:
+    """Of the head, which may be the embedding."""
+    return embedding_format(format_of) if model.tie_word_embeddings else format_of(HEAD)
 
 
 def head_spec(spec: WeightSpec) -> WeightSpec:
@@ -110,7 +135,7 @@ def weight_buffers(
 ) -> Iterator[Buffer]:
     """Embedding, layers, norm and head. ``prefix``: of the text model's names. ``embedding_rows``: with padding."""
     spec = weight_spec(model, dtype, format_of, host_embedding)
-    yield from end_buffers(model, prefix, embedding_rows, spec)
+    yield from end_buffers(model, prefix, embedding_rows, spec).all(spec)
     head = head_product(model, prefix, embedding_rows)
     if head is not None:
         yield from head_spec(spec).linear(head)

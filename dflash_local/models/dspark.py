@@ -23,15 +23,19 @@ BORROWED = Tables()
 
 
 def own_tables(
-    files: Checkpoint, embedding: torch.Tensor, head: torch.Tensor | None, device: torch.device, dtype: torch.dtype
+    files: Checkpoint,
+    embedding: torch.Tensor | None,
+    head: torch.Tensor | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Tables:
     """The tables of a checkpoint that differ from the target's ``embedding`` and ``head``.
 
     They are trained as copies of them, which then need no room: they are read to host memory, and compared by slices.
 
     Args:
-        head: None where the target's is kept as codes that nothing can be compared with: it serves then, since no plan
-            has room for a plain one beside it.
+        embedding, head: None where the target's is kept as codes that nothing can be compared with: it serves then,
+            since no plan has room for a plain one beside it.
     """
 
     def differing(name: str, target: torch.Tensor | None) -> torch.Tensor | None:
@@ -41,7 +45,9 @@ def own_tables(
         return None if _equal(own, target) else own.to(device, dtype)
 
     own = differing(EMBEDDING, embedding)
-    if own is not None and len(own) < len(embedding):  # padding: rows for all ids that the target may choose
+    if (
+        own is not None and embedding is not None and len(own) < len(embedding)
+    ):  # padding: rows for all ids that the target may choose
         own = torch.cat((own, embedding[len(own) :].to(device, dtype)))
     return Tables(own, differing(HEAD, head))
 

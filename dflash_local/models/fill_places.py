@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from dflash_local.checkpoint_files.gguf_quantization import keeps_blocks
 from dflash_local.checkpoint_files.safetensors_folder import name_list
 from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
-from dflash_local.checkpoint_files.undo import moves_rows_only
 from dflash_local.config.module_names import HEAD_MODULES
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
@@ -61,7 +61,7 @@ def _check(info: TensorInfo, place: Place) -> None:
             f"{info.file}: tensor {info.name} has shape {list(info.shape)}, expected {list(place.shape)}"
         )
     if isinstance(place, Conversion) and place.blocks:
-        if not all(each.dtype == place.blocks for each in (info, *info.parts)) or not moves_rows_only(info.undo):
+        if info.dtype != place.blocks or not keeps_blocks(info):
             raise CheckpointError(f"{info.file}: tensor {info.name} is stored as {info.dtype}, expected {place.blocks}")
         return
     numbers = (info.dtype in WIDE or info.dtype in GGML) and place.dtype in WIDE.values()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from dflash_local.checkpoint_files.tensor_info import BLOCKS, GGML, TensorInfo
+from dflash_local.checkpoint_files.undo import moves_columns
 from dflash_local.kernels.gguf_blocks import decode_blocks
 from dflash_local.kernels.gguf_codes import stored_floats
 from dflash_local.layout.linear import DECODED_SLICE
@@ -36,8 +37,9 @@ def joined_values(info: TensorInfo, pieces: Sequence[torch.Tensor]) -> torch.Ten
 
 
 def joined_rows(info: TensorInfo, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of blocks of one type, uint8 [rows, bytes], of a tensor of which nothing but rows has been moved."""
-    return undone(pieces[0] if len(pieces) == 1 else torch.cat(list(pieces)), info.undo)
+    """Rows of blocks of one type, uint8 [rows, bytes], put in order; columns are in that of the file."""
+    rows = tuple(step for step in info.undo if not moves_columns(step))
+    return undone(pieces[0] if len(pieces) == 1 else torch.cat(list(pieces)), rows)
 
 
 def copy_values(info: TensorInfo, pieces: Sequence[torch.Tensor], place: torch.Tensor) -> None:

@@ -33,6 +33,14 @@ from dflash_local.planner.traffic import Part, Product, Traffic, drafter_traffic
 
 CONTEXTS = (1024, 8192, 32768)
 TABLES = "speed_tables.json"
+# Types of GGUF blocks that were not measured, and the format with as much to decode for a byte: a byte of codes of five
+# and six bits takes less than one of four, and about as long as one of eight.
+LIKE = {
+    "Q4_0": "int4 g32",
+    **dict.fromkeys(("Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS"), "int4 g32 with zeros"),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"), "int8 g32"),
+    "MXFP4": "mxfp4",
+}
 TYPICAL = "typical of other pairs"  # begins the source of lengths that are not the pair's own
 
 
@@ -84,8 +92,8 @@ class SpeedTable:
         return self.kv[low] + share * (self.kv[high] - self.kv[low])
 
     def launch(self, kind: Mapping[str, Mapping[int, Launch]], format_name: str, rows: int) -> Launch | None:
-        """Between the measured rows around; None of a format that was not measured."""
-        measured = kind.get(format_name)
+        """Between the measured rows around; None of a format that was not measured, nor one ``LIKE`` it."""
+        measured = kind.get(format_name) or kind.get(LIKE.get(format_name, ""))
         if measured is None:
             return None
         low, high, share = _around(tuple(measured), rows)

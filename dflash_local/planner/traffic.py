@@ -26,7 +26,7 @@ from dflash_local.layout.linear import (
 )
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.spec import EngineSpec
-from dflash_local.layout.target import head_product, part_layout, weight_spec
+from dflash_local.layout.target import head_format, head_product, part_layout, weight_spec
 
 Part = Literal["attention", "Gated-DeltaNet", "MLP", "experts"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -107,8 +107,7 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
                 projections = projections[:1] if layout.joins(at, format_of) else projections
             products.update(_product_of(spec, format_of, dtype) for spec in projections)
     head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
-    head_format = UNQUANTIZED if model.tie_word_embeddings else format_of(HEAD)
-    products[_product(head_format, model.vocab_size, head.in_features, dtype)] += 1
+    products[_product(head_format(model, format_of), model.vocab_size, head.in_features, dtype)] += 1
     attentions = (layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig))
     return Traffic(products, experts, parts, *_kv_bytes(attentions, kv_dtype))
 
@@ -121,7 +120,7 @@ def drafter_traffic(drafter: DrafterConfig, target: ModelConfig, spec: EngineSpe
     for product in drafter_layout.products(drafter, target.hidden_size).all():
         form = drafter_layout.matrix_format(product, format_of, spec.precision)
         products[_product(form, product.out_features, product.in_features, spec.dtype)] += 1
-    stored = UNQUANTIZED if target.tie_word_embeddings else stored_formats(target.quantization)(HEAD)
+    stored = head_format(target, stored_formats(target.quantization))
     head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
     products[_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
     if drafter.dspark is not None and drafter.dspark.markov_rank:  # drafts are chosen one by one, by a matrix each

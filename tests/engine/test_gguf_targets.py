@@ -9,6 +9,7 @@ import torch
 
 from dflash_local.config.quantization import GGUF_TYPES
 from dflash_local.kernels.quantized_weight import GgufWeight
+from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
 from tests.both_engines import PROMPT, fused_tokens, logits, reference, reference_tokens, weights_of
 from tests.gguf_models import all_of, write_model
 
@@ -41,6 +42,20 @@ def test_engines_agree_on_every_architecture(name: str, tmp_path: Path) -> None:
     assert facts.model.quantization is not None
     assert set(facts.model.quantization.name.split(" and ")) == {"Q4_K", "Q6_K", "Q8_0"}
     assert any(isinstance(product.weight, GgufWeight) for product in weights.products)
+    if name.startswith("qwen35"):  # three value heads of 128 columns to each of two key heads, in super-blocks of 256
+        mixer = weights.layers[0].mixer
+        assert isinstance(mixer, GatedDeltaNetWeights) and mixer.turns == 3
+        assert isinstance(mixer.output.products[0].weight, GgufWeight)
+    check_engines(file)
+
+
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q6_K"])
+def test_an_embedding_that_is_the_head_stays_in_blocks(dtype: str, tmp_path: Path) -> None:
+    """Once, for its rows and for the logits."""
+    file = write_model(tmp_path / "model.gguf", "qwen3", all_of(dtype), tied=True)
+    weights, facts = weights_of(file)
+    assert facts.model.tie_word_embeddings and weights.head is weights.table
+    assert not isinstance(weights.embedding, torch.Tensor) and weights.measured[-1] is weights.head
     check_engines(file)
 
 

@@ -130,6 +130,12 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         # As bits, since the largest numbers would hide what becomes of small ones.
         return part.view(torch.int32), fragment_decode.linear(torch.eye(k), packed).view(torch.int32)
 
+    def gathered_rows(weight: Codable) -> tuple[torch.Tensor, ...]:
+        packed, ids = FragmentWeight.of(weight), torch.tensor([17, 0, 55, 8, 17])
+        return (fragment_decode.gather(packed, ids, torch.zeros(5, weight.shape[1])).view(torch.int32),)
+
+    for name in ("int8", "Q4_1, ragged", "Q6_K, ragged"):
+        yield f"decode rows of {name}", partial(gathered_rows, PACKED[name])
     every_scale = {"mxfp4 with every scale": mxfp4(64, 256, scales=(0, 189))}
     weight: Codable
     for name, weight in (PACKED | every_scale).items():
@@ -417,10 +423,12 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
         projected, out, to = wide(rows, shape.projection_size), torch.zeros(6, 4, 8), torch.zeros(rows, 32)
         delta_step.read_inputs(projected, weights, state, shape, cycle_state)
         delta_step.run_block(rows, state, shape, cycle_state, out)
-        delta_step.gated_norm(out, projected, torch.rand(8), 1e-6, shape, to)
+        norm, turned = torch.rand(8), torch.zeros(rows, 32)
+        delta_step.gated_norm(out, projected, norm, 1e-6, shape, to)
+        delta_step.gated_norm(out, projected, norm, 1e-6, shape, turned, 2)
         half = cycle % 2
         log = (state.inputs[half, :rows], state.keys[half, :rows], state.values[half, :rows], state.gates[half, :rows])
-        return to, out[:rows], state.state, state.conv_state[half], *log
+        return to, turned, out[:rows], state.state, state.conv_state[half], *log
 
     def settled(kept: int, rows: int) -> tuple[torch.Tensor, ...]:
         """What ``commit`` commits less what a next block of so many rows commits."""

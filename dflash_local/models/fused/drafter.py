@@ -13,7 +13,6 @@ from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.candidate_walk import CandidateWalk
 from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
-from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.kernels.markov_walk import MarkovWalk
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
@@ -24,6 +23,7 @@ from dflash_local.models.dspark import BORROWED, Tables
 from dflash_local.models.fused.attention import Attention, AttentionWeights
 from dflash_local.models.fused.convolution import Convolution
 from dflash_local.models.fused.decoder_layer import DecoderLayer
+from dflash_local.models.fused.embedding import embedding_rows
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, in_eight_bits, quantise_layer
 from dflash_local.models.fused.mlp import MLP, MLPWeights
@@ -189,7 +189,7 @@ class FusedDrafter:
         """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
         self._ids[:1] = self.target.tokens[:1]
         x = self._x
-        gather_rows(self._embedding, self._ids, x)
+        embedding_rows(self._embedding, self._ids, x)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         for layer in self._layers:

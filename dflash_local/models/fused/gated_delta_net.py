@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dflash_local.checkpoint_files.undo import moves_columns
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels import delta_chunk, delta_step
@@ -14,6 +15,7 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.pinned import on_host
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
+from dflash_local.layout.linear import GgufBlocks
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import JoinedLinear
 from dflash_local.models.fused.part import PartWeights, RunState
@@ -28,7 +30,7 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
 
     Attributes:
         at: its module's name. in_proj: rows of q, k, v, z, b, a. small: convolution, decay rates and biases.
-        norm: [value head width].
+        norm: [value head width]. turns: rounds of the key heads in which the output's columns have the value heads.
     """
 
     config: GatedDeltaNetConfig
@@ -38,6 +40,7 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
     small: GatedDeltaWeights
     norm: torch.Tensor
     eps: float
+    turns: int = 1
     places: Places = field(default_factory=dict)
 
     @classmethod
@@ -50,7 +53,8 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
         places: Places = {buffer.name: source.tensors[buffer.name] for buffer in buffers}
         places[buffers[0].name] = conv.unsqueeze(1)  # as it is stored
         places = {**in_proj.places, **output.places, **places}
-        return cls(config, at, in_proj, output, GatedDeltaWeights(conv, rate, bias), norm, source.eps, places)
+        small = GatedDeltaWeights(conv, rate, bias)
+        return cls(config, at, in_proj, output, small, norm, source.eps, _turns(config, at, source), places)
 
     @property
     def joined(self) -> tuple[JoinedLinear, JoinedLinear]:
@@ -86,6 +90,15 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
         projected, mixed = run.tensors.take(layout.activations(run.owner, run.spec))
         host_snapshots = "snapshots" in run.spec.offloaded
         return GatedDeltaNet(self, GatedDeltaState(*log), out, projected, mixed, run.cycle, host_snapshots)
+
+
+def _turns(config: GatedDeltaNetConfig, at: str, source: WeightTensors) -> int:
+    """More than one where the output's columns stay in the order of a GGUF file's converter."""
+    module = f"{at}.out_proj"
+    stored = source.stored.get(f"{module}.weight")
+    in_blocks = isinstance(source.spec.format_of(module), GgufBlocks)
+    moved = in_blocks and stored is not None and any(map(moves_columns, stored.undo))
+    return config.num_value_heads // config.num_key_heads if moved else 1
 
 
 def by_parts(config: GatedDeltaNetConfig) -> torch.Tensor:
@@ -131,7 +144,7 @@ class GatedDeltaNet:
         delta_step.read_inputs(projected, weights.small, self.log, self._config, self._cycle)
         delta_step.run_block(rows, self.log, self._config, self._cycle, self._out)
         mixed = self._mixed[:rows]
-        delta_step.gated_norm(self._out, projected, weights.norm, weights.eps, self._config, mixed)
+        delta_step.gated_norm(self._out, projected, weights.norm, weights.eps, self._config, mixed, weights.turns)
         return weights.output(mixed, out, residual)
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
@@ -140,7 +153,7 @@ class GatedDeltaNet:
         projected = weights.in_proj.prefill(normed)
         out = delta_chunk.run_rows(projected, weights.small, self.log, self._config)
         mixed = projected.new_empty(len(projected), self._config.value_size)
-        delta_step.gated_norm(out, projected, weights.norm, weights.eps, self._config, mixed)
+        delta_step.gated_norm(out, projected, weights.norm, weights.eps, self._config, mixed, weights.turns)
         return weights.output.prefill(mixed)
 
     def state_bytes(self, positions: int) -> int:

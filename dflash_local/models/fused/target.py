@@ -13,13 +13,13 @@ from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
-from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import target as layout
 from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.decoder_layer import DecoderLayer, OnResidual
+from dflash_local.models.fused.embedding import embedding_rows
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.part import RecurrentMixer, RunState, UsedRows
 from dflash_local.models.fused.weights import LayerWeights, TargetWeights
@@ -141,7 +141,7 @@ class FusedTarget:
             rows = self.rows
         x, normed = self._x[:rows], self._normed[:rows]
         branch = None if self._branch is None else self._branch[:rows]
-        gather_rows(self.weights.embedding, self.tokens[:rows], x)
+        embedding_rows(self.weights.embedding, self.tokens[:rows], x)
         self._scale_embedding(x)
         if self.on_residual is not None:
             self.on_residual(x)
@@ -182,9 +182,9 @@ class FusedTarget:
         return Forward(self.weights.norm(x, normed), taps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embedding rows [M, H], as they are stored."""
+        """Embedding rows [M, H], decoded where they are codes."""
         out = torch.empty(len(ids), self.hidden_size, dtype=self.dtype, device=self.device)
-        return gather_rows(self.weights.embedding, ids, out)
+        return embedding_rows(self.weights.embedding, ids, out)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""

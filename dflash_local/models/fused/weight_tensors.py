@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.part_layout import WeightSpec
@@ -16,14 +17,14 @@ class WeightTensors:
     """Allocated tensors and how to read them.
 
     Attributes:
-        eps: of all norms. stored: names of the checkpoint's tensors, where there is one: what may be stored in two
-            ways is read in the one that it is.
+        eps: of all norms. stored: the checkpoint's tensors by name, where there is one: what may be stored in two ways
+            is read in the one that it is.
     """
 
     tensors: Tensors
     spec: WeightSpec
     eps: float
-    stored: Collection[str] = ()
+    stored: Mapping[str, TensorInfo] = field(default_factory=dict)
 
     def norm(self, buffer: Buffer) -> RMSNorm:
         """The norm whose weight a buffer describes."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.features import (
     AttentionConfig,
     GatedDeltaNetConfig,
@@ -22,6 +23,7 @@ from dflash_local.layout.linear import FormatOf, LinearSpec, stored_formats, unq
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.attention import AttentionWeights
+from dflash_local.models.fused.formats import FORMATS, Weight
 from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, randomize
 from dflash_local.models.fused.mlp import MLPWeights
@@ -68,13 +70,22 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """The whole target; ``head`` may be the embedding itself, which else may lie in pinned host memory."""
+    """The whole target.
 
-    embedding: torch.Tensor
+    Attributes:
+        table: the embedding, never multiplied where it is not the head, which it may be; else it may lie in pinned host
+            memory.
+    """
+
+    table: Linear
     layers: tuple[LayerWeights, ...]
     norm: RMSNorm
     head: Linear
     places: Places
+
+    @property
+    def embedding(self) -> Weight:
+        return self.table.weight
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +112,7 @@ class TargetWeights:
             for norm in layer.norms.present():
                 norm.finish()
         self.norm.finish()
-        finish([self.head])
+        finish([self.head] if self.head is self.table else [self.head, self.table])
 
 
 def read_weights(
@@ -139,15 +150,18 @@ def random_weights(
     formats = stored_formats(model.quantization)
     weights = allocate(model, "model.", model.vocab_size, device, dtype, formats, host_embedding)
     generator = torch.Generator(device).manual_seed(seed)
-    for rows in weights.embedding.split(RANDOM_ROWS):
-        rows.copy_(torch.empty_like(rows, device=device).normal_(generator=generator))
+    if isinstance(weights.embedding, torch.Tensor):
+        for rows in weights.embedding.split(RANDOM_ROWS):
+            rows.copy_(torch.empty_like(rows, device=device).normal_(generator=generator))
+    else:
+        randomize([weights.table], generator)
     for layer in weights.layers:
         layer.mixer.randomize(generator)
         layer.mlp.randomize(generator)
         for norm in layer.norms.present():
             norm.reset()
     weights.norm.reset()
-    if weights.head.weight is not weights.embedding:
+    if weights.head is not weights.table:
         randomize([weights.head], generator)
     weights.finish()
     return weights
@@ -161,32 +175,41 @@ def allocate(
     dtype: torch.dtype,
     format_of: FormatOf = unquantized,
     host_embedding: bool = False,
-    stored: Collection[str] = (),
+    stored: Mapping[str, TensorInfo] | None = None,
 ) -> TargetWeights:
     """Uninitialised weights.
 
     Args:
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
-        host_embedding: see ``read_weights``. stored: names of the checkpoint's tensors.
+        host_embedding: see ``read_weights``. stored: the checkpoint's tensors by name.
     """
     kind = dtype_name(dtype)
     spec = layout.weight_spec(model, kind, format_of, host_embedding)
     tensors = Tensors(
         layout.weight_buffers(model, prefix, embedding_rows, kind, format_of, host_embedding), device, joined=True
     )
-    source = WeightTensors(tensors, spec, model.norm_eps, stored)
+    source = WeightTensors(tensors, spec, model.norm_eps, stored or {})
     ends = layout.end_buffers(model, prefix, embedding_rows, spec)
-    places: Places = {buffer.name: tensors[buffer.name] for buffer in ends}
-    embedding = tensors[ends.embedding.name]
-    head = _head(layout.head_product(model, prefix, embedding_rows), embedding, source, places)
+    places: Places = {ends.norm.name: tensors[ends.norm.name]}
+    table = _table(ends, source, places)
+    head = _head(layout.head_product(model, prefix, embedding_rows), table, source, places)
     layers = tuple(_layer(f"{prefix}layers.{i}", layer, source, places) for i, layer in enumerate(model.layers))
-    return TargetWeights(embedding, layers, source.norm(ends.norm), head, places)
+    return TargetWeights(table, layers, source.norm(ends.norm), head, places)
 
 
-def _head(product: LinearSpec | None, embedding: torch.Tensor, source: WeightTensors, places: Places) -> Linear:
+def _table(ends: layout.EndBuffers, source: WeightTensors, places: Places) -> Linear:
+    """The embedding; adds where it is read to."""
+    spec, table = source.spec, ends.embedding
+    form, buffers = FORMATS[type(table.format)], table.buffers(spec.hidden_size, spec.dtype, ends.embedding_group)
+    weight = form.weight(table.format, source.tensors.take(buffers), getattr(torch, spec.dtype))
+    places |= form.places(weight, table.format, table.parts)
+    return Linear(weight)
+
+
+def _head(product: LinearSpec | None, table: Linear, source: WeightTensors, places: Places) -> Linear:
     """The embedding, or a matrix of its own; adds where that is read to."""
     if product is None:
-        return Linear(embedding)
+        return table
     joined = JoinedLinear.of(product, replace(source, spec=layout.head_spec(source.spec)))
     places |= joined.places
     (head,) = joined.products
