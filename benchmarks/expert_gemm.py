@@ -41,6 +41,8 @@ FORMATS: dict[str, FragmentFormat] = {
     "int4 g32 zeros": FragmentFormat("int4", (1, 32), True, BF16),
     "fp8": FragmentFormat("e4m3", (128, 128), False, BF16),
     "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
+    "Q4_K": FragmentFormat("int4", (1, 32), False, torch.uint8, minima=True),
+    "Q6_K": FragmentFormat("int6", (1, 16), False, torch.int8),
 }
 
 
@@ -55,7 +57,9 @@ class Layer(NamedTuple):
 
 
 LAYERS = {
-    "Qwen3.5-35B-A3B": Layer(Mixture(256, 8, 2), 2048, 512, ("bf16", "int4 g128", "fp8", "int4 g32 zeros")),
+    "Qwen3.5-35B-A3B": Layer(
+        Mixture(256, 8, 2), 2048, 512, ("bf16", "int4 g128", "fp8", "int4 g32 zeros", "Q4_K", "Q6_K")
+    ),
     "Qwen3-Coder-30B-A3B": Layer(Mixture(128, 8), 2048, 768, ("bf16", "int4 g128")),
     "gpt-oss-20b": Layer(Mixture(32, 4, clamp=(7.0, 1.702)), 2880, 2880, ("MXFP4",), bias=True),
 }

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.bench.provenance import machine, versions
+from dflash_local.config.quantization import SUPER_BLOCK
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc, skinny_gemm
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
@@ -88,6 +89,14 @@ FORMATS = {
     "fp8 rows": FragmentFormat("e4m3", None, False, FP32),
     "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
     "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
+    "Q4_1": FragmentFormat("int4", (1, 32), False, torch.float16, minima=True),
+    "Q5_0": FragmentFormat("int5", (1, 32), False, torch.float16),
+    "Q5_1": FragmentFormat("int5", (1, 32), False, torch.float16, minima=True),
+    "Q4_K": FragmentFormat("int4", (1, 32), False, torch.uint8, minima=True),
+    "Q5_K": FragmentFormat("int5", (1, 32), False, torch.uint8, minima=True),
+    "Q6_K": FragmentFormat("int6", (1, 16), False, torch.int8),
+    "IQ4_NL": FragmentFormat("iq4", (1, 32), False, torch.float16),
+    "IQ4_XS": FragmentFormat("iq4", (1, 32), False, torch.int8),
 }
 # The same formats as humming-kernels names them; its products neither gate nor add.
 HUMMING: dict[str, dict[str, Any]] = {
@@ -112,7 +121,7 @@ def random_weight(name: str, shape: Shape) -> Codable:
     """Random codes and scales of a format."""
     form, k = FORMATS[name], shape.in_features
     if shape in RAGGED:
-        k += max(form.block[1], 32) if form.grouped and form.block else 32
+        k += SUPER_BLOCK if form.nested else max(form.block[1], 32) if form.grouped and form.block else 32
     return random_coded(form, (shape.out_features - shape.tail, k), torch.Generator("cuda").manual_seed(0))
 
 

@@ -27,8 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.random_checkpoint import build
-from benchmarks.stored_layouts import LAYOUTS
+from benchmarks.random_checkpoint import STORED, build, weight_files
 from dflash_local.bench import random_run
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.bundled import Pair
@@ -99,7 +98,7 @@ def close(session: Session, on_gpu: bool) -> None:
 def measure(folder: Path, config: LoadConfig, runs: int, timed: int = 0) -> dict[str, Any]:
     """Both, in turns. ``timed``: committed tokens of the timing, 0 for none."""
     pair = Pair(folder.name, folder / "target", folder / "drafter", bundled=False)
-    files = sorted(file for part in ("target", "drafter") for file in (folder / part).glob("*.safetensors"))
+    files = [file for part in ("target", "drafter") for file in weight_files(folder / part)]
     size = sum(file.stat().st_size for file in files)
     on_gpu = config.device != "cpu"
     torch.zeros(1, device=config.device)
@@ -162,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure one pair and say how it compares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pair", help="a folder, or a name of the registry")
-    parser.add_argument("--stored", choices=LAYOUTS, help="the layout that a named pair is written in; else bfloat16")
+    parser.add_argument("--stored", choices=STORED, help="the layout that a named pair is written in; else bfloat16")
     parser.add_argument("--whole", action="store_true", help="each layer has numbers of its own")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--tiny", action="store_true", help="toy widths")

@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/random_checkpoint.py qwen3.5-9b --out FOLDER [--stored int4-g128] [--tiled]
 
-``--stored``: the target in a quantised layout of ``stored_layouts``; gpt-oss has one of its own. ``--tiled``: one layer
-of each kind is drawn and written again under the others' names, so that a file of 27B takes seconds. ``FOLDER/target``
-and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Values that no source quotes are taken from the
-registry's inferred ones, then from ``ASSUMED``; each one taken is printed.
+``--stored``: the target in a quantised layout of ``stored_layouts``, or as a GGUF file; gpt-oss has one of its own.
+``--tiled``: one layer of each kind is drawn and written again under the others' names, so that a file of 27B takes
+seconds. ``FOLDER/target`` and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Values that no source
+quotes are taken from the registry's inferred ones, then from ``ASSUMED``; each one taken is printed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import random_gguf
 from benchmarks.random_pair import Make, Stored, plain, save, target_shapes, values_of
 from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, peaked, stacked_mxfp4, stored_tensors
 from dflash_local.catalog import registry
@@ -52,6 +53,7 @@ TINY = {
 }
 TINY_SECTION = [2, 1, 1]  # of multimodal rope: a quarter of a tiny head
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "num_position_embeddings": 16}
+STORED = (*LAYOUTS, *random_gguf.FORMATS)
 NO_IDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 
 
@@ -78,7 +80,7 @@ def build(
 
     Args:
         model: a name, alias or target repository of the registry. layers: of the target, at most; taps that would
-            lie behind them are dropped. tiny: toy widths, for trying the script itself. stored: one of ``LAYOUTS``.
+            lie behind them are dropped. tiny: toy widths, for trying the script itself. stored: one of ``STORED``.
         tiled: layers that are alike hold the same numbers.
 
     Raises:
@@ -96,7 +98,11 @@ def build(
     if tiny:
         _shrink(text, drafter)
     config = _transformers_config(target)
-    build_target(out / "target", config, device, stored, tiled)
+    if stored in random_gguf.FORMATS:
+        out.mkdir(parents=True, exist_ok=True)
+        random_gguf.write_target(out / "target", config, stored, device)
+    else:
+        build_target(out / "target", config, device, stored, tiled)
     build_drafter(out / "drafter", drafter, text, device)
     return Built(out / "target", out / "drafter", assumed)
 
@@ -203,6 +209,11 @@ def build_drafter(folder: Path, config: dict[str, Any], text: dict[str, Any], de
     save(folder, plain(list(shapes.items()), make))
 
 
+def weight_files(path: Path) -> list[Path]:
+    """Of a checkpoint: those of a folder, or a GGUF file."""
+    return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+
+
 def _completed(repo: str, part: str, assumed: dict[str, Any]) -> dict[str, Any]:
     """A config.json from the registry's shape; what it did not know is written down in ``assumed``."""
     found = known_shape(repo)
@@ -276,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target", help="a name, alias or target repository of the registry")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--stored", choices=LAYOUTS)
+    parser.add_argument("--stored", choices=STORED)
     parser.add_argument("--tiled", action="store_true", help="layers that are alike hold the same numbers")
     parser.add_argument("--tiny", action="store_true", help="toy widths")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -292,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tiled=args.tiled,
     )
     for part in (built.target, built.drafter):
-        size = sum(file.stat().st_size for file in part.glob("*.safetensors"))
+        size = sum(file.stat().st_size for file in weight_files(part))
         print(f"{part}: {size / 2**30:.2f} GiB, random weights")
     for name, value in built.assumed.items():
         print(f"assumed: {name} = {value}")

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from benchmarks.random_pair import Stored
+from dflash_local.checkpoint_files.gguf_quantization import METHOD as GGUF
 from dflash_local.config.module_names import HEAD
 from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
 from dflash_local.config.quantizers import USUAL
 
 # Layouts by name: the usual ones, and other quantisers' dialects of them.
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
-    **USUAL,
+    **{name: each for name, each in USUAL.items() if each["quant_method"] != GGUF},  # which has files of its own
     "autoround-g128": {"quant_method": "auto-round", "bits": 4, "sym": True, "group_size": 128},
     "pack-g32-zeros": {
         "quant_method": "compressed-tensors",

@@ -16,6 +16,7 @@ from tests.quantized_weights import gguf_blocks
 
 GOLDEN = Path(__file__).parent / "golden" / "gguf"
 WIDTH = 256
+MODELS = ("llama", "qwen3", "qwen35", "qwen3next", "qwen3moe", "qwen35moe", "gpt-oss")
 SCALED = re.compile(
     r".*[.](embedding_length|(expert_|expert_shared_)?feed_forward_length|attention[.](key|value)_length|"
     r"rope[.]dimension_(count|sections)|ssm[.](state|inner)_size)"
@@ -31,6 +32,13 @@ TypeOf = Callable[[str], str | None]  # of a matrix by its name in the file; Non
 def all_of(dtype: str) -> TypeOf:
     """Every matrix that a quantiser takes."""
     return lambda name: None if re.search(r"ffn_gate_inp|ssm_(alpha|beta|ba)", name) else dtype
+
+
+def mixed(name: str) -> str | None:
+    """As files mix types; two of the projections of a layer differ."""
+    if "attn_v" in name or "attn_gate" in name or "ffn_down" in name:
+        return "Q6_K"
+    return "Q8_0" if "token_embd" in name or "attn_output" in name or "ssm_alpha" in name else all_of("Q4_K")(name)
 
 
 def write_model(file: Path, name: str, type_of: TypeOf, tied: bool = False) -> Path:

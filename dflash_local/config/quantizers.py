@@ -34,6 +34,7 @@ MAX_PATTERNS, MAX_PARTS = 1000, 5000  # one pattern for each matrix of 64 layers
 READ = "fp8, int8, int4, NVFP4 or MXFP4 as GPTQ, AutoRound, AWQ, compressed-tensors or ModelOpt store it"
 
 _GPTQ: Mapping[str, Any] = {"quant_method": "gptq", "bits": 4, "sym": True}
+_PLAIN = {r".*[.](gate|shared_expert_gate|router|in_proj_a|in_proj_b|in_proj_ba)$": None}
 # Usual formats of published targets by a short name, as a ``quantization_config`` says them.
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "int4-g128": {**_GPTQ, "group_size": 128},
@@ -50,6 +51,14 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
         "format": "mxfp4-pack-quantized",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}},
         "ignore": [HEAD],
+    },
+    # GGUF: routers and decay projections stay plain; about half of the values' and of down projections have more bits.
+    "q4_1": {"quant_method": "gguf", "type": "Q4_1", "modules": {HEAD: "Q8_0"}, "experts": _PLAIN},
+    "q4_k_m": {
+        "quant_method": "gguf",
+        "type": "Q4_K",
+        "modules": {HEAD: "Q6_K"},
+        "experts": {**_PLAIN, r".*layers[.]\d*[13579][.].*[.](v_proj|in_proj_z|down_proj)$": "Q6_K"},
     },
 }
 

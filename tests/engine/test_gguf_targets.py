@@ -11,9 +11,7 @@ from dflash_local.config.quantization import GGUF_TYPES
 from dflash_local.kernels.quantized_weight import GgufWeight
 from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
 from tests.both_engines import PROMPT, fused_tokens, logits, reference, reference_tokens, weights_of
-from tests.gguf_models import all_of, write_model
-
-MODELS = ("llama", "qwen3", "qwen35", "qwen3next", "qwen3moe", "qwen35moe", "gpt-oss")
+from tests.gguf_models import MODELS, all_of, mixed, write_model
 
 
 def check_engines(file: Path) -> None:
@@ -57,10 +55,3 @@ def test_an_embedding_that_is_the_head_stays_in_blocks(dtype: str, tmp_path: Pat
     assert facts.model.tie_word_embeddings and weights.head is weights.table
     assert not isinstance(weights.embedding, torch.Tensor) and weights.measured[-1] is weights.head
     check_engines(file)
-
-
-def mixed(name: str) -> str | None:
-    """As files mix types; two of the projections of a layer differ."""
-    if "attn_v" in name or "attn_gate" in name or "ffn_down" in name:
-        return "Q6_K"
-    return "Q8_0" if "token_embd" in name or "attn_output" in name or "ssm_alpha" in name else all_of("Q4_K")(name)

@@ -50,6 +50,11 @@ FORMATS: dict[str, FragmentFormat | None] = {
     "fp8": FragmentFormat("e4m3", (128, 128), False, BF16),
     "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
     "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
+    "Q4_1": FragmentFormat("int4", (1, 32), False, torch.float16, minima=True),
+    "Q4_K": FragmentFormat("int4", (1, 32), False, torch.uint8, minima=True),
+    "Q5_K": FragmentFormat("int5", (1, 32), False, torch.uint8, minima=True),
+    "Q6_K": FragmentFormat("int6", (1, 16), False, torch.int8),
+    "IQ4_XS": FragmentFormat("iq4", (1, 32), False, torch.int8),
 }
 OPTIONS = RoutingOptions(EXPERTS, shared=True, shared_gate=True)
 MIXTURE = mixture_of(OPTIONS, TOP_K + 1)

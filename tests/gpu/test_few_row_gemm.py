@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dflash_local.config.quantization import GGUF_TYPES
 from dflash_local.kernels import few_row_gemm, fragment_decode
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_decode import LaunchConfig
@@ -20,14 +21,14 @@ from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.families import save_model
 from tests.quantised_checkpoints import quantise
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.gpu
 
 ROWS = (1, 7, 8, 9, 16, 33, 64)
 REPLAYS = 10_000
 LAUNCHES = (LaunchConfig(1, 2, 1), LaunchConfig(2, 4, 4, False, True, False), LaunchConfig(8, 8, native=False))
-WITH_TAIL = ("int4, groups of 128, zeros: True", "int8, by row, zeros: False", "fp8", "MXFP4", "NVFP4")
+WITH_TAIL = ("int4, groups of 128, zeros: True", "int8, by row, zeros: False", "fp8", "MXFP4", "NVFP4", "Q4_K", "Q6_K")
 
 
 def weights() -> Iterator[tuple[str, Codable]]:
@@ -51,6 +52,8 @@ def weights() -> Iterator[tuple[str, Codable]]:
     yield "MXFP4", mxfp4(992, 2048 + 96, "cuda")
     yield "NVFP4", nvfp4(992, 2048 + 96, True, "cuda")
     yield "NVFP4 without scales of rows", nvfp4(1000, 1024 + 32, False, "cuda")
+    for dtype, kept in GGUF_TYPES.items():
+        yield dtype, gguf(dtype, 992, 2048 + (256 if kept.nested else 96), "cuda")
 
 
 def test_rows_of_a_tail_ride_along() -> None:
@@ -188,6 +191,13 @@ def test_what_is_decoded_for_prompts_is_what_the_weight_stands_for() -> None:
         for config in LAUNCHES:
             part = fragment_decode.decode(packed, slice(None), torch.full_like(want, float("nan")), config)
             assert torch.equal(part, want), (name, config)
+
+
+def test_rows_of_an_embedding_are_what_the_weight_stands_for() -> None:
+    ids = torch.tensor([17, 0, 991, 8, 17, 500], device="cuda")
+    for name, weight in weights():
+        packed, want = FragmentWeight.of(weight), weight.dequantized().bfloat16()[ids]
+        assert torch.equal(fragment_decode.gather(packed, ids, torch.full_like(want, float("nan"))), want), name
 
 
 def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:

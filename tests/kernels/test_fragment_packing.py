@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 
+from dflash_local.config.quantization import GGUF_TYPES
 from dflash_local.kernels import few_row_gemm, fragment_decode, fragment_packing
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, has_room
+from dflash_local.kernels.quantized_weight import IQ4, GgufWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.layout.linear import code_room, scale_room
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 
 def bits_of(weight: Codable) -> dict[str, object]:
@@ -35,6 +37,7 @@ def copy_of(weight: Codable) -> Codable:
     return replace(weight, **cloned)
 
 
+OF_GGUF = [dtype for dtype in GGUF_TYPES if dtype not in ("Q4_0", "Q8_0", "MXFP4")]  # which other files have, too
 WHOLE = (
     *(int4(64, 512, group, zeros) for group in (32, 64, 128, 256, 512) for zeros in (False, True)),
     *(int8(64, 512, group, zeros) for group in (32, 64, 128, 256, 512) for zeros in (False, True)),
@@ -47,6 +50,7 @@ WHOLE = (
     mxfp4(64, 384),
     nvfp4(64, 384),
     nvfp4(64, 256, row_scales=False),
+    *(gguf(dtype, 64, 512) for dtype in OF_GGUF),
 )
 RAGGED = (
     int4(40, 128 + 32, 32, True),  # the last step has a group of four, the last tile half of its features
@@ -61,6 +65,7 @@ RAGGED = (
     fp8_rows(40, 256 + 96),
     mxfp4(40, 128 + 32),
     nvfp4(40, 128 + 32),
+    *(gguf(dtype, 40, 256 if GGUF_TYPES[dtype].nested else 160) for dtype in OF_GGUF),
 )
 
 
@@ -138,6 +143,8 @@ def lanes_operands(packed: FragmentWeight, tile: int) -> tuple[torch.Tensor, tor
                 pair = (pair.bfloat16() * scale).float()
             a[at, g + i % 2 * 8, 2 * t + i // 2 * 8 : 2 * t + i // 2 * 8 + 2] = pair
         of_x = step * 128 + k16 // 2 * 32 + t * 8 + k16 % 2 * 4  # the lane's 16 bytes of 32 columns
+        if kind.codes == "int6":  # whose groups are of the 16 columns that are multiplied at once
+            of_x = step * 128 + k16 * 16 + t * 4
         columns[at, 2 * t : 2 * t + 2], columns[at, 2 * t + 8 : 2 * t + 10] = torch.arange(of_x, of_x + 4).view(2, 2)
     return a, columns
 
@@ -159,10 +166,19 @@ def lanes_products(packed: FragmentWeight, tile: int, rows: torch.Tensor) -> tor
 
 def operands(words: torch.Tensor, codes: str, k16: int, lane: int) -> list[torch.Tensor]:
     """A lane's four pairs of bfloat16, as float32."""
-    if codes in ("int4", "e2m1"):
+    if codes in ("int4", "int5", "int6", "e2m1", "iq4"):
         word = int(words[(k16 // 4) * 128 + lane * 4 + k16 % 4]) & 0xFFFFFFFF
         if codes == "int4":
             return [bfloat16_pair(word >> 4 * i & 0x000F000F | 0x43004300) for i in range(4)]
+        if codes == "int5":  # a lane has two words of the highest bits
+            above = (int(words[256 + lane * 2 + k16 // 4]) & 0xFFFFFFFF) << 4 >> k16 % 4 * 4
+            return [bfloat16_pair(word >> 4 * i & 0x000F000F | above >> i & 0x00100010 | 0x43004300) for i in range(4)]
+        if codes == "int6":  # or four of the highest two
+            above = (int(words[256 + lane * 4 + k16 // 2]) & 0xFFFFFFFF) << 4 >> k16 % 2 * 8
+            upper = [above >> 2 * i & 0x00300030 for i in range(4)]
+            return [bfloat16_pair(word >> 4 * i & 0x000F000F | upper[i] | 0x43004300) - 160 for i in range(4)]
+        if codes == "iq4":
+            return [torch.tensor([IQ4[word >> 8 * i + 4 * e & 15] for e in range(2)]).float() for i in range(4)]
         return [
             bfloat16_pair(word & 0x81C081C0),
             bfloat16_pair(word << 3 & 0x81C081C0),
@@ -198,6 +214,8 @@ def scaled(
     if kind.block[0] > 1:
         return sums * (packed.scales[tile * 16 // kind.block[0], later].float() * 2.0**60)
     scales = packed.scales[tile, later, :, group].t().flatten()  # g, then g + 8
+    if kind.of_gguf:
+        return with_minima(packed, tile, step, group, sums, of_x)
     if kind.scales == torch.uint8:
         return sums * (scales.int() + 66 << 23).view(torch.float32)
     if kind.sums_x:
@@ -207,6 +225,20 @@ def scaled(
     return scales.float() * sums
 
 
+def with_minima(
+    packed: FragmentWeight, tile: int, step: int, group: int, sums: torch.Tensor, of_x: torch.Tensor
+) -> torch.Tensor:
+    """``scaled`` of GGUF's formats: scales and minima may be bytes under factors for two steps."""
+    kind = packed.format
+    scales = packed.scales[tile, step, :, group].t().flatten().float()
+    minima = packed.zeros[tile, step, :, group].t().flatten().float() if kind.minima else 0
+    if kind.nested:
+        factors = packed.row_scales[tile, step // 2].transpose(0, 1).flatten(0, 1).float()  # g, then g + 8
+        scales, minima = scales * factors[:, 0], -factors[:, -1] * minima if kind.minima else 0
+    offset = {"int4": 128.0, "int5": 128.0 if kind.minima else 144.0}.get(kind.codes, 0.0)
+    return scales * (sums - offset * of_x) + minima * of_x
+
+
 def finished(packed: FragmentWeight, tile: int, total: torch.Tensor) -> torch.Tensor:
     """A tile's sums with the scales of its rows."""
     kind, rows = packed.format, slice(tile * 16, tile * 16 + 16)
@@ -214,7 +246,7 @@ def finished(packed: FragmentWeight, tile: int, total: torch.Tensor) -> torch.Te
         total = total * 2.0**59
     if kind.block is None:
         return total * packed.scales[rows, 0].float() * (2.0**60 if kind.codes == "e4m3" else 1)
-    return total if packed.row_scales is None else total * packed.row_scales[rows]
+    return total if packed.row_scales is None or kind.nested else total * packed.row_scales[rows]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +266,7 @@ def finished(packed: FragmentWeight, tile: int, total: torch.Tensor) -> torch.Te
         mxfp4(32, 160),
         nvfp4(32, 160),
         nvfp4(32, 160, row_scales=False),
+        *(gguf(dtype, 32, 512 if GGUF_TYPES[dtype].nested else 160) for dtype in OF_GGUF),
     ],
 )
 def test_every_code_lies_where_the_tensor_cores_lanes_expect_it(weight: Codable) -> None:
@@ -318,17 +351,22 @@ def test_slices_of_a_prompts_product_are_whole_tiles_of_about_one_size(n: int, k
 @pytest.mark.parametrize(
     "weight",
     [int4(1000, 160, 32, True), int4(72, 2880, 32), int8(40, 160, 160), int8(40, 288, 32, True), fp8(80, 288),
-     mxfp4(1000, 2880), nvfp4(72, 160), int4(48, 320, 320, True)],
+     mxfp4(1000, 2880), nvfp4(72, 160), int4(48, 320, 320, True), gguf("Q4_1", 72, 576), gguf("Q5_1", 1000, 160),
+     gguf("Q6_K", 40, 256), gguf("Q4_K", 1000, 768), gguf("IQ4_XS", 72, 256)],
 )  # fmt: skip
 def test_a_weight_with_room_behind_it_is_packed_where_it_lies(weight: Codable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragment_packing, "PACKED_SLICE", 3 * 16 * 256)  # several slices, each over what was read
     want, (n, k) = FragmentWeight.of(weight), weight.shape
     codes = weight.codes.view(torch.int32)
     rooms = {"codes": code_room(n, k, codes.shape[1] * 32 // k)}
+    packed_as = {"minima": "zeros", "factors": "row_scales"}
     if want.format.grouped:
         rooms["scales"] = scale_room(n, k, weight.group_size)
     if want.zeros is not None:
-        rooms["zeros"] = rooms["scales"]
+        rooms["minima" if isinstance(weight, GgufWeight) else "zeros"] = rooms["scales"]
+    if want.format.nested:
+        rows, blocks = scale_room(n, k, 256)
+        rooms["factors"] = rows, blocks * want.format.factors
     assert not has_room(weight)
     with pytest.raises(ValueError, match="nor is there room for them"):
         FragmentWeight.of(weight, in_place=True)
@@ -343,5 +381,7 @@ def test_a_weight_with_room_behind_it_is_packed_where_it_lies(weight: Codable, m
     assert torch.equal(packed.dequantized(), want.dequantized())
     assert torch.equal(packed.codes, want.codes) and packed.codes.data_ptr() == roomy["codes"].data_ptr()
     for name in rooms:
-        found, wanted = (getattr(each, name).contiguous().view(torch.uint8) for each in (packed, want))
+        found, wanted = (
+            getattr(each, packed_as.get(name, name)).contiguous().view(torch.uint8) for each in (packed, want)
+        )
         assert torch.equal(found, wanted) and bool((behind[name] == 0x55).all()), name

@@ -60,12 +60,22 @@ def test_the_loading_benchmark_times_both(toy: Path, capsys: pytest.CaptureFixtu
     assert 0 < found["weights_in_place_s"] <= found["ready_s"] and found["ratio"] > 0
 
 
-def test_a_pair_is_written_in_a_layout_loaded_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("model", "stored", "name"),
+    [
+        ("qwen3.5-9b", "autoround-g128", "int4 g128"),
+        ("qwen3.5-9b", "q4_1", "Q4_1 and Q8_0"),
+        ("Qwen3-Coder-30B-A3B", "q4_1", "Q4_1 and Q8_0"),
+    ],
+)
+def test_a_pair_is_written_in_a_layout_loaded_and_timed(
+    model: str, stored: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "load.json"
     arguments = [
-        "qwen3.5-9b",
+        model,
         "--stored",
-        "autoround-g128",
+        stored,
         "--tiny",
         "--layers",
         "4",
@@ -77,7 +87,7 @@ def test_a_pair_is_written_in_a_layout_loaded_and_timed(tmp_path: Path, capsys: 
     more = ["--context", "256", "--timing", "64", "--at", str(tmp_path), "--out", str(out)]
     assert load_speed.main([*arguments, *more]) == 0
     found = json.loads(out.read_text())
-    assert found["stored"] == "int4 g128" and found["timing"]["step"]["ms"] > 0
+    assert found["stored"] == name and found["timing"]["step"]["ms"] > 0
     assert "ready after" in capsys.readouterr().out and [each.name for each in tmp_path.iterdir()] == ["load.json"]
 
 

@@ -1,0 +1,169 @@
+"""Writes a target of true shapes as a GGUF file, its blocks of random bits: for ``random_checkpoint.py``.
+
+Matrices of one shape and type hold the same numbers, so that a file of 5 GB takes seconds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.random_pair import target_shapes
+from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.gguf_config import EXPERTS, RECURRENT, SHARED, TARGETS
+from dflash_local.checkpoint_files.gguf_keys import COMMON
+from dflash_local.checkpoint_files.gguf_names import LAYERS, OUTSIDE, WHOLE
+from dflash_local.checkpoint_files.gguf_types import GGML_TYPES
+from dflash_local.checkpoint_files.tensor_info import BLOCKS
+from dflash_local.config.quantization import StoredGguf
+from dflash_local.config.quantizers import USUAL, read_quantization
+from dflash_local.kernels.gguf_blocks import decode_blocks
+from dflash_local.kernels.gguf_codes import FLOAT16_AT
+
+FORMATS = tuple(name for name, each in USUAL.items() if each["quant_method"] == "gguf")
+ALIGNMENT = 32
+NUMBERS = {kind: number for number, kind in GGML_TYPES.items()}
+UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9  # of values in a header
+RESIDUAL = ("attn_output", "ssm_out", "ffn_down")
+
+
+class Tensor(NamedTuple):
+    """``name``: in the file. ``shape``: outermost axis first."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        weights, size = BLOCKS[self.dtype]
+        return prod(self.shape) // weights * size
+
+
+def write_target(file: Path, config: Any, stored: str, device: str) -> None:
+    """A target of transformers' configuration ``config``. Raises SystemExit: its family has no GGUF here."""
+    text = config.get_text_config()
+    architecture = next((name for name, each in TARGETS.items() if each.model_type == text.model_type), None)
+    if architecture is None:
+        raise SystemExit(f"no GGUF file of {text.model_type} is written here")
+    tensors = list(_tensors(config, architecture, stored))
+    offsets, end = [], 0
+    for tensor in tensors:
+        offsets.append(end)
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    keys = list(_keys(text, architecture))
+    make = _maker(torch.Generator(device).manual_seed(1), 2 * text.num_hidden_layers)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(keys)) + b"".join(keys))
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
+            stream.write(_string(tensor.name) + dims + struct.pack("<IQ", NUMBERS[tensor.dtype], offset))
+        begin = -(-stream.tell() // ALIGNMENT) * ALIGNMENT
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            stream.seek(begin + offset)
+            stream.write(make(tensor).numpy().data)
+
+
+def _tensors(config: Any, architecture: str, stored: str) -> Iterator[Tensor]:
+    quantization = read_quantization(Fields(USUAL[stored], stored))
+    assert quantization is not None
+    for name, shape in target_shapes(config):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        module, _, kind = name.replace("language_model.", "").removeprefix("model.").rpartition(".")
+        for own, of_rule, size in _named(module, kind, shape, architecture):
+            rule = quantization.rule(of_rule) if len(size) > 1 else None
+            plain = "BF16" if len(size) > 1 and "conv1d" not in own else "F32"
+            yield Tensor(own, size, rule.type if isinstance(rule, StoredGguf) and plain == "BF16" else plain)
+
+
+def _named(
+    module: str, kind: str, shape: tuple[int, ...], architecture: str
+) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """A tensor as the file calls it, the module that decides its type, and its shape; none of what is left out."""
+    outside = {hf.removeprefix("model."): own for own, hf in OUTSIDE.items()}
+    if f"{module}.{kind}" in outside:
+        yield outside[f"{module}.{kind}"], module, shape
+    words = module.split(".")
+    if words[0] != "layers":
+        return
+    at, inner = f"blk.{words[1]}", ".".join(words[2:])
+    stems, whole = ({hf: own for own, hf in names.items()} for names in (LAYERS[architecture], WHOLE))
+    if f"{inner}.{kind}" in whole:
+        yield f"{at}.{whole[f'{inner}.{kind}']}", module, shape
+    elif inner == "mlp.experts":
+        experts, rows, columns = shape
+        halves = ("gate", "up") if kind == "gate_up_proj" else ("down",)
+        for each in halves:
+            size = experts, rows // len(halves), columns
+            yield f"{at}.ffn_{each}_exps.weight", f"{module}.0.{each}_proj", size
+    elif inner in stems:
+        yield f"{at}.{stems[inner]}.{kind}", module, (shape[0], shape[2]) if len(shape) == 3 else shape
+
+
+def _keys(text: Any, architecture: str) -> Iterator[bytes]:
+    """The metadata that a reader asks for."""
+    yield _string("general.architecture") + struct.pack("<I", STRING) + _string(architecture)
+    values = {**COMMON, **EXPERTS, **SHARED, **(RECURRENT if TARGETS[architecture].recurrent else {})}
+    found = {key: each for key, name in values.items() if (each := getattr(text, name, None)) is not None}
+    rope = text.rope_parameters
+    found |= {"block_count": text.num_hidden_layers, "rope.freq_base": float(rope["rope_theta"])}
+    found |= dict.fromkeys(("attention.key_length", "attention.value_length"), text.head_dim)
+    found["rope.dimension_count"] = int(text.head_dim * rope.get("partial_rotary_factor", 1.0))
+    if TARGETS[architecture].recurrent:
+        found["ssm.inner_size"] = text.linear_num_value_heads * text.linear_value_head_dim
+        found["full_attention_interval"] = text.layer_types.index("full_attention") + 1
+    for key, value in found.items():
+        packed = struct.pack("<If", FLOAT32, value) if isinstance(value, float) else struct.pack("<II", UINT32, value)
+        yield _string(f"{architecture}.{key}") + packed
+
+
+def _maker(generator: torch.Generator, residual: int) -> Callable[[Tensor], torch.Tensor]:
+    """Makes the bytes of tensors, on the host; what adds to the residual stream so many times is small."""
+    drawn: dict[tuple[tuple[int, ...], str, bool], torch.Tensor] = {}
+
+    def make(tensor: Tensor) -> torch.Tensor:
+        small = any(name in tensor.name for name in RESIDUAL)
+        key = tensor.shape, tensor.dtype, small
+        if len(tensor.shape) == 1:
+            return _vector(tensor, generator).view(torch.uint8)
+        if key not in drawn:
+            size = tensor.shape[-1] ** -0.5 * (residual**-0.5 if small else 1.0)
+            drawn[key] = _matrix(tensor, size, generator).cpu()
+        return drawn[key]
+
+    return make
+
+
+def _vector(tensor: Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Norms around one, as files have them; decay rates below zero."""
+    noise = torch.randn(tensor.shape, generator=generator, device=generator.device).cpu() * 0.1
+    return -noise.exp() if tensor.name.endswith("ssm_a") else noise + tensor.name.endswith("norm.weight")
+
+
+def _matrix(tensor: Tensor, size: float, generator: torch.Generator) -> torch.Tensor:
+    """uint8. Of blocks every bit is random but for those of their floats, which give weights of about that size."""
+    device, (weights, length) = generator.device, BLOCKS[tensor.dtype]
+    if weights == 1:
+        values = torch.randn(prod(tensor.shape), generator=generator, device=device) * size
+        return (values.bfloat16() if tensor.dtype == "BF16" else values).view(torch.uint8)
+    blocks = torch.empty(prod(tensor.shape) // weights, length, dtype=torch.uint8, device=device)
+    blocks.random_(0, 256, generator=generator)
+
+    def with_floats(blocks: torch.Tensor, factor: float) -> torch.Tensor:
+        for at in FLOAT16_AT[tensor.dtype]:
+            floats = torch.rand(len(blocks), 1, generator=generator, device=device) + 0.5
+            blocks[:, at : at + 2] = (floats * factor).half().view(torch.uint8)
+        return blocks
+
+    spread = decode_blocks(with_floats(blocks[:4096].clone(), 1.0), tensor.dtype).square().mean().sqrt()
+    return with_floats(blocks, size / float(spread)).flatten()
+
+
+def _string(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
