@@ -1,7 +1,8 @@
-"""What a cycle costs by the number of rows it verifies, measured with the very graphs that will be replayed."""
+"""What a cycle costs by the number of rows it verifies, measured with the very graphs or calls that will be made."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,13 +10,20 @@ import torch
 
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.fixed_routing import FixedRouting
+from dflash_local.request import SamplingParams
 
 LENGTHS = (1, 4, 6, 8, 12, 16)  # and the trained block
 REPLAYS = 7
 FEWEST_AND_MOST: tuple[FixedRouting, ...] = ("same", "uniform")  # experts of a block's rows
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
+CPU_AT, CPU_ROUNDS = 64, 5  # the same on a CPU, and cycles of each length: about a second
+# A CPU that takes longer for a plain step is not measured: it would be felt, and such a model's weights are read from
+# memory at a cost that hides that of a block's rows.
+SLOWEST_STEP_S = 0.25
 
 
 @torch.inference_mode()
@@ -26,7 +34,7 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
     """
     if runner.device.type != "cuda" or runner.proposer is None:
         return
-    lengths = sorted({length for length in LENGTHS if length < block} | {block})
+    lengths = _lengths(block)
     if runner.exact and runner.num_experts is None:  # every forward has the same rows
         lengths = [1, block]
     length = min(AT, runner.context // 2)
@@ -40,6 +48,34 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
             ms = _of_an_expert(runner, block, ids[length:])
             runner.experts = MeasuredExperts(runner.num_experts, distinct[1], distinct, ms)
     runner.costs = costs
+
+
+@torch.inference_mode()
+def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
+    """Fill ``runner.costs`` on a CPU. Of each length the fastest cycle counts: other programs only make them slower.
+    The runner must be fresh.
+    """
+    ids, lengths = varied_ids(min(CPU_AT, runner.context // 2), runner.vocab_size), _lengths(block)
+    sampler = Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, torch.tensor(ids))
+    runner.begin(sampler, frozenset(), 1, True)
+    for _ in runner.prefill(ids, 0):
+        pass
+    seconds: dict[int, list[float]] = {length: [] for length in lengths}
+    for rows in lengths * CPU_ROUNDS:
+        runner.set_block(rows)
+        begun = time.perf_counter()
+        runner.launch()
+        seconds[rows].append(time.perf_counter() - begun)
+        if min(seconds[1]) > SLOWEST_STEP_S:
+            break
+    else:
+        runner.costs = {rows: 1e3 * min(spent) for rows, spent in seconds.items()}
+    runner.restart(0, None)
+    runner.collect()
+
+
+def _lengths(block: int) -> list[int]:
+    return sorted({length for length in LENGTHS if length < block} | {block})
 
 
 def _measured(runner: FusedRunner, rows: int, anchors: Sequence[int]) -> tuple[float, float]:

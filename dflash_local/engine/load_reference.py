@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.checked_pair import CheckedPair
+from dflash_local.engine.costs import measure_cpu_costs
 from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
-from dflash_local.engine.torch_switches import settle_torch
+from dflash_local.engine.torch_switches import SMALL_MODEL, settle_torch
 from dflash_local.models.drafter import Drafter, drafter_dtype
 from dflash_local.models.dspark import BORROWED, own_tables
 from dflash_local.models.load_target import load_target
+from dflash_local.models.packed_linear import can_pack, pack_linears
 from dflash_local.models.transformers_target import TransformersTarget
 
 
@@ -23,7 +25,11 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     """The runner, and notices of the load."""
     progress("target", 0.1)
     model = load_target(pair.target_files, pair.facts, pair.where)
-    settle_torch(sum(p.numel() for p in model.parameters()), next(model.parameters()).device)
+    parameters, device = sum(p.numel() for p in model.parameters()), next(model.parameters()).device
+    settle_torch(parameters, device)
+    packed = parameters >= SMALL_MODEL and can_pack(device, pair.where.dtype)  # what caches hold gains nothing by it
+    if packed:
+        pack_linears(model)
     target = TransformersTarget(model, pair.contract.drafter.taps if pair.contract else ())
     if pair.contract is None or pair.drafter_files is None:
         return ReferenceRunner(target, None, pair.context), ()
@@ -33,6 +39,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
         device=target.device,
         dtype=drafter_dtype(target.dtype),
         attention_factor=pair.config.attention_factor,
+        packed=packed,
     )
     tables = BORROWED
     if drafter.config.dspark is not None:
@@ -41,4 +48,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     notices, precision = drafter.notices, pair.config.drafter_precision
     if precision not in ("auto", "full"):
         notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
-    return ReferenceRunner(target, proposer, pair.context), notices
+    runner = ReferenceRunner(target, proposer, pair.context)
+    if packed:
+        measure_cpu_costs(runner, pair.contract.block_size)
+    return runner, notices

@@ -124,13 +124,13 @@ class ReferenceRunner:
     name = "reference"
     exact = False
     drafter_precision = "full"
-    costs: Mapping[int, float] = {}  # of a cycle by its rows, which nobody has measured for this engine
     experts = None
 
     def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:
         self.target, self.proposer, self.context = target, proposer, context
         self.ids: list[int] = []
         self.committed: list[int] = []  # ids whose state the target holds
+        self.costs: Mapping[int, float] = {}
         self._pending: Forward | None = None
         self._cycles: list[Cycle] = []
         self._stop_ids: frozenset[int] = frozenset()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from dflash_local.config.dflash2 import BlockConvolution, SelectorConfig
 from dflash_local.kernels.block_convolution import block_convolution_reference
 from dflash_local.kernels.candidate_walk import Choose, candidates, walk
 from dflash_local.models.drafter_weights import ConvolutionWeights, SelectorWeights
+from dflash_local.models.packed_linear import linear
 
 
 class Convolution:
@@ -20,7 +20,7 @@ class Convolution:
 
     def before(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The sublayer's input of normed rows [B, hidden], and what ``after`` needs."""
-        own = functional.linear(rows, self._weights.projection).view(len(rows), 2, self._size, -1)
+        own = linear(rows, self._weights.projection).view(len(rows), 2, self._size, -1)
         return block_convolution_reference(rows, self._weights.base[0], own[:, 0]), own[:, 1]
 
     def after(self, rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -43,5 +43,5 @@ class CandidateSelector:
             hidden, logits: [m, hidden] and [m, V], of the drafted positions. anchor: [1] the id before the first.
             choose: see ``kernels.candidate_walk.walk``.
         """
-        projected = functional.linear(hidden, self._weights.projection)
+        projected = linear(hidden, self._weights.projection)
         return walk(*candidates(self._config, logits), projected, self._weights.codebooks, anchor, choose)

@@ -15,7 +15,14 @@ from torch.nn import functional
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.dflash2 import CandidateSelector, Convolution
-from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights, random_weights, read_weights
+from dflash_local.models.drafter_weights import (
+    DrafterWeights,
+    LayerWeights,
+    random_weights,
+    read_weights,
+    with_matrices,
+)
+from dflash_local.models.packed_linear import linear, pack
 from dflash_local.models.rope import RopeTable, rotate
 
 
@@ -200,12 +207,22 @@ class Drafter:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         attention_factor: float | None = None,
+        packed: bool = False,
     ) -> Drafter:
-        """Read a drafter; ``attention_factor``: another rope amplitude. Raises CheckpointError: not a drafter's."""
+        """Read a drafter.
+
+        Args:
+            attention_factor: another rope amplitude. packed: matrices are laid out for ``packed_linear``.
+
+        Raises:
+            CheckpointError: not a drafter's.
+        """
         _refuse_float16(dtype)
         config = DrafterConfig.from_json(checkpoint.config, checkpoint.source.config_file)
         notices: list[str] = []
         weights = read_weights(checkpoint, config, torch.device(device), dtype, notices.append)
+        if packed:
+            weights = with_matrices(weights, pack)
         return cls(config.with_attention_factor(attention_factor), weights, tuple(notices))
 
     @classmethod
@@ -253,8 +270,8 @@ class Drafter:
         rows, weights = taps.shape[0], self._weights
         if rows == 0:
             return
-        feature = self._hidden_norm(functional.linear(self._own(taps), weights.fc))
-        projected = functional.linear(feature, weights.context_kv, weights.context_kv_bias)
+        feature = self._hidden_norm(linear(self._own(taps), weights.fc))
+        projected = linear(feature, weights.context_kv, weights.context_kv_bias)
         config = self.config
         keys, values = projected.view(rows, 2, config.num_layers * config.num_kv_heads, config.head_dim).unbind(1)
         keys = rotate(self._context_key_norm(keys), *self._rope.rows(start, rows))
@@ -312,7 +329,7 @@ class Drafter:
         rows, config = x.shape[0], self.config
         start, end = cache.length, cache.length + rows
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = functional.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = linear(x, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(rows, heads + 2 * kv_heads, config.head_dim)
         queries_keys = rotate(query_key_norm(qkv[:, : heads + kv_heads]), *cos_sin)
         keys, values = cache.keys[index], cache.values[index]
@@ -328,12 +345,12 @@ class Drafter:
             attn_mask=mask,
         )
         attended = attended.reshape(kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)  # CUDA gives other strides
-        return functional.linear(attended, layer.output, layer.output_bias)
+        return linear(attended, layer.output, layer.output_bias)
 
     def _feed_forward(self, index: int, x: torch.Tensor) -> torch.Tensor:
         layer = self._weights.layers[index]
-        gate, up = functional.linear(x, layer.gate_up).chunk(2, -1)
-        return functional.linear(functional.silu(gate) * up, layer.down)
+        gate, up = linear(x, layer.gate_up).chunk(2, -1)
+        return linear(functional.silu(gate) * up, layer.down)
 
 
 def _within(

@@ -125,7 +125,8 @@ class TransformersTarget:
     @property
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Embedding and head as they are stored."""
-        return self._embed.weight, self._head.weight
+        head: torch.Tensor = self._head.weight
+        return self._embed.weight, head.to_dense() if head.is_mkldnn else head
 
     @property
     def num_layers(self) -> int:

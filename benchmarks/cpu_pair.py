@@ -1,0 +1,191 @@
+"""A pair on this CPU: its plain step beside transformers' forward, and drafted beside plain by kind of prompt.
+
+    PYTHONPATH=. python benchmarks/cpu_pair.py [smollm2] [--dtype float32] [--prompts 2] [--tokens 128] [--out FILE.json]
+
+As ``dflash run`` does it: loaded by the main thread, answered by the service's. Steps of transformers and ours take
+turns, the median of each counts; so do plain and drafted replies to one prompt. Greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from dflash_local import __version__, settings
+from dflash_local.app.loading import open_session
+from dflash_local.app.resolve import resolve
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine.session import Session
+from dflash_local.events import Finished, Mode, Step
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.load_target import load_target, placement
+from dflash_local.models.target_facts import TargetFacts
+from dflash_local.planner import hardware
+from dflash_local.request import Limits, Message, Request, SamplingParams
+
+PROMPTS = Path(__file__).parent.parent / "dflash_local" / "demo" / "smollm2" / "heldout.json"
+CONTEXT = 128
+ROUNDS = 15
+ROWS = (1, 4, 8, 16)
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """What the work returns, done where a service does it: in a thread that did not load."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def forward_ms(session: Session, model: Any) -> dict[str, dict[int, float]]:
+    """Milliseconds of a forward of 1 to 16 rows, head included: transformers' over its own cache, and ours."""
+    from transformers import DynamicCache
+
+    target = cast(Any, session.runner).target
+    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
+    prompt = torch.randint(target.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        target.prefill(prompt[0], True)
+        cache = DynamicCache()
+        model(input_ids=prompt, past_key_values=cache)
+
+        def theirs(ids: torch.Tensor) -> None:
+            model(input_ids=ids[None], past_key_values=cache)
+            cache.crop(-len(ids))
+
+        def ours(ids: torch.Tensor) -> None:
+            target.head(target.verify(ids, True).hidden)
+
+        for rows in ROWS * ROUNDS:
+            for name, call in (("transformers", theirs), ("ours", ours)):
+                begun = time.perf_counter()
+                call(prompt[0, :rows])
+                spent[name, rows].append(1e3 * (time.perf_counter() - begun))
+    session.reset()
+    return {
+        name: {rows: statistics.median(spent[name, rows]) for rows in ROWS} for name in ("transformers", "ours")
+    }
+
+
+def reply(session: Session, prompt: str, mode: Mode, tokens: int) -> tuple[list[int], float, int]:
+    """Ids of a greedy reply, seconds of its decoding, and cycles."""
+    request = Request(
+        messages=(Message("user", prompt),),
+        sampling=SamplingParams(temperature=0.0),
+        limits=Limits(max_new_tokens=tokens),
+        mode=mode,
+    )
+    session.reset()
+    ids: list[int] = []
+    for event in session.generate(request):
+        if isinstance(event, Step):
+            ids += event.token_ids
+        if isinstance(event, Finished):
+            return ids, event.stats.decode_s, sum(count for _, count in event.stats.verify_rows)
+    raise AssertionError("no end")
+
+
+def by_kind(session: Session, count: int, tokens: int) -> dict[str, dict[str, float]]:
+    """Tokens a second, plain and drafted, over so many prompts a kind; ``equal``: share of replies with equal ids."""
+    prompts: dict[str, list[str]] = defaultdict(list)
+    for each in json.loads(PROMPTS.read_text(encoding="utf-8")):
+        prompts[each["kind"]].append(each["prompt"])
+    reply(session, "Hello", "dflash", 16)
+    found, sums = {}, defaultdict(float)
+    for kind, texts in prompts.items():
+        own: dict[str, float] = defaultdict(float)
+        for text in texts[:count]:
+            plain, drafted = (reply(session, text, mode, tokens) for mode in ("ar", "dflash"))
+            own["tokens"] += len(plain[0]) - 1
+            own["plain_s"] += plain[1]
+            own["drafted_s"] += drafted[1]
+            own["cycles"] += drafted[2]
+            own["equal"] += plain[0] == drafted[0]
+            own["replies"] += 1
+        found[kind] = _rates(own)
+        for name, value in own.items():
+            sums[name] += value
+    return {**found, "all": _rates(sums)}
+
+
+def _rates(sums: dict[str, float]) -> dict[str, float]:
+    return {
+        "plain": sums["tokens"] / sums["plain_s"],
+        "drafted": sums["tokens"] / sums["drafted_s"],
+        "ratio": sums["plain_s"] / sums["drafted_s"],
+        "acceptance": sums["tokens"] / sums["cycles"],
+        "equal": sums["equal"] / sums["replies"],
+    }
+
+
+def measure(pair: Pair, dtype: str, count: int, tokens: int) -> dict[str, Any]:
+    """One dtype's figures."""
+    session = cast(Session, open_session(pair, LoadConfig(dtype=dtype, device="cpu", engine="reference")))
+    files = Checkpoint.open(pair.target)
+    model = load_target(files, TargetFacts.from_checkpoint(files), placement("cpu", dtype))
+    forwards = in_a_thread(lambda: forward_ms(session, model))
+    del model
+    found = {
+        "costs_ms": dict(session.runner.costs),
+        "forward_ms": forwards,
+        "kinds": in_a_thread(lambda: by_kind(session, count, tokens)),
+    }
+    session.close()
+    return found
+
+
+def show(dtype: str, found: dict[str, Any]) -> None:
+    """Two tables."""
+    print(f"\n{dtype}: forward, ms   " + "  ".join(f"{rows:>2} rows" for rows in ROWS))
+    for name, row in found["forward_ms"].items():
+        print(f"{name:>22} " + "  ".join(f"{row[rows]:7.1f}" for rows in ROWS))
+    print("cycle, ms, at load: " + ", ".join(f"{rows} rows {ms:.1f}" for rows, ms in found["costs_ms"].items()))
+    print("kind         plain  drafted  ratio  tokens a cycle  equal texts")
+    for kind, row in found["kinds"].items():
+        print(
+            f"{kind:<11}{row['plain']:7.1f}{row['drafted']:9.1f}{row['ratio']:7.2f}"
+            f"{row['acceptance']:16.2f}{row['equal']:13.0%}"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="both if not given")
+    parser.add_argument("--prompts", type=int, default=2, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=128, help="of a reply at most")
+    parser.add_argument("--out", type=Path, help="file of the JSON record")
+    args = parser.parse_args(arguments)
+    pair = resolve(args.model, None, settings.load(), lambda _event: None)
+    record: dict[str, Any] = {
+        "pair": args.model,
+        "version": __version__,
+        "torch": torch.__version__,
+        "processor": hardware.processor(),
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+    }
+    print(f"{args.model}, {record['processor']}, {record['threads']} threads, load {record['load']:.1f} at the start")
+    for dtype in args.dtype or ("float32", "bfloat16"):
+        record[dtype] = measure(pair, dtype, args.prompts, args.tokens)
+        show(dtype, record[dtype])
+    if args.out is not None:
+        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
