@@ -1,4 +1,4 @@
-"""A pair on this CPU: its plain step beside transformers' forward, and drafted beside plain by kind of prompt.
+"""A pair on this CPU: its plain step beside transformers' forward, drafted beside plain by kind of prompt.
 
     PYTHONPATH=. python benchmarks/cpu_pair.py [smollm2] [--dtype float32] [--prompts 2] [--tokens 128] [--out FILE.json]
 

@@ -49,13 +49,14 @@ def test_only_plain_layers_are_replaced() -> None:
     class Coded(nn.Linear):
         """As a quantised one would be: its weight is not what it multiplies with."""
 
-    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4, bias=False)), Coded(4, 4))
+    inner = nn.Sequential(nn.Linear(8, 4, bias=False))
+    model = nn.Sequential(nn.Linear(8, 8), inner, Coded(4, 4))
     x = torch.randn(3, 8)
     with torch.no_grad():
         before = model(x)
         pack_linears(model)
         torch.testing.assert_close(model(x), before)
-    assert [type(part) for part in (model[0], model[1][0], model[2])] == [PackedLinear, PackedLinear, Coded]
+    assert [type(part) for part in (model[0], inner[0], model[2])] == [PackedLinear, PackedLinear, Coded]
 
 
 def test_what_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ def test_only_the_matrices_of_layers_are_quantised(quantize: str, tmp_path: Path
     folder = save_model("qwen3_5", tmp_path, **SIZES)
     tensors = load_file(folder / "model.safetensors")
     weights = weights_of(folder, quantize, torch.bfloat16)[0]
+    assert isinstance(weights.embedding, torch.Tensor)
     assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"].bfloat16())
     assert isinstance(weights.head.weight, torch.Tensor)
     plain = {tuple(each.weight.shape) for each in weights.products if isinstance(each.weight, torch.Tensor)}
