@@ -1,9 +1,9 @@
 """A pair on this CPU: its plain step beside transformers' forward, drafted beside plain by kind of prompt.
 
-    PYTHONPATH=. python benchmarks/cpu_pair.py [smollm2] [--dtype float32] [--prompts 2] [--tokens 128] [--out FILE.json]
+    PYTHONPATH=. python benchmarks/cpu_pair.py [smollm2] [--dtype float32] [--prompts 2] [--tokens 128] [--out FILE]
 
-As ``dflash run`` does it: loaded by the main thread, answered by the service's. Steps of transformers and ours take
-turns, the median of each counts; so do plain and drafted replies to one prompt. Greedy.
+As ``dflash run`` does it: loaded by the main thread, answered by another one. What is compared takes turns: forwards of
+transformers with all threads and ours, of which medians count, and plain and drafted replies to one prompt. Greedy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,10 @@ from dflash_local import __version__, settings
 from dflash_local.app.loading import open_session
 from dflash_local.app.resolve import resolve
 from dflash_local.catalog.bundled import Pair
+from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
+from dflash_local.engine.torch_switches import THREADS
 from dflash_local.events import Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
@@ -51,32 +55,44 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 
 def forward_ms(session: Session, model: Any) -> dict[str, dict[int, float]]:
-    """Milliseconds of a forward of 1 to 16 rows, head included: transformers' over its own cache, and ours."""
+    """Milliseconds by rows: transformers' forward over its own cache, ours, and the engine's step, which besides
+    chooses a token and the number of threads.
+    """
     from transformers import DynamicCache
 
-    target = cast(Any, session.runner).target
-    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
-    prompt = torch.randint(target.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(0))
+    runner = cast(ReferenceRunner, session.runner)
+    ids = torch.randint(runner.vocab_size, (CONTEXT,), generator=torch.Generator().manual_seed(0))
+    spent: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    cache = DynamicCache()
+
+    def theirs(rows: int) -> None:
+        model(input_ids=ids[None, :rows], past_key_values=cache)
+        cache.crop(-rows)
+
+    def ours(rows: int) -> None:
+        runner.target.head(runner.target.verify(ids[:rows], True).hidden)
+
+    def timed(name: str, rows: int, call: Callable[[], object]) -> None:
+        begun = time.perf_counter()
+        call()
+        spent[name][rows].append(1e3 * (time.perf_counter() - begun))
+
+    runner.begin(Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, ids), frozenset(), 1, False)
     with torch.inference_mode():
-        target.prefill(prompt[0], True)
-        cache = DynamicCache()
-        model(input_ids=prompt, past_key_values=cache)
-
-        def theirs(ids: torch.Tensor) -> None:
-            model(input_ids=ids[None], past_key_values=cache)
-            cache.crop(-len(ids))
-
-        def ours(ids: torch.Tensor) -> None:
-            target.head(target.verify(ids, True).hidden)
-
+        model(input_ids=ids[None], past_key_values=cache)
+        for _ in runner.prefill(ids.tolist(), 0):
+            pass
         for rows in ROWS * ROUNDS:
-            for name, call in (("transformers", theirs), ("ours", ours)):
-                begun = time.perf_counter()
-                call(prompt[0, :rows])
-                spent[name, rows].append(1e3 * (time.perf_counter() - begun))
+            torch.set_num_threads(THREADS)
+            timed("transformers", rows, partial(theirs, rows))
+            timed("ours", rows, partial(ours, rows))
+        for _ in range(4 * ROUNDS):
+            torch.set_num_threads(THREADS)
+            timed("transformers, beside steps", 1, partial(theirs, 1))
+            timed("step", 1, runner.launch)
     session.reset()
     return {
-        name: {rows: statistics.median(spent[name, rows]) for rows in ROWS} for name in ("transformers", "ours")
+        name: {rows: statistics.median(times) for rows, times in by_rows.items()} for name, by_rows in spent.items()
     }
 
 
@@ -104,13 +120,15 @@ def by_kind(session: Session, count: int, tokens: int) -> dict[str, dict[str, fl
     for each in json.loads(PROMPTS.read_text(encoding="utf-8")):
         prompts[each["kind"]].append(each["prompt"])
     reply(session, "Hello", "dflash", 16)
-    found, sums = {}, defaultdict(float)
+    found: dict[str, dict[str, float]] = {}
+    sums: dict[str, float] = defaultdict(float)
     for kind, texts in prompts.items():
         own: dict[str, float] = defaultdict(float)
         for text in texts[:count]:
             plain, drafted = (reply(session, text, mode, tokens) for mode in ("ar", "dflash"))
             own["tokens"] += len(plain[0]) - 1
             own["plain_s"] += plain[1]
+            own["drafted_tokens"] += len(drafted[0]) - 1
             own["drafted_s"] += drafted[1]
             own["cycles"] += drafted[2]
             own["equal"] += plain[0] == drafted[0]
@@ -122,11 +140,12 @@ def by_kind(session: Session, count: int, tokens: int) -> dict[str, dict[str, fl
 
 
 def _rates(sums: dict[str, float]) -> dict[str, float]:
+    plain, drafted = sums["tokens"] / sums["plain_s"], sums["drafted_tokens"] / sums["drafted_s"]
     return {
-        "plain": sums["tokens"] / sums["plain_s"],
-        "drafted": sums["tokens"] / sums["drafted_s"],
-        "ratio": sums["plain_s"] / sums["drafted_s"],
-        "acceptance": sums["tokens"] / sums["cycles"],
+        "plain": plain,
+        "drafted": drafted,
+        "ratio": drafted / plain,
+        "acceptance": sums["drafted_tokens"] / sums["cycles"],
         "equal": sums["equal"] / sums["replies"],
     }
 
@@ -136,12 +155,12 @@ def measure(pair: Pair, dtype: str, count: int, tokens: int) -> dict[str, Any]:
     session = cast(Session, open_session(pair, LoadConfig(dtype=dtype, device="cpu", engine="reference")))
     files = Checkpoint.open(pair.target)
     model = load_target(files, TargetFacts.from_checkpoint(files), placement("cpu", dtype))
-    forwards = in_a_thread(lambda: forward_ms(session, model))
+    forwards = in_a_thread(partial(forward_ms, session, model))
     del model
     found = {
         "costs_ms": dict(session.runner.costs),
         "forward_ms": forwards,
-        "kinds": in_a_thread(lambda: by_kind(session, count, tokens)),
+        "kinds": in_a_thread(partial(by_kind, session, count, tokens)),
     }
     session.close()
     return found
@@ -149,9 +168,9 @@ def measure(pair: Pair, dtype: str, count: int, tokens: int) -> dict[str, Any]:
 
 def show(dtype: str, found: dict[str, Any]) -> None:
     """Two tables."""
-    print(f"\n{dtype}: forward, ms   " + "  ".join(f"{rows:>2} rows" for rows in ROWS))
+    print(f"\n{dtype}: ms       " + "  ".join(f"{rows:>2} rows" for rows in ROWS))
     for name, row in found["forward_ms"].items():
-        print(f"{name:>22} " + "  ".join(f"{row[rows]:7.1f}" for rows in ROWS))
+        print(f"{name:>26} " + "  ".join(f"{row[rows]:7.1f}" for rows in ROWS if rows in row))
     print("cycle, ms, at load: " + ", ".join(f"{rows} rows {ms:.1f}" for rows, ms in found["costs_ms"].items()))
     print("kind         plain  drafted  ratio  tokens a cycle  equal texts")
     for kind, row in found["kinds"].items():

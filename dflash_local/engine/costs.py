@@ -20,10 +20,11 @@ LENGTHS = (1, 4, 6, 8, 12, 16)  # and the trained block
 REPLAYS = 7
 FEWEST_AND_MOST: tuple[FixedRouting, ...] = ("same", "uniform")  # experts of a block's rows
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
-CPU_AT, CPU_ROUNDS = 64, 5  # the same on a CPU, and cycles of each length: about a second
+CPU_AT = 64  # the same on a CPU
+CPU_ROUNDS, CPU_S = 8, 1.5  # cycles of each length at most, and seconds after which no more are begun but the second
 # A CPU that takes longer for a plain step is not measured: it would be felt, and such a model's weights are read from
 # memory at a cost that hides that of a block's rows.
-SLOWEST_STEP_S = 0.25
+SLOWEST_STEP_S = 0.5
 
 
 @torch.inference_mode()
@@ -61,15 +62,16 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
     for _ in runner.prefill(ids, 0):
         pass
     seconds: dict[int, list[float]] = {length: [] for length in lengths}
-    for rows in lengths * CPU_ROUNDS:
-        runner.set_block(rows)
+    until = time.perf_counter() + CPU_S
+    for done, rows in enumerate(lengths * CPU_ROUNDS):
         begun = time.perf_counter()
+        if seconds[1] and (seconds[1][0] > SLOWEST_STEP_S or (begun > until and done >= 2 * len(lengths))):
+            break
+        runner.set_block(rows)
         runner.launch()
         seconds[rows].append(time.perf_counter() - begun)
-        if min(seconds[1]) > SLOWEST_STEP_S:
-            break
-    else:
-        runner.costs = {rows: 1e3 * min(spent) for rows, spent in seconds.items()}
+    if len(seconds[lengths[-1]]) > 1:
+        runner.costs = {length: 1e3 * min(spent) for length, spent in seconds.items()}
     runner.restart(0, None)
     runner.collect()
 

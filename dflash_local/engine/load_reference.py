@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_cpu_costs
+from dflash_local.engine.cpu_threads import CpuThreads, end_team
 from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
 from dflash_local.engine.torch_switches import SMALL_MODEL, settle_torch
 from dflash_local.models.drafter import Drafter, drafter_dtype
@@ -30,9 +31,11 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     packed = parameters >= SMALL_MODEL and can_pack(device, pair.where.dtype)  # what caches hold gains nothing by it
     if packed:
         pack_linears(model)
+    threads = CpuThreads() if packed else None
     target = TransformersTarget(model, pair.contract.drafter.taps if pair.contract else ())
     if pair.contract is None or pair.drafter_files is None:
-        return ReferenceRunner(target, None, pair.context), ()
+        end_team()
+        return ReferenceRunner(target, None, pair.context, threads), ()
     progress("drafter", 0.8)
     drafter = Drafter.load(
         pair.drafter_files,
@@ -48,7 +51,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     notices, precision = drafter.notices, pair.config.drafter_precision
     if precision not in ("auto", "full"):
         notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
-    runner = ReferenceRunner(target, proposer, pair.context)
+    runner = ReferenceRunner(target, proposer, pair.context, threads)
     if packed:
         measure_cpu_costs(runner, pair.contract.block_size)
+    end_team()
     return runner, notices

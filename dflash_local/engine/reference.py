@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import embedding, linear
 
+from dflash_local.engine.cpu_threads import CpuThreads
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
@@ -126,8 +127,15 @@ class ReferenceRunner:
     drafter_precision = "full"
     experts = None
 
-    def __init__(self, target: TransformersTarget, proposer: Proposer | None, context: int) -> None:
-        self.target, self.proposer, self.context = target, proposer, context
+    def __init__(
+        self,
+        target: TransformersTarget,
+        proposer: Proposer | None,
+        context: int,
+        threads: CpuThreads | None = None,
+    ) -> None:
+        """``threads``: chooses how many compute a cycle; None: always as many as torch was told."""
+        self.target, self.proposer, self.context, self._threads = target, proposer, context, threads
         self.ids: list[int] = []
         self.committed: list[int] = []  # ids whose state the target holds
         self.costs: Mapping[int, float] = {}
@@ -202,6 +210,8 @@ class ReferenceRunner:
         self._commit_pending(len(self.ids) - 1)
         start = len(self.committed)
         rows = min(self._block, self.context - start)
+        if self._threads is not None:
+            self._threads.settle()
         clock = time.perf_counter()
         noise = self._sampler.noise(start + 1, rows)
         drafts = self._drafts(start, rows - 1, noise)
@@ -212,6 +222,8 @@ class ReferenceRunner:
         chosen = self._sampler.choose(logits, drafts, noise)
         accepted, ids = accept(drafts, chosen)
         done = self._now()
+        if self._threads is not None:
+            self._threads.add(rows, done - clock)
         self._pending = out
         for i, token in enumerate(ids):
             if token in self._stop_ids:
