@@ -259,9 +259,8 @@ def test_an_embedding_of_its_own_fills_the_block(tmp_path: Path) -> None:
     folder = save_drafter(tmp_path / "drafter", raw())
     own = torch.randn(VOCAB, 64, generator=torch.Generator().manual_seed(4))
     drafter = fused_drafter(session_with(with_tables(folder, {EMBEDDING: own}), "fused"))
-    embedding = drafter._embedding
-    assert isinstance(embedding, torch.Tensor) and torch.equal(embedding, own)
-    assert drafter.stored_head is drafter.target.weights.head
+    assert isinstance(drafter._embedding, torch.Tensor)
+    assert torch.equal(drafter._embedding, own) and drafter.stored_head is drafter.target.weights.head
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gpt_oss", "gemma2"])

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
+from benchmarks import random_checkpoint
+from dflash_local.catalog.bundled import Pair
 from dflash_local.config.quantization import GGUF_TYPES
+from dflash_local.engine import LoadConfig, load
 from dflash_local.kernels.quantized_weight import GgufWeight
 from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
+from dflash_local.request import Limits, Request
 from tests.both_engines import PROMPT, fused_tokens, logits, reference, reference_tokens, weights_of
+from tests.engine_sessions import Reply
 from tests.gguf_models import MODELS, all_of, mixed, write_model
 
 
@@ -45,6 +51,23 @@ def test_engines_agree_on_every_architecture(name: str, tmp_path: Path) -> None:
         assert isinstance(mixer, GatedDeltaNetWeights) and mixer.turns == 3
         assert isinstance(mixer.output.products[0].weight, GgufWeight)
     check_engines(file)
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3.5-9b", "Qwen3-Coder-30B-A3B"])
+def test_sessions_write_the_same_with_a_drafter_and_without(model: str, tmp_path: Path) -> None:
+    """Pairs of toy widths, whose random drafters are never right."""
+    random_checkpoint.build(model, tmp_path, layers=4, tiny=True, device="cpu", stored="q4_1")
+    pair = Pair("random", tmp_path / "target", tmp_path / "drafter", bundled=False)
+    replies = []
+    modes: tuple[tuple[str, Literal["dflash", "ar"]], ...] = (("fused", "dflash"), ("fused", "ar"), ("reference", "ar"))
+    for engine, mode in modes:
+        config = LoadConfig(device="cpu", dtype="float32", context=128, engine=engine)
+        session = load(pair, config)
+        assert session.facts.loaded_as.startswith("fused Q4_1 and Q8_0" if engine == "fused" else "reference")
+        request = Request(prompt_ids=tuple(range(5, 25)), mode=mode, limits=Limits(max_new_tokens=16))
+        replies.append(Reply(list(session.generate(request))).ids)
+        session.close()
+    assert replies[0] == replies[1] == replies[2] and len(replies[0]) == 16
 
 
 @pytest.mark.parametrize("dtype", ["Q8_0", "Q6_K"])

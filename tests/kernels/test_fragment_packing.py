@@ -231,10 +231,11 @@ def with_minima(
     """``scaled`` of GGUF's formats: scales and minima may be bytes under factors for two steps."""
     kind = packed.format
     scales = packed.scales[tile, step, :, group].t().flatten().float()
-    minima = 0 if packed.zeros is None else packed.zeros[tile, step, :, group].t().flatten().float()
-    if packed.row_scales is not None:
+    minima = torch.zeros(16) if packed.zeros is None else packed.zeros[tile, step, :, group].t().flatten().float()
+    if kind.nested:
+        assert packed.row_scales is not None
         factors = packed.row_scales[tile, step // 2].transpose(0, 1).flatten(0, 1).float()  # g, then g + 8
-        scales, minima = scales * factors[:, 0], -factors[:, -1] * minima if kind.minima else 0
+        scales, minima = scales * factors[:, 0], -factors[:, -1] * minima
     offset = {"int4": 128.0, "int5": 128.0 if kind.minima else 144.0}.get(kind.codes, 0.0)
     return scales * (sums - offset * of_x) + minima * of_x
 

@@ -12,10 +12,13 @@ pytest.importorskip("torch")
 from benchmarks import dflash2_cycle  # noqa: E402
 from benchmarks.predicted_speed import FORMATS, KINDS, errors, predicted_today, table  # noqa: E402
 from benchmarks.speed_table import stored_as  # noqa: E402
+from dflash_local.catalog.shapes import shape  # noqa: E402
+from dflash_local.config.quantization import GGUF_TYPES  # noqa: E402
+from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
-from dflash_local.planner.speed import predict_load  # noqa: E402
+from dflash_local.planner.speed import LIKE, predict_load, tables  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TIME, MEMORY = 0.12, 0.03  # of what was measured
@@ -71,3 +74,19 @@ def test_a_dflash2_drafter_is_predicted_as_well() -> None:
         cycle = entry["measured"]["cycle_ms"][str(pair.config.block_size)]
         assert predicted is not None and predicted.times[0].cycle_ms == pytest.approx(cycle, rel=TIME)
         assert predicted.times[0].step_ms == pytest.approx(entry["measured"]["step_ms"], rel=TIME)
+
+
+@pytest.mark.parametrize("card", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
+def test_a_gguf_target_is_predicted_by_the_nearest_format_that_was_measured(card: str) -> None:
+    """A step takes as long as its bytes: between those of int4 and of int8."""
+    model = read_model(shape("Qwen/Qwen3-8B") or {}, "Qwen/Qwen3-8B")
+    load, machine = Load.of("cuda", LoadConfig(), 1024, 1), Machine(card, "cuda", 0, 0, "")
+    steps = {}
+    for stored in ("int4-g128", "q4_k_m", "q4_1", "int8-g128"):
+        predicted = predict_load(machine, stored_as(model, stored), None, load)
+        assert predicted is not None, stored
+        steps[stored] = predicted.times[0].step_ms
+    assert steps["int4-g128"] * 0.95 < steps["q4_k_m"] < steps["int8-g128"]
+    assert steps["int4-g128"] * 0.95 < steps["q4_1"] < steps["int8-g128"]
+    every = {launch for table in tables() for kind in (table.products, table.experts) for launch in kind}
+    assert set(GGUF_TYPES) <= LIKE.keys() | every and set(LIKE.values()) <= every
