@@ -20,12 +20,14 @@ from dflash_local.kernels import cuda_driver
 from dflash_local.kernels.cuda_driver import WARP_SIZE
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.few_row_gemm import (
+    GGUF_REGISTERS,
     MAX_LOADED,
     MAX_LOADING_THREADS,
     MAX_PARTS,
     defined,
     fragment_constants,
     partial_sums,
+    row_tiles,
     source_text,
     zero_counters,
 )
@@ -158,6 +160,7 @@ class DownConfig:
 
 
 ExpertConfig = GateUpConfig | DownConfig
+STEP_REGISTERS = 16  # of a lane for a step of eight rows, which the second product holds; eight more for their sums
 # Worth measuring, most promising first; of benchmarks/expert_gemm.py on an H200.
 GATE_UP_CONFIGS = (
     GateUpConfig(8, 2, 1, 2), GateUpConfig(16, 1, 2, 2), GateUpConfig(8, 1, 2, 2, 2), GateUpConfig(4, 2, 2, 2, 2),
@@ -175,6 +178,9 @@ def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int
     """True where a device's multiprocessor (bytes of shared memory for its blocks) holds a kernel for so many rows."""
     kind, in_features = fragment_format(weight), weight.in_features
     loaded = config.tiles * config.num_stages * kind.bits * 2
+    if kind.of_gguf:
+        loaded += config.tiles * config.num_stages * GGUF_REGISTERS[row_tiles(rows)]
+        loaded += 0 if isinstance(config, GateUpConfig) else row_tiles(rows) * (STEP_REGISTERS + kind.sums_x * 8)
     most = MAX_LOADED * MAX_LOADING_THREADS * 2 // (config.threads * config.blocks_per_sm)
     if loaded > min(most, 128):
         return False

@@ -160,6 +160,10 @@ def packed_weights() -> Iterator[Work]:
         for codes in ("*i32", EIGHT) if name == "e4m3" else ("*i32",):
             read = {**types, "codes": codes}
             yield f"decode {name} {codes}", fragment_decode._decode_kernel, read, launch, config.num_warps, 1
+        if packed.format.of_gguf:
+            rows_of = {**constants, "RUNS": config.steps * fragment_decode.STEP_RUNS}
+            ids = {**types, "ids": "*i64"}
+            yield f"decoded rows {name}", fragment_decode._gather_kernel, ids, rows_of, config.num_warps, 1
         rows = {"BLOCK_M": 16, "ADD": True}
         yield f"decoded product {name}", decode_gemm._linear_kernel, types, {**constants, **rows}, 4, 2
 

@@ -23,6 +23,9 @@ FORMATS = {
     "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
     "int8 by row": FragmentFormat("int8", None, False, torch.float32),
     "NVFP4": FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
+    "Q4_K": FragmentFormat("int4", (1, 32), False, torch.uint8, minima=True),
+    "Q6_K": FragmentFormat("int6", (1, 16), False, torch.int8),
+    "IQ4_XS": FragmentFormat("iq4", (1, 32), False, torch.int8),
 }
 # Of Qwen3.5-35B-A3B, Qwen3-Coder-30B-A3B, Qwen3-Coder-Next, Qwen3.5-122B-A10B and gpt-oss: with H and I.
 LAYERS = (
