@@ -13,7 +13,7 @@ from dflash_local.kernels import delta_chunk, delta_step
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.pinned import on_host
-from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
+from dflash_local.kernels.quantized_weight import Fp8Weight
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import GgufBlocks
 from dflash_local.models.fused.formats import Weight
@@ -205,10 +205,10 @@ def reorder_rows(weight: Weight, order: torch.Tensor, name: str) -> None:
         )
     _move(weight.codes, order)
     _move(weight.scales, scales)
-    beside = weight.zeros if isinstance(weight, IntWeight) else None
-    beside = weight.row_scales if isinstance(weight, Fp4Weight) else beside
-    if beside is not None:
-        _move(beside, order)
+    for name in ("zeros", "row_scales", "minima", "factors"):
+        beside = getattr(weight, name, None)
+        if beside is not None:
+            _move(beside, order)
 
 
 def _move(rows: torch.Tensor, order: torch.Tensor) -> None:
