@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 from dflash_local.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from dflash_local.checkpoint_files.tensor_info import TensorInfo
+    from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 
 
 class Source(Protocol):

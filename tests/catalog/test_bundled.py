@@ -51,7 +51,7 @@ def test_a_typo_is_answered_with_the_nearest_name(typed: str, meant: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "typed", ["", " ", "org/model", "../../etc/passwd", "\x1b]0;x", "x" * 5000, "a\0b", "~nobody/x"]
+    "typed", ["", " ", "org/model", "../../etc/nothing", "\x1b]0;x", "x" * 5000, "a\0b", "~nobody/x"]
 )
 def test_what_is_nothing_is_refused_with_the_names_there_are(typed: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError) as unknown:

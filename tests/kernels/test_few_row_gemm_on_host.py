@@ -87,8 +87,9 @@ WEIGHTS: dict[str, Callable[[], Codable]] = {
 }
 
 
-# Gated products of the first two are below; the third differs from NVFP4 by a factor that is one.
-LIKE_ANOTHER = ("int4", "int8, rows", "NVFP4 without scales of rows")
+# Gated products of the first two are below; the third differs from NVFP4 by a factor that is one; others go the way of
+# two that stay.
+LIKE_ANOTHER = ("int4", "int8, rows", "NVFP4 without scales of rows", "Q5_1", "Q5_K", "IQ4_NL")
 
 
 @pytest.mark.parametrize(
