@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
+from dflash_local.checkpoint_files.tokenizer_parts import MAX_TEMPLATE_CHARS, TokenizerParts
 from dflash_local.errors import CheckpointError
 
-MAX_TEMPLATE_CHARS = 1_000_000
 MAX_ID_DIGITS = 10
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

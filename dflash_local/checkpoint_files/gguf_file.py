@@ -37,6 +37,11 @@ class GgufFile:
         return open_gguf(self.path)
 
     def config(self) -> dict[str, Any]:
+        return dict(self._config)
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        """Made once: it looks at every token of the vocabulary and at every tensor."""
         found = config_of(self.header)
         quantization = quantization_config(self._tensors)
         return found if quantization is None else {**found, "quantization_config": quantization}

@@ -10,9 +10,9 @@ from typing import Any
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from dflash_local.checkpoint_files.tokenizer_parts import MAX_TEMPLATE_CHARS
 from dflash_local.errors import CheckpointError
 
-MAX_TEMPLATE_CHARS = 1_000_000
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # of tokenizer.ggml.token_type; 1 is normal, 6 a byte
 _DAMAGED = "the file is damaged or was converted wrongly; get another one of this model"
 # The names of special tokens here and there. What a reply ends with besides eos goes under a name of its own.

@@ -12,7 +12,7 @@ from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, MAX_JSON_BYTES, read_bytes, read_object
 from dflash_local.checkpoint_files.safetensors_header import read_header
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
+from dflash_local.checkpoint_files.tokenizer_parts import MAX_TEMPLATE_CHARS, TokenizerParts
 from dflash_local.checkpoint_files.weight_file import AGAIN
 from dflash_local.errors import CheckpointError
 
@@ -24,7 +24,7 @@ QUANTIZATION = "quantization_config"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
-MAX_TEMPLATE_BYTES = 4_000_000
+MAX_TEMPLATE_BYTES = 4 * MAX_TEMPLATE_CHARS
 NAMED = 8  # tensor names listed in one message
 
 

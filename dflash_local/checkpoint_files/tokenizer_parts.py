@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_TEMPLATE_CHARS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
