@@ -108,22 +108,28 @@ def test_loss_through_the_head() -> None:
     assert float((hidden.grad.float() - twin.grad).norm() / twin.grad.norm()) < 0.02
 
 
-def test_a_graph_of_the_step_writes_the_same_ids(target: FrozenTarget) -> None:
-    frame = Frame((1, 2, 3), (4, 5), frozenset({0}), frozenset({0}))
-    found = []
-    for captured in (True, False):
-        slots = Slots(target, frame, Limits(4, 40, 16), 1)
-        openings = [Opening((7 + row,)) for row in range(16)]
-        slots.fill(range(16), openings, answering=True)
-        if captured:
-            slots.capture()
-            slots.restart()
-            slots.fill(range(16), openings, answering=True)
-        for _ in range(3):
-            slots.run()
-        found.append(slots.take(torch.arange(16, device=CUDA)))
-    same = (found[0].ids[:, :40] == found[1].ids[:, :40]).float().mean()
-    assert float(same) > 0.9  # random weights leave near-ties, and where ids part they stay apart
+def test_a_graph_of_the_step_writes_the_likeliest_ids(target: FrozenTarget) -> None:
+    frame, rows = Frame((1, 2, 3), (4, 5), frozenset({0}), frozenset({0})), 16
+    slots = Slots(target, frame, Limits(4, 40, rows), 1)
+    openings = [Opening((7 + row,)) for row in range(rows)]
+    slots.fill(range(rows), openings, answering=True)
+    slots.capture()
+    slots.restart()
+    slots.fill(range(rows), openings, answering=True)
+    for _ in range(3):
+        slots.run()
+    assert slots.ended.all()
+    found = slots.take(torch.arange(rows, device=CUDA))
+    ids, ends = found.ids.to(CUDA, torch.long), found.length.to(CUDA)
+    keys, values = torch.zeros_like(slots.keys), torch.zeros_like(slots.values)
+    behind = []  # by how much the id written falls short of the likeliest one, in logits of layers as they are
+    for place in range(int(ends.max()) - 1):
+        at = torch.full((rows,), place, device=CUDA)
+        logits = target.next_logits(ids[:, place], at, keys, values, compiled=False).float()
+        short = logits.amax(1) - logits.gather(1, ids[:, place + 1, None])[:, 0]
+        behind.append(short[place + 1 < ends])
+    # Ids themselves cannot be compared: bfloat16 leaves near-ties, and where two texts part they stay apart.
+    assert float(torch.cat(behind).max()) < 0.5
 
 
 def test_a_few_updates_lower_the_loss(target: FrozenTarget) -> None:
