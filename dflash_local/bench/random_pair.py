@@ -27,6 +27,7 @@ from dflash_local.models import drafter_weights
 from dflash_local.models.drafter_weights import DrafterWeights
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.drafter import FusedDrafter, coded
+from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.target_facts import TargetFacts
@@ -166,9 +167,11 @@ def build(
     stored = () if narrow else drafter.products  # a coarser precision's products are chosen with it
     del parts  # what a coarser precision replaces is free then
     timer = KernelTimer()
-    choose_configs([*weights.measured, *stored], block, progress, timer)
-    choose_experts(weights.parts, block, exact, progress, timer)
-    chosen = choose_precision(drafter, precision, block, timer=timer)
+    choose_configs([*weights.measured, *stored], target.rows, progress, timer)
+    choose_experts(weights.parts, target.rows, exact, progress, timer)
+    if exact:
+        settle_rows([*weights.products, weights.head], target.rows)
+    chosen = choose_precision(drafter, precision, target.rows, timer=timer)
     runner = FusedRunner(target, drafter, context)
     runner.peak_before = chosen.peak_before
     return runner, chosen

@@ -101,6 +101,7 @@ def random_report(
             "generation": pair.generation,
             "drafter_precision": measured.drafter_precision,
             "block_size": pair.config.block_size,
+            "exact": measures.exact,
             "dtype": str(place.dtype).removeprefix("torch."),
             "device": str(place.device),
             "card": card(place),
@@ -175,7 +176,7 @@ def random_lines(
     texts = [
         f"{pair.target} with random weights of its true shapes, {dtype} on {name}",
         f"drafter {pair.drafter}, generation {pair.generation or 'unknown'}, block {pair.config.block_size}, "
-        f"drafter precision {measured.drafter_precision}",
+        f"drafter precision {measured.drafter_precision}{', strict' if measures.exact else ''}",
         f"bandwidth: {measured.bandwidth / GIGA:.0f} GB/s measured here, "
         + ("specified: unknown" if specified is None else f"{specified:.0f} GB/s specified"),
     ]

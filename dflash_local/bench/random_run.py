@@ -56,13 +56,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), drafter precision, routing."""
+    """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), drafter precision, routing, and
+    whether in strict mode.
+    """
 
     contexts: tuple[int, ...]
     rows: tuple[int, ...]
     prefill: int
     drafter_precision: str = "auto"
     routing: Routing = "uniform"
+    exact: bool = False
 
     @property
     def room(self) -> int:
@@ -176,7 +179,7 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Calla
         progress(text, 0.1 + 0.3 * part)
 
     wanted = measures.drafter_precision
-    runner, chosen = build(pair, measures.room, place.device, place.dtype, wanted, progress=building)
+    runner, chosen = build(pair, measures.room, place.device, place.dtype, wanted, measures.exact, building)
     prefill = None
     if measures.prefill:
         progress(f"a prompt of {measures.prefill:,} tokens", 0.4)
@@ -207,7 +210,7 @@ def at_context(
     target, drafter = runner.target, runner.proposer
     if drafter is None:
         raise ValueError("a pair has a drafter")
-    block = target.rows
+    block = drafter.config.block_size
     # The one place that looks behind the runner's public side: a cycle's launches by themselves.
     max_seq_len = runner._bucket(context + 2 * block)
 

@@ -14,7 +14,7 @@ from dflash_local.engine.figures import acceptance_per_position
 from dflash_local.engine.session import Session
 from dflash_local.events import Mode
 from dflash_local.loaded import SessionFacts
-from dflash_local.request import Limits, Request
+from dflash_local.request import Limits, Request, SamplingParams
 
 Progress = Callable[[str, float], None]
 WARM_UP_TOKENS = 16
@@ -74,11 +74,12 @@ class SpeedOptions:
     max_new_tokens: int = 256
     block_size: int | None = None
     thinking: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     progress: Progress = field(default=lambda _text, _fraction: None)
 
 
 def compare(session: Session, prompts: Sequence[Prompt], options: SpeedOptions) -> list[Comparison]:
-    """Run every prompt both ways, greedily and from cold caches, after a warm-up.
+    """Run every prompt both ways and from cold caches, after a warm-up.
 
     Which way goes first alternates, so that a machine that warms up or slows down favours neither.
 
@@ -99,7 +100,7 @@ def compare(session: Session, prompts: Sequence[Prompt], options: SpeedOptions) 
 
 def _request(ids: tuple[int, ...], mode: Mode, options: SpeedOptions, tokens: int) -> Request:
     block = options.block_size if mode == "dflash" else None
-    return Request(prompt_ids=ids, limits=Limits(tokens), mode=mode, block_size=block)
+    return Request(prompt_ids=ids, sampling=options.sampling, limits=Limits(tokens), mode=mode, block_size=block)
 
 
 def rows(comparisons: Sequence[Comparison]) -> list[Row]:

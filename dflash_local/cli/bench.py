@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TOKENS = 256
 ALONE = LoadConfig(draft=False)
-RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision")  # of the load options
+RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision", "exact")  # of the load options
 
 Contexts = Annotated[
     list[int] | None,
@@ -210,7 +210,7 @@ def _compare(
         from dflash_local.bench import speed
 
         with call.console.progress() as line:
-            options = speed.SpeedOptions(max_new_tokens, block_size, thinking, line)
+            options = speed.SpeedOptions(max_new_tokens, block_size, thinking, progress=line)
             found = speed.compare(session, prompts, options)
     report = speed.speed_report(pair, session.facts, found, options)
     return report, speed.speed_lines(pair, session.facts, found, options)

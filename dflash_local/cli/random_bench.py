@@ -96,7 +96,7 @@ def random_bench(
     with console.progress() as line:
         found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
         others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if options.baselines else ()
-    if place.device.type == "cuda" and not pair.toy:
+    if place.device.type == "cuda" and not pair.toy and not measures.exact:
         _keep_speeds(pair, found, machine, user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
     lines = random_report.random_lines(pair, measures, place, found, stated, others, console.columns)
@@ -193,7 +193,8 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     routing = options.routing or "uniform"
     if routing not in get_args(Routing):
         raise UsageError(f"--routing {routing}: no such routing", f"give {' or '.join(get_args(Routing))}")
-    return Measures(contexts, rows, prefill, options.load.drafter_precision, cast(Routing, routing))
+    load = options.load
+    return Measures(contexts, rows, prefill, load.drafter_precision, cast(Routing, routing), load.exact)
 
 
 def _check_fit(
@@ -209,7 +210,8 @@ def _check_fit(
     context = min(measures.room, context_limit(known.target, known.drafter))
     dtype = str(place.dtype).removeprefix("torch.")
     engine = "fused" if machine.kind == "cuda" else "auto"
-    config = LoadConfig(dtype=dtype, context=context, engine=engine, offload="none")  # as it is built
+    # As it is built.
+    config = LoadConfig(dtype=dtype, context=context, engine=engine, offload="none", exact=measures.exact)
     target = replace(known.target, quantization=pair.model.quantization)
     found = plan(target, known.drafter, machine, config)
     if not fitting.too_big(found):

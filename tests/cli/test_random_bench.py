@@ -16,6 +16,7 @@ from dflash_local.bench import baselines  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
 from dflash_local.cli.random_bench import RandomOptions, acceptance_lengths, random_bench  # noqa: E402
 from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError, UsageError  # noqa: E402
+from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
 from tests.bench.shapes import DENSE, DRAFTER, PLACE  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
@@ -49,6 +50,14 @@ def test_a_pair_of_folders_end_to_end(folders: tuple[str, str], tmp_path: Path) 
     assert set(again["measured"]["at"][0]["cycle"]) == {"5"}
     assert again["measured"]["at"][0]["context"] == 512 - 8, "no more than the models were made for"
     assert again["assumed"]["acceptance"] == "assumed"
+
+
+def test_a_strict_step_computes_a_whole_block(folders: tuple[str, str]) -> None:
+    options = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0)
+    strict = replace(options, load=LoadConfig(exact=True))
+    assert ", strict" in _run(folders[0], strict) and ", strict" not in _run(folders[0], options)
+    report = json.loads(_run(folders[0], replace(strict, as_json=True)))
+    assert report["exact"] and set(report["measured"]["at"][0]["cycle"]) == {"4", "8"}
 
 
 def test_a_bundled_pair_is_called_a_toy() -> None:

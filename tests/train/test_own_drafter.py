@@ -20,7 +20,7 @@ from tools.train.frozen_target import FrozenTarget
 from tools.train.head_loss import head_loss
 from tools.train.muon import orthogonal
 from tools.train.own_drafter import Recipe, Trainer, labels, next_anchors, pick_anchors, train
-from tools.train.own_export import as_stored, config_json, new_drafter, save
+from tools.train.own_export import as_stored, config_json, new_drafter, save, stored_drafter
 from tools.train.own_text import Dialogues
 from tools.train.packing import attend, dense_mask, drafted, same_text
 from tools.train.windows import Windows, ahead, pack
@@ -226,6 +226,8 @@ def test_walk_is_what_the_programs_drafter_proposes(target: FrozenTarget, tmp_pa
         # A reply that follows the first of these drafts: hits and misses both occur.
         walker = Walker(target, [Reply("code", prompt, reply), Reply("list", prompt, reply[:9])])
         stored = as_stored(drafter, codes=codes)
+        read = stored_drafter(folder, target.head.shape[1]).state_dict()
+        assert all(torch.equal(value, read[name]) for name, value in stored.state_dict().items())
         known = torch.tensor([*reply, *[-1] * 8])
         wanted = torch.stack([row == known[n + 1 : n + 8] for n, row in enumerate(drafts)])
         assert torch.equal(walker.hits(stored)[1], wanted)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import MLPConfig
@@ -106,6 +106,16 @@ def as_stored(drafter: DraftModule, *, codes: bool) -> DraftModule:
         else:
             parameter.copy_(parameter.to(torch.bfloat16))
     return stored
+
+
+def stored_drafter(folder: Path, target_hidden: int) -> DraftModule:
+    """The drafter that ``save`` wrote, in float32."""
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    drafter = DraftModule(DrafterConfig.from_json(told, str(folder)), target_hidden)
+    tensors = load_file(folder / "model.safetensors")
+    scales = {name: tensors.pop(f"{name}_scale", 1.0) for name in list(tensors) if not name.endswith("_scale")}
+    drafter.load_state_dict({name: tensors[name].float() * scale for name, scale in scales.items()})
+    return drafter
 
 
 def save(drafter: DraftModule, config: Mapping[str, Any], folder: Path, *, codes: bool) -> None:

@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.errors import CheckpointError
 from tools.train.acceptance import MOST, Walker, cut
-from tools.train.drafter import DraftModule
 from tools.train.frozen_target import FrozenTarget
 from tools.train.own_drafter import Recipe, Trainer, train
-from tools.train.own_export import as_stored, config_json, new_drafter, save
+from tools.train.own_export import as_stored, config_json, new_drafter, save, stored_drafter
 from tools.train.own_text import Dialogues, HeldOutFilter, Keeper, frame_of, held_out_prompts, openings, prompt_ids
 from tools.train.slots import Limits, Slots, greedy_replies, write_dialogues
 from tools.train.windows import ahead, pack
@@ -94,7 +91,9 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
         seconds=args.seconds,
         seed=args.seed,
     )
-    trainer = Trainer(target, new_drafter(config, target.head.shape[1], args.seed), recipe)
+    hidden = target.head.shape[1]
+    fresh = new_drafter(config, hidden, args.seed) if args.init is None else stored_drafter(args.init, hidden)
+    trainer = Trainer(target, fresh, recipe)
     curve: list[dict[str, Any]] = []
     if args.resume:
         trainer.load(args.work / STATE)
@@ -119,12 +118,9 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
 
 
 def evaluate_drafter(args: argparse.Namespace, report: Report) -> None:
-    """Acceptance of a folder in bfloat16 over the held-out replies, printed as JSON."""
+    """Acceptance of a folder over the held-out replies, printed as JSON."""
     target = FrozenTarget.load(args.target, args.device)
-    told = json.loads((args.drafter / "config.json").read_text(encoding="utf-8"))
-    drafter = DraftModule(DrafterConfig.from_json(told, str(args.drafter)), target.head.shape[1])
-    state = load_file(args.drafter / "model.safetensors")
-    drafter.load_state_dict({name: value.float() for name, value in state.items()})
+    drafter = stored_drafter(args.drafter, target.head.shape[1])
     drafter.to(target.device).eval().requires_grad_(False)
     sys.stdout.write(json.dumps(_walker(target, args.work).acceptance(drafter)) + "\n")
 
@@ -159,7 +155,8 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     second.add_argument("--seconds", type=float, default=DEFAULTS.seconds, help="of the whole schedule")
     second.add_argument("--stop-at", type=float, help="seconds of the schedule at which this call ends")
     second.add_argument("--every", type=float, default=60.0, help="seconds of training between evaluations")
-    second.add_argument("--resume", action="store_true")
+    second.add_argument("--init", type=Path, help="a drafter's folder to start from; its shape is the options'")
+    second.add_argument("--resume", action="store_true", help="go on from the state in the work folder")
     third.add_argument("--drafter", type=Path, required=True)
     return parser.parse_args(arguments)
 

@@ -226,6 +226,6 @@ SEEDS: dict[str, tuple[str, ...]] = {
     ),
 }
 # How often each kind is given. Explaining and rewriting are drafted worst: they get more.
-SHARES = {"chat": 0.18, "explain": 0.22, "code": 0.14, "arithmetic": 0.13, "list": 0.13, "rewrite": 0.20}
+SHARES = {"chat": 0.15, "explain": 0.24, "code": 0.12, "arithmetic": 0.11, "list": 0.11, "rewrite": 0.27}
 KINDS = (*SEEDS, "free")  # free: the target says what it likes
 FREE = 0.25

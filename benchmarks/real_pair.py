@@ -1,0 +1,273 @@
+"""The pair ``smollm2`` over its held-out prompts on one card: speed in every form, fidelity, certificates.
+
+    PYTHONPATH=. python benchmarks/real_pair.py SMOLLM2.gguf speed fidelity certify [--out FILE.json]
+
+Forms: the file's own codes, and its weights decoded to bfloat16 (written to a folder first), alone and rounded as
+``--quantize`` rounds them. *speed*: each form with and without ``--exact``, plain and drafted by turns.
+*fidelity*: each form against transformers' own modules in float32 over the decoded weights (the reference engine), as
+``dflash bench --fidelity`` measures it. *certify*: what
+``dflash certify`` runs, over all held-out prompts, with and without ``--exact``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from dflash_local.bench import fidelity, provenance, speed
+from dflash_local.bench.certificate import statement
+from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.prompts import Prompt, held_out
+from dflash_local.bench.report import finite, number, table
+from dflash_local.bench.trial import prompt_ids
+from dflash_local.catalog.bundled import Pair
+from dflash_local.checkpoint_files.source import needed_config, open_source
+from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.models.stored_tensor import StoredTensors
+from dflash_local.request import SamplingParams
+
+FOLDER = Path(__file__).resolve().parents[1] / "dflash_local" / "demo" / "smollm2"
+DRAFTER, HELD_OUT = FOLDER / "drafter", FOLDER / "heldout.json"
+CONTEXT = 1024
+SEED = 1
+SPEED = ("form", "per cycle", "plain", "drafted", "ratio", "equal", "exact plain", "drafted", "ratio", "equal")
+DISTANCE = ("form", "positions", "mean KL", "99 %", "top-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the target is held and what is asked of it. ``codes``: as the file holds it, else decoded to bfloat16."""
+
+    name: str
+    codes: bool = False
+    quantize: str | None = None
+    block: int | None = None
+    sampling: SamplingParams = SamplingParams()
+
+
+CODES = Form("Q4_1 codes", codes=True)
+PLAIN = Form("bfloat16")
+FORMS = (
+    CODES,
+    Form("Q4_1 codes, block 4", codes=True, block=4),
+    Form("Q4_1 codes, T 0.7", codes=True, sampling=SamplingParams(temperature=0.7, seed=SEED)),
+    PLAIN,
+    Form("fp8", quantize="fp8"),
+    Form("int8", quantize="int8"),
+    Form("int4", quantize="int4"),
+)
+
+
+def write_decoded(file: Path, folder: Path) -> None:
+    """A GGUF target as a folder of bfloat16 safetensors with its tokenizer."""
+    source = open_source(file)
+    parts = source.tokenizer()
+    if parts is None:
+        raise SystemExit(f"{file} has no tokenizer")
+    config = {name: value for name, value in needed_config(source).items() if name != "quantization_config"}
+    told = {
+        "config.json": {**config, "dtype": "bfloat16"},
+        "generation_config.json": source.generation_config(),
+        "tokenizer.json": parts.spec,
+        "tokenizer_config.json": {**parts.config, "chat_template": parts.template},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, values in told.items():
+        (folder / name).write_text(json.dumps(values), encoding="utf-8")
+    stored: dict[Path, StoredTensors] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, info in source.tensors().items():
+        home = stored.setdefault(info.file, StoredTensors.open(info.file))
+        tensors[name] = home.read(info).to(torch.bfloat16).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The file and the folder that it was decoded to; ``device``: where it runs, with which drafter."""
+
+    file: Path
+    decoded: Path
+    device: str
+    drafter: Path
+
+    @contextmanager
+    def session(self, form: Form, **options: Any) -> Iterator[Session]:
+        """Load the pair, and give the memory back in the end. ``options``: of LoadConfig."""
+        drafter = self.drafter if options.get("draft", True) else None
+        pair = Pair("smollm2", self.file if form.codes else self.decoded, drafter, bundled=False)
+        fixed = LoadConfig(device=self.device, context=CONTEXT, quantize=form.quantize, skip_check=True)
+        session = load(pair, replace(fixed, **options))
+        try:
+            yield session
+        finally:
+            session.close()
+            del session
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def tell(text: str, done: float = 0.0) -> None:
+    print(f"\r{text}, {done:.0%}  ", end="", file=sys.stderr, flush=True)
+
+
+def kinds(prompts: Sequence[Prompt], each: int) -> list[Prompt]:
+    """The first so many prompts of each kind."""
+    taken: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        taken.setdefault(prompt.kind, []).append(prompt)
+    return [prompt for rows in taken.values() for prompt in rows[:each]]
+
+
+def measure_speed(target: Target, prompts: Sequence[Prompt], few: int, tokens: int) -> dict[str, Any]:
+    """Rows of every form by kind; all prompts in the first, ``few`` of each kind in the others."""
+    found: dict[str, Any] = {}
+    for form in FORMS:
+        chosen = prompts if form is CODES else kinds(prompts, few)
+        found[form.name] = {}
+        for exact in (False, True):
+            with target.session(form, exact=exact) as session:
+                options = speed.SpeedOptions(tokens, form.block, sampling=form.sampling, progress=tell)
+                compared = speed.compare(session, chosen, options)
+                stored = session.facts.stored
+            rows = [asdict(row) for row in speed.rows(compared)]
+            found[form.name]["exact" if exact else "fast"] = {
+                "rows": rows,
+                "stored": stored,
+                "parted": parted(compared),
+            }
+    return found
+
+
+def parted(compared: Sequence[speed.Comparison]) -> dict[str, float]:
+    """How often plain and drafted texts part: tokens up to there or to the end, and partings in a thousand of them."""
+    same = [sum(a == b for a, b in _together(one)) for one in compared]
+    times = sum(not one.equal for one in compared)
+    return {"tokens": sum(same), "texts": times, "per_thousand": 1e3 * times / sum(same)}
+
+
+def _together(one: speed.Comparison) -> Iterator[tuple[int, int]]:
+    for pair in zip(one.ar.ids, one.dflash.ids, strict=False):
+        if pair[0] != pair[1]:
+            return
+        yield pair
+
+
+def speed_lines(found: dict[str, Any]) -> list[str]:
+    """By form, and by kind of the first."""
+
+    def cells(name: str, fast: dict[str, Any], exact: dict[str, Any]) -> tuple[str, ...]:
+        told = [name, number(fast["mean_acceptance_length"], 2)]
+        for row in (fast, exact):
+            told += [f"{row['ar_tokens_per_s']:.0f}", f"{row['dflash_tokens_per_s']:.0f}", f"{row['ratio']:.2f}x"]
+            told.append(f"{row['equal']}/{row['prompts']}")
+        return tuple(told)
+
+    first = found[CODES.name]
+    both = zip(first["fast"]["rows"], first["exact"]["rows"], strict=True)
+    kinds_of_it = table(("kind", *SPEED[1:]), [cells(fast["kind"], fast, exact) for fast, exact in both])
+    forms = [cells(name, one["fast"]["rows"][-1], one["exact"]["rows"][-1]) for name, one in found.items()]
+    rates = [f"{name}: {one['fast']['parted']['per_thousand']:.2f}" for name, one in found.items()]
+    return [CODES.name, *kinds_of_it, "", *table(SPEED, forms), "partings in 1,000 tokens: " + ", ".join(rates)]
+
+
+def measure_fidelity(target: Target, prompts: Sequence[Prompt], tokens: int) -> dict[str, Any]:
+    """Each form's distance from transformers in float32, over the replies of these."""
+    with target.session(PLAIN, draft=False, engine="reference", dtype="float32") as session:
+        texts = fidelity.score_original(session, prompts, tokens, False, tell)
+    found: dict[str, Any] = {}
+    forms = [form for form in FORMS if form.block is None and form.sampling.greedy]
+    for name, form, dtype in [("float32", PLAIN, "float32"), *((form.name, form, "auto") for form in forms)]:
+        with target.session(form, draft=False, dtype=dtype) as session:
+            distances = fidelity.distances(session, texts, tell)
+        found[name] = [asdict(row) for row in fidelity.rows(distances)]
+    return found
+
+
+def fidelity_lines(found: dict[str, Any]) -> list[str]:
+    rows = [(name, each[-1]) for name, each in found.items()]
+    return table(
+        DISTANCE,
+        [
+            (name, str(row["positions"]), f"{row['mean_kl']:.2g}", f"{row['p99_kl']:.2g}", f"{row['top_1']:.2%}")
+            for name, row in rows
+        ],
+    )
+
+
+def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int) -> dict[str, Any]:
+    """A certificate over all prompts with and without strict mode."""
+    found: dict[str, Any] = {}
+    for exact in (True, False):
+        with target.session(CODES, exact=exact) as session:
+            ids = tuple(prompt_ids(session, prompt, False) for prompt in prompts)
+            plan = Plan(ids, cases(SEED), (session.facts.block_size,), tokens)
+            one = certify(session, plan, tell)
+            dtype = session.facts.dtype
+        runs = [replace(run, notices=()) for run in one.runs]
+        ends = [run.divergence.index if run.divergence else run.tokens for run in runs]
+        times = sum(run.divergence is not None for run in runs)
+        found["exact" if exact else "fast"] = {
+            "verdict": one.verdict,
+            "statement": statement(one, dtype),
+            "runs": len(runs),
+            "partings": times,
+            "partings_in_a_thousand_tokens": 1e3 * times / sum(ends),
+            "positions": one.positions,
+            "same_bits": one.same_bits,
+            "noise": asdict(one.noise),
+            "divergences": [asdict(run) for run in runs if run.divergence],
+        }
+    return found
+
+
+def certificate_lines(found: dict[str, Any]) -> list[str]:
+    return [f"{name}: {each['statement']}; {each['partings']} partings" for name, each in found.items()]
+
+
+def main() -> int:
+    """Run what was asked for and print its tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
+    parser.add_argument("what", nargs="+", choices=("speed", "fidelity", "certify"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--drafter", type=Path, default=DRAFTER)
+    parser.add_argument("--few", type=int, default=8, help="prompts of each kind for all forms but the first")
+    parser.add_argument("--limit", type=int, help="prompts of each kind for everything")
+    parser.add_argument("--tokens", type=int, default=128, help="of a reply at most")
+    parser.add_argument("--certified-tokens", type=int, default=64, help="the same of a certificate")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    prompts = held_out(HELD_OUT)
+    prompts = prompts if args.limit is None else tuple(kinds(prompts, args.limit))
+    found: dict[str, Any] = {"machine": provenance.machine(), "versions": provenance.versions(), "tokens": args.tokens}
+    with tempfile.TemporaryDirectory(prefix="real-pair-") as folder:
+        target = Target(args.target, Path(folder), args.device, args.drafter)
+        write_decoded(args.target, target.decoded)
+        runs: dict[str, tuple[Callable[[], Any], Callable[[Any], list[str]]]] = {
+            "speed": (lambda: measure_speed(target, prompts, args.few, args.tokens), speed_lines),
+            "fidelity": (lambda: measure_fidelity(target, kinds(prompts, args.few), args.tokens), fidelity_lines),
+            "certify": (lambda: certify_all(target, prompts, args.certified_tokens), certificate_lines),
+        }
+        for name in args.what:
+            run, lines = runs[name]
+            found[name] = run()
+            print("\n" + "\n".join(lines(found[name])), flush=True)
+            if args.out is not None:
+                args.out.write_text(json.dumps(finite(found), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
