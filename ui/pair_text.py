@@ -77,7 +77,7 @@ def _plans(name: str, plans: PairPlans, width: int) -> list[str]:
         page = wrapped(f"memory on {plan_text.machine_line(plans.where)}", width)
         drafting = f"block {found.block_size or 'unknown'}"
         page.append(f"  {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}")
-    taken = plan_text.summary_lines(name, plans.summary, width - 2)
+    taken = plan_text.summary_lines(name, plans, width - 2)
     inside = [*taken, *([""] if taken else [])]
     inside += plan_text.ledger_lines(found, width - 2)
     inside += wrapped(plan_text.per_token_text(known), width - 2)
@@ -110,6 +110,9 @@ def facts(row: Row, width: int) -> list[str]:
     lines += field("download", download(row), width)
     lines += field("context", f"{tokens(row.context)} tokens" if row.context else UNKNOWN, width)
     lines += field("thinking", THINKING[row.thinking], width)
+    if row.sampling is not None:
+        advised = f"temperature {row.sampling.temperature:g}, top-p {row.sampling.top_p:g}"
+        lines += field("sampling", f"{advised} in chats: {row.sampling.source}", width)
     lines += field("licence", _licence(row), width)
     if row.notes:
         lines += field("notes", row.notes, width)

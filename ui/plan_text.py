@@ -9,7 +9,7 @@ from dflash_local.loaded import BASICS
 from dflash_local.tables import UNKNOWN, Column, amount, gib, indented, rate, table, tokens, wrapped
 
 if TYPE_CHECKING:
-    from dflash_local.app.recommending import Summary
+    from dflash_local.app.recommending import PairPlans
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.speed import Acceptance, Prediction, Times
@@ -37,8 +37,9 @@ def engine_line(found: Plan) -> str:
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 
 
-def summary_lines(name: str, found: Summary, width: int) -> list[str]:
+def summary_lines(name: str, plans: PairPlans, width: int) -> list[str]:
     """How to take the best weights, what is fetched, why finer ones do not fit, and how fast they will be."""
+    found = plans.summary
     best = found.best
     if best is None or found.recommendation is None:
         return []
@@ -46,9 +47,11 @@ def summary_lines(name: str, found: Summary, width: int) -> list[str]:
     if best.arguments:
         lines += wrapped(f"weights: {best.weights.name}, {best.fidelity}; their fidelity is not known", width)
         lines += wrapped(f"take them with: dflash chat {name} {best.arguments}", width)
-    if found.download_gib != 0:
-        size = gib(found.download_gib, found.computed)
-        lines += wrapped(f"to fetch: {size}{', computed from shapes' if found.computed else ''}", width)
+    lacking, computed = plans.to_fetch
+    if lacking != 0:
+        lines += wrapped(f"to fetch: {gib(lacking, computed)}{', computed from shapes' if computed else ''}", width)
+    elif found.download_gib != 0:
+        lines += wrapped("to fetch: nothing, it is on this machine", width)
     if better is not None:
         lines += wrapped(f"{better.weights.name}: {better.plan.reason}", width)
     return [*lines, *speed_lines(best.prediction, width)]

@@ -127,7 +127,7 @@ class ChatSession:
             self.warn(notice)
 
     def _open(self, pair: Pair, load: LoadConfig | None = None) -> None:
-        defaults = sampling_defaults(open_source(pair.target))
+        defaults = sampling_defaults(open_source(pair.target), pair.sampling)
         if load is None:  # the drafter, too, where there is one: /mode switches
             draft = pair.drafter is not None or self.conversation.options.mode == "dflash"
             load = replace(self._load, draft=draft)

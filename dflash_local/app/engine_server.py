@@ -111,7 +111,15 @@ def known_pair(model: str, drafter: str | None, user: Settings) -> Pair:
     if choice.row.bundled and choice.own_drafter:
         return bundled.find(choice.row.bundled)
     row = choice.row
-    return Pair(choice.name, _folder(choice, user), _nowhere(user), False, row.alarm_band, thinking=row.thinking)
+    return Pair(
+        choice.name,
+        _folder(choice, user),
+        _nowhere(user),
+        bundled=False,
+        acceptance_band=row.alarm_band,
+        thinking=row.thinking,
+        sampling=row.advised_sampling,
+    )
 
 
 def wanted_model(pair: Pair, drafter: str | None, user: Settings) -> WantedModel:
@@ -148,7 +156,7 @@ def _snapshot(name: str, user: Settings) -> Path | None:
 
 def sampling_notice(pair: Pair, given: str = "--temperature is given") -> str:
     """That replies are greedy where nobody gives a temperature; empty where the authors' advice is on this machine."""
-    if open_source(pair.target).generation_config():
+    if pair.sampling is not None or open_source(pair.target).generation_config():
         return ""
     return f"greedy unless {given}: what the authors of {pair.name} advise is not on this machine"
 

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Loaded, machine, shapes
 from dflash_local.app.models import ModelStore, model_store
-from dflash_local.app.recommending import download_of, recommended
+from dflash_local.app.recommending import recommended, to_fetch
 from dflash_local.app.resolve import (
     Choice,
     choose,
-    missing_files,
     refuse_what_does_not_run,
-    with_local_mirror,
 )
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
@@ -120,7 +118,7 @@ def load_choices(
     where = machine(user, device=asked.device, loaded=loaded)
     found = recommended(choice, known, where, user, asked, preference=preference, store=store)
     options = (*found.fitting, *found.rest)
-    choices = tuple(_choice(choice, option, asked.draft, store) for option in options)
+    choices = tuple(_choice(choice, option, store) for option in options)
     longest = max((option.plan.context or 0 for option in found.fitting), default=0)
     if asked.context is not None:
         longest = context_limit(known.target, known.drafter if asked.draft else None)
@@ -138,11 +136,6 @@ def _chosen(name: str, user: Settings, draft: bool) -> Choice:
         return choose(name, None, user, draft=False)
 
 
-def _choice(choice: Choice, option: Option, draft: bool, store: ModelStore | None) -> LoadChoice:
-    own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
-    if store is None:
-        lacking = own.roles
-    else:
-        own = with_local_mirror(own, store)
-        lacking = tuple(missing_files(own, store, draft))
-    return LoadChoice(own.name, option, *download_of(choice, option, lacking))
+def _choice(choice: Choice, option: Option, store: ModelStore | None) -> LoadChoice:
+    variant = option.weights.variant
+    return LoadChoice(choice.name if variant is None else variant.model, option, *to_fetch(choice, option, store))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.app.fitting import Shapes, VariantPlan, machine, row_choice, shapes, variant_plans, variant_targets
 from dflash_local.app.models import ModelStore, download_gib, model_store, registry
 from dflash_local.app.notices import Notify
-from dflash_local.app.resolve import Choice, Suit, size_gib
+from dflash_local.app.resolve import Choice, Suit, missing_files, size_gib, with_local_mirror
 from dflash_local.errors import DFlashError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
@@ -107,7 +107,8 @@ class PairPlans:
 
     Attributes:
         plan: of the best weights; of what was asked for where nothing fits. nearest: what fits where that does not.
-        table: a plan for each format of the target's own weights.
+        table: a plan for each format of the target's own weights. to_fetch: for the best weights, see
+            the function.
     """
 
     where: Machine
@@ -117,6 +118,7 @@ class PairPlans:
     nearest: Plan | None = None
     table: tuple[Plan, ...] = ()
     variants: tuple[VariantPlan, ...] = ()
+    to_fetch: tuple[float | None, bool] = (None, False)
 
 
 def pair_plans(
@@ -147,7 +149,8 @@ def pair_plans(
     near = None if best.fits else found.plan
     table = fits_table(known.target, drafter, where, config)
     variants = variant_plans(choice.target_row, known, where, config, store)
-    return PairPlans(where, known, found, best, near, table, variants)
+    lacking = (None, False) if found.best is None else to_fetch(choice, found.best, store)
+    return PairPlans(where, known, found, best, near, table, variants, lacking)
 
 
 def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:
@@ -212,6 +215,15 @@ def download_of(choice: Choice, option: Option, roles: tuple[str, ...] | None = 
     rest = [role for role in roles if role != "target"]
     drafter, target = size_gib(own, rest) if rest else 0.0, option.published_bytes
     return (None, False) if drafter is None or target is None else (target / GIB + drafter, True)
+
+
+def to_fetch(choice: Choice, option: Option, store: ModelStore | None) -> tuple[float | None, bool]:
+    """The same of the files that are not on this machine; 0 where all of them are."""
+    own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
+    if store is None:
+        return download_of(choice, option, own.roles)
+    lacking = missing_files(with_local_mirror(own, store), store, option.plan.load.draft)
+    return download_of(choice, option, tuple(lacking))
 
 
 def weights_of(row: Row | None, known: Shapes, store: ModelStore | None = None) -> list[Weights]:

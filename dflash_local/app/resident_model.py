@@ -36,7 +36,7 @@ def model_of(
         name=name,
         load=loader(pair, load, user, notify, attach_from),
         aliases=aliases,
-        sampling=sampling_defaults(source),
+        sampling=sampling_defaults(source, pair.sampling),
         thinking=thinking,
         mode="dflash" if load.draft else "ar",
         call_format=format_of(None if parts is None else chat_template(parts)) or GENERAL_FORM,

@@ -64,7 +64,7 @@ class ResidentServer(ABC):
             name=name,
             load=load,
             aliases=aliases,
-            sampling=sampling_defaults(open_source(pair.target)),
+            sampling=sampling_defaults(open_source(pair.target), pair.sampling),
             thinking=thinking,
             mode=self.mode,
             call_format="server",

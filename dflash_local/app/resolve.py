@@ -173,7 +173,8 @@ def _pair(choice: Choice, folders: Sequence[Path | None]) -> Pair:
     """The folders of target and drafter with what is known of the drafter."""
     target, drafter = folders
     assert target is not None
-    pair = Pair(choice.name, target, drafter, bundled=False)
+    advised = None if choice.row is None else choice.row.advised_sampling
+    pair = Pair(choice.name, target, drafter, bundled=False, sampling=advised)
     row = choice.drafter_row
     if row is None:
         return pair

@@ -14,6 +14,7 @@ from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
+    from dflash_local.request import SamplingParams
 
 BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
 FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -31,6 +32,7 @@ class Pair:
         generations: fingerprints of which the drafter must match one; none when the registry knows none.
         thinking: how the drafter was trained (``required``, ``off``, ``either``); None when not known.
         tuned_from: the known target whose drafter this target took for having its architecture.
+        sampling: what the registry knows that the target's authors advise.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Pair:
     generations: tuple[Mapping[str, object], ...] = ()
     thinking: str | None = None
     tuned_from: str | None = None
+    sampling: SamplingParams | None = None
 
     @property
     def toy(self) -> bool:

@@ -1,4 +1,4 @@
-"""A model's own sampling defaults, from ``generation_config.json``. Knows no torch."""
+"""A model's own sampling defaults, from ``generation_config.json`` or the registry. Knows no torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ REPAIR = "correct the file or remove it"
 KEYS = ("temperature", "top_p", "min_p", "repetition_penalty", "top_k")
 
 
-def sampling_defaults(source: Source) -> SamplingParams:
-    """The sampling a model's authors advise; greedy without the file or without ``do_sample``.
+def sampling_defaults(source: Source, advised: SamplingParams | None = None) -> SamplingParams:
+    """The sampling a model's authors advise; greedy without the file or without ``do_sample``, unless ``advised``.
 
     With ``do_sample`` an absent temperature is 1 and an absent filter is off: what the authors did
     not write is not added.
@@ -23,7 +23,7 @@ def sampling_defaults(source: Source) -> SamplingParams:
     """
     config = source.generation_config()
     if config.get("do_sample") is not True:
-        return SamplingParams()
+        return advised or SamplingParams()
     given: dict[str, Any] = {name: config[name] for name in KEYS if config.get(name) is not None}
     try:
         return SamplingParams(**{"temperature": 1.0, **given})

@@ -13,6 +13,7 @@ from dflash_local.catalog.repo_id import check_repo_id
 from dflash_local.catalog.typed_fields import Between, shown
 from dflash_local.errors import UsageError
 from dflash_local.json_text import parse_json
+from dflash_local.request import MAX_TEMPERATURE, SamplingParams
 
 Kind = Literal["dflash", "dflash2", "dspark"]
 Status = Literal["released", "preview", "announced"]
@@ -103,6 +104,15 @@ class Repo:
     id: str
     revision: str | None = None
     file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdvisedSampling:
+    """How a target's authors advise to sample, where its files do not tell; ``source``: where they say so."""
+
+    temperature: Annotated[float, Between(0, MAX_TEMPERATURE)]
+    source: str
+    top_p: Annotated[float, Between(0, 1)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +388,7 @@ class Row:
     status: Status = "released"
     fingerprints: tuple[Fingerprint, ...] = ()
     thinking: Thinking | None = None
+    sampling: AdvisedSampling | None = None
     gated: bool | None = None
     licence: str | None = None
     drafter_licence: str | None = None
@@ -441,6 +452,12 @@ class Row:
             return self.acceptance_band
         lengths = [found for kind in TASKS for found in self.published_lengths(kind)]
         return max(LEAST_BAND, BAND_SHARE * min(lengths)) if lengths else None
+
+    @property
+    def advised_sampling(self) -> SamplingParams | None:
+        """``sampling`` as a request has it."""
+        found = self.sampling
+        return None if found is None else SamplingParams(found.temperature, top_p=found.top_p)
 
     def published_lengths(self, kind: str) -> tuple[float, ...]:
         """Published acceptance lengths of single requests with the trained block; ``kind`` is one of ``TASKS``."""

@@ -140,7 +140,8 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
 
 def generation_of(header: GgufHeader) -> dict[str, Any]:
     """As its generation_config.json would be: ids that end a reply, and the sampling that its makers recommend."""
-    return {**_token_ids(header), **values_of(Fields(header.metadata, str(header.file)), SAMPLING)}
+    advised = values_of(Fields(header.metadata, str(header.file)), SAMPLING)
+    return {**_token_ids(header), **advised, **({"do_sample": True} if advised else {})}
 
 
 def _recurrent(keys: Fields, layers: int) -> dict[str, Any]:

@@ -61,9 +61,9 @@ class GgufFile:
         return TokenizerParts(spec, config, template=config.get("chat_template"))
 
     def tensors(self) -> dict[str, TensorInfo]:
-        check_types(self._tensors.values())
         return self._tensors
 
     @cached_property
     def _tensors(self) -> dict[str, TensorInfo]:
+        check_types(self.header.tensors.values())  # first: such weights have tensors of their own beside them
         return hf_tensors(self.header)

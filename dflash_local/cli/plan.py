@@ -111,6 +111,7 @@ def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: Seve
         "model": choice.name,
         "runs_on": "local",
         "summary": plans.summary.as_dict(),
+        "to_fetch_gib": plans.to_fetch[0],
         "fits": found.fits,
         "plan": fitting.as_json(found),
         "nearest": None if plans.nearest is None else fitting.as_json(plans.nearest),
@@ -130,7 +131,7 @@ def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: Seve
         page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
         page += wrapped(f"warning: {found.crowded}", width) if found.crowded else []
         page += wrapped(plan_text.engine_line(found), width)
-        page += [*plan_text.summary_lines(f"{choice.name}{drafter_option(choice)}", plans.summary, width), ""]
+        page += [*plan_text.summary_lines(f"{choice.name}{drafter_option(choice)}", plans, width), ""]
         page += indented(plan_text.ledger_lines(found, width - 2))
         page += ["", "what fits", *indented(plan_text.fit_lines(known, plans.table, width - 2))]
         if plans.variants:

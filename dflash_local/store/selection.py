@@ -34,8 +34,9 @@ _HOSTILE = re.compile(r"(?:^|[/\\])\.\.(?:[/\\]|$)|^[/\\]|^[A-Za-z]:|[\x00-\x1f\
 
 GGUF = ".gguf"
 NEAREST = "IQ4_XS or Q4_K_S"
-# Types of one to three bits a weight, as names of files have them: Q2_K, Q3_K_M, IQ2_XXS, IQ3_S, IQ1_M, TQ1_0.
-_UNREAD = re.compile(r"(?<![A-Za-z0-9])(Q[23]_K(?:_[A-Z]+)?|IQ[123]_[A-Z]+|TQ[12]_0)(?![A-Za-z0-9])", re.IGNORECASE)
+# Types that are not read, as names of files have them: Q2_K, Q3_K_M, IQ2_XXS, IQ3_S, IQ1_M, TQ1_0, NVFP4.
+_TYPES = r"Q[23]_K(?:_[A-Z]+)?|IQ[123]_[A-Z]+|TQ[12]_0|NVFP4"
+_UNREAD = re.compile(rf"(?<![A-Za-z0-9])({_TYPES})(?![A-Za-z0-9])", re.IGNORECASE)
 
 
 def wanted(listing: Listing, gguf: str | None = None) -> tuple[RemoteFile, ...]:

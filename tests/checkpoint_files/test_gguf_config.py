@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from dflash_local.checkpoint_files.gguf_config import config_of, generation_of
+from dflash_local.checkpoint_files.gguf_file import GgufFile
 from dflash_local.checkpoint_files.gguf_header import GgufHeader, read_gguf
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
 from dflash_local.checkpoint_files.gguf_rope import FACTORS, short
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.config.fused_support import fused_refusal
+from dflash_local.config.read_model import read_model
 from dflash_local.errors import CheckpointError
 
 GGUF = Path(__file__).resolve().parents[1] / "golden" / "gguf"
@@ -140,7 +143,8 @@ def test_ids_that_end_a_reply() -> None:
     """The file's own, and control tokens that end one by their text: the vocabulary of the files has two of those."""
     changes = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.bos_token_id": 1, "general.sampling.temp": 0.6}
     found = generation_of(header("qwen3", {**changes, "general.sampling.top_k": 20}))
-    assert found == {"bos_token_id": 1, "eos_token_id": [0, 2, 7], "temperature": 0.6, "top_k": 20}
+    advised = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+    assert found == {"bos_token_id": 1, "eos_token_id": [0, 2, 7], **advised}
     plain = header("qwen3", {"tokenizer.ggml.token_type": [1] * 96})
     assert generation_of(plain)["eos_token_id"] == [2]
 
@@ -183,6 +187,28 @@ def test_tensors_that_are_not_known_or_do_not_fit_are_refused_by_name(
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
         hf_tensors(change(header(name)))
+
+
+def of(found: GgufHeader) -> GgufFile:
+    file = GgufFile(found.file)
+    file.__dict__["header"] = found
+    return file
+
+
+def test_weights_that_are_not_read_are_named_before_the_tensors_beside_them() -> None:
+    """NVFP4 ones have a scale each, whose name is not known either."""
+    coded = with_tensor(header("llama"), "blk.0.ffn_down.weight", dtype="NVFP4")
+    with pytest.raises(CheckpointError, match="NVFP4 weights are not read") as refused:
+        of(with_tensor(coded, "blk.0.ffn_down.scale")).config()
+    assert refused.value.hint == "the nearest form that is: Q4_K_M"
+
+
+def test_a_mixture_whose_gate_and_up_are_of_two_types_is_not_for_the_fused_engine() -> None:
+    found = header("qwen3moe")
+    for name in [name for name in found.tensors if "_exps" in name]:
+        found = with_tensor(found, name, dtype="Q5_0" if "up" in name else "Q8_0")
+    model = read_model(of(found).config(), "x")
+    assert fused_refusal(model) == "gate and up of its experts differ in format"
 
 
 @pytest.mark.parametrize("flags", [[], [True], ["x", {}], 7])

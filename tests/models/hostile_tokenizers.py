@@ -50,7 +50,7 @@ GENERATION: dict[str, tuple[Any, ...]] = {
     "do_sample": ("yes", 1),
 }
 TEMPLATES = {
-    "a loop": "{% for i in range(10**9) %}{% for j in range(10**9) %}{% endfor %}{% endfor %}",
+    "a loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "a leak": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "memory": "{{ 'a' * 10**10 }}",
     "broken": "{% if %}",

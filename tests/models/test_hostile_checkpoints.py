@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from dflash_local.checkpoint_files.source import open_source
+from dflash_local.cli.main import main
 from tests.models.hostile_checkpoints import cases, outcomes, run, table
 from tests.models.hostile_fields import Case
+from tests.models.hostile_tokenizers import TEMPLATES
+from tests.smollm2 import GGUF
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="made of pipes, devices and links")
 
@@ -37,6 +42,24 @@ def test_a_part_of_them_in_this_process(group: str, tmp_path: Path) -> None:
 def test_plan_reads_them_too(group: str, tmp_path: Path) -> None:
     found = of_group(group, FAST[group])
     assert len(found) > 5 and unfit(found, tmp_path, "plan") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("a leak", "tries to leave its sandbox: access to '__class__'"), ("a loop", "needs more than 2 s")],
+)
+def test_a_template_inside_a_gguf_file_is_kept_in_too(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, file = open_source(GGUF).tokenizer(), tmp_path / "model.gguf"
+    assert parts is not None and isinstance(parts.template, str)
+    hostile = TEMPLATES[name].ljust(len(parts.template))  # of one length: what stands behind it stays in its place
+    file.write_bytes(GGUF.read_bytes().replace(parts.template.encode(), hostile.encode()))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["run", str(file), "hi", "--mode", "ar", "--device", "cpu"]) == 6
+    out, err = capsys.readouterr()
+    error, hint = err.splitlines()
+    assert out == "" and error.startswith(f"error: the chat template {said}") and hint.startswith("hint: ")
 
 
 def test_there_are_enough_of_them() -> None:
