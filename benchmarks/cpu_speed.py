@@ -1,8 +1,8 @@
 """Steps and cycles of the reference engine on a CPU beside what the planner predicts from its probe.
 
-    PYTHONPATH=. python benchmarks/cpu_speed.py qwen3-4b --layers 8 --work FOLDER [--out FILE.json]
+    PYTHONPATH=. python benchmarks/cpu_speed.py qwen3-4b --layers 8 --work FOLDER [--dtype bfloat16] [--out FILE.json]
 
-Random weights of the pair's true widths, fewer layers, float32: times are real, acceptance is not. Rounds of the probe
+Random weights of the pair's true widths, fewer layers: times are real, acceptance is not. Rounds of the probe
 and of the engine take turns, and of each the fastest counts, so that other programs trouble both alike.
 """
 
@@ -37,9 +37,10 @@ CONTEXT = 128
 ROUNDS = {False: 24, True: 6}  # plain steps, cycles
 
 
-def measure(pair: Pair) -> dict[str, Any]:
+def measure(pair: Pair, dtype: str) -> dict[str, Any]:
     """Milliseconds of the fastest step and cycle, and what the fastest rounds of the probe say of them."""
-    session = load(pair, LoadConfig(dtype="float32", device="cpu", engine="reference"))
+    config = LoadConfig(dtype=dtype, device="cpu", engine="reference")
+    session = load(pair, config)
     runner, own = session.runner, session.runner.proposer
     weights = np.full((BYTES // 4 // COLUMNS, COLUMNS), 1e-3, dtype=np.float32)
     seconds: dict[int | str, float] = {}
@@ -68,7 +69,7 @@ def measure(pair: Pair) -> dict[str, Any]:
     known = folder_shapes(pair.name, pair.target, pair.drafter)
     assert known is not None
     where = replace(this_machine("cpu"), rates=rates)
-    predicted = cpu_speed.cpu_ms(plan(known.target, known.drafter, where), known.target, known.drafter, CONTEXT)
+    predicted = cpu_speed.cpu_ms(plan(known.target, known.drafter, where, config), known.target, known.drafter, CONTEXT)
     return {
         "processor": hardware.processor(),
         "threads": torch.get_num_threads(),
@@ -84,13 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoints")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--out", type=Path, help="file of the JSON record")
     parser.add_argument("--tiny", action="store_true", help="toy widths, for trying the script itself")
     args = parser.parse_args(arguments)
     target = args.work / "target"
     if not target.exists():
         build(args.model, args.work, layers=args.layers, device="cpu", tiny=args.tiny)
-    record = {"pair": args.model, "layers": args.layers, **measure(Pair("pair", target, args.work / "drafter", False))}
+    found = measure(Pair("pair", target, args.work / "drafter", False), args.dtype)
+    record = {"pair": args.model, "layers": args.layers, "dtype": args.dtype, **found}
     print(json.dumps(record, indent=1))
     if args.out is not None:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -150,7 +150,9 @@ class LoadConfig:
         has_variable=False,
     )
     dtype: str = _option(
-        "auto", "auto: float32 on a CPU, bfloat16 on a GPU.", choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "auto: bfloat16 on a GPU, and on a CPU that computes in it where drafting changes no text; else float32.",
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     device: str = _option(
         "auto",

@@ -20,9 +20,11 @@ from dflash_local.events import LoadProgress
 from dflash_local.load_config import OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.load_target import placement
+from dflash_local.models.load_target import DTYPES, placement
 from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
+from dflash_local.planner.formats import cpu_dtype
+from dflash_local.planner.hardware import computes_bfloat16
 from dflash_local.planner.torch_build import FOR_OLD_CARDS
 
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
@@ -70,6 +72,8 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
             target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )
     facts = (contract.target if contract else TargetFacts.from_checkpoint(target_files)).quantized(config.quantize)
+    if config.dtype == "auto" and where.device == "cpu":
+        where = replace(where, dtype=DTYPES[cpu_dtype(facts.model, config.bitsandbytes, computes_bfloat16())])
     tokenizer = Tokenizer.load(target_files.source, wait=False)  # its process starts while the weights are read
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from dflash_local.catalog import engine_rule
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_cpu_costs
@@ -28,10 +30,11 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     model = load_target(pair.target_files, pair.facts, pair.where)
     parameters, device = sum(p.numel() for p in model.parameters()), next(model.parameters()).device
     settle_torch(parameters, device)
-    packed = parameters >= SMALL_MODEL and can_pack(device, pair.where.dtype)  # what caches hold gains nothing by it
+    large = parameters >= SMALL_MODEL  # what caches hold gains nothing by a layout, but rows alone need it in bfloat16
+    packed = can_pack(device, pair.where.dtype) and (large or pair.where.dtype == torch.bfloat16)
     if packed:
         pack_linears(model)
-    threads = CpuThreads() if packed else None
+    threads = CpuThreads() if packed and large else None
     target = TransformersTarget(model, pair.contract.drafter.taps if pair.contract else ())
     if pair.contract is None or pair.drafter_files is None:
         end_team()
@@ -52,7 +55,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     if precision not in ("auto", "full"):
         notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
     runner = ReferenceRunner(target, proposer, pair.context, threads)
-    if packed:
+    if packed and large:
         measure_cpu_costs(runner, pair.contract.block_size)
     end_team()
     return runner, notices

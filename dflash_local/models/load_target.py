@@ -44,7 +44,10 @@ class Placement:
 
 
 def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Placement:
-    """Resolve ``auto`` (float32 on a CPU, else bfloat16) and refuse what this machine does not have."""
+    """Resolve ``auto`` and refuse what this machine does not have.
+
+    A dtype ``auto`` is bfloat16, on a CPU float32; what it is there for a target, ``planner.formats.cpu_dtype`` tells.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if device != SHARDED:

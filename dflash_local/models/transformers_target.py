@@ -14,8 +14,10 @@ import torch
 from dflash_local.config.families import Family, of_model_type
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.cycle import PREFILL_CHUNK
+from dflash_local.models import row_attention
 from dflash_local.models.gated_deltanet import GatedDeltaNet
 from dflash_local.models.kv_cache import KVCache
+from dflash_local.models.packed_linear import can_pack
 from dflash_local.models.recurrent_cache import RecurrentCache, RecurrentSnapshot
 
 LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
@@ -73,6 +75,10 @@ class TransformersTarget:
         capped = family is not None and family.soft_caps is not None  # other configurations may carry the key too
         self._softcap: float | None = self.config.final_logit_softcapping if capped else None
         self._eager = self.config._attn_implementation == "eager"
+        # float32 parts too little to change a text, and costs less in one call.
+        self._row_by_row = not self._eager and self.dtype == torch.bfloat16 and can_pack(self.device, self.dtype)
+        if self._row_by_row:
+            row_attention.use(self.config)
         # Text-only positions: the three axes of a multimodal rope carry the same numbers.
         self._axes = 3 if "mrope_section" in (getattr(self.config, "rope_parameters", None) or {}) else 0
         self.prefill_chunk = PREFILL_CHUNK
@@ -192,7 +198,8 @@ class TransformersTarget:
             cache.begin(rows, recording)
         positions = torch.arange(start, start + rows, device=hidden.device).unsqueeze(0)
         rotary = self._rotary(hidden, positions.expand(self._axes, 1, -1) if self._axes else positions)
-        return Block(positions, rotary, self._masks(start, rows, hidden))
+        masks = {} if recording and self._row_by_row else self._masks(start, rows, hidden)
+        return Block(positions, rotary, masks)
 
     def run_layer(self, index: int, hidden: torch.Tensor, block: Block) -> torch.Tensor:
         """The output [1, M, H] of one decoder layer over its caches."""

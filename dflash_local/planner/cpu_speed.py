@@ -8,15 +8,16 @@ from __future__ import annotations
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig, MoEConfig
 from dflash_local.planner.cpu_probe import CpuRates
-from dflash_local.planner.formats import DTYPE_BYTES
+from dflash_local.planner.formats import DTYPE_BYTES, SMALL
 from dflash_local.planner.memory import context_bytes_per_token, drafter_dtype, kv_bytes_per_token
 from dflash_local.planner.parameters import drafter_parameters, layer_parameters, target_parameters
 from dflash_local.planner.plan import Plan
 
-# Of the probed rate the engine reaches so much, by whether one row or a block is computed: in float32 on two cores, the
-# mean of three runs of benchmarks/cpu_speed.py (0.67 to 0.68, 0.84 to 0.87).
-STEP_SHARE, BLOCK_SHARE = 0.67, 0.85
-SMALL = 50_000_000  # weights read by a pass below which the caches hold them, and a toy's time is Python's
+# Of the probed rate the engine reaches so much, by whether one row or a block of 16 is computed; more than all of it,
+# since numpy lays weights out anew for a block and the engine has done so once (models/packed_linear.py). Five runs of
+# benchmarks/cpu_speed.py (qwen3-4b, 6 layers) on an AMD EPYC of two cores with AVX512-BF16, other programs beside them:
+# float32 0.61, 0.67, 0.93 and 1.9, 2.0, 2.9; bfloat16 0.49, 0.79 and 2.5, 2.8, the bytes being half as many.
+STEP_SHARE, BLOCK_SHARE = 0.7, 2.4
 BASIS = "from this CPU's memory, probed once with numpy"
 
 
@@ -26,23 +27,28 @@ def cpu_ms(
     """Milliseconds of a step and of a cycle behind so many tokens; None where nothing was probed, of a toy, and of
     bitsandbytes.
 
-    In bfloat16 there is no cycle, and the step is as if the CPU computed in it: no probe by numpy tells more.
+    Where the CPU does not compute in the dtype itself there is no cycle, and the step is as if it did.
     """
     rates, dtype = found.machine.rates, found.dtype
     if rates is None or found.load.bitsandbytes or weights_read(target, 1) < SMALL:
         return None
     step = _pass_ms(rates, target, 1, dtype, context)
-    if drafter is None or dtype != "float32":
+    if drafter is None or not _computes(found):
         return step, None
     verify = _pass_ms(rates, target, drafter.block_size, dtype, context)
     return step, verify + _draft_ms(rates, target, drafter, dtype, context)
 
 
-def basis(dtype: str) -> str:
+def basis(found: Plan) -> str:
     """What the times rest on."""
-    if dtype == "float32":
+    if _computes(found):
         return BASIS
-    return f"{BASIS}; slower where the CPU does not compute in {dtype}; a cycle's time is not known"
+    return f"{BASIS}; slower, since this CPU does not compute in {found.dtype}; a cycle's time is not known"
+
+
+def _computes(found: Plan) -> bool:
+    """True where the CPU has instructions for the plan's dtype."""
+    return found.dtype == "float32" or (found.dtype == "bfloat16" and found.machine.bfloat16)
 
 
 def _pass_ms(rates: CpuRates, target: ModelConfig, rows: int, dtype: str, context: int) -> float:

@@ -5,7 +5,7 @@ Which family can be loaded in which format, and why not; nothing of contexts or 
 
 from __future__ import annotations
 
-from dflash_local.config.features import FeedForward, ModelConfig, MoEConfig
+from dflash_local.config.features import AttentionConfig, FeedForward, LayerConfig, MLPConfig, ModelConfig, MoEConfig
 from dflash_local.config.quantization import MXFP4, WHOLE, Quantization, StoredInt
 from dflash_local.layout.quantized import quantize_refusal
 from dflash_local.planner.parameters import target_parameters
@@ -15,17 +15,34 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 INT8_BYTES = 1.0  # and one float32 per output row, far below a thousandth
 MXFP4_BYTES = 0.5 + 1 / 32  # of gpt-oss: four bits, and a scale of one byte per 32
+SMALL = 50_000_000  # weights below which the caches hold them: fewer bytes gain nothing
 SCALE_BYTES = 2  # of groups of integer codes
 
 
-def default_dtype(kind: str) -> str:
-    """The dtype ``auto`` means on a kind of machine: float32 on a CPU, bfloat16 elsewhere."""
+def resolved_dtype(dtype: str, kind: str) -> str:
+    """A dtype, ``auto`` being bfloat16, or float32 on a CPU where ``cpu_dtype`` has not been asked."""
+    if dtype != "auto":
+        return dtype
     return "float32" if kind == "cpu" else "bfloat16"
 
 
-def resolved_dtype(dtype: str, kind: str) -> str:
-    """A dtype, ``auto`` being what it means on a kind of machine."""
-    return default_dtype(kind) if dtype == "auto" else dtype
+def cpu_dtype(target: ModelConfig, bitsandbytes: str | None, native: bool) -> str:
+    """The dtype that ``auto`` means on a CPU: bfloat16 where that is faster, rounds no weight that is stored in more
+    bits, and a verify's rows are single steps in every bit (``models.row_attention``), so that drafting changes no
+    text.
+
+    Args:
+        native: the CPU computes in bfloat16 itself.
+    """
+    stored = target.quantization
+    coded = bitsandbytes is not None or (stored is not None and stored.bitsandbytes is not None)
+    taken = native and not coded and target.stored_dtype == "bfloat16" and target_parameters(target).total >= SMALL
+    return "bfloat16" if taken and all(map(_is_plain, target.layer_kinds)) else "float32"
+
+
+def _is_plain(layer: LayerConfig) -> bool:
+    """True of a layer in which no row's bits depend on the others: no state, no experts, torch's attention."""
+    return isinstance(layer.mixer, AttentionConfig) and layer.mixer.fits_sdpa and isinstance(layer.mlp, MLPConfig)
 
 
 def refusal(model: ModelConfig, quantize: str | None) -> str:

@@ -20,6 +20,7 @@ SMI_TIMEOUT_S = 5.0  # nvidia-smi hangs for minutes on a GPU that has fallen off
 CGROUP = Path("/sys/fs/cgroup")
 KERNEL = Path("/proc/version")
 PROCESSORS = Path("/proc/cpuinfo")
+BFLOAT16 = {"avx512_bf16", "amx_bf16"}  # instructions that multiply it
 WSL_PROBES = "/usr/lib/wsl/lib"  # Windows' driver puts nvidia-smi there, which is not always on PATH
 
 
@@ -158,12 +159,23 @@ def nvidia_driver() -> Driver | None:
 
 def processor() -> str:
     """The CPU's name, as the system reports it."""
+    if not PROCESSORS.exists():
+        return platform.processor() or platform.machine()
+    return _of_processor("model name") or platform.machine()
+
+
+def computes_bfloat16() -> bool:
+    """True on a CPU with instructions for bfloat16, as Linux tells it of x86; False where nothing tells."""
+    return bool(BFLOAT16 & set(_of_processor("flags").split()))
+
+
+def _of_processor(name: str) -> str:
+    """A field of the first processor; empty where it is not told."""
     try:
         lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")
 
 
 def memory(cgroup: Path = CGROUP) -> Memory:

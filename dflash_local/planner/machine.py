@@ -40,7 +40,7 @@ class Machine:
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
     mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included. ``free_now``: of main
     memory what is free at the moment; None for a GPU's own. ``rates``: what this CPU was measured to read, if it was.
-    ``probe``: what this very GPU was measured to do, if it was.
+    ``probe``: what this very GPU was measured to do, if it was. ``bfloat16``: this CPU computes in it itself.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Machine:
     free_now: int | None = None
     rates: CpuRates | None = None
     probe: CardProbe | None = None
+    bfloat16: bool = False
 
     @property
     def room(self) -> str:
@@ -209,7 +210,10 @@ def _nominal(name: str) -> tuple[int, int, str]:
 def _cpu(why: str) -> Machine:
     main = hardware.memory()
     limit = "; main memory as the container limits it" if main.limited else ""
-    return Machine("CPU", "cpu", main.total, usable(main.total), why + limit, "cpu", free_now=main.available)
+    native = hardware.computes_bfloat16()
+    return Machine(
+        "CPU", "cpu", main.total, usable(main.total), why + limit, "cpu", free_now=main.available, bfloat16=native
+    )
 
 
 def _mps(why: str) -> Machine:

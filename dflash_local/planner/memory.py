@@ -13,10 +13,10 @@ from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LatentAttentionConfig, Mixer, ModelConfig
 from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
-from dflash_local.planner.formats import DTYPE_BYTES, head_bytes, largest_matrix, weight_bytes
+from dflash_local.planner.formats import DTYPE_BYTES, SMALL, head_bytes, largest_matrix, weight_bytes
 from dflash_local.planner.ledger import Ledger, Line
 from dflash_local.planner.load import Load
-from dflash_local.planner.parameters import drafter_resident
+from dflash_local.planner.parameters import drafter_resident, target_parameters
 from dflash_local.planner.workspace import PHASES, Conditions, Phase, largest_step
 
 FIRST_ROWS = 256  # of both caches
@@ -38,7 +38,7 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
         load = replace(load, bitsandbytes=target.quantization.bitsandbytes)
     weights = [
         Line("target weights", weight_bytes(target, load.dtype, load.bitsandbytes), _format(target, load)),
-        Line("head", head_bytes(target, load.dtype), "the embedding's" if target.tie_word_embeddings else load.dtype),
+        _head(target, load),
     ]
     if drafter is not None:
         dtype = drafter_dtype(load.dtype)
@@ -50,6 +50,14 @@ def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Le
     fullest = max(moments, key=lambda moment: moment.running or 0)
     lines = tuple(line for line in fullest.lines if line.bytes != 0)
     return Ledger(lines, loaded, reserve(load, fullest.peak))
+
+
+def _head(target: ModelConfig, load: Load) -> Line:
+    """A tied one is the embedding's, unless a CPU multiplies: ``models.packed_linear`` lays it out once more then."""
+    counts = target_parameters(target)
+    if not counts.head and load.device == "cpu" and load.dtype != "float16" and counts.total >= SMALL:
+        return Line("head", counts.embedding * DTYPE_BYTES[load.dtype], "the embedding's, laid out for products")
+    return Line("head", head_bytes(target, load.dtype), load.dtype if counts.head else "the embedding's")
 
 
 def _format(target: ModelConfig, load: Load) -> str:

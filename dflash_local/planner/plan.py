@@ -203,12 +203,19 @@ class _Case:
         return 1 if self.drafter is None else self.drafter.block_size
 
     @property
+    def dtype(self) -> str:
+        if self.config.dtype == "auto" and self.machine.kind == "cpu":
+            return formats.cpu_dtype(self.target, self.config.bitsandbytes, self.machine.bfloat16)
+        return formats.resolved_dtype(self.config.dtype, self.machine.kind)
+
+    @property
     def stored(self) -> str | None:
         return kept_format(self.target.quantization, self.engine)
 
     def ledger(self, context: int) -> Ledger:
         made = fused_memory.ledger if self.engine == "fused" else memory.ledger
-        return made(self.target, self.drafter, Load.of(self.machine.kind, self.config, context, self.block))
+        config = replace(self.config, dtype=self.dtype)
+        return made(self.target, self.drafter, Load.of(self.machine.kind, config, context, self.block))
 
     def fits(self, context: int) -> bool:
         need = self.ledger(context).total
@@ -272,7 +279,7 @@ class _Case:
             fits=fits,
             runs_on="local",
             engine=self.engine,
-            dtype=formats.resolved_dtype(self.config.dtype, self.machine.kind),
+            dtype=self.dtype,
             load=replace(self.config, context=context, draft=self.drafter is not None),
             block_size=self.block,
             machine=self.machine,
@@ -297,8 +304,7 @@ class _Case:
         total = sizes.total or 0
         filled = sizes.running == sizes.peak
         need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
-        dtype = formats.resolved_dtype(self.config.dtype, self.machine.kind)
-        what = f"{self.target.source} in {self.config.quantize or self.stored or dtype}"
+        what = f"{self.target.source} in {self.config.quantize or self.stored or self.dtype}"
         short = total - self.machine.free
         return f"{what} needs {need}, {name} has {free}: {_size(short)} too little"
 

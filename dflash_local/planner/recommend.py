@@ -215,7 +215,7 @@ def recommend(
 
     options = [option for each in ways(published, config) for option in options_of(each)]
     if not any(one.fits for one in options) and config.quantize is None:  # what is slow: the last resort
-        if machine.kind == "cpu" and config.dtype == "auto":
+        if machine.kind == "cpu" and config.dtype == "auto" and all(one.plan.dtype == "float32" for one in options):
             options += options_of(published[0], replace(config, dtype="bfloat16"))
         slow = [each for each in BITSANDBYTES if each in formats_of(config)]
         options += [option for each in rounded(published[0], slow) for option in options_of(each)]

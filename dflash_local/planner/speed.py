@@ -209,7 +209,7 @@ def predict(
         rows = 1 if drafter is None else drafter.block_size
         on_cpu = tuple(Times(context, *each, rows) for context, each in ms if each is not None)
         cycles = any(one.cycle_ms is not None for one in on_cpu)
-        return Prediction(on_cpu, lengths if cycles else None, cpu_speed.basis(found.dtype)) if on_cpu else None
+        return Prediction(on_cpu, lengths if cycles else None, cpu_speed.basis(found)) if on_cpu else None
     if found.engine != "fused" or found.dtype != "bfloat16":
         return None
     scaled = _table_for(found.machine)

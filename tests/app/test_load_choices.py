@@ -142,7 +142,7 @@ def test_bitsandbytes_is_offered_only_where_nothing_else_fits(user: Settings, on
 
 
 def test_a_cpu_without_room_for_float32_is_offered_bfloat16_first(user: Settings, on: Any) -> None:
-    on(replace(this_machine("cpu"), memory=24 * 2**30, free=22 * 2**30))
+    on(replace(this_machine("cpu"), memory=24 * 2**30, free=22 * 2**30, bfloat16=False))
     fitting = [each for each in offered("qwen3-8b", user).choices if each.fits]
     assert fitting[0].config.dtype == "bfloat16" and fitting[0].config.quantize is None
     assert fitting[0].option.arguments == "--dtype bfloat16" and "bfloat16" in choice_row(fitting[0]).cells[0]

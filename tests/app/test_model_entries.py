@@ -18,7 +18,7 @@ from dflash_local.app.served_pair import ServedPair
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.load_config import LoadConfig
-from dflash_local.planner import accelerators, hardware
+from dflash_local.planner import accelerators, cpu_probe, hardware
 from dflash_local.planner.accelerators import Accelerator
 from dflash_local.remote.attached import AttachedFacts
 from dflash_local.service.chat_options import ChatOptions
@@ -106,6 +106,7 @@ def test_command_line_terminal_and_page_say_the_same(
 def test_a_pair_that_is_too_slow_here_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "nvidia", lambda _asking: ())
     monkeypatch.setattr(hardware, "memory", lambda: hardware.Memory(64 * GIB, 60 * GIB, limited=False))
+    monkeypatch.setattr(cpu_probe, "probe", lambda cpu: cpu_probe.CpuRates(cpu, dict.fromkeys(cpu_probe.ROWS, 1e9)))
     user = settings.load()
     assert model_entry(NAME, user).fine, "this CPU was never probed"
     machine(user, notify=lambda _event: None)

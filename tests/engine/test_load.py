@@ -12,14 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_local.catalog.bundled import find
+from dflash_local.catalog.bundled import Pair, find
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.engine import LoadConfig, Session, load, load_fused, load_reference
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
 from dflash_local.kernels import timing
 from dflash_local.kernels.timing import KernelTimer
-from dflash_local.planner.machine import Machine
+from dflash_local.planner import formats, hardware
+from dflash_local.planner.machine import Machine, this_machine
 from dflash_local.planner.plan import plan
 from tests.engine_sessions import ask, random_prompt
 from tests.families import FAMILIES, HIDDEN, RECURRENT, VOCAB, random_model, save_model
@@ -116,6 +117,36 @@ def test_half_precision_runs_and_the_drafter_stays_out_of_float16(
     assert len(ask(session, PROMPT, 20).ids) == 20
     assert session.runner.target.dtype == getattr(torch, dtype)
     assert session.runner.proposer.drafter.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("family", "stored", "flags", "dtype"),
+    [
+        ("llama", torch.bfloat16, "avx512_bf16", "bfloat16"),
+        ("llama", torch.bfloat16, "avx512f", "float32"),
+        ("llama", torch.float32, "amx_bf16", "float32"),  # no stored bit is rounded away
+        (
+            "qwen3_moe",
+            torch.bfloat16,
+            "avx512_bf16",
+            "float32",
+        ),  # parts of these compute several rows otherwise than one
+        ("qwen3_5", torch.bfloat16, "avx512_bf16", "float32"),
+        ("gemma2", torch.bfloat16, "avx512_bf16", "float32"),
+    ],
+)
+def test_the_automatic_dtype_of_a_cpu_is_the_plans(
+    family: str, stored: torch.dtype, flags: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_model(family).to(stored).save_pretrained(tmp_path / family)
+    (tmp_path / "cpuinfo").write_text(f"model name\t: a CPU\nflags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(hardware, "PROCESSORS", tmp_path / "cpuinfo")
+    model = read_model(json.loads((tmp_path / family / "config.json").read_text()), family)
+    machine = this_machine("cpu")
+    config, pair = LoadConfig(device="cpu"), Pair(family, tmp_path / family, None, False)
+    assert load(pair, config).facts.load.dtype == plan(model, None, machine, config).dtype == "float32"  # a toy
+    monkeypatch.setattr(formats, "SMALL", 0)
+    assert load(pair, config).facts.load.dtype == plan(model, None, machine, config).dtype == dtype
 
 
 @pytest.mark.parametrize("quantize", ["bnb-nf4", "bnb-int8"])

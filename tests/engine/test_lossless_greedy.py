@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine import LoadConfig, load
+from dflash_local.models.packed_linear import can_pack
 from dflash_local.models.transformers_target import TransformersTarget
-from tests.families import FAMILIES, VOCAB, random_model
+from tests.families import FAMILIES, VOCAB, random_model, save_model
 from tests.proposers import Oracle, Planted, RandomDrafts, ZeroDrafts, decode
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 NEW, MANY = 24, 40  # tokens: three blocks of 8 or windows of 8, and more of both in the long tests
 LIKELY = ("oracle", "mostly right")  # of what they draft most is accepted
 KNOWING = (*LIKELY, "never right")
@@ -116,3 +121,28 @@ def test_en_13_en_14_state_after_all_or_nothing_equals_the_autoregressive_one(fa
         for got, expected in zip(caches(), want, strict=True):
             # GEMMs of one row and of eight may differ in the last bits on a CPU.
             assert (got - expected).abs().max() < 1e-5
+
+
+@pytest.mark.skipif(
+    not can_pack(torch.device("cpu"), torch.bfloat16), reason="oneDNN does not multiply bfloat16 on this processor"
+)
+@pytest.mark.parametrize("name", ["qwen3-v1-b8", "llama31-v1-b10", "mistral"])
+def test_rows_of_a_verify_are_single_steps_in_every_bit_in_bfloat16(name: str, tmp_path: Path) -> None:
+    if name == "mistral":  # whose window ends within the rows
+        folder = save_model(name, tmp_path / name, head_dim=64)
+    else:
+        folder = GOLDEN / name / "target"
+    session = load(Pair(name, folder, None, False), LoadConfig(dtype="bfloat16", device="cpu"))
+    target, steps = session.runner.target, []
+    ids = torch.randint(0, target.vocab_size, (300,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        target.prefill(ids[:260], False)
+        for start in range(260, 300):
+            steps.append(target.verify(ids[start : start + 1], False).hidden)
+            target.commit(1)
+        target.truncate(260)
+        for rows in (8, 3, 5, 2, 7, 4, 8, 3):
+            start = target.length
+            found = target.verify(ids[start : start + rows], False).hidden
+            assert torch.equal(found, torch.cat(steps[start - 260 :][:rows])), f"{rows} rows at {start}"
+            target.commit(rows)

@@ -84,10 +84,14 @@ def test_a_cycle_drafts_and_verifies_at_the_rate_of_its_rows() -> None:
     assert found.times[0].cycle_ms == pytest.approx(1e3 * weights / (BLOCK_SHARE * 7e9), rel=0.03)
 
 
-def test_in_bfloat16_only_a_plain_step_is_predicted() -> None:
-    half, whole = predicted(LoadConfig(dtype="bfloat16")), predicted(LoadConfig())
-    assert half is not None and whole is not None and half.times[0].cycle_ms is None
-    assert half.times[0].step_ms == pytest.approx(whole.times[0].step_ms / 2, rel=0.01)
+def test_in_bfloat16_the_bytes_are_half_and_a_cycle_is_predicted_where_the_cpu_computes_in_it() -> None:
+    whole, half = predicted(LoadConfig(dtype="float32")), predicted(LoadConfig(dtype="bfloat16"))
+    native = predicted(LoadConfig(), where=replace(CPU, bfloat16=True))
+    assert whole is not None and half is not None and native is not None
+    assert half.times[0].step_ms == native.times[0].step_ms == pytest.approx(whole.times[0].step_ms / 2, rel=0.01)
+    assert half.times[0].cycle_ms is None and "does not compute in bfloat16" in half.basis
+    assert whole.times[0].cycle_ms is not None and native.basis == whole.basis
+    assert native.times[0].cycle_ms == pytest.approx(whole.times[0].cycle_ms / 2, rel=0.01)
 
 
 def test_a_mixture_reads_the_experts_that_its_rows_take() -> None:

@@ -86,6 +86,14 @@ def test_a_tied_head_and_a_missing_drafter_have_no_line() -> None:
     assert [entry.name for entry in ledger.lines] == ["target weights", "target KV", "workspace"]
 
 
+def test_a_tied_head_lies_twice_where_a_cpu_multiplies() -> None:
+    model = read_model(shape("Qwen/Qwen3-4B") or {}, "4B")
+    loads = {dtype: Load(dtype, None, 4096, 1, "cpu") for dtype in ("float32", "bfloat16", "float16")}
+    found = {dtype: memory.ledger(model, None, load) for dtype, load in loads.items()}
+    assert [line(found[dtype], "head") for dtype in ("float32", "bfloat16")] == [151936 * 2560 * 4, 151936 * 2560 * 2]
+    assert "head" not in [entry.name for entry in found["float16"].lines]  # which no product is laid out for
+
+
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 256), (256, 256), (257, 512), (8192, 8192), (8193, 16384)])
 def test_the_targets_cache_doubles(tokens: int, rows: int) -> None:
     assert memory.cache_rows(tokens) == rows
