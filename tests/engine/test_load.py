@@ -19,6 +19,9 @@ from dflash_local.engine import LoadConfig, Session, load, load_fused, load_refe
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
 from dflash_local.kernels import timing
 from dflash_local.kernels.timing import KernelTimer
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.load_target import load_target, placement
+from dflash_local.models.target_facts import TargetFacts
 from dflash_local.planner import formats, hardware
 from dflash_local.planner.machine import Machine, this_machine
 from dflash_local.planner.plan import plan
@@ -167,7 +170,9 @@ def test_a_target_that_bitsandbytes_has_stored_is_read(quantize: str, tmp_path: 
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
     pair, options = GOLDEN / "qwen35-v2-swa-b8", LoadConfig(dtype="bfloat16", device="cpu")
     made = open_pair(pair / "target", pair / "drafter", replace(options, quantize=quantize))
-    made.runner.target.model.save_pretrained(tmp_path)
+    files = Checkpoint.open(pair / "target")
+    facts = TargetFacts.from_checkpoint(files)
+    load_target(files, facts, placement("cpu", "bfloat16", quantize)).save_pretrained(tmp_path)
     read = open_pair(tmp_path, pair / "drafter", options)
     assert read.facts.loaded_as.startswith(f"reference {quantize} bfloat16 cpu")
     assert ask(read, PROMPT, 12).ids == ask(made, PROMPT, 12).ids
