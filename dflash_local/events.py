@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
 from types import UnionType
@@ -199,16 +198,6 @@ def as_dict(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **asdict(event)}
 
 
-def from_dict(content: Mapping[str, Any]) -> Event:
-    """The event of a JSON form that ``as_dict`` made. ValueError: it is none."""
-    kind = _KINDS.get(str(content.get("event"))[:40])
-    try:
-        event: Event = checked(kind, {name: value for name, value in content.items() if name != "event"})
-    except TypeError as error:
-        raise ValueError(f"what is no event: {error}") from error
-    return event
-
-
 def checked(kind: Any, value: Any) -> Any:
     """A value of JSON as the type of a dataclass's field, or as a dataclass; what is a dataclass already stays.
 
@@ -234,4 +223,3 @@ def checked(kind: Any, value: Any) -> Any:
 
 
 _hints = lru_cache(maxsize=64)(get_type_hints)
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}

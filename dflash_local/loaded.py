@@ -43,6 +43,7 @@ class SessionFacts:
         checks: of the check of the first load on this card; none where it was left out.
         trained_thinking: as of a registry's row. generation_checked: the drafter is one that the registry knows.
         tuned_from: the known target whose drafter this target took for having its architecture.
+        pid: the process that holds it; None where that is this one.
     """
 
     target: str
@@ -57,6 +58,7 @@ class SessionFacts:
     trained_thinking: str | None = None
     generation_checked: bool = False
     tuned_from: str | None = None
+    pid: int | None = None
 
     @property
     def drafting(self) -> bool:

@@ -100,7 +100,7 @@ KEYS: dict[str, Key] = {
     **{name: _load_key(option) for name, option in LOAD_OPTIONS.items() if option.has_variable},
     "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _up_to(MAX_TEMPERATURE, _number)),
     "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _up_to(MAX_NEW_TOKENS, _whole)),
-    **{name: Key("true or false", _flag) for name in ("thinking", "history", "attach", "debug", "safe")},
+    **{name: Key("true or false", _flag) for name in ("thinking", "history", "attach", "debug", "safe", "in_process")},
     **{name: Key("the path of a program", _text) for name in ("vllm", "sglang")},
 }
 
@@ -138,6 +138,7 @@ class Settings:
 
     Attributes:
         load_config: how pairs are loaded where a command has no options of its own.
+        attach: use a pair that another command keeps loaded. in_process: load pairs in the command's own process.
         safe: begin with the slowest way of running, which needs least of the machine.
         vllm: the program of that name to launch, in place of the one on PATH. sglang: the Python that has SGLang.
     """
@@ -158,6 +159,7 @@ class Settings:
     attach: bool = True
     debug: bool = False
     safe: bool = False
+    in_process: bool = False
     vllm: str | None = None
     sglang: str | None = None
 

@@ -147,6 +147,7 @@ def own_home(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(home / ".local" / "state"))
     monkeypatch.setenv("HF_HOME", str(home / ".cache" / "huggingface"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("DFLASH_IN_PROCESS", "1")  # a process of its own would load torch anew for every test
     return home
 
 

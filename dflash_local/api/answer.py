@@ -1,4 +1,4 @@
-"""A reply on its way to the client: whole JSON, server-sent events, or our own events line by line.
+"""A reply on its way to the client: whole JSON, or server-sent events.
 
 The one place of the endpoint where an unknown fault becomes an answer: a stream never just stops.
 """
@@ -17,12 +17,11 @@ from dflash_local.api.log import LOGGER
 from dflash_local.api.refusals import as_json, error_headers, error_object
 from dflash_local.api.reply import Reply
 from dflash_local.errors import DFlashError, EngineError
-from dflash_local.events import Event, Finished, Queued, as_dict
+from dflash_local.events import Event, Finished, Queued
 from dflash_local.request import Request
 
 JSON_TYPE = "application/json"
 SSE_TYPE = "text/event-stream; charset=utf-8"
-LINES_TYPE = "application/x-ndjson"
 
 
 class Answer:
@@ -33,16 +32,15 @@ class Answer:
 
     Args:
         model: the name the request was checked for; None for whatever is loaded.
-        name: what the request can be cancelled by.
     """
 
-    def __init__(self, endpoint: Endpoint, request: Request, model: str | None, name: str | None = None) -> None:
-        self._endpoint, self._request, self._model, self._name = endpoint, request, model, name
+    def __init__(self, endpoint: Endpoint, request: Request, model: str | None) -> None:
+        self._endpoint, self._request, self._model = endpoint, request, model
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with aclosing(self._endpoint.follow(self._request, self._model, receive, self._name)) as events:
+            async with aclosing(self._endpoint.follow(self._request, self._model, receive)) as events:
                 await self._send_all(events, send)
         except ClientGone:
             LOGGER.info("the client left: %s", "cancelled" if self._begun else "before the first event")
@@ -119,21 +117,6 @@ class EventStream(WholeAnswer):
 
     def _error_bytes(self, error: DFlashError) -> bytes:
         return _framed([error_object(error)]) + b"data: [DONE]\n\n"
-
-
-class LineStream(Answer):
-    """Every event as one line of JSON; the last one is ``Finished`` or an object with ``error``."""
-
-    async def _send_all(self, events: AsyncIterator[Event | None], send: Send) -> None:
-        async for event in events:
-            if not self._begun:
-                await self._begin(send, 200, LINES_TYPE)
-            line = b"" if event is None else as_json(as_dict(event))
-            await send({"type": "http.response.body", "body": line + b"\n", "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _error_bytes(self, error: DFlashError) -> bytes:
-        return as_json(error.as_dict()) + b"\n"
 
 
 def _framed(chunks: Iterable[dict[str, Any]]) -> bytes:

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from dflash_local import __version__
-from dflash_local.api import chat_request, completion_request, native
-from dflash_local.api.answer import JSON_TYPE, Answer, EventStream, LineStream, WholeAnswer
+from dflash_local.api import chat_request, completion_request
+from dflash_local.api.answer import JSON_TYPE, Answer, EventStream, WholeAnswer
 from dflash_local.api.chat_reply import ChatReply
 from dflash_local.api.completion_reply import CompletionReply
 from dflash_local.api.endpoint import Endpoint, stopping
@@ -56,8 +56,6 @@ class _Routes:
             Route("/health", self.health, methods=get),
             Route("/metrics", self.metrics, methods=get),
             Route("/dflash/v1/status", self.status, methods=get),
-            Route("/dflash/v1/generate", self.generate, methods=post),
-            Route("/dflash/v1/cancel", self.cancel, methods=post),
             Route("/dflash/v1/load", self.load, methods=post),
             Route("/dflash/v1/unload", self.unload, methods=post),
         ]
@@ -77,19 +75,6 @@ class _Routes:
         read, find = completion_request.read, self._endpoint.model_named
         parsed = await self._endpoint.in_thread(read, await _body(request), find)
         return self._answer(parsed, CompletionReply(parsed, self._head("cmpl")))
-
-    async def generate(self, request: HttpRequest) -> Answer:
-        parsed = await self._endpoint.in_thread(native.read, await _body(request))
-        if parsed.model is not None:
-            self._endpoint.model_named(parsed.model)
-        return LineStream(self._endpoint, parsed.request, parsed.model, parsed.id)
-
-    async def cancel(self, request: HttpRequest) -> Response:
-        """Stop the reply to a request that was sent with an ``id``; its stream ends as cancelled, with its figures."""
-        fields = Fields(parse(await _body(request)))
-        name = fields.needed_text("id")
-        fields.finish()
-        return _json({"cancelled": self._endpoint.cancel(name)})
 
     async def health(self, _request: HttpRequest) -> Response:
         """200 while requests are taken (also while loading, and unloaded when idle), 503 when broken or stopping."""

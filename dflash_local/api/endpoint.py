@@ -16,7 +16,7 @@ from dflash_local import __version__
 from dflash_local.api.guard import Receive
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.refusals import Refusal
-from dflash_local.errors import UnknownModelError, UsageError
+from dflash_local.errors import UnknownModelError
 from dflash_local.events import Event, Finished, Step
 from dflash_local.request import Request
 from dflash_local.service.resident import Model, Resident
@@ -55,7 +55,6 @@ class Endpoint:
         self.draining = False
         self.live = 0  # requests that are being answered
         self._quiet_s = quiet_s
-        self._named: dict[str, asyncio.Future[Ticket]] = {}
         self._stopped = asyncio.Event()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="dflash-http")
 
@@ -91,37 +90,22 @@ class Endpoint:
     async def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
-    def cancel(self, name: str) -> bool:
-        """Stop the reply to the request of that name, whose stream ends as cancelled; False when there is none."""
-        submitting = self._named.get(name)
-        if submitting is not None:
-            submitting.add_done_callback(_cancel_ticket)
-        return submitting is not None
-
-    async def follow(
-        self, request: Request, model: str | None, receive: Receive, name: str | None = None
-    ) -> AsyncGenerator[Event | None, None]:
+    async def follow(self, request: Request, model: str | None, receive: Receive) -> AsyncGenerator[Event | None, None]:
         """Submit and yield the events; None when there was none for a while.
 
         The reply is cancelled, within one cycle, as soon as nobody follows it any more.
 
         Raises:
-            ClientGone: the client left. Refusal: the server is stopping. UsageError: a request of that name is under
-                way. DFlashError: the request failed.
+            ClientGone: the client left. Refusal: the server is stopping. DFlashError: the request failed.
         """
         if self.draining:
             raise stopping()
-        if name in self._named:
-            raise UsageError(f"a request with the id {name} is under way", "give each request an id of its own")
         began = time.monotonic()
         loop = asyncio.get_running_loop()
         submitting = loop.run_in_executor(self._pool, self.resident.submit, request, model)
         async with AsyncExitStack() as stack:
             self.live += 1
             stack.callback(self._forget)
-            if name is not None:
-                self._named[name] = submitting
-                stack.callback(self._named.pop, name)
             stack.callback(submitting.add_done_callback, _cancel_ticket)
             ends = [loop.create_task(_gone(receive)), loop.create_task(self._stopped.wait())]
             for task in ends:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.app import download, model_entries
-from dflash_local.app.attaching import running_servers
 from dflash_local.app.chat_commands import ALIASES, COMMANDS, Command
 from dflash_local.app.examples import examples
 from dflash_local.app.fitting import Loaded
@@ -163,14 +162,11 @@ class ChatSession:
     def memory(self) -> Occupancy:
         """How full the device of the loaded pair is; from any thread, may take seconds."""
         from dflash_local.planner.occupancy import Occupancy, occupancy
-        from dflash_local.remote.attached import AttachedFacts
 
         facts = self.facts
         if facts is None:
             return Occupancy()
-        servers = running_servers(self.user) if isinstance(facts, AttachedFacts) else ()
-        pid = next((server.get("pid") for server in servers if server.get("model") == self.pair.name), None)
-        return occupancy(facts.device, self.user.environ, pid)
+        return occupancy(facts.device, self.user.environ, facts.pid)
 
     # what the conversation asks
 

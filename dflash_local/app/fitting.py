@@ -115,12 +115,11 @@ def _cpu_rates(user: Settings, notify: Notify | None) -> CpuRates | None:
 
 
 def _given_back(loaded: Loaded) -> dict[str, int]:
-    """Bytes by device that unloading a pair frees; nothing for one that another process holds."""
+    """Bytes by device that unloading a pair frees; nothing for a server's."""
     from dflash_local.planner.held import held
-    from dflash_local.remote.attached import AttachedFacts
 
     pair, facts = loaded.pair, loaded.facts
-    if isinstance(facts, AttachedFacts) or facts.device == "balanced":
+    if facts.in_server or facts.device == "balanced":
         return {}
     known = folder_shapes(pair.name, pair.target, pair.drafter if facts.drafter is not None else None)
     if known is None:

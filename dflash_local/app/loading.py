@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dflash_local import settings
-from dflash_local.app.attaching import attached
 from dflash_local.app.load_planning import fitted, keep_speed, planned_peak
+from dflash_local.app.local_process import open_process
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError
@@ -319,17 +319,25 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> S
         return HeldSession(session, stack.pop_all(), pair.name, AcceptanceRecord(speeds_folder(user)))
 
 
-def start_service(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Service:
-    """A service over the loaded pair, to be used in a ``with``; over a running server's, where one has it.
+def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
+    """A loaded pair in the engine's process, or in this one where the settings say so.
 
     Raises:
-        DFlashError: see ``open_held``.
+        DFlashError: see ``open_held`` and ``local_process.open_process``.
     """
-    elsewhere = attached(pair, load, user, notify)
-    if elsewhere is not None:
-        return Service(elsewhere)
+    if user.in_process:
+        return open_held(pair, load, user, notify)
+    return open_process(pair, load, user, notify)
+
+
+def start_service(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Service:
+    """A service over the loaded pair, to be used in a ``with``; loaded again where its process or device is lost.
+
+    Raises:
+        DFlashError: see ``open_for_replies``.
+    """
 
     def opened() -> Session:
-        return open_held(pair, load, user, _naming(pair, notify))
+        return open_for_replies(pair, load, user, _naming(pair, notify))
 
     return Service(opened(), load_again=opened)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from dflash_local.app.attaching import attached
 from dflash_local.app.load_planning import planned_context
-from dflash_local.app.loading import open_held
+from dflash_local.app.loading import open_for_replies
+from dflash_local.app.local_process import LocalProcess
 from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
@@ -14,53 +15,56 @@ from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.chat.tokenizer_files import chat_template
 from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
 from dflash_local.checkpoint_files.source import is_on_disk, open_source
+from dflash_local.errors import DFlashError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.service.resident import Load, Model
+from dflash_local.service.resident import Model
 from dflash_local.service.service import Session
 from dflash_local.settings import Settings
 
 
-def model_of(
-    pair: Pair, load: LoadConfig, user: Settings, notify: Notify, thinking: bool, attach_from: str | None = None
-) -> Model:
-    """A pair that is loaded when it is asked for. Its id is a name, never a path of this machine.
-
-    Args:
-        attach_from: the address of the server that asks, when another one may lend the pair.
-    """
+def model_of(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, thinking: bool) -> Model:
+    """A pair that is loaded when it is asked for. Its id is a name, never a path of this machine."""
     source = open_source(pair.target)
     parts = source.tokenizer()
     name, aliases = names_of(pair, user)
+    loader = _Loader(pair, load, user, notify)
     return Model(
         name=name,
-        load=loader(pair, load, user, notify, attach_from),
+        load=loader.open,
         aliases=aliases,
         sampling=sampling_defaults(source, pair.sampling),
         thinking=thinking,
         mode="dflash" if load.draft else "ar",
         call_format=format_of(None if parts is None else chat_template(parts)) or GENERAL_FORM,
         context=planned_context(pair, load, user),
+        lost=loader.lost,
     )
 
 
-def loader(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, attach_from: str | None = None) -> Load:
-    """How the resident service loads a pair; see ``model_of``."""
+@dataclass(slots=True)
+class _Loader:
+    """Opens a pair for the resident service, and knows how its last session is."""
 
-    def opened(progress: Callable[[LoadProgress], None]) -> Session:
-        elsewhere = attached(pair, load, user, notify, attach_from) if attach_from is not None else None
-        if elsewhere is not None:
-            return elsewhere
+    pair: Pair
+    load: LoadConfig
+    user: Settings
+    notify: Notify
+    session: Session | None = None
 
+    def open(self, progress: Callable[[LoadProgress], None]) -> Session:
         def forward(event: Notice | LoadProgress) -> None:
             if isinstance(event, LoadProgress):
                 progress(event)
             else:
-                notify(event)
+                self.notify(event)
 
-        return open_held(pair, load, user, forward)
+        self.session = open_for_replies(self.pair, self.load, self.user, forward)
+        return self.session
 
-    return opened
+    def lost(self) -> DFlashError | None:
+        """That the engine's process has ended, where it has."""
+        return self.session.lost if isinstance(self.session, LocalProcess) else None
 
 
 def names_of(pair: Pair, user: Settings) -> tuple[str, tuple[str, ...]]:

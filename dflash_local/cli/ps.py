@@ -44,12 +44,12 @@ def served(user: Settings) -> list[dict[str, Any]]:
 
 
 def _status_of(record: dict[str, Any], user: Settings) -> dict[str, Any] | None:
-    from dflash_local.remote.attached import Server, is_listening
+    from dflash_local.remote.serve_status import is_listening, status_of
 
     url, token = str(record["url"]), user.environ.get("DFLASH_TOKEN") if record.get("token") else None
     if not is_listening(url):
         return None
-    status = Server(url, token).status()
+    status = status_of(url, token)
     if status is None and not record.get("token"):
         return None  # another program has its port
     served = status or {}
@@ -71,7 +71,7 @@ def lines(servers: list[dict[str, Any]], width: int) -> list[str]:
 
 
 def _cells(server: dict[str, Any]) -> tuple[str, ...]:
-    from dflash_local.remote.attached import facts_of
+    from dflash_local.remote.serve_status import facts_of
     from dflash_local.remote.server_checks import passed_on
 
     facts = facts_of(server) or passed_on(server)

@@ -124,11 +124,9 @@ class Serving:
         return self._model(pair, default_thinking(pair), load)
 
     def _model(self, pair: Pair, thinking: bool, load: LoadConfig) -> Model:
-        """A page uses what a running server has loaded already; ``dflash serve`` loads for itself."""
         if self._server is not None:
             return self._server.model(pair, thinking)
-        attach_from = self._url if self._page is not None else None
-        return model_of(pair, load, self._user, self._console.notify, thinking, attach_from)
+        return model_of(pair, load, self._user, self._console.notify, thinking)
 
 
 def rules_for(address: Address) -> Rules:

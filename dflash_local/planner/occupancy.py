@@ -47,7 +47,7 @@ def _main_memory(server: int | None) -> Occupancy:
         used = int(psutil.Process(server if server is not None else os.getpid()).memory_info().rss)
     except psutil.Error:  # gone, or another user's
         return Occupancy()
-    return Occupancy(used, hardware.memory().total, "this process" if server is None else "dflash serve")
+    return Occupancy(used, hardware.memory().total, "this process" if server is None else "the engine")
 
 
 def _gpus(device: str, environ: Mapping[str, str], probe: RunProbe) -> Occupancy:

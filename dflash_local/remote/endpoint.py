@@ -160,14 +160,13 @@ class Exchange:
         body: Mapping[str, Any] | None = None,
         *,
         lines: bool = False,
-        silence_s: float | None = None,
     ) -> None:
         """Send the request.
 
         Args:
-            lines: a successful answer comes line by line. silence_s: the answer fails when nothing comes for so long.
+            lines: a successful answer comes line by line.
         """
-        self._endpoint, self._lines, self._silence_s = endpoint, lines, silence_s
+        self._endpoint, self._lines = endpoint, lines
         self._read: queue.Queue[int | bytes | Exception] = queue.Queue(MAX_AHEAD)
         self._socket: socket.socket | None = None
         self._closed = False
@@ -202,7 +201,7 @@ class Exchange:
         try:
             connection.connect()
             self._socket = connection.sock
-            connection.sock.settimeout(self._silence_s)
+            connection.sock.settimeout(None)
             if self._closed:
                 return
             response = self._endpoint.send(connection, method, path, body)

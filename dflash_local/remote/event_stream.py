@@ -1,4 +1,4 @@
-"""A streamed reply: lines of an answer, server-sent events, and when a reply that does not end is given up."""
+"""A streamed reply: server-sent events, and when a reply that does not end is given up."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Patience:
 PATIENCE = Patience()
 
 
-class ReplyStream:
-    """One POST request and the lines of its answer; ``advance`` is to be called for each part of the reply.
+class EventStream:
+    """One POST request and the server-sent events of its answer; ``advance`` is called for each part of the reply.
 
     Args:
-        most: tokens that were asked for. silence_s: the answer fails when not even a keep-alive comes for so long.
+        most: tokens that were asked for.
 
     Raises (while its lines are read):
         DFlashError: the request was refused. ServerError: the server is gone, sends nothing of the reply for too long,
@@ -65,16 +65,15 @@ class ReplyStream:
         body: Mapping[str, Any],
         most: int,
         patience: Patience,
-        silence_s: float | None = None,
     ) -> None:
         self._endpoint, self._most, self._patience = endpoint, most, patience
-        self._exchange = Exchange(endpoint, "POST", path, body, lines=True, silence_s=silence_s)
+        self._exchange = Exchange(endpoint, "POST", path, body, lines=True)
         self._since = time.monotonic()  # of the last part, and bytes since
         self._idle = 0
         self._begun = False
         self._parts = self._characters = 0
 
-    def lines(self, cancelled: Callable[[], bool]) -> Iterator[bytes | Notice]:
+    def _lines(self, cancelled: Callable[[], bool]) -> Iterator[bytes | Notice]:
         """The lines as they come, and what the user should know; ends with the answer, or when cancelled."""
         notice_at = self._since + self._patience.notice
         status = 0
@@ -122,14 +121,10 @@ class ReplyStream:
             f"the server at {self._endpoint.url} {why}", "the request was given up; the next message asks it again"
         )
 
-
-class EventStream(ReplyStream):
-    """A ``ReplyStream`` of server-sent events."""
-
     def events(self, cancelled: Callable[[], bool]) -> Iterator[dict[str, Any] | Notice]:
         """The JSON objects of the answer, and what the user should know; ends with the answer, or when cancelled."""
         reported = False
-        for line in self.lines(cancelled):
+        for line in self._lines(cancelled):
             if isinstance(line, Notice):
                 yield line
                 continue

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from dflash_local import terminal
 from dflash_local.errors import ServerError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
 from dflash_local.remote import server_metrics
-from dflash_local.remote.attached import AttachedFacts
 from dflash_local.remote.endpoint import Endpoint, Wait, within
 
 Program = Literal["vllm", "sglang"]
@@ -94,7 +94,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts(AttachedFacts):
+class ServerFacts(SessionFacts):
     """A pair in a server of another program. What the server does not report is empty, and 0 for a block size.
 
     Attributes:

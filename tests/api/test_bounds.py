@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local.api import chat_request, completion_request, native
+from dflash_local.api import chat_request, completion_request
 from dflash_local.api.fields import parse
 from dflash_local.api.refusals import FieldError
 from dflash_local.errors import ContextError, UsageError
@@ -29,10 +29,6 @@ def test_arguments_nested_too_deep_are_refused_by_name(depth: int) -> None:
     call = {"id": "c1", "type": "function", "function": function}
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert refusal(chat, messages=said)["param"] == "messages[1].tool_calls[0].function.arguments"
-    own = {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "c1", **function}]}]}
-    with pytest.raises(FieldError, match="64 deep") as caught:
-        native.read(json.dumps(own).encode())
-    assert caught.value.param == "messages[0].tool_calls[0].arguments"
     with pytest.raises(UsageError, match="64 deep"):
         read_arguments(ToolCall("c1", "add", nested(depth)))
 
@@ -44,9 +40,6 @@ def test_a_schema_nested_too_deep_is_refused_by_name(depth: int) -> None:
     with pytest.raises(FieldError, match="64 deep") as caught:
         chat_request.read(sent.encode(), lambda _name: MODEL)
     assert caught.value.param == "tools[0].function.parameters"
-    with pytest.raises(FieldError, match="64 deep") as caught:
-        native.read(('{"prompt": "x", "tools": [' + tool + "]}").encode())
-    assert caught.value.param == "tools[0]"
 
 
 def test_what_is_nested_as_deep_as_allowed_is_taken() -> None:
@@ -103,12 +96,9 @@ def test_all_texts_of_all_messages_count_together(more: dict[str, Any]) -> None:
 
 def test_too_many_messages_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [{"role": "user", "content": "x"}] * 20_000
-    for module in (chat_request, native):
-        monkeypatch.setattr(module, "_message", lambda _fields: pytest.fail("one was read"))
+    monkeypatch.setattr(chat_request, "_message", lambda _fields: pytest.fail("one was read"))
     refused = refusal(chat, messages=many)
     assert refused["param"] == "messages" and "20000 messages given, 10000 allowed" in refused["message"]
-    with pytest.raises(FieldError, match="10000 allowed"):
-        native.read(json.dumps({"messages": many}).encode())
     with pytest.raises(UsageError, match="10000 allowed"):
         Request(messages=(Message("user", "x"),) * 10_001)
 
@@ -122,11 +112,10 @@ def test_a_body_of_very_many_brackets_is_refused_unread(monkeypatch: pytest.Monk
 READERS = [
     (chat_request, "/v1/chat/completions", body()),
     (completion_request, "/v1/completions", {"model": "scripted", "prompt": "hi"}),
-    (native, "/dflash/v1/generate", {"prompt": "hi"}),
 ]
 
 
-@pytest.mark.parametrize(("module", "path", "sent"), READERS, ids=["chat", "completion", "native"])
+@pytest.mark.parametrize(("module", "path", "sent"), READERS, ids=["chat", "completion"])
 def test_health_answers_while_a_body_is_read(
     server: Running, monkeypatch: pytest.MonkeyPatch, module: Any, path: str, sent: dict[str, Any]
 ) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dflash_local.api import chat_request, native
+from dflash_local.api import chat_request
 from dflash_local.api.request_fields import TAKEN
-from dflash_local.request import Limits, Message, Request, SamplingParams, ToolCall
+from dflash_local.request import Limits, Message, SamplingParams, ToolCall
 from tests.api.bodies import DEFAULTS, MODEL, chat, refusal, text
 from tests.api.conftest import TOOL, Running, body
 
@@ -171,38 +171,6 @@ def test_completion_prompts() -> None:
         assert refusal(text, prompt=prompt)["param"] == "prompt"
     for field, value in (("echo", True), ("suffix", "x"), ("best_of", 3), ("n", 2), ("messages", [])):
         assert refusal(text, **{field: value})["param"] == field
-
-
-def test_a_native_request_survives_the_trip() -> None:
-    request = Request(
-        messages=(Message("user", "hi", "", (), "", "me"), Message("assistant", "", "t", (ToolCall("1", "f", "{}"),))),
-        sampling=SamplingParams(0.5, seed=3),
-        limits=Limits(7, ("x",)),
-        block_size=3,
-        thinking=True,
-        tools=(TOOL,),
-        reasoning_effort="high",
-        logprobs=2,
-        return_token_ids=True,
-    )
-    assert native.read(json.dumps(asdict(request)).encode()) == native.Native(request)
-    named = native.read(b'{"prompt_ids": [1], "model": "m", "id": "a1b2c3d4"}')
-    assert named == native.Native(Request(prompt_ids=(1,)), "m", "a1b2c3d4")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"{}", b'{"prompt": "x", "colour": 1}', b'{"prompt": "x", "limits": {"max_new_tokens": -1}}']
-    + [
-        b'{"prompt": "x", "sampling": {"temperature": "hot"}}',
-        b'{"prompt": "x", "mode": "x"}',
-        b'{"prompt_ids": ["a"]}',
-    ]
-    + [b'{"prompt": "x", "tools": [1]}', b'{"prompt": "x", "limits": {"stop": [1]}}', b'{"prompt": "x", "limits": []}']
-    + [b'{"messages": [{"role": "user"}]}', b'{"prompt": "x", "block_size": "x"}'],
-)
-def test_a_wrong_native_request_is_400(server: Running, data: bytes) -> None:
-    assert server.call("POST", "/dflash/v1/generate", data).status == 400
 
 
 def test_a_model_without_its_drafter_answers_in_mode_ar() -> None:

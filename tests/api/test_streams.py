@@ -17,7 +17,7 @@ from dflash_local.events import Event, Piece, Started, Step
 from dflash_local.request import Request
 from dflash_local.service.service import MAX_QUEUE
 from tests.api.conftest import Answered, Running, Serve, body, read_all, wait_until
-from tests.service.scripted import HELLO, ScriptedSession
+from tests.service.scripted import ScriptedSession
 
 SLOW = tuple(Step((Piece(f"{n} "),), (n,), 3, 1, 4, 0.01) for n in range(50))
 ODD = 'line\nreturn\r\r\nsep\u2028par\u2029nel\x85nul\x00"quote\\ é 🙂'
@@ -105,35 +105,6 @@ def test_completions_stream_and_come_whole(server: Running) -> None:
     events = server.call("POST", "/v1/completions", {**data, "stream": True}).events
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello, world!\n"
     assert events[-2]["choices"][0]["finish_reason"] == "stop" and events[-1] == "[DONE]"
-
-
-def test_our_own_events_come_line_by_line(server: Running) -> None:
-    lines = server.call("POST", "/dflash/v1/generate", {"prompt": "x"}).body.decode("ascii").splitlines()
-    events = [json.loads(line) for line in lines]
-    assert [event["event"] for event in events][0] == "Queued" and events[-1]["event"] == "Finished"
-    assert [tuple(e["token_ids"]) for e in events if e["event"] == "Step"] == [step.token_ids for step in HELLO]
-
-
-def test_an_id_belongs_to_one_request_and_a_cancel_reaches_that_alone(serve: Serve) -> None:
-    session = ScriptedSession(gate=threading.Event())
-    server = serve(session)
-    connections = [server.connect() for _ in range(3)]
-
-    def generate(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-        connection.request("POST", "/dflash/v1/generate", b'{"prompt": "hi", "id": "a1b2c3d4"}')
-        return connection.getresponse()
-
-    stream, refused = generate(connections[0]), generate(connections[1])
-    assert refused.status == 400 and b"a1b2c3d4 is under way" in refused.read()
-    assert server.call("POST", "/dflash/v1/cancel", {"id": "a1b2c3d4"}).json == {"cancelled": True}
-    assert json.loads(stream.read().splitlines()[-1])["reason"] == "cancelled"
-    wait_until(lambda: idle(server))
-    assert server.call("POST", "/dflash/v1/cancel", {"id": "a1b2c3d4"}).json == {"cancelled": False}
-    assert session.gate is not None
-    session.gate.set()
-    assert generate(connections[2]).status == 200, "free again"
-    for connection in connections:
-        connection.close()
 
 
 def test_srv_05_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> None:

@@ -20,7 +20,6 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import accelerators, cpu_probe, hardware
 from dflash_local.planner.accelerators import Accelerator
-from dflash_local.remote.attached import AttachedFacts
 from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Service
@@ -72,8 +71,6 @@ def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(pair: P
     assert verdicts(model_entries(user))[NAME] != "fits"
     loaded = Loaded(pair, FACTS)
     assert verdicts(model_entries(user, loaded))[NAME] == model_entry(NAME, user, loaded).fits == "fits"
-    elsewhere = AttachedFacts.from_dict(FACTS.as_dict())
-    assert verdicts(model_entries(user, Loaded(pair, elsewhere)))[NAME] != "fits", "another process holds it"
     assert (
         verdicts(model_entries(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:1")))))[NAME]
         != "fits"

@@ -18,10 +18,8 @@ from dflash_local.cli.screen import draw_plainly
 from dflash_local.errors import DFlashError, EngineError, Interrupted, UsageError
 from dflash_local.events import LoadProgress, PullProgress
 from dflash_local.planner.occupancy import Occupancy
-from dflash_local.remote.attached import AttachedFacts
 from dflash_local.store import history
 from tests.cli.conftest import DRAFTER, TARGET, Cli, Opened
-from tests.cli.served import record_by_hand
 from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
@@ -139,19 +137,18 @@ def test_ui_09_where_the_encoding_is_poor_signs_stand_for_signs() -> None:
 def test_the_memory_is_of_the_process_that_holds_the_pair(
     cli: Cli, opened: Opened, person: None, own_home: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
-    record_by_hand(own_home, {"url": "http://127.0.0.1:9", "pid": os.getpid(), "model": "demo"})
-    facts = AttachedFacts.from_dict(ScriptedFacts().as_dict())
+    facts = ScriptedFacts(pid=os.getpid())
 
     def act(chat: Any) -> int:
         held = chat.memory()
-        assert held.whose == ("dflash serve" if elsewhere else "this process")
+        assert held.whose == ("the engine" if elsewhere else "this process")
         assert 0 < held.used < held.total
         chat.close()
         assert chat.memory() == Occupancy(), "nothing is loaded"
         return 0
 
     if elsewhere:
-        opened.make = lambda _pair: ScriptedSession(facts)  # type: ignore[arg-type]
+        opened.make = lambda _pair: ScriptedSession(facts)
     acting(monkeypatch, act)
     assert cli("chat", "demo").code == 0
 

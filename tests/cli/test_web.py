@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import importlib.util
-import io
 import json
 import os
 import signal
@@ -21,14 +20,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local import settings
-from dflash_local.catalog.bundled import find
-from dflash_local.cli.console import Console
-from dflash_local.load_config import LoadConfig
-from dflash_local.remote.attached import AttachedSession
-from dflash_local.service.service import Session
 from tests.cli.conftest import Cli, Opened, Result
-from tests.cli.served import Client, record_by_hand, records_of
+from tests.cli.served import record_by_hand, records_of
 from tests.remote.launched_fake import fake_program, wait_until_gone
 from tests.remote.openai_fake import Fake, running
 from tests.service.scripted import ScriptedFacts, ScriptedSession
@@ -254,26 +247,6 @@ def test_a_server_that_will_not_do_ends_it(
 ) -> None:
     result = cli("web", *argv, "--port", "0")
     assert result.code == code and words in result.err and "Traceback" not in result.err
-
-
-def test_it_never_attaches_to_itself(serving: Callable[..., Result], opened: Opened) -> None:
-    from dflash_local.app.resident_model import model_of
-
-    opened.make = lambda _pair: as_loaded()
-    found: list[Session] = []
-
-    def visit(client: Client) -> None:
-        console = Console({}, io.StringIO(), io.StringIO())
-        for asking in ("http://127.0.0.1:1", client.record["url"]):
-            found.append(
-                model_of(find("demo"), LoadConfig(), settings.load(), console.notify, False, asking).load(
-                    lambda _progress: None
-                )
-            )
-
-    assert serving(visit, "demo").code == 0
-    assert isinstance(found[0], AttachedSession) and not isinstance(found[1], AttachedSession)
-    assert len(opened.sessions) == 2
 
 
 @needs_page

@@ -40,7 +40,7 @@ def test_of_a_pair_that_dflash_serve_holds_it_is_that_process() -> None:
         assert other.stdout is not None and other.stdout.readline() == "ready\n"
         found = occupancy("cpu", {}, other.pid)
         other.communicate("")
-    assert found.whose == "dflash serve" and found.used is not None and found.used > 64 * MIB
+    assert found.whose == "the engine" and found.used is not None and found.used > 64 * MIB
     assert occupancy("cpu", {}, other.pid) == Occupancy(), "it has ended"
 
 

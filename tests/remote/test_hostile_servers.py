@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import DFlashError
-from dflash_local.events import Event, Finished
-from dflash_local.remote import attached, openai_server, server_checks, server_metrics
-from dflash_local.remote.attached import AttachedFacts, AttachedSession, Server
+from dflash_local.remote import openai_server, serve_status, server_checks, server_metrics
 from dflash_local.remote.event_stream import Patience
 from dflash_local.service.service import Service
-from tests.remote.hostile import CLOSED, LINES, MALFORMED, PROBES, STREAMS, TAKEN, Mode, drip, event, once
+from tests.remote.hostile import CLOSED, MALFORMED, PROBES, STREAMS, TAKEN, Mode, drip, event, once
 from tests.remote.openai_fake import Fake, running
 from tests.remote.test_openai_server import ASK, PATIENT, events_of, finished_of, session_of, text_of
 from tests.service.scripted import ScriptedFacts
@@ -33,10 +31,8 @@ def impatience() -> Iterator[None]:
     """Within, nothing is waited for as long as usual; an honest server may need more on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_checks, "PROBE_S", 0.4)
-        for module in (openai_server, server_metrics):
+        for module in (openai_server, serve_status, server_metrics):
             patch.setattr(module, "ANSWER_S", 0.4)
-        for name in ("ANSWER_S", "LOAD_S", "END_S"):
-            patch.setattr(attached, name, 0.4)
         yield
 
 
@@ -175,26 +171,20 @@ def replying(odd: bytes) -> Mode:
     return lambda: once(CLOSED + event(odd) + b"".join(event({"choices": [one]}) for one in rest))
 
 
-def attached_to(fake: Fake) -> AttachedSession:
-    return AttachedSession(Server(fake.url), "demo", AttachedFacts.from_dict(ScriptedFacts().as_dict()))
-
-
 @pytest.mark.parametrize(
     "mode", ["silence", "a body byte by byte", "a body without end", "no HTTP", "a deep list", "an error byte by byte"]
 )
 def test_what_only_looks_like_a_dflash_process_is_none(fake: Fake, mode: str) -> None:
-    fake.raw = {"/dflash/v1/status": PROBES[mode], "/dflash/v1/load": PROBES[mode]}
+    fake.raw = {"/dflash/v1/status": PROBES[mode]}
     with impatience():
-        assert Server(fake.url).status() is None
-        with pytest.raises(DFlashError):
-            attached.attach(Server(fake.url), "demo")
+        assert serve_status.status_of(fake.url, None) is None
 
 
-@pytest.mark.parametrize("odd", [{"model": 7}, {"state": None}, {"state": ["ready"]}, {"aliases": 7}])
+@pytest.mark.parametrize("odd", [{"model": 7}, {"state": None}, {"state": ["ready"]}])
 def test_a_status_with_other_values_is_none(fake: Fake, odd: dict[str, object]) -> None:
     content = json.dumps({"model": "demo", "state": "ready", **odd}).encode()
     fake.raw["/dflash/v1/status"] = lambda: once(CLOSED + content)
-    assert Server(fake.url).status() is None
+    assert serve_status.status_of(fake.url, None) is None
 
 
 @pytest.mark.parametrize(
@@ -202,26 +192,5 @@ def test_a_status_with_other_values_is_none(fake: Fake, odd: dict[str, object]) 
 )
 def test_facts_with_other_values_are_those_of_another_version(facts: Any) -> None:
     known = ScriptedFacts().as_dict()
-    assert attached.facts_of({"facts": known}) is not None
-    assert attached.facts_of({"facts": known | facts if facts and isinstance(facts, dict) else facts}) is None
-
-
-@pytest.mark.parametrize("mode", LINES)
-def test_a_reply_of_another_process_ends_with_one_line(fake: Fake, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    monkeypatch.setattr(attached, "PATIENCE", IMPATIENT)
-    fake.raw["/dflash/v1/generate"] = LINES[mode]
-    with pytest.raises(DFlashError) as caught:
-        list(attached_to(fake).generate(ASK))
-    assert "\n" not in str(caught.value) and len(caught.value.message) < 300
-
-
-@pytest.mark.parametrize("cancel", ["silence", "a body byte by byte", "no HTTP"])
-def test_a_cancelled_reply_of_another_process_ends_although_that_goes_on(fake: Fake, cancel: str) -> None:
-    fake.raw = {"/dflash/v1/generate": LINES["blank lines now and then"], "/dflash/v1/cancel": PROBES[cancel]}
-    events: list[Event] = []
-    with impatience(), Service(attached_to(fake)) as service:
-        ticket = service.submit(ASK)
-        assert fake.asked.wait(5)
-        ticket.cancel()
-        events += ticket.events()
-    assert isinstance(events[-1], Finished) and events[-1].reason == "cancelled"
+    assert serve_status.facts_of({"facts": known}) is not None
+    assert serve_status.facts_of({"facts": known | facts if facts and isinstance(facts, dict) else facts}) is None

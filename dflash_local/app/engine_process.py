@@ -1,0 +1,163 @@
+"""The process that holds a loaded pair, for all commands of this user: ``python -m dflash_local.app.engine_process``.
+
+It loads what the first command opens, replies to one request at a time, and ends with its last command. A fault of the
+driver, a hang or a panic of a library ends this process and not the screen that shows its replies.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from dflash_local import __version__, settings
+from dflash_local.app.engine_records import EngineRecord
+from dflash_local.app.loading import open_held
+from dflash_local.app.process_messages import Cancel, Failed, Generate, Left, Occupied, Open, Opened
+from dflash_local.errors import DeviceLostError, DFlashError, EngineError
+from dflash_local.service.service import Service, Ticket
+from dflash_local.settings import Settings
+from dflash_local.store.owner import Owner
+
+CLOSE_S = 1.5  # until the process ends, whatever it is doing
+FIRST_COMMAND_S = 60.0  # until the command that started this process opens a pair
+
+
+class EngineProcess:
+    """Its one pair and those who use it. Every connection has a thread of its own."""
+
+    def __init__(self, user: Settings, folder: Path, record: Path | None) -> None:
+        self._user, self._folder, self._record = user, folder, record
+        self._loading = threading.Lock()  # held while a pair is loaded or looked at
+        self._leases, self._counting = 0, threading.Lock()
+        self._service: Service | None = None
+
+    def accept(self, listener: Listener) -> None:
+        """Talk with everyone who knows the key, for ever."""
+        threading.Thread(target=self._end_if_unused, daemon=True).start()
+        while True:
+            with suppress(AuthenticationError, EOFError, OSError):
+                connection = listener.accept()
+                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _end_if_unused(self) -> None:
+        """The command that started this process may have been killed before it opened anything."""
+        time.sleep(FIRST_COMMAND_S)
+        if self._leases == 0:
+            self.end()
+
+    def end(self) -> None:
+        """End the process: what runs is cancelled, and memory is free within two seconds."""
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
+        if self._service is not None:
+            closing = threading.Thread(target=self._service.close, daemon=True)
+            closing.start()
+            closing.join(CLOSE_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
+
+    def _talk(self, connection: Connection[Any, Any]) -> None:
+        with connection, suppress(EOFError, OSError):
+            message = connection.recv()
+            if isinstance(message, Open):
+                self._lease(connection, message)
+            elif isinstance(message, Generate):
+                self._reply(connection, message)
+
+    def _lease(self, connection: Connection[Any, Any], message: Open) -> None:
+        """Hold the pair for a command until it leaves or is gone."""
+        with self._counting:
+            self._leases += 1
+        try:
+            answer = self._open(connection, message)
+            connection.send(answer)
+            if isinstance(answer, Opened):
+                connection.recv()  # ``Leave``, or the end of the connection
+        except (EOFError, OSError):
+            pass
+        with self._counting:
+            self._leases -= 1
+            last = self._leases == 0
+        with suppress(OSError):
+            connection.send(Left(last))
+        if last:
+            self.end()
+
+    def _open(self, connection: Connection[Any, Any], message: Open) -> Opened | Occupied | Failed:
+        with self._loading:
+            if self._service is not None:
+                return self._shared(self._service, message)
+            try:
+                session = open_held(message.pair, message.load, self._user, connection.send)
+            except DFlashError as error:
+                return Failed.of(error)
+            except Exception as error:  # a library's fault ends the load with a line, as in the service
+                return Failed.of(_engine_error(error))
+            self._service = Service(session)
+            return Opened(session.facts, shared=False)
+
+    def _shared(self, service: Service, message: Open) -> Opened | Occupied:
+        """The loaded pair, where loading would bring the same: the same folders, and every option that was given."""
+        pair, load, facts = message.pair, message.load, service.facts
+        other = facts.target != pair.target_label or (load.draft and facts.drafter != pair.drafter_label)
+        if other or service.broken or message.version != __version__:
+            return Occupied("")
+        unlike = load.unlike(facts.load)
+        if unlike:
+            return Occupied(f"{pair.name} is loaded without {' '.join(unlike)} ({facts.loaded_as})")
+        return Opened(facts, shared=True)
+
+    def _reply(self, connection: Connection[Any, Any], message: Generate) -> None:
+        service = self._service
+        try:
+            if service is None or service.fault is not None:
+                fault = "nothing is loaded" if service is None or service.fault is None else service.fault.message
+                raise DeviceLostError(f"the engine broke: {fault}", "send it again")
+            ticket = service.submit(message.request)
+            threading.Thread(target=_watch, args=(connection, ticket), daemon=True).start()
+            try:
+                for event in ticket.events():
+                    connection.send(event)
+            except OSError:
+                ticket.cancel()
+        except DFlashError as error:
+            connection.send(Failed.of(error))
+
+
+def _watch(connection: Connection[Any, Any], ticket: Ticket) -> None:
+    """Cancel a reply when its reader says so, or is gone."""
+    with suppress(EOFError, OSError):
+        while not isinstance(connection.recv(), Cancel):
+            pass
+    ticket.cancel()
+
+
+def _engine_error(error: Exception) -> EngineError:
+    found = EngineError(f"the load failed: {type(error).__name__}: {error}", "run again with --debug for the traceback")
+    found.__cause__ = error
+    return found
+
+
+def main(folder: Path) -> None:
+    """Listen in a private folder, say on standard output where, and work until the last command leaves."""
+    user, key = settings.load(), secrets.token_bytes(32)
+    address = None if sys.platform == "win32" else str(folder / "socket")
+    with Listener(address, backlog=16, authkey=key) as listener:
+        record = EngineRecord(Owner.me("engine"), str(listener.address), key.hex(), str(folder))
+        sys.stdout.write(record.line)
+        sys.stdout.flush()
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print goes to the log
+        EngineProcess(user, folder, record.write(user)).accept(listener)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,165 @@
+"""A pair in the engine's process: shared, cancelled, killed, left; and a screen that outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
+
+from dflash_local import settings  # noqa: E402
+from dflash_local.app.engine_records import read_records  # noqa: E402
+from dflash_local.app.loading import start_service  # noqa: E402
+from dflash_local.app.local_process import LocalProcess, open_process  # noqa: E402
+from dflash_local.catalog.bundled import Pair, find  # noqa: E402
+from dflash_local.errors import CheckpointError, DeviceLostError  # noqa: E402
+from dflash_local.events import Event, Finished, LoadProgress, Notice, Started, Step  # noqa: E402
+from dflash_local.load_config import LoadConfig  # noqa: E402
+from dflash_local.request import Limits, SamplingParams, user_request  # noqa: E402
+from dflash_local.service.service import Service  # noqa: E402
+from dflash_local.settings import Settings  # noqa: E402
+
+ASK = user_request("What is 3 + 4?")
+# A reward for tokens that were said: it repeats one and never stops.
+LONG = replace(ASK, mode="ar", sampling=SamplingParams(frequency_penalty=-100.0), limits=Limits(400))
+ROOT = Path(__file__).resolve().parents[2]
+GONE_S = 10.0  # two seconds, and what a busy machine adds
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """One whose commands use the engine's process."""
+    monkeypatch.delenv("DFLASH_IN_PROCESS")
+    return settings.load()
+
+
+@pytest.fixture
+def opened(user: Settings) -> Iterator[Callable[..., LocalProcess]]:
+    """Opens the toy, and leaves it in the end. Sessions have what was told of them."""
+    sessions: list[LocalProcess] = []
+
+    def open_demo(told: list[Event] | None = None, **options: object) -> LocalProcess:
+        notify = (told if told is not None else []).append
+        sessions.append(open_process(find("demo"), replace(LoadConfig(), **options), user, notify))  # type: ignore[arg-type]
+        return sessions[-1]
+
+    yield open_demo
+    for session in sessions:
+        session.close()
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(piece.text for event in events if isinstance(event, Step) for piece in event.pieces)
+
+
+def wait_until_gone(pid: int) -> None:
+    """What is gone for good; a zombie of this process is."""
+    until = time.monotonic() + GONE_S
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_commands_share_a_process_that_ends_with_the_last(opened: Callable[..., LocalProcess], user: Settings) -> None:
+    told: list[Event] = []
+    first = opened(told)
+    assert any(isinstance(event, LoadProgress) for event in told), "the load was followed"
+    events = list(first.generate(ASK))
+    assert text_of(events).startswith("3 plus 4 is 7.") and isinstance(events[-1], Finished)
+    assert any(isinstance(event, Started) for event in events)
+
+    cancelled = threading.Event()
+    for event in first.generate(LONG, cancelled.is_set):
+        if isinstance(event, Step):
+            cancelled.set()
+    assert isinstance(event, Finished) and event.reason == "cancelled" and event.usage.completion_tokens < 400
+    with pytest.raises(AuthenticationError):
+        Client(first.record.address, authkey=b"guessed")
+
+    said: list[Event] = []
+    second = opened(said, context=first.facts.context)
+    assert second.facts == first.facts and second.process is None
+    assert [event.message for event in said if isinstance(event, Notice)][0].startswith("using the pair that process")
+    once_more: list[Event] = []
+    third = opened(once_more, context=300)
+    assert third.facts.pid != first.facts.pid and third.facts.context == 300
+    assert any("--context 300" in event.message for event in once_more if isinstance(event, Notice))
+
+    first.close()
+    assert text_of(list(second.generate(ASK))) == text_of(events), "the other one still has it"
+    second.close()
+    third.close()
+    for session in (first, third):
+        assert session.facts.pid is not None
+        wait_until_gone(session.facts.pid)
+    assert read_records(user) == () and not Path(first.record.folder).exists()
+
+
+def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Settings) -> None:
+    with start_service(find("demo"), LoadConfig(), user, lambda _event: None) as service:
+        pid = service.facts.pid
+        assert pid is not None
+        shown: list[Event] = []
+        with pytest.raises(DeviceLostError, match="was loaded again"):
+            for event in service.submit(LONG).events():
+                if isinstance(event, Step) and not shown:
+                    shown.append(event)
+                    os.kill(pid, signal.SIGKILL)
+        assert text_of(list(service.submit(ASK).events())).startswith("3 plus 4") and service.facts.pid != pid
+        assert service.facts.pid is not None
+        os.kill(service.facts.pid, signal.SIGKILL)
+        idle = list(service.submit(ASK).events())
+        assert text_of(idle).startswith("3 plus 4"), "a reply that had not begun is made all the same"
+        assert any("SIGKILL" in event.message for event in idle if isinstance(event, Notice))
+        last = service.facts.pid
+    assert last is not None
+    wait_until_gone(last)
+
+
+def test_what_is_wrong_with_a_pair_is_the_same_error_and_leaves_nothing(user: Settings, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="config.json"):
+        open_process(Pair("broken", tmp_path, None, False), LoadConfig(draft=False), user, lambda _event: None)
+    assert read_records(user) == ()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGKILL")
+def test_a_killed_command_takes_its_process_along(user: Settings) -> None:
+    code = (
+        "import sys; from dflash_local import settings; from dflash_local.app.local_process import open_process\n"
+        "from dflash_local.catalog.bundled import find; from dflash_local.load_config import LoadConfig\n"
+        "found = open_process(find('demo'), LoadConfig(), settings.load(), lambda event: None)\n"
+        "print(found.facts.pid, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    wait_until_gone(pid)
+
+
+def test_a_service_in_this_process_starts_none(user: Settings) -> None:
+    with start_service(find("demo"), LoadConfig(), replace(user, in_process=True), lambda _event: None) as service:
+        assert isinstance(service, Service) and service.facts.pid is None
+    assert read_records(user) == ()
