@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local.app.attaching import attached
-from dflash_local.catalog.bundled import find
 from dflash_local.cli.ps import lines, served
-from dflash_local.load_config import LoadConfig
 from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client
@@ -128,17 +125,16 @@ def test_another_model_of_the_server_takes_its_place(serving: Serving, opened: O
     assert [status for status, _ in seen] == [200, 200, 200] and fake.bodies[-1][1]["model"] == "next-model"
 
 
-def test_other_commands_do_not_take_it_for_a_loaded_pair(
+def test_its_record_says_whose_replies_it_passes_on(
     serving: Serving, cli: Cli, opened: Opened, fake: Fake
 ) -> None:
     seen: list[Any] = []
 
     def visit(client: Client) -> None:
         seen.append(client.record)
-        seen.append(attached(find("demo"), LoadConfig(), load_settings(), lambda _event: None))
 
     serving(visit, "demo", "--url", fake.url)
-    assert seen[0]["replies_from"] == f"the server at {fake.url}" and seen[1] is None
+    assert seen[0]["replies_from"] == f"the server at {fake.url}"
 
 
 def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opened) -> None:

@@ -44,11 +44,9 @@ class ChatApp(App[DFlashError]):
 
     def on_mount(self) -> None:
         self.push_screen(self.chat)
-        self.chat.collector.hold()
         end_on_signals(self)
 
     def on_unmount(self) -> None:
-        self.chat.collector.let_go()
         self.chat.memory.stop()
 
     def action_interrupt(self) -> None:

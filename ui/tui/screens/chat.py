@@ -22,7 +22,6 @@ from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.tui.collector import SETTLE_S, Collector
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs, Notification
 from dflash_local.ui.tui.memory_watch import MemoryWatch
 from dflash_local.ui.tui.own_commands import OWN, load_dialog, named_model, own_command
@@ -75,7 +74,6 @@ class ChatScreen(Screen[None]):
         self._view: ReplyView | None = None
         self._by_origin = False
         self.drawings = 0
-        self.collector = Collector()
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -179,7 +177,6 @@ class ChatScreen(Screen[None]):
         if then is not None:
             await then(ended)
         await self._go_on(failed=ended.error is not None)
-        self.set_timer(SETTLE_S, self.collector.settle)
 
     def redraw(self, at_once: bool = True) -> None:
         """Show the figures and the pair as they are now."""
