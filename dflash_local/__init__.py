@@ -13,3 +13,18 @@ __version__ = "0.2.0"
 # file in its place: then the package is looked for beside it as well.
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "ui")):
     __path__.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def load(model, drafter=None, **options):  # type: ignore[no-untyped-def]
+    """Load a pair that is on this machine into this process; see ``app.library.LoadedPair``.
+
+    Args:
+        model: a name that ``dflash models`` lists, a folder or a GGUF file. drafter: a folder or a repository.
+        options: fields of ``LoadConfig``, such as ``quantize="int4"``.
+
+    Raises:
+        DFlashError: the pair is not here, does not fit, or cannot be loaded.
+    """
+    from dflash_local.app import library
+
+    return library.load(model, drafter, **options)

@@ -66,16 +66,23 @@ HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla",
 # Where a torch-free room may import it after all, inside that function alone.
 HEAVY_ALLOWED = {"planner/hardware.py": "probe_torch"}
 
+# What Python programs are given stands on the lowest floor and reaches up when it is called.
+PUBLIC = ("__init__.py", "load")
+
 # Whatever starts a process, by its full name.
 STARTERS = re.compile(
     r"subprocess\.(run|call|check_call|check_output|getoutput|getstatusoutput|Popen)"
     r"|os\.(system|popen|startfile|fork\w*|posix_spawn\w*|spawn\w+|exec[lv]\w*)"
-    r"|asyncio\.(subprocess\.)?create_subprocess_\w+|pty\.(spawn|fork)|multiprocessing\b.*"
+    r"|asyncio\.(subprocess\.)?create_subprocess_\w+|pty\.(spawn|fork)"
+    r"|multiprocessing\b(?!\.(connection\.(Client|Connection|Listener)|AuthenticationError)$).*"
     r"|concurrent\.futures\.(process\.)?ProcessPoolExecutor|webbrowser\.\w+|torch\.multiprocessing\b.*"
 )
 # Loaded by ``python -m dflash_local`` before the current folder is off the path: even __future__ would come from there.
 LOADED_EARLY = ("__init__.py", "__main__.py", "import_path.py")
-BROAD_EXCEPTS = {"check/run.py": 1, "cli/main.py": 1, "service/service.py": 1, "api/answer.py": 1, "ui/tui/jobs.py": 1}
+BROAD_EXCEPTS = {
+    **dict.fromkeys(("check/run.py", "cli/main.py", "service/service.py", "api/answer.py", "ui/tui/jobs.py"), 1),
+    "app/engine_process.py": 1,
+}
 # Modules that parse JSON without the bounds of ``json_text``: files of the package, pipes between our own processes,
 # and requests, which have bounds of their own.
 PLAIN_JSON = {
@@ -138,7 +145,10 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 @cache
 def imports_of(path: Path) -> tuple[Import, ...]:
-    return tuple(_imports(tree_of(path), "", False))
+    found = tuple(_imports(tree_of(path), "", False))
+    return (
+        tuple(item for item in found if (relative(path), item.function) != PUBLIC) if PACKAGE in path.parents else found
+    )
 
 
 def statements_in(node: ast.AST) -> Iterator[ast.AST]:

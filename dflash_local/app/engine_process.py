@@ -41,12 +41,12 @@ class EngineProcess:
         self._service: Service | None = None
 
     def accept(self, listener: Listener) -> None:
-        """Talk with everyone who knows the key, for ever."""
+        """Answer everyone who knows the key, for ever."""
         threading.Thread(target=self._end_if_unused, daemon=True).start()
         while True:
             with suppress(AuthenticationError, EOFError, OSError):
                 connection = listener.accept()
-                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _end_if_unused(self) -> None:
         """The command that started this process may have been killed before it opened anything."""
@@ -65,7 +65,7 @@ class EngineProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
-    def _talk(self, connection: Connection[Any, Any]) -> None:
+    def _answer(self, connection: Connection[Any, Any]) -> None:
         with connection, suppress(EOFError, OSError):
             message = connection.recv()
             if isinstance(message, Open):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 from dflash_local.store.kept import keep
 from dflash_local.store.owner import Owner
@@ -27,7 +28,7 @@ class EngineRecord:
     @classmethod
     def from_line(cls, line: bytes | str) -> EngineRecord:
         """What ``line`` gave. ValueError or TypeError: it is something else."""
-        content = json.loads(line)
+        content = parse_json(line)
         return cls(**{**content, "owner": Owner(**content["owner"])})
 
     @property

@@ -152,6 +152,7 @@ def eight_b(local: Path) -> Path:
 def memory_of(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "usable", lambda _total: round(gib * GIB))
     monkeypatch.setattr(hardware, "memory", lambda: hardware.Memory(64 * GIB, 64 * GIB, limited=False))
+    monkeypatch.setattr(hardware, "computes_bfloat16", lambda: False)
 
 
 def test_pl_02_what_does_not_fit_is_refused_before_loading(

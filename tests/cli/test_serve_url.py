@@ -125,9 +125,7 @@ def test_another_model_of_the_server_takes_its_place(serving: Serving, opened: O
     assert [status for status, _ in seen] == [200, 200, 200] and fake.bodies[-1][1]["model"] == "next-model"
 
 
-def test_its_record_says_whose_replies_it_passes_on(
-    serving: Serving, cli: Cli, opened: Opened, fake: Fake
-) -> None:
+def test_its_record_says_whose_replies_it_passes_on(serving: Serving, cli: Cli, opened: Opened, fake: Fake) -> None:
     seen: list[Any] = []
 
     def visit(client: Client) -> None:
