@@ -47,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help demo web screenshots snapshots install test test-long test-rooms test-oldest test-versions test-gpu \
-  test-clients test-engines soak toys lint format wheel clean
+  test-clients test-engines soak lint format wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -65,7 +65,6 @@ help:
 	@echo "make lint         ruff, and mypy over package and tests; make format rewrites what ruff can"
 	@echo "make screenshots  pictures of the screens and the page: all into build/screens, the README's into docs"
 	@echo "make snapshots    the pictures that tests/ui compares, after a change that is meant"
-	@echo "make toys         train the demo pairs anew: ten minutes each on a GPU"
 	@echo "make wheel        build the wheel into dist/"
 	@echo "make clean        remove .venv, build output and caches"
 
@@ -116,9 +115,6 @@ test-engines: $(INSTALLED_DEV)
 soak: $(INSTALLED_DEV)
 	@PYTHONPATH=. $(TEST) $(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES) \
 	  --out benchmarks/results/soak_demo.json
-
-toys: $(INSTALLED_DEV)
-	@$(BIN)/python -m tools.train.demo
 
 lint: $(INSTALLED_DEV)
 	@$(BIN)/ruff check --output-format concise .

@@ -99,7 +99,7 @@ def _bundled(name: str, drafter: Path | None) -> Pair:
         if not (folder / part / "config.json").is_file():
             raise CheckpointError(
                 f"the bundled pair {name!r} is missing from this installation ({folder / part})",
-                "install dflash-local again, or train it in a checkout: python -m tools.train.demo",
+                "install dflash-local again",
             )
     if drafter is not None:
         return Pair(name, folder / "target", drafter, bundled=False)

@@ -1,15 +1,21 @@
-"""How long work on a CUDA device takes, launches left out; products with clocks that are up and weights in no cache."""
+"""How long work on a CUDA device takes, launches left out; products with clocks that are up and weights in no cache,
+and which configuration of a product takes least.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 
+from dflash_local.kernels.kernel_record import KernelRecord
 from dflash_local.kernels.quantized_weight import CodedWeight
 from dflash_local.kernels.split_kv import device_properties
 
+LIBRARY = None  # in place of a configuration: the library's own product
 REPLAYS = 5
 TIMED_AGAIN = 4  # layers of a kind, at each load: milliseconds
 WARM_UP_S = 1.0
@@ -17,6 +23,23 @@ L2_CACHES = 3  # as many times the card's L2 is read between two uses of a weigh
 # A time that differs by less tells nothing: between two loads clocks and other programs do as much.
 CHANGED = 1.3
 LEAST_CHANGE_US = 3.0  # of one product, which a launch may vary by
+
+
+Config = TypeVar("Config")
+Launched = TypeVar("Launched", contravariant=True)
+
+
+class TimedProduct(Protocol[Launched]):
+    """One product of ``count`` layers, each with another weight."""
+
+    @property
+    def count(self) -> int: ...
+
+    def run(self, config: Launched, layers: int) -> Callable[[], object]:
+        """Make what multiplies with the first layers, one after the other."""
+
+    def others(self, layers: int) -> Iterable[torch.Tensor]:
+        """List weights on the device that the first layers' products do not read."""
 
 
 class KernelTimer:
@@ -45,17 +68,46 @@ class KernelTimer:
             repeat(work, WARM_UP_S)
         self._warm = True
 
-    def microseconds(self, work: Callable[[], object], products: int, others: Iterable[torch.Tensor]) -> float:
-        """Of one of so many products that the work does one after the other, each with another weight.
+    def choose(
+        self,
+        product: TimedProduct[Config],
+        record: KernelRecord,
+        name: str,
+        still_right: Callable[[str], Iterable[Config]],
+        configs: Callable[[], Sequence[Config]],
+    ) -> Config | None:
+        """Choose the fastest configuration before where it takes as long as then, else the fastest now, and keep it.
+
+        Args:
+            name: of the product in the record. still_right: finds what is spelled so, where it may be launched.
+            configs: finds all that are measured; of none, None is chosen and nothing kept.
+        """
+        known = record.chosen(name)
+        for config in still_right(known.config) if known else ():
+            again = partial(self.microseconds, product, config, TIMED_AGAIN)
+            if known and self.agrees(known.us, product.run(config, TIMED_AGAIN), again):
+                return config
+        every = configs()
+        if not every:
+            return None
+        best = self.fastest(product, every)
+        record.choose(name, spell(best), self.microseconds(product, best, TIMED_AGAIN))
+        return best
+
+    def fastest(self, product: TimedProduct[Config], configs: Sequence[Config]) -> Config:
+        """Measure all configurations, at least one, with all layers."""
+        self.warm_up(product.run(configs[0], product.count))
+        return min(configs, key=lambda config: self.microseconds(product, config, product.count))
+
+    def microseconds(self, product: TimedProduct[Config], config: Config, layers: int) -> float:
+        """Time one of the first layers' products.
 
         Between two repetitions other weights are read, which is what evicts a weight in decoding too, and takes no
         memory. Where all of them are smaller than the caches, caches hold them in decoding as well.
-
-        Args:
-            others: weights on the device that the work does not read.
         """
-        parts = evicting(others)
-        return 1e3 * replay_ms(work, REPLAYS, lambda: [part.amax() for part in parts]) / products
+        layers = min(layers, product.count)
+        work, parts = product.run(config, layers), evicting(product.others(layers))
+        return 1e3 * replay_ms(work, REPLAYS, lambda: [part.amax() for part in parts]) / layers
 
     def agrees(self, chosen_us: float, work: Callable[[], object], measure: Callable[[], float]) -> bool:
         """True where a product takes about as long as when chosen; in doubt ``work`` warms the clocks first."""
@@ -67,6 +119,11 @@ class KernelTimer:
             self._changes.append(now / chosen_us)
             return False
         return True
+
+
+def spell(config: object) -> str:
+    """Write a configuration as a record has it."""
+    return "the library's product" if config is LIBRARY else repr(config)
 
 
 def _is_near(one_us: float, other_us: float) -> bool:

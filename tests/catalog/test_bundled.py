@@ -69,4 +69,4 @@ def test_a_bundled_pair_that_is_not_there_says_how_to_get_it(tmp_path: Path, mon
     monkeypatch.setattr(bundled, "FOLDER", tmp_path)
     with pytest.raises(CheckpointError) as missing:
         find("demo")
-    assert "'demo' is missing" in missing.value.message and "tools.train.demo" in missing.value.hint
+    assert "'demo' is missing" in missing.value.message and "install dflash-local again" in missing.value.hint

@@ -12,7 +12,7 @@ from dflash_local.kernels import decode_gemm, few_row_gemm, kernel_trial
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import record_of
-from dflash_local.models.fused import kernel_choice
+from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear, finish
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
@@ -112,7 +112,7 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
     assert set(record.verdicts.values()) == {"right"} and len(record.choices) == len(layers)
     assert record.path is not None and record.path.is_file()
     monkeypatch.setattr(kernel_trial, "WorkerProcess", None)
-    monkeypatch.setattr(kernel_choice, "_fastest", None)
+    monkeypatch.setattr(KernelTimer, "fastest", None)
     for layer in layers:
         layer.config = None
     choose_configs(layers, 16)

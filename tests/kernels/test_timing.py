@@ -58,7 +58,8 @@ def test_weights_are_read_before_each_repetition_and_the_median_is_that_of_one_p
     other = torch.zeros(3 * L2, dtype=torch.uint8)
     monkeypatch.setattr(Replayed, "spans", iter((0.5, 9.0, 0.4, 0.3, 0.6)))
     monkeypatch.setattr(torch.Tensor, "amax", lambda part: done.append(f"read {part.nbytes}"))
-    assert KernelTimer().microseconds(lambda: done.append("timed"), 4, [other]) == pytest.approx(125.0)
+    product = SimpleNamespace(count=4, run=lambda *_: lambda: done.append("timed"), others=lambda layers: [other])
+    assert KernelTimer().microseconds(product, None, 8) == pytest.approx(125.0)
     assert done == ["read 3000", "timed"] * timing.REPLAYS
 
 

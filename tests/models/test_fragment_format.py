@@ -20,7 +20,7 @@ from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleE
 from dflash_local.kernels.quantized_weight import CodedWeight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
-from dflash_local.kernels.timing import largest_tensor
+from dflash_local.kernels.timing import TIMED_AGAIN, largest_tensor
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format, fragment_kernels, kernel_choice
 from dflash_local.models.fused.formats import format_of
@@ -247,7 +247,7 @@ def test_what_was_the_fastest_is_not_tried_again_and_timed_once(
     clock.timed.clear()
     clock.warmed.clear()
     assert choose_configs(layers, 16) == first and {layer.config for layer in layers} == set(first.values())
-    few, only = (layers[0].config,) * kernel_choice.TIMED_AGAIN, (layers[-1].config,)
+    few, only = (layers[0].config,) * TIMED_AGAIN, (layers[-1].config,)
     assert clock.timed == [few, only] and not clock.warmed, "a few layers of each kind, once"
     assert choose_configs(layers, 8) and len(clock.timed) > 4, "another number of rows is another product"
 
@@ -258,7 +258,7 @@ def test_candidates_are_timed_with_all_layers_warm_clocks_and_weights_that_no_ca
     layers = some_layers()
     choose_configs(layers, 16)
     of_many = [timed for timed in clock.timed if len(timed) > 1]
-    assert {len(timed) for timed in of_many[:-1]} == {7} and len(of_many[-1]) == kernel_choice.TIMED_AGAIN
+    assert {len(timed) for timed in of_many[:-1]} == {7} and len(of_many[-1]) == TIMED_AGAIN
     assert clock.warmed == [1.0], "once for a load"
     codes = [largest_tensor(layer.weight) for layer in layers]
     for timed, read in zip(clock.timed, clock.read, strict=True):

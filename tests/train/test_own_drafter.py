@@ -96,7 +96,7 @@ def test_blocks_in_a_window_are_blocks_of_a_text_alone(target: FrozenTarget) -> 
 
 def test_masks_of_one_text_are_those_of_the_toys() -> None:
     anchors, texts = torch.tensor([[5, 9], [1, 11]]), torch.zeros(2, 12, dtype=torch.long)
-    assert torch.equal(dense_mask(drafted(texts, anchors, 8), 2, 16, 28, CPU), visible(anchors, 12, None))
+    assert torch.equal(dense_mask(drafted(texts, anchors, 8), 2, 16, 28, CPU), visible(anchors, 12, None, 8))
 
 
 def test_flex_attention_equals_the_dense_mask() -> None:

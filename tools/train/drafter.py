@@ -1,27 +1,17 @@
-"""The drafter as a trainable module: ``models.drafter`` over many anchors at once, and its recipe.
+"""The drafter as a trainable module: ``models.drafter`` over many anchors at once.
 
 Tensor names are the published ones. It knows the target only through taps, embeddings and head.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel
 
 from dflash_local.config.drafter_config import DrafterConfig
-from tools.train.corpus import Batch, Corpus
 from tools.train.packing import Mask, attend
-from tools.train.shapes import BLOCK, MASK_ID, TAPS, PairShape, Schedule
-from tools.train.target import Report, adamw, one_cycle
-
-GAMMA = 4.0
-ANCHORS = 24
 
 
 class Norm(nn.Module):
@@ -101,7 +91,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def visible(anchors: torch.Tensor, length: int, window: int | None, size: int = BLOCK) -> torch.Tensor:
+def visible(anchors: torch.Tensor, length: int, window: int | None, size: int) -> torch.Tensor:
     """Who sees whom, [b, 1, a * size, length + a * size]: context strictly before the anchor, own block only.
 
     With a window the layer is causal and sliding: at most `window` keys back, the own one included.
@@ -138,7 +128,7 @@ class DraftModule(nn.Module):
         self.norm = Norm(width, eps)
 
     def forward(self, taps: torch.Tensor, x: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """Rows that are whole texts: taps [b, s, T * w], block embeddings x [b, a, BLOCK, w], anchors [b, a].
+        """Rows that are whole texts: taps [b, s, T * w], block embeddings x [b, a, size, w], anchors [b, a].
 
         Returns:
             hidden after the norm, shaped as x.
@@ -175,102 +165,10 @@ def block_inputs(
     ids: torch.Tensor,
     anchors: torch.Tensor,
     embed: Callable[[torch.Tensor], torch.Tensor],
-    size: int = BLOCK,
-    mask_id: int = MASK_ID,
+    size: int,
+    mask_id: int,
 ) -> torch.Tensor:
     """Embeddings [b, a, size, w] of [anchor, mask_id, ...] for anchors [b, a] in ids [b, s]."""
     block = torch.full((*anchors.shape, size), mask_id, device=ids.device)
     block[..., 0] = ids.gather(1, anchors)
     return embed(block)
-
-
-@torch.no_grad()
-def look(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's taps [b, s, T * w] and its greedy next ids [b, s]."""
-    seen = model(input_ids=ids, use_cache=False, output_hidden_states=True)
-    taps = torch.cat([seen.hidden_states[tap + 1] for tap in TAPS], -1)
-    return taps, seen.logits.argmax(-1)
-
-
-def pick_anchors(batch: Batch, amount: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random anchors p with own[p] and own[p + 1]: [b, amount] and which of them count."""
-    fit = batch.own[:, :-1] & batch.own[:, 1:]
-    score = torch.rand(fit.shape, generator=draw, device=fit.device) + fit
-    amount = min(amount, fit.shape[1])
-    anchors = score.topk(amount, 1).indices
-    return anchors, fit.gather(1, anchors)
-
-
-def labels(batch: Batch, greedy: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's own greedy continuation: ids and validity, both [b, a, BLOCK - 1].
-
-    Slot k's label is the target's choice at p + k. It is known from one forward over the corpus as long as the
-    target agrees with the corpus before p + k; the first disagreement is still a label, what follows is not.
-    """
-    at = anchors.unsqueeze(-1) + torch.arange(1, BLOCK, device=anchors.device)
-    inside = at < batch.ids.shape[1]
-    at = at.clamp_max(batch.ids.shape[1] - 1)
-    rows = torch.arange(batch.ids.shape[0], device=anchors.device)[:, None, None]
-    wanted = greedy[rows, at - 1]
-    agrees = (wanted == batch.ids[rows, at]).long().cumprod(-1)
-    before = torch.cat((torch.ones_like(agrees[..., :1]), agrees[..., :-1]), -1).bool()
-    return wanted, before & inside & batch.own[rows, at]
-
-
-def drafter_loss(
-    model: PreTrainedModel, drafter: DraftModule, batch: Batch, draw: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted cross entropy, and the estimated acceptance length (bonus included)."""
-    taps, greedy = look(model, batch.ids)
-    anchors, counts = pick_anchors(batch, ANCHORS, draw)
-    wanted, valid = labels(batch, greedy, anchors)
-    valid = valid & counts.unsqueeze(-1)
-    table = model.get_input_embeddings().weight
-    with torch.autocast(taps.device.type, torch.bfloat16, enabled=taps.is_cuda):
-        hidden = drafter(taps, block_inputs(batch.ids, anchors, model.get_input_embeddings()), anchors)[:, :, 1:]
-        logits = nn.functional.linear(hidden, table)
-    each = nn.functional.cross_entropy(logits.float().flatten(0, 2), wanted.flatten(), reduction="none").view_as(wanted)
-    weight = torch.exp(-torch.arange(BLOCK - 1, device=taps.device) / GAMMA) * valid
-    right = ((logits.argmax(-1) == wanted) & valid).long().cumprod(-1).sum(-1)
-    whole = valid.all(-1)  # blocks cut by the end of the answer would pull the estimate down
-    return (each * weight).sum() / weight.sum(), 1 + (right * whole).sum() / whole.sum().clamp_min(1)
-
-
-def train_drafter(
-    model: PreTrainedModel, drafter: DraftModule, corpus: Corpus, schedule: Schedule, seed: int, report: Report
-) -> list[tuple[int, float, float]]:
-    """Train in place against the frozen target; returns (step, loss, estimated acceptance length)."""
-    drafter.to(corpus.device).train()
-    parameters = list(drafter.parameters())
-    optimizer = adamw(parameters, schedule.learning_rate, 0.01)
-    draw = torch.Generator(corpus.device).manual_seed(seed)
-    log, every = [], max(1, schedule.steps // 20)
-    running = torch.zeros(2, device=corpus.device)
-    batches = corpus.batches(seed, schedule.tokens)
-    for step in range(schedule.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate * one_cycle(step, schedule.steps)
-        loss, length = drafter_loss(model, drafter, next(batches), draw)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        running += torch.stack((loss.detach(), length))
-        if (step + 1) % every == 0:
-            mean = (running / every).tolist()
-            log.append((step + 1, round(mean[0], 5), round(mean[1], 3)))
-            running.zero_()
-            report(f"drafter step {step + 1}/{schedule.steps} loss {mean[0]:.4f} acceptance about {mean[1]:.2f}")
-    return log
-
-
-def save_drafter(drafter: DraftModule, shape: PairShape, folder: Path) -> None:
-    """Round the weights to bfloat16 (in place) and save them under the published names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16).float())
-    state = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in drafter.state_dict().items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(shape.drafter, indent=1) + "\n", encoding="utf-8")
-    drafter.eval().requires_grad_(False)

@@ -7,7 +7,7 @@ bits in a step and in a block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, expe
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
 from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.kernels.timing import TIMED_AGAIN, KernelTimer, largest_tensor
+from dflash_local.kernels.timing import KernelTimer, largest_tensor, spell
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
 from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.fragment_kernels import why_failed
@@ -167,18 +167,17 @@ class _Group:
         return [each for each in every if all(record.is_right(self._trial(each, size).kernel) for size in sizes)]
 
     def _best(self, record: KernelRecord, gate_up: bool, rows: int, tried: Sequence[ExpertConfig]) -> ExpertConfig:
-        """The fastest configuration before, where it still is right and takes as long as then; else measured."""
-        name = _name(self.layers[0], gate_up, rows)
-        known = record.chosen(name)
-        product = _Product(self.layers[:MEASURED_LAYERS], gate_up, rows, self.timer)
-        for config in tried:
-            if known and repr(config) == known.config and product.is_right(config) and product.agrees(config, known.us):
-                return config
-        _compile(self.layers[0], gate_up, tried, rows)
-        best = product.fastest([config for config in tried if product.is_right(config)])
+        """Choose among those of ``tried`` that are right with these weights. Raises KernelError: there is none."""
+        product = _Product(self.layers[:MEASURED_LAYERS], gate_up, rows)
+
+        def right(spelled: str | None = None) -> list[ExpertConfig]:
+            if spelled is None:
+                _compile(self.layers[0], gate_up, tried, rows)
+            return [each for each in tried if spelled in (None, spell(each)) and product.is_right(each)]
+
+        best = self.timer.choose(product, record, _name(self.layers[0], gate_up, rows), right, right)
         if best is None:
             raise KernelError(f"no kernel gave the right product of these experts at {rows} rows", REMEDY)
-        record.choose(name, repr(best), product.microseconds(best, TIMED_AGAIN))
         return best
 
     def _refuse(self, record: KernelRecord, trials: Sequence[Trial]) -> None:
@@ -203,8 +202,8 @@ class _Product:
         x: [M, H]; of down [M, S, I]. wanted: [M, S, I]; of down [M, H].
     """
 
-    def __init__(self, layers: Sequence[Layer], gate_up: bool, rows: int, timer: KernelTimer) -> None:
-        self._layers, self._gate_up, self._timer = layers, gate_up, timer
+    def __init__(self, layers: Sequence[Layer], gate_up: bool, rows: int) -> None:
+        self._layers, self._gate_up = layers, gate_up
         mixture, weight = layers[0].mixture, _weight(layers[0], gate_up)
         self._device, self._rows = weight.weight.device, rows
         self._generator = torch.Generator(self._device).manual_seed(0)
@@ -225,22 +224,17 @@ class _Product:
         self._run(config, 1)
         return bool((self._out.float() - self.wanted.float()).norm() <= ERROR * self.wanted.float().norm())
 
-    def agrees(self, config: ExpertConfig, us: float) -> bool:
-        run = partial(self._run, config, TIMED_AGAIN)
-        return self._timer.agrees(us, run, partial(self.microseconds, config, TIMED_AGAIN))
+    @property
+    def count(self) -> int:
+        return len(self._layers)
 
-    def fastest(self, configs: Sequence[ExpertConfig]) -> ExpertConfig | None:
-        """Measured with all layers; None of none."""
-        every = len(self._layers)
-        if configs:
-            self._timer.warm_up(partial(self._run, configs[0], every))
-        return min(configs, key=lambda config: self.microseconds(config, every), default=None)
+    def run(self, config: ExpertConfig, layers: int) -> Callable[[], object]:
+        """Make what multiplies with the first layers' experts, one after the other."""
+        return partial(self._run, config, layers)
 
-    def microseconds(self, config: ExpertConfig, layers: int) -> float:
-        """Of one of the first layers' products; between two repetitions the other product's experts are read."""
-        layers = min(layers, len(self._layers))
-        others = [largest_tensor(_weight(layer, not self._gate_up).weight) for layer in self._layers]
-        return self._timer.microseconds(partial(self._run, config, layers), layers, others)
+    def others(self, layers: int) -> list[torch.Tensor]:
+        """List the other product's experts."""
+        return [largest_tensor(_weight(layer, not self._gate_up).weight) for layer in self._layers]
 
     def _run(self, config: ExpertConfig, layers: int) -> None:
         for layer, routed in zip(self._layers[:layers], self._routed, strict=False):

@@ -22,7 +22,7 @@ from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
 from dflash_local.layout.linear import Fp8Blocks, IntGroups, Part, QuantizedAtLoad, WeightFormat, part_rows
 from dflash_local.models.fused.fragment_format import FRAGMENTS
-from dflash_local.models.fused.fragment_kernels import product_of, right_configs
+from dflash_local.models.fused.fragment_kernels import KernelConfig, product_of, right_configs
 from dflash_local.models.fused.gguf_formats import GGUF, GGUF_BLOCKS
 from dflash_local.models.fused.quantized_formats import FP4, FP8, INT
 from dflash_local.models.place import Conversion, Places
@@ -49,8 +49,6 @@ class _QuantizedAtLoad:
 QUANTIZED_AT_LOAD = _QuantizedAtLoad()
 
 
-KernelConfig = GemmConfig | FewRowConfig
-LIBRARY = None  # in place of a config: the library's own product
 GEMM_CONFIGS = (
     GemmConfig(32, 128, 7),
     GemmConfig(32, 256, 5),

@@ -6,8 +6,7 @@ A kernel's first use is a child process's (``kernels.kernel_trial``); at each lo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
@@ -21,8 +20,10 @@ from dflash_local.kernels.kernel_trial import Progress, TrialsImpossibleError, t
 from dflash_local.kernels.product_check import ProductCheck, mixed_rows
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import device_properties
+from dflash_local.kernels.timing import spell
 from dflash_local.layout.linear import SLICE_ROWS
 
+KernelConfig = GemmConfig | FewRowConfig
 Product = tuple[FragmentWeight, bool]  # the bool: gate and up, which are multiplied with each other
 REPORT = "dflash warm MODEL --json makes a report of it"
 FAILED: dict[Verdict, str] = {
@@ -32,13 +33,6 @@ FAILED: dict[Verdict, str] = {
     "uncompiled": "did not compile",
     "untried": "were left out",
 }
-
-
-class Remembered(NamedTuple):
-    """A configuration, None being the library's product, and the microseconds that it took when it was chosen."""
-
-    config: FewRowConfig | GemmConfig | None
-    us: float
 
 
 def product_of(weight: object, paired: bool) -> Product | None:
@@ -84,31 +78,18 @@ def right_configs(product: Product, rows: int, shared_memory: int) -> list[FewRo
     return [config for config in found if check.passes(config, rows)]
 
 
-def remembered(product: Product, rows: int, others: Sequence[GemmConfig | None]) -> Remembered | None:
-    """The fastest configuration here before, if still right. ``others``: of no few-row kernel; None: the library's."""
+def still_right(
+    product: Product, rows: int, others: Sequence[KernelConfig | None], spelled: str
+) -> Iterator[KernelConfig | None]:
+    """Find the configuration spelled so where it may be launched; ``others`` of no few-row kernel always may."""
     weight, paired = product
-    record = record_of(weight.device)
-    chosen = record.chosen(_name(product, rows))
-    if chosen is None:
-        return None
-    for other in others:
-        if _spelled(other) == chosen.config:
-            return Remembered(other, chosen.us)
+    yield from (other for other in others if spell(other) == spelled)
     if _unmet(weight):
-        return None
-    for config in few_row_gemm.candidates(weight, paired, rows, device_properties(weight.device).shared_memory):
-        if repr(config) == chosen.config and _is_tried(record, product, config, rows):
-            return Remembered(config, chosen.us) if _check(product, rows).passes(config, rows) else None
-    return None
-
-
-def remember(product: Product, rows: int, config: FewRowConfig | GemmConfig | None, us: float) -> None:
-    """Keep a configuration as the fastest, None being the library's product; it takes so many microseconds."""
-    record_of(product[0].device).choose(_name(product, rows), _spelled(config), us)
-
-
-def _spelled(config: FewRowConfig | GemmConfig | None) -> str:
-    return "the library's product" if config is None else repr(config)
+        return
+    record, shared_memory = record_of(weight.device), device_properties(weight.device).shared_memory
+    for config in few_row_gemm.candidates(weight, paired, rows, shared_memory):
+        if repr(config) == spelled and _is_tried(record, product, config, rows):
+            yield from [config] if _check(product, rows).passes(config, rows) else []
 
 
 def why_none(products: Sequence[Product]) -> str:
@@ -161,7 +142,8 @@ def _check(product: Product, rows: int) -> ProductCheck:
     return ProductCheck(weight, paired, mixed_rows(rows, weight.shape[1], weight.device))
 
 
-def _name(product: Product, rows: int) -> str:
+def product_name(product: Product, rows: int) -> str:
+    """Name a product for so many rows as the record has it."""
     weight, paired = product
     n, k = weight.shape
     against = f", torch {torch.__version__}" if weight.format == PLAIN else ""  # whose products were measured, too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,11 @@ import torch
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_trial import Progress
-from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.kernels.timing import TIMED_AGAIN, KernelTimer, largest_tensor
+from dflash_local.kernels.timing import LIBRARY, KernelTimer, largest_tensor
 from dflash_local.models.fused import fragment_format, fragment_kernels
 from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
-from dflash_local.models.fused.formats import LIBRARY, UNQUANTIZED, KernelConfig, format_of
+from dflash_local.models.fused.formats import UNQUANTIZED, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 from dflash_local.models.fused.moe import MoEWeights
 
@@ -125,56 +125,46 @@ class _Kind:
     """Products of one kind for ``rows`` rows, and those whose weights are read between two uses of these."""
 
     members: Sequence[Linear | GateUp]
-    others: Sequence[Linear | GateUp]
+    outsiders: Sequence[Linear | GateUp]
     rows: int
     timer: KernelTimer
 
     def chosen(self) -> KernelConfig | None:
-        """The fastest configuration; where it is known on this card, by what was measured before."""
+        """Choose the fastest configuration; what is chosen for a product of few-row kernels is kept."""
         product = _product(self.members[0])
         if product is None:
-            return _fastest(self)
-        known = fragment_kernels.remembered(product, self.rows, self._without_trial())
-        if known is not None and self._agrees(known):
-            return known.config
-        found = _fastest(self)
-        if found is not LIBRARY or format_of(self.members[0].weight).has_library:
-            fragment_kernels.remember(product, self.rows, found, self.microseconds(found, TIMED_AGAIN))
-        return found
+            configs = self._configs()
+            return self.timer.fastest(self, configs) if configs else LIBRARY
+        record, name = fragment_kernels.record_of(product[0].device), fragment_kernels.product_name(product, self.rows)
+        still_right = partial(fragment_kernels.still_right, product, self.rows, self._without_trial())
+        return self.timer.choose(self, record, name, still_right, self._configs)
 
-    def _without_trial(self) -> list[GemmConfig | None]:
-        """What multiplies a plain weight beside the few-row kernels."""
+    def _configs(self) -> list[KernelConfig | None]:
+        first = self.members[0]
+        configs = candidates(first, device_properties(first.weight.device).shared_memory, self.rows)
+        return [LIBRARY, *configs] if format_of(first.weight).has_library else configs
+
+    def _without_trial(self) -> list[KernelConfig | None]:
+        """List what multiplies a plain weight beside the few-row kernels."""
         weight = self.members[0].weight
         if not isinstance(weight, torch.Tensor):
             return []
         shared_memory = device_properties(weight.device).shared_memory
         return [LIBRARY, *UNQUANTIZED.triton_candidates(weight, self.members[0].paired, self.rows, shared_memory)]
 
-    def _agrees(self, known: fragment_kernels.Remembered) -> bool:
-        run = self.run(known.config, TIMED_AGAIN)
-        return self.timer.agrees(known.us, run, lambda: self.microseconds(known.config, TIMED_AGAIN))
+    @property
+    def count(self) -> int:
+        return len(self.members)
 
-    def microseconds(self, config: KernelConfig | None, layers: int) -> float:
-        layers = min(layers, len(self.members))
-        others = [largest_tensor(each.weight) for each in (*self.others, *self.members[layers:])]
-        return self.timer.microseconds(self.run(config, layers), layers, others)
+    def others(self, layers: int) -> list[torch.Tensor]:
+        """List the weights of other kinds, and of the members after the first."""
+        return [largest_tensor(each.weight) for each in (*self.outsiders, *self.members[layers:])]
 
     def run(self, config: KernelConfig | None, layers: int) -> Callable[[], object]:
-        """What multiplies with the first layers, one after the other."""
+        """Make what multiplies with the first layers, one after the other."""
         first, members = self.members[0], self.members[:layers]
         x = torch.randn(self.rows, first.weight.shape[1], device=first.weight.device, dtype=first.weight.dtype)
         out = x.new_empty(self.rows, first.out_features)
         for member in members:
             member.config = config
         return lambda: [member(x, out) for member in members]
-
-
-def _fastest(kind: _Kind) -> KernelConfig | None:
-    first, layers = kind.members[0], len(kind.members)
-    configs = candidates(first, device_properties(first.weight.device).shared_memory, kind.rows)
-    if format_of(first.weight).has_library:
-        configs = [LIBRARY, *configs]
-    if not configs:
-        return LIBRARY
-    kind.timer.warm_up(kind.run(configs[0], layers))
-    return min(configs, key=lambda config: kind.microseconds(config, layers))

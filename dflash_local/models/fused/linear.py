@@ -15,8 +15,9 @@ from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat, FragmentWeight
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
+from dflash_local.kernels.timing import LIBRARY
 from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, eight_bits, segments
-from dflash_local.models.fused.formats import FORMATS, LIBRARY, KernelConfig, Weight, form_of, format_of
+from dflash_local.models.fused.formats import FORMATS, KernelConfig, Weight, form_of, format_of
 from dflash_local.models.fused.fragment_kernels import product_of
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places

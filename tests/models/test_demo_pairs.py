@@ -1,0 +1,44 @@
+"""The bundled toys are ordinary, small, and say that they are toys."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from dflash_local.catalog.bundled import FOLDER
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.pair import check_pair
+
+PAIRS = ("demo", "demo-hybrid")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pair_fits_in_eight_megabytes_of_bfloat16(name: str) -> None:
+    assert sum(file.stat().st_size for file in (FOLDER / name).rglob("*") if file.is_file()) <= 8_000_000
+    for part in ("target", "drafter"):
+        with safe_open(FOLDER / name / part / "model.safetensors", "pt") as weights:
+            assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"BF16"}  # noqa: SIM118
+            assert all(torch.isfinite(weights.get_tensor(key)).all() for key in weights.keys())  # noqa: SIM118
+        assert json.loads((FOLDER / name / part / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pair_keeps_the_contract(name: str) -> None:
+    facts = check_pair(Checkpoint.open(FOLDER / name / "target"), Checkpoint.open(FOLDER / name / "drafter"))
+    assert (facts.drafter.block_size, facts.drafter.mask_token_id, facts.drafter.taps) == (8, 1023, (1, 3, 5, 6))
+    assert facts.drafter.head_dim == 64 and facts.target.model.tie_word_embeddings
+    config = json.loads((FOLDER / name / "drafter" / "config.json").read_text())
+    assert config["architectures"] == ["DFlashDraftModel"]
+    assert ("block_size" in config["dflash_config"]) == (name == "demo-hybrid")
+    assert facts.drafter.windows == ((64, None) if name == "demo-hybrid" else (None, None))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_training_facts_call_it_a_toy_and_meet_the_bars(name: str) -> None:
+    facts = json.loads((FOLDER / name / "training.json").read_text())
+    assert "toy" in facts["what"].lower() and "never a speed claim" in facts["what"]
+    assert facts["held_out"]["right"] >= 0.9 and facts["held_out"]["acceptance"] >= 4.5
+    assert "toys" in (FOLDER / "README.md").read_text()
