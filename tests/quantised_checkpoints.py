@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -379,17 +380,15 @@ def quantise(
 
 def join_experts(folder: Path) -> None:
     """Store the plain experts of each layer together, as published qwen3_5_moe files do."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    count = 1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in tensors if ".experts." in name)
-    for at in sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name}):
+    with rewritten(folder) as tensors:
+        count = 1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in tensors if ".experts." in name)
+        for at in sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name}):
 
-        def taken(part: str, at: str = at) -> torch.Tensor:
-            return torch.stack([tensors.pop(f"{at}.experts.{each}.{part}_proj.weight") for each in range(count)])
+            def taken(part: str, at: str = at) -> torch.Tensor:
+                return torch.stack([tensors.pop(f"{at}.experts.{each}.{part}_proj.weight") for each in range(count)])
 
-        tensors[f"{at}.experts.gate_up_proj"] = torch.cat([taken("gate"), taken("up")], 1)
-        tensors[f"{at}.experts.down_proj"] = taken("down")
-    save_file(tensors, file, metadata={"format": "pt"})
+            tensors[f"{at}.experts.gate_up_proj"] = torch.cat([taken("gate"), taken("up")], 1)
+            tensors[f"{at}.experts.down_proj"] = taken("down")
 
 
 def experts_in_mxfp4(folder: Path) -> Tensors:
@@ -416,8 +415,16 @@ def experts_in_mxfp4(folder: Path) -> Tensors:
     return meant
 
 
+@contextmanager
+def rewritten(folder: Path) -> Iterator[Tensors]:
+    """Give a checkpoint's tensors, and write what has become of them."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    yield tensors
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+
+
 def edit(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     """Rewrite a checkpoint's tensors one by one."""
-    file = folder / "model.safetensors"
-    tensors = {name: change(name, tensor).contiguous() for name, tensor in load_file(file).items()}
-    save_file(tensors, file, metadata={"format": "pt"})
+    with rewritten(folder) as tensors:
+        tensors.update({name: change(name, tensor) for name, tensor in tensors.items()})

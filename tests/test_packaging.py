@@ -23,7 +23,6 @@ from dflash_local.planner import software
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dflash_local"
 
-TEST_ID = re.compile(r"(?:^|_)((?:reg|dl|ck|pl|en|ui|web|srv|st)_[0-9]{2})(?![0-9])")
 # Folders of a build machine and hosts of registries, as patterns that do not match themselves.
 FORBIDDEN_TEXT = re.compile(r"/[w]ork/|/[r]oot/|/opt/[w]heels|/opt/[p]ypi|\.\./[s]hared|[p]ypi\.org|[p]ythonhosted")
 
@@ -204,19 +203,6 @@ def test_links_between_pages_lead_somewhere() -> None:
                 titles = re.findall(r"^#+ (.+)$", there.read_text(encoding="utf-8"), re.MULTILINE)
                 assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, link
     assert seen >= {file for file in pages() if file.name != "README.md"}, "a page that nothing leads to"
-
-
-def test_every_id_of_a_test_stands_in_docs() -> None:
-    page = (ROOT / "docs" / "test-ids.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| ([A-Z]{2,3}-[0-9]{2}) \|", page, re.MULTILINE)
-    names = [
-        name
-        for file in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^ *(?:async )?def test_(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
-    ]
-    ids = {match.upper().replace("_", "-") for name in names for match in TEST_ID.findall(name)}
-    assert len(listed) == len(set(listed))
-    assert ids == set(listed), "a test's id that docs lack, or an id without a test"
 
 
 def test_docs_name_only_targets_that_exist() -> None:

@@ -38,7 +38,7 @@ def test_dflash_home_holds_everything(tmp_path: Path) -> None:
         settings.load({"DFLASH_HOME": "here"})
 
 
-def test_st_03_without_home_there_are_no_folders_and_no_failure() -> None:
+def test_without_home_there_are_no_folders_and_no_failure() -> None:
     lost = settings.load({})
     assert lost.config_dir is None and lost.data_dir is None and lost.history is True
 
@@ -89,7 +89,7 @@ def test_a_former_name_is_understood_and_the_present_one_wins(tmp_path: Path) ->
         ("DFLASH_MAX_NEW_TOKENS", "-1", "a whole number"),
     ],
 )
-def test_st_05_a_bad_variable_names_itself_and_what_is_allowed(variable: str, value: str, allowed: str) -> None:
+def test_a_bad_variable_names_itself_and_what_is_allowed(variable: str, value: str, allowed: str) -> None:
     with pytest.raises(SettingsError) as refused:
         settings.load({variable: value})
     assert variable in refused.value.message and value in refused.value.message
@@ -107,7 +107,7 @@ def test_st_05_a_bad_variable_names_itself_and_what_is_allowed(variable: str, va
         ("{", "is not JSON", "correct it"),
     ],
 )
-def test_st_05_a_bad_file_names_file_key_and_allowed(tmp_path: Path, text: str, message: str, hint: str) -> None:
+def test_a_bad_file_names_file_key_and_allowed(tmp_path: Path, text: str, message: str, hint: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(SettingsError) as refused:
         settings.load({"HOME": str(tmp_path)})

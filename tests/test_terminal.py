@@ -35,13 +35,13 @@ def dangerous(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_ui_01_control_sequences_become_visible_text(name: str) -> None:
+def test_control_sequences_become_visible_text(name: str) -> None:
     shown = safe(ATTACKS[name])
     assert dangerous(shown) == []
     assert shown != ""
 
 
-def test_ui_01_what_is_shown_is_readable() -> None:
+def test_what_is_shown_is_readable() -> None:
     assert safe("\x1b[31mred\x1b[0m\x07") == "␛[31mred␛[0m␇"
     assert safe("\x9b31m \u202e.") == "\\x9b31m \\u202e."
     assert safe("a\r\nb\rc\r") == "a\nb␍c␍"
@@ -50,7 +50,7 @@ def test_ui_01_what_is_shown_is_readable() -> None:
 
 
 @given(NASTY, st.lists(st.integers(0, 40), max_size=6))
-def test_ui_02_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
+def test_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
     whole = safe(text)
     filtered, start, out = TerminalFilter(), 0, ""
     for cut in [*sorted(cuts), len(text)]:
@@ -62,14 +62,14 @@ def test_ui_02_any_cut_gives_the_same_text(text: str, cuts: list[int]) -> None:
 
 @given(st.text(st.characters(codec=None), max_size=60))
 @settings(max_examples=300)
-def test_ui_01_no_text_at_all_gets_a_control_through(text: str) -> None:
+def test_no_text_at_all_gets_a_control_through(text: str) -> None:
     shown = safe(text)
     assert dangerous(shown) == []
     shown.encode("utf-8")
     assert safe(shown) == shown
 
 
-def test_ui_03_marks_are_bounded_per_cell() -> None:
+def test_marks_are_bounded_per_cell() -> None:
     assert len(safe("a" + "\u0301" * 10_000)) <= 9
     assert len(safe("a" + "\u200d\u0301\u200b" * 3_000 + "b")) <= 10
     assert safe("\x07" * 3) == "␇␇␇"
@@ -79,24 +79,24 @@ def test_ui_03_marks_are_bounded_per_cell() -> None:
     "text",
     ["👨‍👩‍👧‍👦", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "नमस्ते", "می‌خواهم", "é", "שָׁלוֹם"],
 )
-def test_ui_03_real_writing_is_left_alone(text: str) -> None:
+def test_real_writing_is_left_alone(text: str) -> None:
     assert safe(text) == text
 
 
-def test_ui_03_marks_are_counted_across_feeds() -> None:
+def test_marks_are_counted_across_feeds() -> None:
     filtered = TerminalFilter()
     assert len("".join(filtered.feed("\u0301") for _ in range(100))) == 8
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8", "utf-16", None, "no-such-encoding"])
-def test_ui_09_every_encoding_can_write_the_result(encoding: str | None) -> None:
+def test_every_encoding_can_write_the_result(encoding: str | None) -> None:
     text = encodable("plain é 你好 🙂 \ud83d ␛", encoding)
     assert text.startswith("plain ")
     known = encoding if encoding not in (None, "no-such-encoding") else "ascii"
     assert text.encode(known).decode(known) == text
 
 
-def test_ui_09_utf_8_keeps_everything_but_surrogates() -> None:
+def test_utf_8_keeps_everything_but_surrogates() -> None:
     assert encodable("é 你 🙂 \ud800", "utf-8") == "é 你 🙂 ?"
 
 
@@ -105,7 +105,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_ui_10_colour_needs_a_willing_terminal() -> None:
+def test_colour_needs_a_willing_terminal() -> None:
     assert colour_enabled(Terminal(), {"TERM": "xterm"})
     assert not colour_enabled(Terminal(), {"TERM": "xterm", "NO_COLOR": "1"})
     assert colour_enabled(Terminal(), {"TERM": "xterm", "NO_COLOR": ""})
@@ -116,7 +116,7 @@ def test_ui_10_colour_needs_a_willing_terminal() -> None:
     assert not colour_enabled(closed, {})
 
 
-def test_ui_10_width_prefers_columns() -> None:
+def test_width_prefers_columns() -> None:
     assert width(environ={"COLUMNS": "20"}) == 20
     assert width(72, environ={"COLUMNS": "wide"}) == 72
     assert width(environ={"COLUMNS": "0"}, stream=io.StringIO()) == 80

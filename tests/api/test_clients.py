@@ -37,7 +37,7 @@ def client() -> Iterator[Callable[..., Any]]:
         one.close()
 
 
-def test_srv_16_the_openai_client_reads_everything(client: Callable[..., Any], server: Running) -> None:
+def test_the_openai_client_reads_everything(client: Callable[..., Any], server: Running) -> None:
     api = client(server)
     assert [model.id for model in api.models.list()] == ["scripted"]
     assert api.models.retrieve("scripted").owned_by == "dflash-local"

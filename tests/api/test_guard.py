@@ -40,7 +40,7 @@ def status_of(raw: bytes) -> int:
     + ["evillocalhost", "evil.localhost:8000", "local", ".", "1127.0.0.1"],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/"])
-def test_web_01_a_foreign_host_is_refused(server: Running, host: str, path: str) -> None:
+def test_a_foreign_host_is_refused(server: Running, host: str, path: str) -> None:
     answer = server.get(path, {"Host": host})
     assert answer.status == 400 and "Host" in answer.error["message"]
 
@@ -50,7 +50,7 @@ def test_loopback_names_are_fine_on_any_port_as_through_ssh(server: Running, hos
     assert server.get("/v1/models", {"Host": host}).status == 200
 
 
-def test_web_01_two_or_no_host_headers_are_refused(server: Running) -> None:
+def test_two_or_no_host_headers_are_refused(server: Running) -> None:
     for hosts in ("", "Host: localhost\r\nHost: evil.example\r\n"):
         raw = read_all(server.raw(post("Content-Length: 0\r\nConnection: close\r\n", host=hosts)))
         assert status_of(raw) == 400
@@ -58,7 +58,7 @@ def test_web_01_two_or_no_host_headers_are_refused(server: Running) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "PUT", "DELETE", "PATCH"])
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", ""])
-def test_web_02_a_foreign_origin_is_refused(server: Running, method: str, origin: str) -> None:
+def test_a_foreign_origin_is_refused(server: Running, method: str, origin: str) -> None:
     answer = server.call(method, CHAT, headers={"Origin": origin, "Host": "localhost:8000", "Content-Length": "0"})
     assert answer.status == 403
     assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -66,13 +66,13 @@ def test_web_02_a_foreign_origin_is_refused(server: Running, method: str, origin
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000"])
 @pytest.mark.parametrize("origin", ["http://{}.evil.com", "http://{}1", "http://{}@evil.com", "http://evil{}", "{}"])
-def test_web_02_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str, origin: str) -> None:
+def test_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str, origin: str) -> None:
     """A name that begins or ends as ours does is another one."""
     assert server.get("/v1/models", {"Origin": f"http://{host}", "Host": host}).status == 200
     assert server.get("/v1/models", {"Origin": origin.format(host), "Host": host}).status == 403
 
 
-def test_web_02_the_answer_comes_before_the_body_is_read(server: Running) -> None:
+def test_the_answer_comes_before_the_body_is_read(server: Running) -> None:
     sock = server.raw(post("Origin: null\r\nContent-Length: 1000000\r\n", b"{"))
     assert status_of(sock.recv(65536)) == 403
     sock.close()
@@ -91,9 +91,7 @@ def test_every_answer_has_security_headers_and_no_cors(server: Running) -> None:
         assert "access-control-allow-origin" not in answer.headers and "server" not in answer.headers
 
 
-def test_srv_02_a_body_over_the_cap_is_refused_and_the_answer_arrives(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_over_the_cap_is_refused_and_the_answer_arrives(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "LINGER_S", LIMIT_S)  # the client sends all of it first, as fast as it can
     server = serve(rules=Rules(max_body=10_000))
     for size in (10_001, 3_000_000):
@@ -102,13 +100,13 @@ def test_srv_02_a_body_over_the_cap_is_refused_and_the_answer_arrives(
     assert server.chat().status == 200
 
 
-def test_srv_02_ten_gigabytes_are_refused_without_reading(server: Running) -> None:
+def test_ten_gigabytes_are_refused_without_reading(server: Running) -> None:
     sock = server.raw(post("Content-Length: 10000000000\r\n", b"{"))
     assert status_of(sock.recv(65536)) == 413
     read_all(sock)  # and the connection ends
 
 
-def test_srv_02_chunks_without_end_are_counted(serve: Serve) -> None:
+def test_chunks_without_end_are_counted(serve: Serve) -> None:
     server = serve(rules=Rules(max_body=50_000))
     sock = server.raw(post("Transfer-Encoding: chunked\r\n"))
     chunk = b"2710\r\n" + b" " * 10_000 + b"\r\n"
@@ -118,7 +116,7 @@ def test_srv_02_chunks_without_end_are_counted(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip"])
-def test_srv_02_compressed_bodies_are_refused(server: Running, encoding: str) -> None:
+def test_compressed_bodies_are_refused(server: Running, encoding: str) -> None:
     data = gzip.compress(b" " * 1_000_000)
     assert server.call("POST", CHAT, data, {"Content-Encoding": encoding}).status == 415
 
@@ -133,18 +131,18 @@ def test_srv_02_compressed_bodies_are_refused(server: Running, encoding: str) ->
         ("", 411),
     ],
 )
-def test_srv_03_a_content_length_that_is_none(server: Running, headers: str, status: int) -> None:
+def test_a_content_length_that_is_none(server: Running, headers: str, status: int) -> None:
     assert status_of(read_all(server.raw(post(headers + "Connection: close\r\n", b"{}")))) == status
 
 
-def test_srv_03_a_body_longer_than_said_is_no_second_request(server: Running) -> None:
+def test_a_body_longer_than_said_is_no_second_request(server: Running) -> None:
     data = json.dumps(body()).encode()
     sock = server.raw(post(f"Content-Length: {len(data)}\r\n", data + b"garbage\r\n\r\n"))
     raw = read_all(sock)
     assert raw.count(b"HTTP/1.1 ") == 2 and b"HTTP/1.1 400" in raw
 
 
-def test_srv_04_slow_clients_are_cut_off_and_real_ones_served(serve: Serve) -> None:
+def test_slow_clients_are_cut_off_and_real_ones_served(serve: Serve) -> None:
     server = serve(read_s=LIMIT_S)
     patient = [server.raw() for _ in range(60)]
     assert server.chat().status == 200, "beside clients that say nothing"
@@ -176,7 +174,7 @@ def cut_off(sock: socket.socket, data: bytes) -> bool:
     return False
 
 
-def test_srv_04_a_body_that_does_not_come_in_time_is_408() -> None:
+def test_a_body_that_does_not_come_in_time_is_408() -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -192,7 +190,7 @@ def test_srv_04_a_body_that_does_not_come_in_time_is_408() -> None:
     assert sent[0]["status"] == 408
 
 
-def test_srv_04_a_second_slow_request_on_one_connection_is_cut_off_too(serve: Serve) -> None:
+def test_a_second_slow_request_on_one_connection_is_cut_off_too(serve: Serve) -> None:
     server = serve(read_s=LIMIT_S)
     connection = server.connect()
     connection.request("GET", "/v1/models")
@@ -216,13 +214,13 @@ def test_srv_04_a_second_slow_request_on_one_connection_is_cut_off_too(serve: Se
     ]
     + ["Basic !!!", "Basic /w==", "Basic " + "QUFB" * 15_000, f"Digest {TOKEN}"],
 )
-def test_srv_11_a_wrong_token_is_401(guarded: Running, value: str | None) -> None:
+def test_a_wrong_token_is_401(guarded: Running, value: str | None) -> None:
     answer = guarded.get("/v1/models", {} if value is None else {"Authorization": value})
     assert answer.status == 401 and answer.error["code"] == "invalid_api_key"
     assert answer.headers["www-authenticate"] == 'Basic realm="dflash", Bearer'
 
 
-def test_srv_11_a_browser_sends_the_token_as_a_password_whatever_the_name(guarded: Running) -> None:
+def test_a_browser_sends_the_token_as_a_password_whatever_the_name(guarded: Running) -> None:
     for words in (f"anybody:{TOKEN}", f":{TOKEN}", f"é:{TOKEN}"):
         for scheme in ("Basic", "basic"):
             value = basic(words).replace("Basic", scheme)
@@ -230,13 +228,13 @@ def test_srv_11_a_browser_sends_the_token_as_a_password_whatever_the_name(guarde
             assert guarded.chat(headers={"Authorization": value}).status == 200
 
 
-def test_srv_11_the_right_token_is_let_in_in_any_case_of_the_scheme(guarded: Running) -> None:
+def test_the_right_token_is_let_in_in_any_case_of_the_scheme(guarded: Running) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         assert guarded.get("/v1/models", {"Authorization": f"{scheme} {TOKEN}"}).status == 200
     assert guarded.get("/health").status == 200  # watchers have none
 
 
-def test_srv_11_a_megabyte_of_token_is_refused(guarded: Running) -> None:
+def test_a_megabyte_of_token_is_refused(guarded: Running) -> None:
     raw = b""
     sock = guarded.raw()
     try:

@@ -34,17 +34,17 @@ UNSUPPORTED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED, ids=lambda value: str(value)[:30])
-def test_srv_07_what_is_not_supported_says_so(name: str, value: Any) -> None:
+def test_what_is_not_supported_says_so(name: str, value: Any) -> None:
     error = refusal(chat, **{name: value})
     assert error["param"] == name and name in error["message"]
 
 
-def test_srv_07_image_parts_are_refused() -> None:
+def test_image_parts_are_refused() -> None:
     parts = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
     assert "unsupported" in refusal(chat, messages=[{"role": "user", "content": parts}])["message"]
 
 
-def test_srv_07_what_asks_for_nothing_is_fine() -> None:
+def test_what_asks_for_nothing_is_fine() -> None:
     harmless = {
         "n": 1,
         "logit_bias": {},
@@ -65,7 +65,7 @@ def test_srv_07_what_asks_for_nothing_is_fine() -> None:
     assert refusal(chat, top_logprobs=1)["param"] == "top_logprobs"
 
 
-def test_srv_07_what_changes_no_text_is_taken_and_named_in_the_log(lines: list[str]) -> None:
+def test_what_changes_no_text_is_taken_and_named_in_the_log(lines: list[str]) -> None:
     offered: Any = TOOL["function"]
     strict = {**TOOL, "function": {**offered, "strict": True}}
     stream = {"stream": True, "stream_options": {"include_obfuscation": True}}
@@ -102,7 +102,7 @@ def test_reasoning_effort_is_a_word_that_clients_know() -> None:
     assert "reasoning_effort" in refusal(chat, reasoning_effort="<|end|>")["message"]
 
 
-def test_srv_07_what_is_supported_is_honoured() -> None:
+def test_what_is_supported_is_honoured() -> None:
     parsed = chat(
         temperature=0.3,
         top_p=0.5,

@@ -36,7 +36,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (b"{}", "model"),
     ],
 )
-def test_srv_01_a_body_that_is_not_strict_json_is_400(server: Running, data: bytes, says: str) -> None:
+def test_a_body_that_is_not_strict_json_is_400(server: Running, data: bytes, says: str) -> None:
     answer = server.call("POST", CHAT, data)
     assert answer.status == 400 and says in answer.error["message"]
     assert answer.error["type"] == "invalid_request_error"
@@ -77,23 +77,23 @@ def test_srv_01_a_body_that_is_not_strict_json_is_400(server: Running, data: byt
         ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
-def test_srv_01_a_wrong_type_names_the_field(fields: dict[str, Any], param: str) -> None:
+def test_a_wrong_type_names_the_field(fields: dict[str, Any], param: str) -> None:
     error = refusal(chat, **fields)
     assert error["param"] == param and param in error["message"]
 
 
-def test_srv_01_an_unknown_field_names_itself_and_the_nearest() -> None:
+def test_an_unknown_field_names_itself_and_the_nearest() -> None:
     error = refusal(chat, temprature=1)
     assert error["param"] == "temprature" and "'temperature'" in error["message"]
     assert error["code"] == "unknown_parameter"
 
 
-def test_srv_01_what_is_not_supported_is_never_suggested() -> None:
+def test_what_is_not_supported_is_never_suggested() -> None:
     for field in ("logit_bia", "guided_jso", "min_toke"):
         assert "did you mean" not in refusal(text, **{field: 1})["message"], field
 
 
-def test_srv_01_no_time_goes_into_the_neighbours_of_a_name_that_is_far_too_long(
+def test_no_time_goes_into_the_neighbours_of_a_name_that_is_far_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: list[int] = []
@@ -109,7 +109,7 @@ def test_srv_01_no_time_goes_into_the_neighbours_of_a_name_that_is_far_too_long(
     assert compared == [len("temprature")], "its cost is the product of both lengths"
 
 
-def test_srv_01_the_connection_stays_usable_after_a_400(server: Running) -> None:
+def test_the_connection_stays_usable_after_a_400(server: Running) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
     statuses = []
     for data in (b"{", json.dumps(body()).encode(), b'{"model": NaN}', json.dumps(body()).encode()):
@@ -150,12 +150,12 @@ def test_a_long_value_is_quoted_not_sent_back() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_srv_08_absurd_numbers_are_400_with_the_maximum(fields: dict[str, Any], maximum: str) -> None:
+def test_absurd_numbers_are_400_with_the_maximum(fields: dict[str, Any], maximum: str) -> None:
     assert maximum in refusal(chat, **fields)["message"]
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "http://evil/x", "", "gpt-4", "a\r\nb", "/etc", "scripted/../x"])
-def test_srv_09_an_unknown_model_is_404_and_names_the_known(server: Running, name: str) -> None:
+def test_an_unknown_model_is_404_and_names_the_known(server: Running, name: str) -> None:
     for answer in (
         server.call("POST", CHAT, {**body(), "model": name}),
         server.call("POST", TEXT, {"model": name, "prompt": "x"}),
@@ -166,7 +166,7 @@ def test_srv_09_an_unknown_model_is_404_and_names_the_known(server: Running, nam
 
 
 @pytest.mark.parametrize("path", ["a%2f..", "..%2f..%2fetc%2fpasswd", "http:%2f%2fevil", "%00", "x", ""])
-def test_srv_09_an_unknown_model_in_the_path_is_404(server: Running, path: str) -> None:
+def test_an_unknown_model_in_the_path_is_404(server: Running, path: str) -> None:
     answer = server.get(f"/v1/models/{path}")
     assert answer.status == 404 and answer.error["type"] == "not_found_error"
 

@@ -29,7 +29,7 @@ from tests.service.scripted import ScriptedSession
 CHAT = "/v1/chat/completions"
 
 
-def test_srv_12_a_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_named() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is in use") as caught:
@@ -41,7 +41,7 @@ def test_srv_12_a_port_in_use_is_named() -> None:
     ("number", "says"),
     [(errno.EACCES, "privileges"), (errno.EADDRNOTAVAIL, "cannot listen"), (errno.EADDRINUSE, "in use")],
 )
-def test_srv_12_what_the_system_refuses_names_the_port(monkeypatch: pytest.MonkeyPatch, number: int, says: str) -> None:
+def test_what_the_system_refuses_names_the_port(monkeypatch: pytest.MonkeyPatch, number: int, says: str) -> None:
     def bind(_self: socket.socket, _address: object) -> None:
         raise OSError(number, "no")
 
@@ -52,7 +52,7 @@ def test_srv_12_what_the_system_refuses_names_the_port(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "no\x00pe", "a" * 300])
-def test_srv_12_a_host_that_is_none_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_none_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise OSError("no such name")
 
@@ -62,7 +62,7 @@ def test_srv_12_a_host_that_is_none_is_refused(host: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_srv_12_ipv6_only_works() -> None:
+def test_ipv6_only_works() -> None:
     try:
         sock = listen("::1", 0)
     except UsageError:
@@ -83,7 +83,7 @@ def test_no_answer_waits_for_the_client_to_acknowledge_the_part_before(serve: Se
     sock.close()
 
 
-def test_srv_14_open_streams_get_an_error_event_and_new_requests_503(serve: Serve) -> None:
+def test_open_streams_get_an_error_event_and_new_requests_503(serve: Serve) -> None:
     gate = threading.Event()
     server = serve(ScriptedSession(gate=gate), grace_s=LIMIT_S)
     connection = server.connect()
@@ -109,7 +109,7 @@ def test_srv_14_open_streams_get_an_error_event_and_new_requests_503(serve: Serv
         server.raw()
 
 
-def test_srv_14_replies_that_end_in_time_are_whole(serve: Serve) -> None:
+def test_replies_that_end_in_time_are_whole(serve: Serve) -> None:
     gate = threading.Event()
     server = serve(ScriptedSession(gate=gate), grace_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
@@ -123,7 +123,7 @@ def test_srv_14_replies_that_end_in_time_are_whole(serve: Serve) -> None:
     assert not server.thread.is_alive()
 
 
-def test_srv_14_a_client_that_does_not_read_does_not_keep_the_server_up(serve: Serve) -> None:
+def test_a_client_that_does_not_read_does_not_keep_the_server_up(serve: Serve) -> None:
     big = tuple(Step((Piece("x" * 50_000),), (n,), 0, 0, 0, 0.01) for n in range(400))
     server = serve(ScriptedSession(steps=big))
     connection = server.connect()
@@ -137,7 +137,7 @@ def test_srv_14_a_client_that_does_not_read_does_not_keep_the_server_up(serve: S
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit on descriptors to set here")
 @pytest.mark.parametrize(("limit", "left"), [(64, 0), (64, 8)], ids=["few", "all but taken"])
-def test_srv_04_more_connections_than_descriptors_wait_their_turn(limit: int, left: int, tmp_path: Path) -> None:
+def test_more_connections_than_descriptors_wait_their_turn(limit: int, left: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.api.starved", str(limit), str(left)]
     written = tmp_path / "stderr"
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": written.open("wb")}
@@ -163,7 +163,7 @@ def test_srv_04_more_connections_than_descriptors_wait_their_turn(limit: int, le
 HOSTILE = "a\r\n12:00:00 info FAKE\x1b[31m\u202e\x00"
 
 
-def test_srv_13_the_log_has_one_clean_line_per_event_and_no_prompt(serve: Serve, lines: list[str]) -> None:
+def test_the_log_has_one_clean_line_per_event_and_no_prompt(serve: Serve, lines: list[str]) -> None:
     server = serve(ScriptedSession(faults=[None, EngineError(f"dead {HOSTILE}")]))
     prompt = "SECRET-PROMPT"
     server.chat(prompt, user=HOSTILE, headers={"User-Agent": "x\x1b]0;y\x07", "X-Forwarded-For": "1.2.3.4"})
@@ -180,7 +180,7 @@ def test_srv_13_the_log_has_one_clean_line_per_event_and_no_prompt(serve: Serve,
     assert any("404" in line for line in lines)
 
 
-def test_srv_11_tokens_are_not_logged(lines: list[str], serve: Serve) -> None:
+def test_tokens_are_not_logged(lines: list[str], serve: Serve) -> None:
     server = serve(rules=Rules(token="very-secret-token"))
     server.get("/v1/models", {"Authorization": "Bearer a-wrong-token"})
     server.get("/v1/models", {"Authorization": "Bearer very-secret-token"})
@@ -188,7 +188,7 @@ def test_srv_11_tokens_are_not_logged(lines: list[str], serve: Serve) -> None:
     assert "token" not in "\n".join(lines)
 
 
-def test_srv_13_long_values_are_cut() -> None:
+def test_long_values_are_cut() -> None:
     assert len(one_line("x" * 10_000)) < 300 and one_line("a\nb\x1b") == "a\\nb\\x1b"
 
 

@@ -59,7 +59,7 @@ def idle(server: Running) -> bool:
 
 
 @pytest.mark.parametrize("accept", [None, "text/event-stream", "*/*", "application/json"])
-def test_srv_16_one_json_per_event_whatever_the_text(serve: Serve, accept: str | None) -> None:
+def test_one_json_per_event_whatever_the_text(serve: Serve, accept: str | None) -> None:
     server = serve(ScriptedSession(steps=[Step((Piece(part),), (1,), 0, 0, 0, 0.1) for part in (ODD, ODD[::-1])]))
     answer = server.chat(stream=True, headers={"Accept": accept} if accept else None)
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -107,7 +107,7 @@ def test_completions_stream_and_come_whole(server: Running) -> None:
     assert events[-2]["choices"][0]["finish_reason"] == "stop" and events[-1] == "[DONE]"
 
 
-def test_srv_05_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> None:
+def test_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> None:
     gate = threading.Event()
     server = serve(Echo(gate=gate))
 
@@ -133,7 +133,7 @@ def test_srv_05_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> No
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_srv_06_a_client_that_leaves_cancels_within_a_cycle(serve: Serve, stream: bool) -> None:
+def test_a_client_that_leaves_cancels_within_a_cycle(serve: Serve, stream: bool) -> None:
     steps: list[int] = []
     gate = threading.Event()
     gate.set()
@@ -155,7 +155,7 @@ def test_srv_06_a_client_that_leaves_cancels_within_a_cycle(serve: Serve, stream
     assert server.get("/health").json["last_progress_s"] >= 0
 
 
-def test_srv_06_a_client_that_leaves_mid_prefill_cancels_it(serve: Serve) -> None:
+def test_a_client_that_leaves_mid_prefill_cancels_it(serve: Serve) -> None:
     session = SlowPrefill()
     server = serve(session)
     response = opened(server, stream=True)
@@ -165,7 +165,7 @@ def test_srv_06_a_client_that_leaves_mid_prefill_cancels_it(serve: Serve) -> Non
     assert len(session.requests) == 1
 
 
-def test_srv_06_a_client_that_leaves_the_queue_never_runs(serve: Serve) -> None:
+def test_a_client_that_leaves_the_queue_never_runs(serve: Serve) -> None:
     gate = threading.Event()
     session = ScriptedSession(gate=gate)
     server = serve(session)
@@ -182,7 +182,7 @@ def test_srv_06_a_client_that_leaves_the_queue_never_runs(serve: Serve) -> None:
     assert len(session.requests) == 1
 
 
-def test_srv_06_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
+def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
     big = tuple(Step((Piece("x" * 20_000),), (n,), 0, 0, 0, 0.01) for n in range(300))
     server = serve(ScriptedSession(steps=big))
     response = opened(server, stream=True)  # and reads nothing of its 6 MB
@@ -211,7 +211,7 @@ def test_a_silent_engine_is_bridged_by_comments(serve: Serve) -> None:
 
 @pytest.mark.parametrize("fault", [EngineError("at once: dead"), RuntimeError("CUDA error: \r\n misaligned")], ids=str)
 @pytest.mark.parametrize("stream", [True, False])
-def test_srv_15_an_engine_crash_is_told_and_health_is_503(serve: Serve, fault: Exception, stream: bool) -> None:
+def test_an_engine_crash_is_told_and_health_is_503(serve: Serve, fault: Exception, stream: bool) -> None:
     server = serve(ScriptedSession(faults=[fault]), ScriptedSession())
     answer = server.chat(stream=stream)
     early = isinstance(fault, DFlashError) or not stream
@@ -227,7 +227,7 @@ def test_srv_15_an_engine_crash_is_told_and_health_is_503(serve: Serve, fault: E
     assert server.get("/health").status == 200
 
 
-def test_srv_15_waiting_streams_get_the_error_too(serve: Serve) -> None:
+def test_waiting_streams_get_the_error_too(serve: Serve) -> None:
     gate = threading.Event()
     session = ScriptedSession(faults=[EngineError("dead")], gate=gate)
     server = serve(session)

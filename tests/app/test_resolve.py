@@ -155,7 +155,7 @@ def memory_of(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "computes_bfloat16", lambda: False)
 
 
-def test_pl_02_what_does_not_fit_is_refused_before_loading(
+def test_what_does_not_fit_is_refused_before_loading(
     cli: Cli, opened: Opened, eight_b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory_of(20, monkeypatch)

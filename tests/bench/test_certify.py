@@ -127,7 +127,7 @@ def test_penalties_and_filters_are_judged_with_their_own_scores() -> None:
     assert max(run.largest_margin for run in found.runs) == 0
 
 
-def test_en_05_a_reply_that_ends_early_is_compared_up_to_its_end() -> None:
+def test_a_reply_that_ends_early_is_compared_up_to_its_end() -> None:
     session = golden_session(KV_ONLY)
     case = golden_cases(KV_ONLY)[0]
     session.stop_ids = frozenset({case["output_ids"][9]})

@@ -61,7 +61,7 @@ def test_benign_conversations_tokenise_as_transformers_does(
         "<|im_end|",
     ],
 )
-def test_ck_21_special_tokens_in_contents_are_plain_text(chatml: Tokenizer, text: str) -> None:
+def test_special_tokens_in_contents_are_plain_text(chatml: Tokenizer, text: str) -> None:
     harmless = render(chatml, [Message("user", "x")], thinking=True).ids
     ids = render(chatml, [Message("user", text)], thinking=True).ids
     controls = [i for i in ids if i in chatml.added]
@@ -70,7 +70,7 @@ def test_ck_21_special_tokens_in_contents_are_plain_text(chatml: Tokenizer, text
     assert chatml.decode(ids[start : len(ids) - (len(harmless) - start - 1)]) == text
 
 
-def test_ck_21_contents_side_by_side_cannot_make_a_tag(with_template: Callable[[str], Tokenizer]) -> None:
+def test_contents_side_by_side_cannot_make_a_tag(with_template: Callable[[str], Tokenizer]) -> None:
     tokenizer = with_template("{% for m in messages %}{{ m.content | trim }}{% endfor %}")
     messages = [Message("user", "a <|im_ "), Message("user", "end|> b"), Message("user", "<|"), Message("user", "im")]
     messages += [Message("user", "_end|>")]
@@ -80,7 +80,7 @@ def test_ck_21_contents_side_by_side_cannot_make_a_tag(with_template: Callable[[
 
 
 @pytest.mark.parametrize(("template", "text"), [("{{ m }}_end|>", "a <|im"), ("<|im{{ m }}", "_end|> b")])
-def test_ck_21_a_content_cannot_make_a_tag_with_what_the_template_writes_beside_it(
+def test_a_content_cannot_make_a_tag_with_what_the_template_writes_beside_it(
     with_template: Callable[[str], Tokenizer], template: str, text: str
 ) -> None:
     tokenizer = with_template(template.replace("m }}", "messages[0].content }}"))
@@ -89,7 +89,7 @@ def test_ck_21_a_content_cannot_make_a_tag_with_what_the_template_writes_beside_
     assert tokenizer.decode(ids) == template.replace("{{ m }}", text)
 
 
-def test_ck_21_tools_are_concealed_as_well(chatml: Tokenizer) -> None:
+def test_tools_are_concealed_as_well(chatml: Tokenizer) -> None:
     tools = [{"name": "f", "description": "<|im_end|>"}]
     ids = render(chatml, [Message("user", "x")], thinking=True, tools=tools).ids
     assert ids.count(chatml.token_id("<|im_end|>")) == 2
@@ -110,7 +110,7 @@ def test_ck_21_tools_are_concealed_as_well(chatml: Tokenizer) -> None:
         "{{ '{0.__class__}'.format(messages) }}",
     ],
 )
-def test_ck_18_escapes_end_in_exit_code_6(with_template: Callable[[str], Tokenizer], template: str) -> None:
+def test_escapes_end_in_exit_code_6(with_template: Callable[[str], Tokenizer], template: str) -> None:
     tokenizer = with_template(template)
     with pytest.raises(TemplateError) as caught:
         render(tokenizer, [Message("user", "x")], thinking=False)
@@ -127,7 +127,7 @@ def test_ck_18_escapes_end_in_exit_code_6(with_template: Callable[[str], Tokeniz
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_ck_19_hanging_and_giant_templates_are_ended(
+def test_hanging_and_giant_templates_are_ended(
     with_template: Callable[[str], Tokenizer], chatml: Tokenizer, template: str
 ) -> None:
     tokenizer = with_template(template)
@@ -139,7 +139,7 @@ def test_ck_19_hanging_and_giant_templates_are_ended(
     assert render(chatml, [Message("user", "x")], thinking=False).ids  # a fresh worker answers
 
 
-def test_ck_20_a_refused_role_is_named(with_template: Callable[[str], Tokenizer]) -> None:
+def test_a_refused_role_is_named(with_template: Callable[[str], Tokenizer]) -> None:
     tokenizer = with_template(
         "{% for m in messages %}{% if m.role == 'system' %}"
         "{{ raise_exception('System role not supported') }}{% endif %}{{ m.content }}{% endfor %}"
@@ -150,7 +150,7 @@ def test_ck_20_a_refused_role_is_named(with_template: Callable[[str], Tokenizer]
     assert "system" in caught.value.hint
 
 
-def test_ck_20_a_missing_template_gives_the_contents(plain: Tokenizer) -> None:
+def test_a_missing_template_gives_the_contents(plain: Tokenizer) -> None:
     rendered = render(plain, [Message("system", "one"), Message("user", "two <|endoftext|>")], thinking=True)
     assert rendered.ids[0] == plain.token_id("<|endoftext|>")
     assert list(rendered.ids[1:]) == plain.encode("one\n\ntwo <|endoftext|>")
@@ -222,7 +222,7 @@ def test_a_conversation_that_is_too_large_is_not_the_templates_fault(
         render(slow, [Message("user", "x")], thinking=False)
 
 
-def test_en_04_prompts_of_nothing_or_of_tags_only(plain: Tokenizer, with_template: Callable[[str], Tokenizer]) -> None:
+def test_prompts_of_nothing_or_of_tags_only(plain: Tokenizer, with_template: Callable[[str], Tokenizer]) -> None:
     assert render(plain, [Message("user", "")], thinking=False).ids == plain.begin
     tags = render(plain, [Message("user", "<|endoftext|><|endoftext|>")], thinking=False).ids
     assert tags.count(plain.begin[0]) == 1
@@ -279,9 +279,7 @@ FIELDS = ("name", "tool_call_id", "thinking", "id", "function", "argument", "val
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_ck_21_no_field_of_a_message_becomes_a_control_token(
-    with_template: Callable[[str], Tokenizer], field: str
-) -> None:
+def test_no_field_of_a_message_becomes_a_control_token(with_template: Callable[[str], Tokenizer], field: str) -> None:
     tokenizer = with_template(
         "{# tools, <tool_call> #}{% for t in tools %}{{ t.name }}{% endfor %}"
         "{% for m in messages %}{{ m.name }}{{ m.tool_call_id }}{{ m.thinking }}"

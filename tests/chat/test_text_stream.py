@@ -68,7 +68,7 @@ def cut(text: str, stops: Sequence[str]) -> str:
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
 )
 @settings(max_examples=300, deadline=None)
-def test_en_07_any_grouping_any_stops(plain: Tokenizer, text: str, stops: list[str], sizes: list[int]) -> None:
+def test_any_grouping_any_stops(plain: Tokenizer, text: str, stops: list[str], sizes: list[int]) -> None:
     ids = bytes_of(plain, text)
     expected = cut(text, stops)
     shown, stopped = run(plain, ids, stops, sizes)
@@ -79,11 +79,11 @@ def test_en_07_any_grouping_any_stops(plain: Tokenizer, text: str, stops: list[s
 
 @given(st.lists(st.integers(0, 430), max_size=40), st.lists(st.integers(1, 9), min_size=1, max_size=4))
 @settings(max_examples=200, deadline=None)
-def test_en_19_pieces_make_the_one_shot_text(plain: Tokenizer, ids: list[int], sizes: list[int]) -> None:
+def test_pieces_make_the_one_shot_text(plain: Tokenizer, ids: list[int], sizes: list[int]) -> None:
     assert run(plain, ids, (), sizes)[0].get("final", "") == plain.decode(ids)
 
 
-def test_en_07_a_stop_string_inside_the_bytes_of_one_character(plain: Tokenizer) -> None:
+def test_a_stop_string_inside_the_bytes_of_one_character(plain: Tokenizer) -> None:
     ids = bytes_of(plain, "aé!🙂b")
     assert run(plain, ids, ["🙂"], (3,)) == ({"final": "aé!"}, 8)
     assert run(plain, ids, ["é"], (1,)) == ({"final": "a"}, 3)
@@ -101,12 +101,12 @@ def test_en_07_a_stop_string_inside_the_bytes_of_one_character(plain: Tokenizer)
         ("a\n\nb", ["\n\n"], "a"),
     ],
 )
-def test_en_07_stops_that_overlap(plain: Tokenizer, text: str, stops: list[str], expected: str) -> None:
+def test_stops_that_overlap(plain: Tokenizer, text: str, stops: list[str], expected: str) -> None:
     for sizes in ((1,), (2,), (7,)):
         assert run(plain, bytes_of(plain, text), stops, sizes)[0].get("final", "") == expected
 
 
-def test_en_07_held_back_text_is_flushed_at_the_end(plain: Tokenizer) -> None:
+def test_held_back_text_is_flushed_at_the_end(plain: Tokenizer) -> None:
     stream = TextStream(plain, ["STOP!"], ChannelParser())
     pushed = stream.push(bytes_of(plain, "go STOP"), ["accepted"] * 7)
     assert pushed.pieces == (Piece("go ", "final", "accepted"),)
@@ -116,7 +116,7 @@ def test_en_07_held_back_text_is_flushed_at_the_end(plain: Tokenizer) -> None:
     assert stream.text() == "go STOP"
 
 
-def test_en_07_many_stops_cost_little(plain: Tokenizer) -> None:
+def test_many_stops_cost_little(plain: Tokenizer) -> None:
     stops = [f"{'ab' * 400}{n}" for n in range(128)]
     ids = bytes_of(plain, "ab" * 3000 + "ab7!")
     started = time.process_time()
@@ -209,9 +209,7 @@ def plain_template(plain: Tokenizer) -> Tokenizer:
 
 @pytest.mark.parametrize("sizes", [(1,), (4,), (50,)])
 @pytest.mark.parametrize("as_text", [False, True])
-def test_en_08_stops_and_thinking_tags(
-    chatml: Tokenizer, plain: Tokenizer, sizes: tuple[int, ...], as_text: bool
-) -> None:
+def test_stops_and_thinking_tags(chatml: Tokenizer, plain: Tokenizer, sizes: tuple[int, ...], as_text: bool) -> None:
     tokenizer = plain_template(plain) if as_text else chatml
     ids = ids_of(tokenizer, "<think>\nI think so\n</think>\n\nthink again think>")
 
@@ -253,12 +251,12 @@ def test_harmony_stops(harmony: Tokenizer) -> None:
     assert run(harmony, ids, ["h"])[0] == {"thinking": "t"}
 
 
-def test_en_20_a_token_of_500_characters(chatml: Tokenizer, plain: Tokenizer) -> None:
+def test_a_token_of_500_characters(chatml: Tokenizer, plain: Tokenizer) -> None:
     ids = bytes_of(plain, "x" * 500 + "\n" * 1000 + "\u200d" * 100)
     assert run(plain, ids, ["xy"], (16,))[0]["final"] == "x" * 500 + "\n" * 1000 + "\u200d" * 100
 
 
-def test_en_20_streaming_time_grows_with_the_length_only(plain: Tokenizer) -> None:
+def test_streaming_time_grows_with_the_length_only(plain: Tokenizer) -> None:
     ids = bytes_of(plain, "a" * 60_000)
     started = time.process_time()
     run(plain, ids, ["ab"], (8,))

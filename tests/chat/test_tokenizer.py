@@ -72,7 +72,7 @@ def test_text_without_tags_encodes_as_the_library_does(
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "a<think>b", "</tool_call>", " <|im_start|> "])
-def test_ck_21_encode_never_makes_control_tokens(chatml: Tokenizer, text: str) -> None:
+def test_encode_never_makes_control_tokens(chatml: Tokenizer, text: str) -> None:
     ids = chatml.encode(text)
     assert not set(ids) & set(chatml.added)
     assert chatml.decode(ids) == text
@@ -87,7 +87,7 @@ def test_a_rendering_encodes_as_the_library_does(chatml: Tokenizer, library: tok
 
 @given(st.lists(st.integers(0, 430), max_size=40))
 @settings(max_examples=300, deadline=None)
-def test_en_19_streamed_text_equals_one_shot_and_the_library(
+def test_streamed_text_equals_one_shot_and_the_library(
     chatml: Tokenizer, library: tokenizers.Tokenizer, ids: list[int]
 ) -> None:
     assert "".join(stream(chatml, ids)) == chatml.decode(ids) == library.decode(ids, skip_special_tokens=True)
@@ -95,7 +95,7 @@ def test_en_19_streamed_text_equals_one_shot_and_the_library(
 
 
 @pytest.mark.parametrize("text", ["🙂👨‍👩‍👧", "你好，世界", "aé\u0301ñ", "\ufffd stays", "𝔘𝔫𝔦"])
-def test_en_19_split_characters_never_flicker(chatml: Tokenizer, text: str) -> None:
+def test_split_characters_never_flicker(chatml: Tokenizer, text: str) -> None:
     ids = chatml.encode(text)
     parts = stream(chatml, ids)
     assert "".join(parts) == text
@@ -103,14 +103,14 @@ def test_en_19_split_characters_never_flicker(chatml: Tokenizer, text: str) -> N
     assert sum(part.count("\ufffd") for part in parts) == text.count("\ufffd")
 
 
-def test_en_19_invalid_bytes_and_half_characters(chatml: Tokenizer) -> None:
+def test_invalid_bytes_and_half_characters(chatml: Tokenizer) -> None:
     byte = {data: i for i in range(300) if (data := chatml.token_bytes(i)) is not None and len(data) == 1}
     ids = [byte[b"\xe4"], byte[b"\xbd"], byte[b"a"], byte[b"\xff"], byte[b"\xed"], byte[b"\xa0"], byte[b"\xf0"]]
     raw = b"\xe4\xbda\xff\xed\xa0\xf0"
     assert "".join(stream(chatml, ids)) == chatml.decode(ids) == raw.decode("utf-8", "replace")
 
 
-def test_en_19_a_lone_surrogate_is_encoded_as_replacement(chatml: Tokenizer) -> None:
+def test_a_lone_surrogate_is_encoded_as_replacement(chatml: Tokenizer) -> None:
     assert chatml.encode("a\ud800b") == chatml.encode("a\ufffdb")
     assert chatml.encode("\ud83d\ude42") == chatml.encode("🙂")
 
@@ -141,7 +141,7 @@ def test_word_level_without_decoder_joins_with_spaces(tmp_path: Path) -> None:
     assert tokenizer.decode([0, 1, 2]) == built.decode([0, 1, 2]) == "a b [UNK]"
 
 
-def test_ck_21_a_control_token_inside_the_vocabulary_is_out_of_reach(tmp_path: Path) -> None:
+def test_a_control_token_inside_the_vocabulary_is_out_of_reach(tmp_path: Path) -> None:
     vocab = {c: i for i, c in enumerate("<|end>a")} | {"<|": 7, "<|e": 8, "<|end|>": 9, "nd": 10, "nd|>": 11, "|>": 12}
     merges = [("<", "|"), ("|", ">"), ("n", "d"), ("nd", "|>"), ("<|", "e"), ("<|e", "nd|>")]
     built = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=True))
@@ -205,7 +205,7 @@ def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
         Tokenizer.load(open_source(tmp_path))
 
 
-def test_ck_22_ids_that_do_not_fit_the_vocabulary(chatml_folder: Path, tmp_path: Path) -> None:
+def test_ids_that_do_not_fit_the_vocabulary(chatml_folder: Path, tmp_path: Path) -> None:
     spec = json.loads((chatml_folder / "tokenizer.json").read_text())
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 100}}')
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))

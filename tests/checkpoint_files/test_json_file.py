@@ -98,7 +98,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 @needs_devices
 @pytest.mark.parametrize("make", [lambda file: link(file, ZERO), pipe], ids=["zero", "pipe"])
 @pytest.mark.parametrize("name", READERS)
-def test_ck_08_every_reader_refuses_what_never_ends(tmp_path: Path, name: str, make: Callable[[Path], Path]) -> None:
+def test_every_reader_refuses_what_never_ends(tmp_path: Path, name: str, make: Callable[[Path], Path]) -> None:
     for other, text in {"config.json": "{}", "tokenizer.json": '{"model": {}}'}.items():
         (tmp_path / other).write_text(text)
     (tmp_path / name).unlink(missing_ok=True)

@@ -35,7 +35,7 @@ def test_the_settings_name_the_default_model(cli: Cli, opened: Opened, monkeypat
     assert opened.pairs[0].name == "demo-hybrid"
 
 
-def test_ui_11_without_a_terminal_it_reads_lines_and_writes_plain_text(cli: Cli, opened: Opened) -> None:
+def test_without_a_terminal_it_reads_lines_and_writes_plain_text(cli: Cli, opened: Opened) -> None:
     result = cli("chat", stdin="one\n\ntwo\n")
     assert result.code == 0 and result.out == "Hello, world!\n" * 2
     assert ">>>" not in result.out and result.err.count("acceptance length 2.50 per cycle, 3.00 per turn") == 2
@@ -201,7 +201,7 @@ def test_a_failed_message_is_taken_back(cli: Cli, opened: Opened, chats: Path) -
     assert [turn.content for turn in kept(chats)] == ["short", "Hello, world!\n"]
 
 
-def test_en_11_a_broken_engine_ends_the_chat_with_7(cli: Cli, opened: Opened, chats: Path) -> None:
+def test_a_broken_engine_ends_the_chat_with_7(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[None, EngineError("dead context", "load again")])
     result = cli("chat", stdin="hi\nho\nhe\n")
     assert result.code == 7 and result.err.endswith("error: dead context\nhint: load again\n")

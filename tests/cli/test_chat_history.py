@@ -57,9 +57,7 @@ def test_save_load_clear_and_names(cli: Cli, opened: Opened, chats: Path) -> Non
     assert "already" in cli("chat", stdin="hi\n/save mine\n").err
 
 
-def test_st_04_a_newer_chat_is_loaded_said_to_be_read_only_and_not_touched(
-    cli: Cli, opened: Opened, chats: Path
-) -> None:
+def test_a_newer_chat_is_loaded_said_to_be_read_only_and_not_touched(cli: Cli, opened: Opened, chats: Path) -> None:
     raw = encode_chat("demo", "", [Turn("user", "from the future")])
     path = history.save(chats, "future", raw.replace(b'"version": %d' % VERSION, b'"version": 9'), replace=False)
     before = path.read_bytes()
@@ -69,7 +67,7 @@ def test_st_04_a_newer_chat_is_loaded_said_to_be_read_only_and_not_touched(
     assert len(history.names(chats)) == 2
 
 
-def test_st_03_a_disk_that_is_full_is_one_warning_and_the_chat_goes_on(
+def test_a_disk_that_is_full_is_one_warning_and_the_chat_goes_on(
     cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -81,7 +79,7 @@ def test_st_03_a_disk_that_is_full_is_one_warning_and_the_chat_goes_on(
     assert result.err.count("warning:") == 1 and "No space left" in result.err
 
 
-def test_st_03_without_home_the_chat_goes_on(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_home_the_chat_goes_on(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "USERPROFILE", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     result = cli("chat", stdin="one\ntwo\n")
@@ -113,7 +111,7 @@ def interrupting(at: int, times: int = 1) -> ScriptedSession:
     return session
 
 
-def test_ui_06_ctrl_c_stops_the_reply_and_keeps_what_came_marked(cli: Cli, opened: Opened, chats: Path) -> None:
+def test_ctrl_c_stops_the_reply_and_keeps_what_came_marked(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: interrupting(at=1)
     result = cli("chat", stdin="one\ntwo\n")
     assert result.code == 0 and result.out == "Hello\nHello\n" and result.err.count("[stopped]") == 2
@@ -121,7 +119,7 @@ def test_ui_06_ctrl_c_stops_the_reply_and_keeps_what_came_marked(cli: Cli, opene
     assert kept(chats)[1].stopped is True
 
 
-def test_ui_06_ctrl_c_before_any_text_takes_the_message_back(cli: Cli, opened: Opened, chats: Path) -> None:
+def test_ctrl_c_before_any_text_takes_the_message_back(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: interrupting(at=0)
     result = cli("chat", stdin="one\n")
     assert result.code == 0 and "taken back" in result.err and kept(chats) == []
@@ -149,7 +147,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
     return prepare
 
 
-def test_ui_06_ctrl_c_at_the_prompt_hints_and_twice_leaves(cli: Cli, opened: Opened, typed: Typed) -> None:
+def test_ctrl_c_at_the_prompt_hints_and_twice_leaves(cli: Cli, opened: Opened, typed: Typed) -> None:
     typed(KeyboardInterrupt, "hi", KeyboardInterrupt, KeyboardInterrupt, "never read")
     result = cli("chat", "--plain")
     assert result.code == 0 and result.err.count("Ctrl-C again") == 2

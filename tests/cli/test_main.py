@@ -86,7 +86,7 @@ def test_the_module_runs_like_the_script() -> None:
 
 
 @pytest.mark.parametrize("env", [{"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
-def test_ui_09_a_poor_locale_gets_replaced_characters(env: dict[str, str]) -> None:
+def test_a_poor_locale_gets_replaced_characters(env: dict[str, str]) -> None:
     ran = python("-c", SCRIPTED, "2", "run", "x", "hé", env=env)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == b"caf? ?? line 0\ncaf? ?? line 1\n" and b"p?ar" in ran.stderr
@@ -94,7 +94,7 @@ def test_ui_09_a_poor_locale_gets_replaced_characters(env: dict[str, str]) -> No
     assert as_json.returncode == 0 and rb"caf\u00e9 \u2713\ud83c\udf4e" in as_json.stdout
 
 
-def test_ui_11_output_into_head_ends_without_a_traceback() -> None:
+def test_output_into_head_ends_without_a_traceback() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPTED, "20000", "run", "x", "hi"],
         cwd=ROOT,
@@ -112,7 +112,7 @@ def test_ui_11_output_into_head_ends_without_a_traceback() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("--version",)])
-def test_ui_11_help_into_a_closed_pipe_ends_quietly(arguments: tuple[str, ...]) -> None:
+def test_help_into_a_closed_pipe_ends_quietly(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -130,7 +130,7 @@ def test_ui_11_help_into_a_closed_pipe_ends_quietly(arguments: tuple[str, ...]) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
-def test_ui_11_closed_streams_are_no_failure() -> None:
+def test_closed_streams_are_no_failure() -> None:
     command = f'exec "{sys.executable}" -m dflash_local --version'
     for closing in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
         closed = subprocess.run(["sh", "-c", f"{command} {closing}"], cwd=ROOT, capture_output=True, timeout=60)
@@ -221,9 +221,7 @@ def test_lines_of_the_console_are_lines_and_texts_keep_their_ends() -> None:
     assert err.getvalue() == f"{odd}two\nlines\nwarning: {odd}error: {odd}hint: {odd}"
 
 
-def test_st_05_a_bad_setting_exits_3_and_names_itself(
-    cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_setting_exits_3_and_names_itself(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASH_DTYPE", "fp8")
     result = cli("run", "demo", "hi")
     assert result.code == 3 and "DFLASH_DTYPE" in result.err and "bfloat16" in result.err

@@ -121,7 +121,7 @@ def test_a_tampered_repository_is_a_remark_and_no_failure(cli: Cli, own_home: Pa
     assert run.code == 4 and "not opened" in run.err
 
 
-def test_reg_12_escape_sequences_of_a_registry_are_shown_and_not_sent(cli: Cli, own_home: Path) -> None:
+def test_escape_sequences_of_a_registry_are_shown_and_not_sent(cli: Cli, own_home: Path) -> None:
     write_overlay(own_home, OVERLAY + '    notes: "a\\e]0;x\\a\\nb"\n    licence: "\\e[2Jfree"\n')
     shown = cli("show", TARGET)
     assert shown.code == 0 and "\x1b" not in shown.out and "\x07" not in shown.out

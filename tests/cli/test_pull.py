@@ -49,7 +49,7 @@ def test_a_whole_pair_is_pulled_and_run_like_the_bundled_one(cli: Cli, toy_hub: 
     assert talked.code == 0 and talked.out.strip() == ours.json["text"].strip()
 
 
-def test_dl_11_a_pair_that_is_here_opens_no_socket(
+def test_a_pair_that_is_here_opens_no_socket(
     cli: Cli, toy_hub: FakeHub, opened: Opened, no_sockets: Callable[[], None]
 ) -> None:
     assert cli("pull", TARGET).code == 0
@@ -106,7 +106,7 @@ def test_dl_a_fault_of_a_file_exits_4_and_says_what(
     assert run.code == 4 and f"dflash pull {TARGET}" in run.err
 
 
-def test_dl_01_a_cut_line_goes_on_and_dl_04_one_bad_copy_is_fetched_again(cli: Cli, toy_hub: FakeHub) -> None:
+def test_a_cut_line_goes_on_and_one_bad_copy_is_fetched_again(cli: Cli, toy_hub: FakeHub) -> None:
     toy_hub.fault(WEIGHTS, "cut", at=0.5)
     toy_hub.fault(WEIGHTS, "corrupt")
     pulled = cli("pull", TARGET)
@@ -114,7 +114,7 @@ def test_dl_01_a_cut_line_goes_on_and_dl_04_one_bad_copy_is_fetched_again(cli: C
     assert "fetched again" in pulled.err
 
 
-def test_dl_10_a_gated_target_names_the_terms_and_keeps_the_token(
+def test_a_gated_target_names_the_terms_and_keeps_the_token(
     cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy_hub.repos[TARGET].gated = True
@@ -128,7 +128,7 @@ def test_dl_10_a_gated_target_names_the_terms_and_keeps_the_token(
     assert cli("pull", TARGET).code == 0
 
 
-def test_dl_12_offline_with_half_a_pair_lists_what_is_missing(
+def test_offline_with_half_a_pair_lists_what_is_missing(
     cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy_hub.fault(WEIGHTS, "404", times=99)
@@ -141,9 +141,7 @@ def test_dl_12_offline_with_half_a_pair_lists_what_is_missing(
     assert pull.code == 4 and "HF_HUB_OFFLINE" in pull.err and WEIGHTS in pull.err and len(toy_hub.requests) == before
 
 
-def test_dl_06_a_full_disk_is_told_before_the_first_byte(
-    cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_told_before_the_first_byte(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = pull.shutil.disk_usage
     monkeypatch.setattr(pull.shutil, "disk_usage", lambda path: usage(path)._replace(free=1_000_000))
     failed = cli("pull", TARGET, "--json")
@@ -152,7 +150,7 @@ def test_dl_06_a_full_disk_is_told_before_the_first_byte(
     assert failed.out == "" and not toy_hub.gets()
 
 
-def test_dl_20_no_such_repository_and_no_server(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_such_repository_and_no_server(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = cli("pull", "some/model", "--drafter", "some/drafter")
     assert missing.code == 4 and "some/model" in missing.err
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -73,7 +73,7 @@ def verified(cli: Cli) -> bool:
 
 
 @pytest.mark.slow  # tests/store/test_pull_processes.py has it of two processes without the commands around them
-def test_dl_13_two_pulls_at_once_fetch_once(toy_hub: FakeHub, running: Running) -> None:
+def test_two_pulls_at_once_fetch_once(toy_hub: FakeHub, running: Running) -> None:
     toy_hub.fault(WEIGHTS, "trickle", rate=SIZE / 3, times=2)
     first = running.start("pull", TARGET)
     assert under_way(toy_hub, 100_000)
@@ -86,7 +86,7 @@ def test_dl_13_two_pulls_at_once_fetch_once(toy_hub: FakeHub, running: Running) 
     assert len(toy_hub.gets(WEIGHTS)) <= 4  # a hub's redirect and a CDN's answer for each of two files
 
 
-def test_dl_22_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_home: Path) -> None:
+def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_home: Path) -> None:
     slowly(toy_hub)
     pull = running.start("pull", TARGET)
     assert under_way(toy_hub)
@@ -102,7 +102,7 @@ def test_dl_22_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running,
     assert again.returncode == 0 and toy_hub.gets("tokenizer.json") == finished and not leftovers(own_home)
 
 
-def test_dl_02_kill_9_leaves_no_orphan_and_the_next_pull_completes(
+def test_kill_9_leaves_no_orphan_and_the_next_pull_completes(
     cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path
 ) -> None:
     slowly(toy_hub, times=2)
@@ -118,7 +118,7 @@ def test_dl_02_kill_9_leaves_no_orphan_and_the_next_pull_completes(
     assert not leftovers(own_home) and verified(cli)
 
 
-def test_dl_22_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHub, running: Running) -> None:
+def test_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHub, running: Running) -> None:
     toy_hub.fault(WEIGHTS, "trickle", rate=SIZE / 2, times=2)
     master, slave = pty.openpty()
     process = running.start("pull", TARGET, err=slave)
@@ -148,7 +148,7 @@ def test_dl_22_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHu
 
 @pytest.mark.needs_torch
 @pytest.mark.slow  # a process loads a pair; the refusal is held in test_rm.py and tests/store/test_removal_refused.py
-def test_dl_24_a_loaded_pair_is_not_removed(cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path) -> None:
+def test_a_loaded_pair_is_not_removed(cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path) -> None:
     assert cli("pull", TARGET).code == 0
     chat = running.start("chat", TARGET, stdin=subprocess.PIPE)
     locks = own_home / ".cache" / "dflash-local" / "locks"

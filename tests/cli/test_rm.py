@@ -82,7 +82,7 @@ def test_what_another_program_put_there_stays_unless_all_is_said(cli: Cli, pulle
     assert cli("rm", TARGET, "--yes", "--all").code == 0 and here(pulled) == set()
 
 
-def test_dl_24_a_repository_in_use_is_refused_with_the_process(cli: Cli, pulled: Path, own_home: Path) -> None:
+def test_a_repository_in_use_is_refused_with_the_process(cli: Cli, pulled: Path, own_home: Path) -> None:
     with lock.using(own_home / ".cache" / "dflash-local" / "locks", TARGET):
         refused = cli("rm", TARGET, "--yes", "--all")
         assert refused.code == 1 and f"{TARGET} is in use by process" in refused.err and len(here(pulled)) == 2

@@ -117,19 +117,19 @@ def test_an_argument_that_is_not_utf8_is_replaced(cli: Cli, opened: Opened) -> N
 
 
 @pytest.mark.parametrize("prompt", ["", "  ", "\n\t"])
-def test_en_04_an_empty_prompt_is_a_usage_error(cli: Cli, opened: Opened, prompt: str) -> None:
+def test_an_empty_prompt_is_a_usage_error(cli: Cli, opened: Opened, prompt: str) -> None:
     result = cli("run", "demo", prompt, stdin=" \n")
     assert result.code == 2 and "no prompt" in result.err and result.out == ""
     assert not opened.sessions, "refused before anything loads"
 
 
 @pytest.mark.parametrize("seed", ["-9223372036854775809", "18446744073709551616", "lucky", "1.5"])
-def test_en_18_a_bad_seed_is_a_usage_error(cli: Cli, opened: Opened, seed: str) -> None:
+def test_a_bad_seed_is_a_usage_error(cli: Cli, opened: Opened, seed: str) -> None:
     result = cli("run", "demo", "hi", "--seed", seed)
     assert result.code == 2 and "seed" in result.err and not opened.sessions
 
 
-def test_en_18_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
+def test_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
     for seed, used in ((0, 0), (2**63, 2**63), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63)):
         assert cli("run", "demo", "hi", "--json", "--seed", str(seed)).json["seed"] == used
 
@@ -188,7 +188,7 @@ def test_thinking_is_kept_off_stdout_and_marked(cli: Cli, opened: Opened) -> Non
     assert (content["text"], content["thinking"]) == ("yes", "hm")
 
 
-def test_ui_01_no_control_sequence_reaches_the_terminal(cli: Cli, opened: Opened) -> None:
+def test_no_control_sequence_reaches_the_terminal(cli: Cli, opened: Opened) -> None:
     pieces = steps(Piece(HOSTILE, "thinking"), Piece(HOSTILE))
     facts = ScriptedFacts(notices=(HOSTILE,), target=HOSTILE)
     opened.make = lambda _pair: ScriptedSession(facts, steps=pieces)
@@ -198,7 +198,7 @@ def test_ui_01_no_control_sequence_reaches_the_terminal(cli: Cli, opened: Opened
     assert "]52;c;" in cli("run", "demo", "hi").out, "shown as visible text"
 
 
-def test_ui_01_an_error_with_control_sequences_is_harmless(cli: Cli, opened: Opened) -> None:
+def test_an_error_with_control_sequences_is_harmless(cli: Cli, opened: Opened) -> None:
     def broken(_pair: object) -> ScriptedSession:
         raise CheckpointError(f"bad tensor {HOSTILE}\nsecond line", HOSTILE)
 
@@ -213,7 +213,7 @@ def answering(**how: Any) -> Callable[[object], ScriptedSession]:
     return lambda _pair: ScriptedSession(**how)
 
 
-def test_ui_02_a_sequence_split_across_steps_gives_the_same(cli: Cli, opened: Opened) -> None:
+def test_a_sequence_split_across_steps_gives_the_same(cli: Cli, opened: Opened) -> None:
     outputs = set()
     for cuts in ([], [1], [2, 3], list(range(1, len(HOSTILE)))):
         edges = [0, *cuts, len(HOSTILE)]
@@ -258,7 +258,7 @@ def test_notices_of_load_and_reply_are_shown_on_stderr(cli: Cli, opened: Opened)
     assert result.out == "Hello, world!\n"
 
 
-def test_ui_06_ctrl_c_stops_the_reply_keeps_what_came_and_exits_130(cli: Cli, opened: Opened) -> None:
+def test_ctrl_c_stops_the_reply_keeps_what_came_and_exits_130(cli: Cli, opened: Opened) -> None:
     def press(index: int) -> None:
         if index == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -272,7 +272,7 @@ def test_ui_06_ctrl_c_stops_the_reply_keeps_what_came_and_exits_130(cli: Cli, op
     assert session.closed and signal.getsignal(signal.SIGINT) is before
 
 
-def test_ui_06_ctrl_c_under_json_leaves_stdout_empty(cli: Cli, opened: Opened) -> None:
+def test_ctrl_c_under_json_leaves_stdout_empty(cli: Cli, opened: Opened) -> None:
     def press(_index: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         session.gate = threading.Event()
@@ -283,7 +283,7 @@ def test_ui_06_ctrl_c_under_json_leaves_stdout_empty(cli: Cli, opened: Opened) -
     assert result.code == 130 and result.out == "" and json.loads(result.err)["error"]["type"] == "Interrupted"
 
 
-def test_ui_06_ctrl_c_while_loading_exits_130(cli: Cli, opened: Opened) -> None:
+def test_ctrl_c_while_loading_exits_130(cli: Cli, opened: Opened) -> None:
     def interrupted(_pair: object) -> ScriptedSession:
         raise KeyboardInterrupt
 

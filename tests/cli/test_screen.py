@@ -49,7 +49,7 @@ def acting(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any], int]) -> None:
     monkeypatch.setattr("dflash_local.cli.chat.application", lambda _console: run)
 
 
-def test_ui_10_ui_11_only_a_real_terminal_gets_the_screen(
+def test_only_a_real_terminal_gets_the_screen(
     cli: Cli, opened: Opened, person: None, shown: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builtins, "input", lambda _prompt: (_ for _ in ()).throw(EOFError))
@@ -125,7 +125,7 @@ def test_the_exit_code_is_the_screens_or_7_for_a_broken_session(
     assert result.code == 7 and "the session broke" in result.err and opened.session.closed
 
 
-def test_ui_09_where_the_encoding_is_poor_signs_stand_for_signs() -> None:
+def test_where_the_encoding_is_poor_signs_stand_for_signs() -> None:
     draw_plainly()
     shown = "╭─╮│█▌░ ▲ a·b ‹c› 模é".encode("ascii", "dflash-screen")
     assert shown == b"+-+|#|. ! a.b <c> ??"

@@ -30,7 +30,7 @@ CHAT = "/v1/chat/completions"
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_srv_14_it_serves_until_sigterm_and_exits_0(serving: Callable[..., Result], opened: Opened) -> None:
+def test_it_serves_until_sigterm_and_exits_0(serving: Callable[..., Result], opened: Opened) -> None:
     seen: dict[str, Any] = {}
 
     def visit(client: Client) -> None:
@@ -54,12 +54,12 @@ def test_the_context_is_told_before_anything_is_loaded(serving: Callable[..., Re
     assert seen[0]["data"][0]["max_model_len"] == 1000 and not opened.sessions
 
 
-def test_srv_14_ctrl_c_is_an_orderly_end_too(serving: Callable[..., Result], opened: Opened) -> None:
+def test_ctrl_c_is_an_orderly_end_too(serving: Callable[..., Result], opened: Opened) -> None:
     assert serving(lambda client: None, "demo", by=signal.SIGINT).code == 0
     assert all(session.closed for session in opened.sessions)
 
 
-def test_srv_14_open_streams_end_with_an_error_event(serving: Callable[..., Result], opened: Opened) -> None:
+def test_open_streams_end_with_an_error_event(serving: Callable[..., Result], opened: Opened) -> None:
     opened.make = lambda _pair: ScriptedSession(gate=threading.Event())
     streams: list[bytes] = []
     threads: list[threading.Thread] = []
@@ -83,7 +83,7 @@ def test_srv_14_open_streams_end_with_an_error_event(serving: Callable[..., Resu
     assert len(streams) == 3 and all(b"stopping" in raw for raw in streams)
 
 
-def test_srv_15_a_broken_engine_exits_7(serving: Callable[..., Result], opened: Opened) -> None:
+def test_a_broken_engine_exits_7(serving: Callable[..., Result], opened: Opened) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[EngineError("the kernel died")])
     seen: list[tuple[int, Any]] = []
 
@@ -112,13 +112,13 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_exit_code(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "myhost.lan"])
-def test_srv_10_an_open_address_without_a_token_is_refused(cli: Cli, opened: Opened, host: str) -> None:
+def test_an_open_address_without_a_token_is_refused(cli: Cli, opened: Opened, host: str) -> None:
     result = cli("serve", "demo", "--host", host)
     assert result.code == 2 and "token" in result.err and "DFLASH_TOKEN" in result.err and "ssh -L" in result.err
     assert not opened.sessions
 
 
-def test_srv_10_a_token_opens_it_and_is_asked_for(
+def test_a_token_opens_it_and_is_asked_for(
     serving: Callable[..., Result], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DFLASH_TOKEN", "a-secret-of-mine")
@@ -134,7 +134,7 @@ def test_srv_10_a_token_opens_it_and_is_asked_for(
     assert "a-secret-of-mine" not in result.err and "$DFLASH_TOKEN" in result.err
 
 
-def test_srv_11_tokens_that_no_header_can_carry_are_refused(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+def test_tokens_that_no_header_can_carry_are_refused(cli: Cli, opened: Opened, tmp_path: Path) -> None:
     for token in ("short", "with space in it", "new\nline-in-it", "é" * 10):
         result = cli("serve", "demo", "--token", token)
         assert result.code == 2 and token not in result.err
@@ -142,9 +142,7 @@ def test_srv_11_tokens_that_no_header_can_carry_are_refused(cli: Cli, opened: Op
     assert cli("serve", "demo", "--token-file", str(tmp_path / "none")).code == 2
 
 
-def test_srv_11_a_token_file_may_end_with_a_line_break(
-    serving: Callable[..., Result], opened: Opened, tmp_path: Path
-) -> None:
+def test_a_token_file_may_end_with_a_line_break(serving: Callable[..., Result], opened: Opened, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("from-a-file-123\n", encoding="utf-8")
     seen: list[int] = []
@@ -155,7 +153,7 @@ def test_srv_11_a_token_file_may_end_with_a_line_break(
     assert serving(visit, "demo", "--token-file", str(file)).code == 0 and seen == [200]
 
 
-def test_srv_12_a_port_in_use_is_exit_2_before_anything_is_loaded(cli: Cli, opened: Opened) -> None:
+def test_a_port_in_use_is_exit_2_before_anything_is_loaded(cli: Cli, opened: Opened) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = cli("serve", "demo", "--port", str(port))
@@ -164,12 +162,12 @@ def test_srv_12_a_port_in_use_is_exit_2_before_anything_is_loaded(cli: Cli, open
 
 
 @pytest.mark.parametrize("argv", [("--port", "70000"), ("--host", "203.0.113.9", "--token", "long-enough-token")])
-def test_srv_12_impossible_ports_and_addresses_are_exit_2(cli: Cli, opened: Opened, argv: tuple[str, ...]) -> None:
+def test_impossible_ports_and_addresses_are_exit_2(cli: Cli, opened: Opened, argv: tuple[str, ...]) -> None:
     result = cli("serve", "demo", *argv)
     assert result.code == 2 and argv[0] in result.err and not opened.sessions
 
 
-def test_srv_09_a_folder_is_served_by_its_name_never_by_its_path(
+def test_a_folder_is_served_by_its_name_never_by_its_path(
     serving: Callable[..., Result], opened: Opened, toys: Path
 ) -> None:
     seen: list[Any] = []

@@ -247,7 +247,7 @@ def test_plan_of_a_target_quantised_for_servers_says_where_replies_differ(cli: C
     assert "quantised for" not in cli("plan", str(tmp_path), "--gpu-memory", "16").out
 
 
-def test_pl_01_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     gone = cli("plan", "Qwen/Qwen3-4B", "--device", "cuda")
     assert gone.code == 2 and "device 'cuda' is not there" in gone.err and "Traceback" not in gone.err

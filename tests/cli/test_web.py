@@ -123,7 +123,7 @@ def test_without_its_library_it_says_how_to_get_it(cli: Cli, opened: Opened, mon
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
-def test_web_08_other_machines_need_a_token(cli: Cli, opened: Opened, host: str) -> None:
+def test_other_machines_need_a_token(cli: Cli, opened: Opened, host: str) -> None:
     result = cli("web", "demo", "--host", host)
     assert result.code == 2 and "token" in result.err and not opened.sessions
 
@@ -250,7 +250,7 @@ def test_a_server_that_will_not_do_ends_it(
 
 
 @needs_page
-def test_srv_11_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint(
+def test_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint(
     web: Web, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DFLASH_TOKEN", TOKEN)
@@ -355,7 +355,7 @@ print(json.dumps({
 
 
 @needs_page
-def test_web_08_no_variable_shares_opens_or_reports_anything(own_home: Path) -> None:
+def test_no_variable_shares_opens_or_reports_anything(own_home: Path) -> None:
     environ = {**os.environ, **OPENERS, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", INSIDE], env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

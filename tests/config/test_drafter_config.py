@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_ck_17_bad_values_are_named_at_once(name: str) -> None:
+def test_bad_values_are_named_at_once(name: str) -> None:
     changes, said = REFUSED[name]
     start = time.process_time()
     with pytest.raises(CheckpointError, match=said) as caught:
@@ -156,14 +156,14 @@ def test_ck_17_bad_values_are_named_at_once(name: str) -> None:
     assert str(HERE) in caught.value.message and len(caught.value.message) < 400
 
 
-def test_ck_17_head_dim_that_does_not_match_the_tensors() -> None:
+def test_head_dim_that_does_not_match_the_tensors() -> None:
     config = read()
     tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensor_shapes(64).items()}
     with pytest.raises(CheckpointError, match=r"has shape \[\d+(, 64)?\], expected"):
         check_tensors(Checkpoint(SafetensorsFolder(HERE), {}, tensors), config, 64)
 
 
-def test_ck_09_auto_map_is_ignored() -> None:
+def test_auto_map_is_ignored() -> None:
     assert read(auto_map={"AutoModel": "evil.Model"}) == read()
 
 

@@ -60,7 +60,7 @@ def events_until_the_end(session: Session, prompt: list[int], new: int = 24) -> 
 @BOTH
 @pytest.mark.parametrize("step", ["prefill", "verify"])
 @pytest.mark.parametrize("fault", FULL, ids=lambda fault: type(fault).__name__)
-def test_en_10_memory_that_runs_out_ends_the_reply_and_not_the_session(
+def test_memory_that_runs_out_ends_the_reply_and_not_the_session(
     new_session: Build, family: str, step: str, fault: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = random_prompt(9)
@@ -100,7 +100,7 @@ def test_the_context_never_grows_and_keeps_a_reserve() -> None:
 
 @pytest.mark.parametrize("fault", LOST, ids=str)
 @pytest.mark.parametrize("step", ["prefill", "verify"])
-def test_en_11_a_lost_context_is_told_in_a_line_and_never_used_again(
+def test_a_lost_context_is_told_in_a_line_and_never_used_again(
     new_session: Build, step: str, fault: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = random_prompt(9)

@@ -236,14 +236,14 @@ NORM = "model.layers.1.mlp.down_proj.weight"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop(NORM), f"{NORM}.*missing|missing.*{NORM}"),  # CK-01
-        (lambda t: t.update({"model.layers.1.extra.weight": torch.ones(2)}), "model.layers.1.extra.weight"),  # CK-02
-        (lambda t: t.update({NORM: torch.ones(3, 3)}), NORM),  # CK-03
-        (lambda t: t[NORM].view(-1)[:1].fill_(float("nan")), NORM),  # CK-05
+        (lambda t: t.pop(NORM), f"{NORM}.*missing|missing.*{NORM}"),
+        (lambda t: t.update({"model.layers.1.extra.weight": torch.ones(2)}), "model.layers.1.extra.weight"),
+        (lambda t: t.update({NORM: torch.ones(3, 3)}), NORM),
+        (lambda t: t[NORM].view(-1)[:1].fill_(float("nan")), NORM),
     ],
-    ids=["CK-01 missing", "CK-02 extra", "CK-03 shape", "CK-05 nan"],
+    ids=["missing", "extra", "shape", "nan"],
 )
-def test_ck_01_02_03_05_a_damaged_target_is_refused_by_tensor_name(
+def test_a_damaged_target_is_refused_by_tensor_name(
     change: Callable[[dict[str, torch.Tensor]], None], message: str, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message) as error:
@@ -251,7 +251,7 @@ def test_ck_01_02_03_05_a_damaged_target_is_refused_by_tensor_name(
     assert error.value.exit_code == 6
 
 
-def test_ck_12_a_mismatched_pair_is_refused_before_weights_and_mismatch_can_be_allowed(
+def test_a_mismatched_pair_is_refused_before_weights_and_mismatch_can_be_allowed(
     saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
     drafter = save_drafter(tmp_path / "drafter", num_target_layers=6)
@@ -284,7 +284,7 @@ def test_the_reference_engine_says_that_it_drafts_in_full(saved: Callable[[str],
         assert session.facts.load.drafter_precision == "full"
 
 
-def test_ck_16_the_drafters_position_table_caps_the_context(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_drafters_position_table_caps_the_context(saved: Callable[[str], Path], tmp_path: Path) -> None:
     session = open_pair(saved("qwen3"), save_drafter(tmp_path / "drafter", max_position_embeddings=64))
     assert session.facts.context == 64
     assert len(ask(session, PROMPT, 500).ids) == 64 - len(PROMPT)
@@ -317,7 +317,7 @@ def test_a_draft_window_changes_drafts_never_text() -> None:
     assert list(reply.finished.stats.acceptance_lengths) != case["acceptance_lengths"]
 
 
-def test_pl_03_a_device_that_fills_up_while_loading_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fills_up_while_loading_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 

@@ -1,4 +1,4 @@
-"""EN-26 (docs/test-ids.md): L3 and L4 (a) on the trained demo pairs, and equality in every mode.
+"""L3 and L4 (a) on the trained demo pairs, and equality in every mode.
 
 L1 and L2 stand in test_lossless_greedy.py and test_lossless_sampling.py; L4 (b) is ``dflash certify``.
 """
@@ -43,7 +43,7 @@ SAMPLINGS = (SamplingParams(seed=7), SamplingParams(temperature=0.8, seed=7))
     ("pair", "count", "new"),
     [*((pair, 1, 32) for pair in BUNDLED), *(pytest.param(pair, 3, 120, marks=pytest.mark.slow) for pair in BUNDLED)],
 )
-def test_en_26_text_is_the_same_in_both_modes_and_every_block_size(pair: str, count: int, new: int) -> None:
+def test_text_is_the_same_in_both_modes_and_every_block_size(pair: str, count: int, new: int) -> None:
     session = session_of(pair)
     for prompt in prompts(count):
         for sampling in SAMPLINGS:
@@ -55,9 +55,7 @@ def test_en_26_text_is_the_same_in_both_modes_and_every_block_size(pair: str, co
 
 
 @PAIRS
-def test_en_26_l4a_every_token_is_the_argmax_of_the_row_that_emitted_it(
-    pair: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_token_is_the_argmax_of_the_row_that_emitted_it(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of(pair)
     session.reset()
     rows: list[torch.Tensor] = []
@@ -98,7 +96,7 @@ def sampled(session: Session, params: SamplingParams, tokens: int) -> Iterator[t
     ("pair", "tokens"),
     [("demo-hybrid", 400), *(pytest.param(pair, 10_000, marks=pytest.mark.slow) for pair in BUNDLED)],
 )
-def test_en_26_l3_sampled_text_follows_the_targets_distribution(pair: str, tokens: int) -> None:
+def test_sampled_text_follows_the_targets_distribution(pair: str, tokens: int) -> None:
     """z of the summed surprise is N(0,1) and the randomised PIT uniform, if the sampling is lossless.
 
     At temperature 2 these toys are uncertain enough for the test to have power.

@@ -1,4 +1,4 @@
-"""L1 (docs/test-ids.md): with any drafter and block size the ids equal the target's own, float32."""
+"""L1: with any drafter and block size the ids equal the target's own, float32."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check(family: str, prompt_length: int, blocks: Mapping[int, Sequence[str]], 
             assert ids == want, f"{family}, prompt of {prompt_length}, block {block}, drafter {name}"
             if name == "never right":
                 assert all(c.accepted == 0 for c in cycles)
-            if name == "oracle":  # EN-14: everything accepted, and the bonus token is right
+            if name == "oracle":  # everything accepted, and the bonus token is right
                 assert all(c.accepted == c.drafted == block - 1 for c in cycles)
 
 
@@ -106,7 +106,7 @@ def test_l1_greedy_full_grid(family: str, prompt_length: int) -> None:
 
 
 @pytest.mark.parametrize("family", FULL_GRID)
-def test_en_13_en_14_state_after_all_or_nothing_equals_the_autoregressive_one(family: str) -> None:
+def test_state_after_all_or_nothing_equals_the_autoregressive_one(family: str) -> None:
     prompt = prompt_of(9)
     text, target = autoregressive(family, prompt), target_of(family)
 

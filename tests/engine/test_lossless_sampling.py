@@ -1,4 +1,4 @@
-"""L2 (docs/test-ids.md): the real loop samples exactly p, by chi-square on a target whose p is known.
+"""L2: the real loop samples exactly p, by chi-square on a target whose p is known.
 
 The target is a table: the next token depends on the last one only. Counts are stratified by the slot
 within the cycle, because a window that never reaches the bonus slot cannot see a bug there. The loops

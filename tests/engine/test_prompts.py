@@ -32,7 +32,7 @@ def test_a_prompt_with_the_template_applied_is_the_conversation_itself() -> None
     assert ids_of(session, text) == ids_of(session, chat)
 
 
-def test_ck_21_the_same_text_in_a_message_makes_no_control_token() -> None:
+def test_the_same_text_in_a_message_makes_no_control_token() -> None:
     session = demo()
     assert session.tokenizer is not None
     harmless = [i for i in session.render(user_request("x")).ids if i in session.tokenizer.added]
@@ -50,7 +50,7 @@ def test_bos_comes_once_whether_the_text_has_it_or_not(monkeypatch: pytest.Monke
     assert session.render(Request(prompt="<|endoftext|>One two.")).ids == alone
 
 
-def test_en_01_a_hopeless_prompt_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hopeless_prompt_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     session = demo()
     session.generate(user_request("warm"))
     assert session.tokenizer is not None
@@ -62,7 +62,7 @@ def test_en_01_a_hopeless_prompt_is_refused_by_its_length(monkeypatch: pytest.Mo
     assert session.tokenizer._worker.pid == child
 
 
-def test_en_09_cancel_while_the_prompt_is_prepared_ends_there_and_stays_healthy(
+def test_cancel_while_the_prompt_is_prepared_ends_there_and_stays_healthy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = demo()

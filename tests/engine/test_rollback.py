@@ -1,4 +1,4 @@
-"""EN-22: a recurrent target's state after any accept pattern is the commit of what it recorded."""
+"""A recurrent target's state after any accept pattern is the commit of what it recorded."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def replay(cycles: int, family: str) -> None:
 
 
 @pytest.mark.parametrize("cycles", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_en_22_state_equals_a_commit_from_scratch_over_random_cycles(cycles: int) -> None:
+def test_state_equals_a_commit_from_scratch_over_random_cycles(cycles: int) -> None:
     replay(cycles, "qwen3_5")
 
 
 @pytest.mark.parametrize("cycles", [100, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "qwen3_5_wrapped"])
-def test_en_22_state_equals_a_commit_from_scratch_on_the_other_hybrids(family: str, cycles: int) -> None:
+def test_state_equals_a_commit_from_scratch_on_the_other_hybrids(family: str, cycles: int) -> None:
     replay(cycles, family)
 
 

@@ -69,7 +69,7 @@ def test_probabilities_equal_a_float64_reference(params: SamplingParams) -> None
     ],
     ids=str,
 )
-def test_en_16_at_least_one_token_is_kept(params: SamplingParams) -> None:
+def test_at_least_one_token_is_kept(params: SamplingParams) -> None:
     logits = torch.randn(16, V)
     probabilities = log_probabilities(logits, params).exp()
     assert torch.equal(probabilities.argmax(-1), logits.argmax(-1))
@@ -77,7 +77,7 @@ def test_en_16_at_least_one_token_is_kept(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.75, 2), (0.875, 3), (0.9375, 5), (0.96875, 5)])
-def test_en_16_a_sum_that_equals_top_p_is_enough(top_p: float, kept: int) -> None:
+def test_a_sum_that_equals_top_p_is_enough(top_p: float, kept: int) -> None:
     """The fewest tokens whose sum reaches it, as in vLLM; those that tie with the last one stay as well."""
     shares, places = torch.tensor([1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16]), [40, 3, 17, 63, 0]
     logits = torch.full((6, V), -1e4).index_copy_(1, torch.tensor(places), shares.log().expand(6, -1))
@@ -98,7 +98,7 @@ def test_en_16_a_sum_that_equals_top_p_is_enough(top_p: float, kept: int) -> Non
     assert chosen == set(places[:kept])
 
 
-def test_en_16_top_k_zero_and_beyond_the_vocabulary_keep_everything() -> None:
+def test_top_k_zero_and_beyond_the_vocabulary_keep_everything() -> None:
     logits = torch.randn(4, V)
     plain = log_probabilities(logits, SamplingParams(temperature=1.0))
     for top_k in (0, V, V + 1):
@@ -107,26 +107,26 @@ def test_en_16_top_k_zero_and_beyond_the_vocabulary_keep_everything() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 9e-6])
-def test_en_15_tiny_temperatures_are_greedy(temperature: float) -> None:
+def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     sampler = Sampler(SamplingParams(temperature=temperature), 1, V, torch.tensor([1]))
     assert sampler.noise(0, 4) is None
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 2.0, 5.0])
-def test_en_15_extreme_temperatures_do_not_overflow(temperature: float) -> None:
+def test_extreme_temperatures_do_not_overflow(temperature: float) -> None:
     sampler = Sampler(SamplingParams(temperature=temperature), 1, V, torch.tensor([1]))
     logits = torch.randn(3, V) * 1000
     assert torch.isfinite(sampler.scores(logits, torch.tensor([1, 2]), sampler.noise(5, 3)).amax(-1)).all()
 
 
 @pytest.mark.parametrize("temperature", [100.0, -1.0, math.nan, math.inf, 5.1])
-def test_en_15_bad_temperatures_are_refused_by_name(temperature: float) -> None:
+def test_bad_temperatures_are_refused_by_name(temperature: float) -> None:
     with pytest.raises(UsageError, match="temperature"):
         SamplingParams(temperature=temperature)
 
 
 @pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, "7", 1.5, True])
-def test_en_18_bad_seeds_are_refused_by_name(seed: object) -> None:
+def test_bad_seeds_are_refused_by_name(seed: object) -> None:
     with pytest.raises(UsageError, match="seed"):
         SamplingParams(seed=seed)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""EN ids of docs/test-ids.md on whole requests: limits, stops, cancel, faults, seeds, reuse."""
+"""Whole requests: limits, stops, cancel, faults, seeds, reuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def oracle(family: str, wrong_every: int = 0) -> Oracle:
     return Oracle(VOCAB, text_of(family, tuple(PROMPT)), wrong_every)
 
 
-def test_en_01_prompt_longer_than_the_context_names_both_counts(new_session: Build) -> None:
+def test_prompt_longer_than_the_context_names_both_counts(new_session: Build) -> None:
     session = new_session("qwen3", RandomDrafts(VOCAB), context=20)
     with pytest.raises(ContextError, match="21 tokens.*20") as error:
         ask(session, random_prompt(21))
@@ -40,7 +40,7 @@ def test_en_01_prompt_longer_than_the_context_names_both_counts(new_session: Bui
 
 @BOTH
 @pytest.mark.parametrize("room", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1])
-def test_en_02_prompt_close_to_the_context_finishes_with_length(new_session: Build, family: str, room: int) -> None:
+def test_prompt_close_to_the_context_finishes_with_length(new_session: Build, family: str, room: int) -> None:
     session = new_session(family, oracle(family, 3), context=len(PROMPT) + room)
     reply = ask(session, PROMPT)
     assert reply.finished.reason == "length"
@@ -50,7 +50,7 @@ def test_en_02_prompt_close_to_the_context_finishes_with_length(new_session: Bui
 
 @BOTH
 @pytest.mark.parametrize("new", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 30])
-def test_en_03_exactly_as_many_tokens_as_asked(new_session: Build, family: str, new: int) -> None:
+def test_exactly_as_many_tokens_as_asked(new_session: Build, family: str, new: int) -> None:
     for wrong_every in (0, 2, 1):
         reply = ask(new_session(family, oracle(family, wrong_every)), PROMPT, new)
         assert reply.ids == list(text_of(family, tuple(PROMPT)))[len(PROMPT) :][:new]
@@ -65,19 +65,19 @@ def test_acceptance_lengths_are_not_cut_at_the_limit(new_session: Build) -> None
 
 
 @pytest.mark.parametrize("prompt", [[5], [0]])
-def test_en_04_one_token_prompts_work(new_session: Build, prompt: list[int]) -> None:
+def test_one_token_prompts_work(new_session: Build, prompt: list[int]) -> None:
     text = text_of("qwen3", tuple(prompt), 20)
     assert ask(new_session("qwen3", Oracle(VOCAB, text)), prompt, 20).ids == list(text[1:])
 
 
-def test_en_04_no_prompt_is_a_usage_error() -> None:
+def test_no_prompt_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="prompt"):
         Request(limits=Limits())
 
 
 @BOTH
 @pytest.mark.parametrize("at", range(2 * BLOCK + 2))
-def test_en_05_nothing_follows_a_stop_id_in_any_slot(new_session: Build, family: str, at: int) -> None:
+def test_nothing_follows_a_stop_id_in_any_slot(new_session: Build, family: str, at: int) -> None:
     """With an oracle the reply's token 0 is the prompt's, 8 and 16 are bonus tokens, the rest accepted drafts."""
     text = list(text_of(family, tuple(PROMPT)))
     stop = text[len(PROMPT) + at]
@@ -92,7 +92,7 @@ def test_en_05_nothing_follows_a_stop_id_in_any_slot(new_session: Build, family:
     assert lengths == (BLOCK,) * -(-(len(reply.ids) - 1) // BLOCK), "the text is cut at its stop id, not its cycle"
 
 
-def test_en_06_a_stop_id_that_is_drafted_but_not_accepted_does_not_stop(new_session: Build) -> None:
+def test_a_stop_id_that_is_drafted_but_not_accepted_does_not_stop(new_session: Build) -> None:
     text = text_of("qwen3", tuple(PROMPT))
     unused = next(i for i in range(VOCAB) if i not in text)
 
@@ -106,9 +106,7 @@ def test_en_06_a_stop_id_that_is_drafted_but_not_accepted_does_not_stop(new_sess
 
 @BOTH
 @pytest.mark.parametrize("asked", [1, 2, 3, 4])
-def test_en_09_en_23_cancel_ends_within_a_cycle_and_reuse_equals_a_cold_start(
-    new_session: Build, family: str, asked: int
-) -> None:
+def test_cancel_ends_within_a_cycle_and_reuse_equals_a_cold_start(new_session: Build, family: str, asked: int) -> None:
     """The n-th question is answered yes: in prefill, then before the second, third... cycle."""
     text = list(text_of(family, tuple(PROMPT)))
     session = new_session(family, oracle(family, 5))
@@ -147,7 +145,7 @@ def poison(session: Session, monkeypatch: pytest.MonkeyPatch, call: int, row: in
 
 @BOTH
 @pytest.mark.parametrize(("call", "row"), [(1, 0), (2, 0), (3, 5)])
-def test_en_12_nan_in_a_verify_row_ends_the_request_and_poisons_nothing(
+def test_nan_in_a_verify_row_ends_the_request_and_poisons_nothing(
     new_session: Build, family: str, call: int, row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = new_session(family, oracle(family, 5))
@@ -158,7 +156,7 @@ def test_en_12_nan_in_a_verify_row_ends_the_request_and_poisons_nothing(
     assert ask(session, PROMPT, 40).ids == list(text_of(family, tuple(PROMPT)))[len(PROMPT) :][:40]
 
 
-def test_en_13_a_hopeless_drafter_is_switched_off_with_a_notice(new_session: Build) -> None:
+def test_a_hopeless_drafter_is_switched_off_with_a_notice(new_session: Build) -> None:
     text = text_of("qwen3", tuple(PROMPT))
     reply = ask(new_session("qwen3", Oracle(VOCAB, text, wrong_every=1)), PROMPT, 60)
     assert reply.ids == list(text[len(PROMPT) : len(PROMPT) + 60])
@@ -169,9 +167,7 @@ def test_en_13_a_hopeless_drafter_is_switched_off_with_a_notice(new_session: Bui
 
 
 @BOTH_IN_THE_LONG_TESTS
-def test_en_17_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(
-    new_session: Build, family: str
-) -> None:
+def test_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(new_session: Build, family: str) -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=2**63 + 5)
     want = ask(new_session(family, None), PROMPT, 24, sampling=sampling, mode="ar").ids
     text = [*PROMPT, *want]
@@ -203,7 +199,7 @@ def test_a_request_without_a_seed_draws_a_fresh_one_and_says_it(new_session: Bui
         (lambda n: torch.zeros(n + 1, dtype=torch.long), "shape"),
     ],
 )
-def test_en_21_impossible_drafts_are_a_typed_error(
+def test_impossible_drafts_are_a_typed_error(
     new_session: Build, proposal: Callable[[int], torch.Tensor], message: str
 ) -> None:
     class Impossible(Planted):
@@ -223,7 +219,7 @@ def test_en_21_impossible_drafts_are_a_typed_error(
 
 
 @pytest.mark.parametrize("prompt", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])  # two chunks, and many
-def test_en_27_thousands_of_equal_tokens_reach_the_limit(new_session: Build, prompt: int) -> None:
+def test_thousands_of_equal_tokens_reach_the_limit(new_session: Build, prompt: int) -> None:
     session = new_session("qwen3", RandomDrafts(VOCAB), context=prompt + 100)
     reply = ask(session, [7] * prompt, 200)
     assert reply.finished.reason == "length" and reply.finished.usage.completion_tokens == 100

@@ -73,7 +73,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_ck_04_what_is_no_safetensors_is_named(tmp_path: Path, name: str) -> None:
+def test_what_is_no_safetensors_is_named(tmp_path: Path, name: str) -> None:
     data, said = DAMAGED[name]
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(data)
@@ -102,13 +102,13 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_ck_04_damaged_header(tmp_path: Path, name: str) -> None:
+def test_damaged_header(tmp_path: Path, name: str) -> None:
     header, size, said = HEADERS[name]
     with pytest.raises(CheckpointError, match=said):
         read_header(raw_file(tmp_path, header, bytes(size)))
 
 
-def test_ck_07_too_many_tensors_and_too_long_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tensors_and_too_long_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert safetensors_header.MAX_ENTRIES == 300_000 and MAX_HEADER_BYTES == 100_000_000  # a mixture stored per expert
     monkeypatch.setattr(safetensors_header, "MAX_ENTRIES", 50)
     entries = {f"t{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(50)}
@@ -137,7 +137,7 @@ def test_shards_are_checked_against_the_index(tmp_path: Path) -> None:
     refused(good, "'a.weight' is in both")
 
 
-def test_ck_05_nan_and_infinity_name_the_tensor(tmp_path: Path) -> None:
+def test_nan_and_infinity_name_the_tensor(tmp_path: Path) -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         folder_with(tmp_path, {"ok": torch.ones(3), "broken": torch.tensor([1.0, bad])})
         with pytest.raises(CheckpointError, match="tensor broken in .* holds NaN or infinity"):
@@ -147,14 +147,14 @@ def test_ck_05_nan_and_infinity_name_the_tensor(tmp_path: Path) -> None:
         list(Checkpoint.open(tmp_path).read(dtype=torch.float16))
 
 
-def test_ck_06_zero_and_huge_tensors_are_noticed(tmp_path: Path) -> None:
+def test_zero_and_huge_tensors_are_noticed(tmp_path: Path) -> None:
     heard: list[str] = []
     folder_with(tmp_path, {"z.weight": torch.zeros(3), "h.weight": torch.tensor([1e30]), "z.bias": torch.zeros(3)})
     assert len(list(Checkpoint.open(tmp_path).read(on_notice=heard.append))) == 3
     assert len(heard) == 2 and any("z.weight is all zeros" in h for h in heard) and any("h.weight" in h for h in heard)
 
 
-def test_ck_08_pickles_are_refused_and_never_opened(tmp_path: Path) -> None:
+def test_pickles_are_refused_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").mkdir()  # opening it would fail differently
     with pytest.raises(CheckpointError, match="pytorch_model.bin .*safetensors and GGUF only"):

@@ -162,7 +162,7 @@ def test_golden_data_notices_wrong_inputs(golden: Any) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("context", [0, 1, 11, 12, 13, 40])
-def test_en_25_equals_naive_forward(name: str, context: int) -> None:
+def test_equals_naive_forward(name: str, context: int) -> None:
     cfg = config(**VARIANTS[name])
     drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, context)
@@ -171,7 +171,7 @@ def test_en_25_equals_naive_forward(name: str, context: int) -> None:
 
 
 @pytest.mark.parametrize("change", [{"windows": (11, None)}, {"windows": (13, None)}, {"causal": (False, False)}])
-def test_en_25_window_off_by_one_and_lost_causality_are_visible(change: Any) -> None:
+def test_window_off_by_one_and_lost_causality_are_visible(change: Any) -> None:
     cfg = config(**SWA)
     good = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)

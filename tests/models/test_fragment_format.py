@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -285,32 +284,6 @@ def test_a_product_that_takes_another_time_than_when_it_was_chosen_is_measured_a
     assert len(dict(record.microseconds.items() - before.items())) == (2 if changed else 0)
     assert not timed_again(lambda timer: choose_configs(layers, 16, timer=timer), clock)
     assert len(clock.timed) == 2, "measured again once"
-
-
-def test_low_clocks_alone_bring_no_new_choice(card: None, record: KernelRecord, clock: CardClock) -> None:
-    layers = some_layers()
-    choose_configs(layers, 16)
-    before = dict(record.microseconds)
-    clock.warmed.clear()
-    clock.until_warm = 2.0
-    assert not timed_again(lambda timer: choose_configs(layers, 16, timer=timer), clock)
-    assert clock.warmed == [1.0] and record.microseconds == before and len(clock.timed) == 3
-
-
-def test_a_choice_of_an_older_record_which_has_no_times_is_made_again(
-    card: None, record: KernelRecord, clock: CardClock
-) -> None:
-    layers = some_layers()
-    first = choose_configs(layers, 16)
-    assert record.path is not None
-    content = json.loads(record.path.read_text(encoding="utf-8"))
-    times = content.pop("microseconds")
-    assert set(times) == set(content["choices"])
-    record.path.write_text(json.dumps(content), encoding="utf-8")
-    record.microseconds.clear()
-    assert KernelRecord(record.path.parent, {}).choices == record.choices
-    clock.timed.clear()
-    assert choose_configs(layers, 16) == first and len(clock.timed) > 4 and set(record.microseconds) == set(times)
 
 
 @pytest.mark.parametrize("fastest", ["library", "Triton"])

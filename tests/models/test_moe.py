@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.config.features import MoEConfig
@@ -15,7 +14,6 @@ from dflash_local.engine.load import load
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
-from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import (
     ExpertWeight,
     Routing,
@@ -40,7 +38,7 @@ from tests.engine_sessions import ask, random_prompt
 from tests.families import HIDDEN, random_model, save_model
 from tests.fused_models import fused_target
 from tests.live_memory import LiveMemory
-from tests.quantised_checkpoints import join_experts
+from tests.quantised_checkpoints import join_experts, rewritten
 
 FAMILIES = ("qwen3_moe", "qwen3_5_moe")
 EXPERTS, CHOSEN, INNER, ROWS = 8, 2, 16, 16
@@ -61,15 +59,6 @@ def mixture_of(target: FusedTarget, layer: int = 1) -> MoE:
     part = target.layers[layer].mlp
     assert isinstance(part, MoE)
     return part
-
-
-def set_router(weights: MoEWeights, rows: dict[int, torch.Tensor]) -> None:
-    """The router's rows; others get a logit that is never among the largest."""
-    router = weights.router.products[0].weight
-    assert isinstance(router, torch.Tensor)
-    router[:EXPERTS] = -100.0
-    for expert, row in rows.items():
-        router[expert] = row
 
 
 def stacked(weight: ExpertWeight) -> torch.Tensor:
@@ -166,21 +155,6 @@ def test_an_expert_that_nobody_picks_is_not_read(family: str, tmp_path: Path) ->
     assert all(bool(found.isnan().all()) for found in by_both(part, x)), "one that all pick is read"
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
-def test_all_rows_on_the_same_experts(family: str, tmp_path: Path) -> None:
-    part: Any = mixture_of(target_of(save_model(family, tmp_path)))
-    set_router(part.weights, {6: torch.full((HIDDEN,), 2.0), 1: torch.full((HIDDEN,), 1.0)})
-    own = random_model(family).model.layers[1].mlp
-    own.gate.weight.copy_(part.weights.router.products[0].weight[:EXPERTS])
-    x = random_rows(ROWS).abs()
-    for found in by_both(part, x):
-        assert torch.allclose(found, own(x.unsqueeze(0))[0], atol=2e-6)
-    part.block(x, torch.empty_like(x), None)
-    shared = [EXPERTS] if family == "qwen3_5_moe" else []
-    assert part._routed.experts.tolist() == [[6, 1, *shared]] * ROWS
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -203,21 +177,6 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(dtype: torch.d
     assert torch.equal(run(order), whole[order])
     for row in range(ROWS):
         assert torch.equal(run(torch.tensor([row]))[0], whole[row])
-
-
-def test_permuted_experts_change_nothing_but_the_order_of_the_sum() -> None:
-    generator = torch.Generator().manual_seed(4)
-    gate_up = torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=generator)
-    down = torch.randn(EXPERTS, HIDDEN, INNER, generator=generator)
-    x, logits = random_rows(40), torch.randn(40, EXPERTS, generator=generator)
-    order = torch.randperm(EXPERTS, generator=generator)
-
-    def run(where: torch.Tensor) -> torch.Tensor:
-        routing = route(logits[:, where], RoutingOptions(EXPERTS), no_routing(40))
-        first, second = (ExpertWeight(each[where].flatten(0, 1), EXPERTS) for each in (gate_up, down))
-        return experts_prefill(x, first, second, routing, "silu")
-
-    assert torch.allclose(run(order), run(torch.arange(EXPERTS)), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -273,12 +232,10 @@ def test_experts_are_read_one_by_one_or_together(family: str, tmp_path: Path) ->
         assert torch.equal(*(stacked(getattr(each.experts, name)) for each in (apart, together)))
 
 
-@pytest.mark.parametrize("lost", ["0.gate_proj.weight", "5.up_proj.weight", "7.down_proj.weight"])
+@pytest.mark.parametrize("lost", ["0.gate_proj.weight", "7.down_proj.weight"])
 def test_a_missing_matrix_of_an_expert_is_named(lost: str, tmp_path: Path) -> None:
-    file = save_model("qwen3_moe", tmp_path) / "model.safetensors"
-    tensors = load_file(file)
-    del tensors[f"model.layers.2.mlp.experts.{lost}"]
-    save_file(tensors, file, metadata={"format": "pt"})
+    with rewritten(save_model("qwen3_moe", tmp_path)) as tensors:
+        del tensors[f"model.layers.2.mlp.experts.{lost}"]
     with pytest.raises(CheckpointError, match=rf"lacks the tensor model.layers.2.mlp.experts.{lost}"):
         target_of(tmp_path)
 

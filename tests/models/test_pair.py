@@ -70,20 +70,20 @@ def test_golden_pairs_pass(name: str) -> None:
 
 
 MISMATCHES: dict[str, tuple[dict[str, Any], str, bool]] = {
-    "CK-10 vocabulary": ({"vocab_size": 100}, "drafter vocab_size 100, target vocab_size 96", True),
-    "CK-12 beyond": ({"dflash_config": {"target_layer_ids": [1, 2, 9]}}, "layer 9, but the target has 5 layers", False),
-    "CK-12 last": ({"dflash_config": {"target_layer_ids": [1, 2, 4]}}, "layer 4, but the target has 5 layers", False),
-    "CK-12 unsorted": ({"dflash_config": {"target_layer_ids": [2, 1, 3]}}, "not in order", True),
-    "CK-12 twice": ({"dflash_config": {"target_layer_ids": [1, 1, 3]}}, "a layer twice", True),
-    "CK-12 layers": ({"num_target_layers": 6}, "a target of 6 layers, this one has 5", True),
-    "CK-13 fc": ({"dflash_config": {"target_layer_ids": [1, 2]}}, "takes 192 features, 2 taps .* give 128", False),
-    "CK-14 mask": ({"dflash_config": {"mask_token_id": 96}}, "mask_token_id 96 .* 96 rows", False),
+    "vocabulary": ({"vocab_size": 100}, "drafter vocab_size 100, target vocab_size 96", True),
+    "beyond": ({"dflash_config": {"target_layer_ids": [1, 2, 9]}}, "layer 9, but the target has 5 layers", False),
+    "last": ({"dflash_config": {"target_layer_ids": [1, 2, 4]}}, "layer 4, but the target has 5 layers", False),
+    "unsorted": ({"dflash_config": {"target_layer_ids": [2, 1, 3]}}, "not in order", True),
+    "twice": ({"dflash_config": {"target_layer_ids": [1, 1, 3]}}, "a layer twice", True),
+    "layers": ({"num_target_layers": 6}, "a target of 6 layers, this one has 5", True),
+    "fc": ({"dflash_config": {"target_layer_ids": [1, 2]}}, "takes 192 features, 2 taps .* give 128", False),
+    "mask": ({"dflash_config": {"mask_token_id": 96}}, "mask_token_id 96 .* 96 rows", False),
     "hidden": ({"hidden_size": 32}, "drafter hidden size 32, target hidden size 64", False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISMATCHES)
-def test_ck_10_ck_12_ck_13_ck_14_mismatch_names_both_numbers(pair: Path, name: str) -> None:
+def test_mismatch_names_both_numbers(pair: Path, name: str) -> None:
     changes, said, overridable = MISMATCHES[name]
     edit(pair / "drafter", **changes)
     with pytest.raises(PairError, match=said) as caught:
@@ -97,7 +97,7 @@ def test_ck_10_ck_12_ck_13_ck_14_mismatch_names_both_numbers(pair: Path, name: s
             check(pair, allow_mismatch=True)
 
 
-def test_ck_12_and_14_missing_or_impossible_keys(pair: Path) -> None:
+def test_missing_or_impossible_keys(pair: Path) -> None:
     for key, value, said in [
         ("target_layer_ids", [], "is empty"),
         ("target_layer_ids", None, "target_layer_ids is missing"),
@@ -112,7 +112,7 @@ def test_ck_12_and_14_missing_or_impossible_keys(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["config.json", "generation_config.json"])
-def test_ck_14_mask_is_an_eos_id(pair: Path, where: str) -> None:
+def test_mask_is_an_eos_id(pair: Path, where: str) -> None:
     (pair / "target" / "generation_config.json").write_text("{}")
     file = pair / "target" / where
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [1, 95]}))
@@ -120,7 +120,7 @@ def test_ck_14_mask_is_an_eos_id(pair: Path, where: str) -> None:
         check(pair)
 
 
-def test_ck_15_block_sizes(pair: Path) -> None:
+def test_block_sizes(pair: Path) -> None:
     assert check(pair, block_size=1).block_size == 1 and check(pair, block_size=5).block_size == 5
     for wanted in (0, -3, 4096):
         with pytest.raises(PairError, match=f"block size {wanted} is outside"):
@@ -133,13 +133,13 @@ def test_ck_15_block_sizes(pair: Path) -> None:
         check(pair)
 
 
-def test_ck_16_context_is_the_smaller_of_both(pair: Path) -> None:
+def test_context_is_the_smaller_of_both(pair: Path) -> None:
     edit(pair / "drafter", max_position_embeddings=500)
     facts = check(pair)
     assert facts.context == 500 and "500 positions" in facts.notices[0]
 
 
-def test_ck_11_known_generations(pair: Path) -> None:
+def test_known_generations(pair: Path) -> None:
     known = {"layers": 2, "taps": [1, 2, 3], "mask_id": 95, "block": 8, "window": None}
     assert check(pair, generations=[{**known, "layers": 9}, known]).notices == ()
     with pytest.raises(PairError, match="none of the generations"):
@@ -150,7 +150,7 @@ def test_ck_11_known_generations(pair: Path) -> None:
     ("one", "other", "fits"),
     [(151669, 151936, True), (151936, 151669, True), (151669, 151937, False), (151936, 150000, False)],
 )
-def test_ck_10_padding_rule(pair: Path, one: int, other: int, fits: bool) -> None:
+def test_padding_rule(pair: Path, one: int, other: int, fits: bool) -> None:
     """Up to 1024 rows and 1 %, the larger a multiple of 64: as Qwen3's 151669 ids in 151936 rows."""
 
     def table(tensors: dict[str, Any]) -> None:
@@ -167,21 +167,21 @@ def test_ck_10_padding_rule(pair: Path, one: int, other: int, fits: bool) -> Non
             check(pair)
 
 
-def test_ck_10_tokenizer_larger_than_the_embedding() -> None:
+def test_tokenizer_larger_than_the_embedding() -> None:
     facts = TargetFacts.from_checkpoint(Checkpoint.open(GOLDEN / "qwen3-v1-b8/target"))
     check_tokenizer_size(facts, 96)
     with pytest.raises(PairError, match="97 ids, the target's embedding 96 rows"):
         check_tokenizer_size(facts, 97)
 
 
-def test_ck_01_missing_tensor_is_named_before_allocation(pair: Path) -> None:
+def test_missing_tensor_is_named_before_allocation(pair: Path) -> None:
     retensor(pair / "drafter", lambda t: t.pop("layers.1.mlp.up_proj.weight"))
     for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
         with pytest.raises(CheckpointError, match=r"missing: layers\.1\.mlp\.up_proj\.weight"):
             load()
 
 
-def test_ck_02_unclaimed_biases_are_named(pair: Path) -> None:
+def test_unclaimed_biases_are_named(pair: Path) -> None:
     """gpt-oss drafters' biases are large: dropping them would ruin acceptance without a word."""
     retensor(pair / "drafter", lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}))
     for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
@@ -189,7 +189,7 @@ def test_ck_02_unclaimed_biases_are_named(pair: Path) -> None:
             load()
 
 
-def test_ck_03_transposed_tensor_and_wrong_dtype(pair: Path) -> None:
+def test_transposed_tensor_and_wrong_dtype(pair: Path) -> None:
     name = "layers.0.mlp.down_proj.weight"
     retensor(pair / "drafter", lambda t: t.update({name: t[name].T.contiguous()}))
     with pytest.raises(CheckpointError, match=rf"{name} has shape \[128, 64\], expected \[64, 128\]"):
@@ -199,7 +199,7 @@ def test_ck_03_transposed_tensor_and_wrong_dtype(pair: Path) -> None:
         check(pair)
 
 
-def test_ck_05_nan_in_a_drafter_and_ck_06_zeros(pair: Path) -> None:
+def test_nan_in_a_drafter_and_zeros(pair: Path) -> None:
     retensor(pair / "drafter", lambda t: t["fc.weight"].zero_())
     assert "fc.weight is all zeros" in Drafter.load(Checkpoint.open(pair / "drafter")).notices[0]
     retensor(pair / "drafter", lambda t: t["norm.weight"].fill_(float("nan")))
@@ -207,7 +207,7 @@ def test_ck_05_nan_in_a_drafter_and_ck_06_zeros(pair: Path) -> None:
         Drafter.load(Checkpoint.open(pair / "drafter"))
 
 
-def test_ck_09_unsupported_target_is_named_and_nothing_is_imported(pair: Path) -> None:
+def test_unsupported_target_is_named_and_nothing_is_imported(pair: Path) -> None:
     (pair / "target" / "evil.py").write_text("raise SystemExit('imported')")
     edit(pair / "target", architectures=["MambaForCausalLM"], auto_map={"AutoModelForCausalLM": "evil.X"})
     with pytest.raises(PairError, match="'MambaForCausalLM' is not supported") as caught:

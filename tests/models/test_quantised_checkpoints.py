@@ -21,7 +21,7 @@ from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.linear import first_out_features, int8_copy
 from dflash_local.models.target_facts import TargetFacts
 from tests.both_engines import fused_tokens, logits, reference, reference_tokens, weights_of
-from tests.quantised_checkpoints import CODED, DIALECTS, edit, save_quantised
+from tests.quantised_checkpoints import CODED, DIALECTS, edit, rewritten, save_quantised
 
 FAMILIES = ("llama", "qwen3", "qwen3_5")
 
@@ -48,7 +48,7 @@ def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialec
     assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("dialect", EACH)
+@pytest.mark.parametrize("dialect", ["gptq_zeros", "modelopt_fp8"])  # codes, and a scale behind the product
 def test_biases_are_added_to_products_of_any_format(dialect: str, tmp_path: Path) -> None:
     folder, twin = save_quantised("llama_biased", tmp_path, dialect, sizes={"head_dim": 64})
     assert fused_tokens(folder) == reference_tokens(twin) == reference_tokens(folder)
@@ -81,44 +81,6 @@ def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.
     }
 
 
-def swapped(words: torch.Tensor) -> torch.Tensor:
-    bytes_ = words.view(torch.uint8)
-    return ((bytes_ << 4) | (bytes_ >> 4)).view(torch.int32)
-
-
-@pytest.mark.parametrize(
-    ("dialect", "tensor", "change"),
-    [
-        ("gptq", "qweight", swapped),
-        ("gptq_zeros", "qweight", swapped),
-        ("gptq_zeros", "qzeros", swapped),
-        ("auto_round", "qweight", swapped),
-        ("pack_quantized", "weight_packed", swapped),
-        ("pack_quantized_zeros", "weight_zero_point", swapped),
-        ("gptq_zeros", "qzeros", lambda words: words + 0x11111111),
-        ("gptq_v2_zeros", "qzeros", lambda words: words - 0x11111111),
-        ("auto_round", "scales", torch.abs),
-        ("awq", "qweight", swapped),
-        ("awq", "qzeros", swapped),
-        ("awq", "qzeros", lambda words: words + 0x11111111),
-        ("fp8", "weight_scale_inv", lambda scales: 1 / scales),
-    ],
-)
-def test_a_file_in_another_convention_gives_other_numbers(
-    dialect: str, tensor: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
-) -> None:
-    """The comparison with the decoded twin sees each of these mistakes."""
-    folder, twin = save_quantised("qwen3", tmp_path, dialect)
-    edit(folder, lambda name, value: change(value.contiguous()) if name.endswith(tensor) else value)
-    assert not torch.allclose(logits(folder), logits(twin), atol=2e-3, rtol=1e-2)
-
-
-def test_zero_points_of_symmetric_gptq_are_not_read(tmp_path: Path) -> None:
-    folder, twin = save_quantised("qwen3", tmp_path, "gptq")
-    edit(folder, lambda name, value: torch.zeros_like(value) if name.endswith("qzeros") else value)
-    assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
-
-
 @pytest.mark.parametrize("read", [weights_of, reference])
 def test_scattered_groups_are_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
     folder, _ = save_quantised("qwen3", tmp_path, "gptq")
@@ -130,8 +92,9 @@ def test_scattered_groups_are_refused(read: Callable[[Path], object], tmp_path: 
 
 def test_a_file_without_g_idx_is_read(tmp_path: Path) -> None:
     folder, twin = save_quantised("qwen3", tmp_path, "gptq")
-    file = folder / "model.safetensors"
-    save_file({name: value for name, value in load_file(file).items() if not name.endswith("g_idx")}, file)
+    with rewritten(folder) as tensors:
+        for name in [name for name in tensors if name.endswith("g_idx")]:
+            del tensors[name]
     assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
 
 
@@ -260,19 +223,11 @@ def test_decay_projections_are_read_quantised_where_a_file_has_them_so(tmp_path:
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
-def test_half_a_product_may_stay_plain(tmp_path: Path) -> None:
-    coded = tuple(name for name in CODED if name not in (".k_proj", ".up_proj"))
-    folder, twin = save_quantised("llama", tmp_path, "gptq", coded=coded)
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
-
-
 def test_scales_of_activations_and_caches_are_left_alone(tmp_path: Path) -> None:
     folder, twin = save_quantised("qwen3", tmp_path, "fp8")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name in ("self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"):
-        tensors[f"model.layers.0.{name}"] = torch.ones(())
-    save_file(tensors, file, metadata={"format": "pt"})
+    with rewritten(folder) as tensors:
+        for name in ("self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"):
+            tensors[f"model.layers.0.{name}"] = torch.ones(())
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
@@ -291,28 +246,12 @@ def test_a_tensor_that_does_not_belong_is_named(
     read: Callable[[Path], object], name: str, tensor: torch.Tensor | None, said: str, tmp_path: Path
 ) -> None:
     folder, _ = save_quantised("qwen3", tmp_path, "gptq")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors.pop(name, None)
-    if tensor is not None:
-        tensors[name] = tensor
-    save_file(tensors, file, metadata={"format": "pt"})
+    with rewritten(folder) as tensors:
+        tensors.pop(name, None)
+        tensors |= {} if tensor is None else {name: tensor}
     with pytest.raises(CheckpointError) as caught:
         read(folder)
     assert said in caught.value.message
-
-
-def test_nan_among_fp8_codes_is_refused(tmp_path: Path) -> None:
-    folder, _ = save_quantised("qwen3", tmp_path, "fp8")
-
-    def spoiled(name: str, value: torch.Tensor) -> torch.Tensor:
-        if name.endswith("0.mlp.up_proj.weight"):
-            value.view(torch.uint8)[3, 5] = 0xFF
-        return value
-
-    edit(folder, spoiled)
-    with pytest.raises(CheckpointError, match="up_proj.weight in .* holds NaN"):
-        weights_of(folder)
 
 
 def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
@@ -389,9 +328,7 @@ def test_an_expert_that_is_missing_or_too_many_is_named(
     change: Callable[[dict[str, torch.Tensor]], object], said: str, tmp_path: Path
 ) -> None:
     folder, _ = save_quantised("qwen3_moe", tmp_path, "fp8", sizes=MIXTURES)
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, metadata={"format": "pt"})
+    with rewritten(folder) as tensors:
+        change(tensors)
     with pytest.raises(CheckpointError, match=said):
         reference(folder)

@@ -9,25 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.load import load
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.experts import ExpertWeight, Routing, experts_down, experts_swiglu, route
+from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
-from dflash_local.load_config import LoadConfig
 from dflash_local.models import weight_stream
 from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.quantized_formats import Coded
-from dflash_local.models.fused.target import FusedTarget
-from dflash_local.models.fused.weights import TargetWeights, random_weights
+from dflash_local.models.fused.weights import TargetWeights
 from tests.both_engines import fused_tokens, logits, reference_tokens, weights_of
-from tests.engine_sessions import ask, random_prompt
 from tests.live_memory import LiveMemory
-from tests.quantised_checkpoints import CODED, DIALECTS, edit, join_experts, save_quantised
+from tests.quantised_checkpoints import CODED, DIALECTS, join_experts, rewritten, save_quantised
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 EXPERTS, INNER = 8, 32
@@ -127,24 +122,11 @@ def test_layers_may_differ_in_whether_the_shared_expert_is_joined(tmp_path: Path
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
 
 
-def test_a_session_runs_on_codes_where_the_fused_engine_is_asked_for(tmp_path: Path) -> None:
-    folder, twin = save("qwen3_5_moe", tmp_path, "fp8")
-    replies = {}
-    for path, engine in ((folder, "fused"), (folder, "reference"), (twin, "fused")):
-        wanted = LoadConfig(device="cpu", dtype="float32", engine=engine, draft=False, context=64)
-        session = load(Pair("tiny", path, None, False), wanted)
-        assert session.facts.engine == engine
-        replies[path, engine] = ask(session, random_prompt(9), 12, mode="ar").ids
-    assert len({tuple(ids) for ids in replies.values()}) == 1 and len(set(replies[folder, "fused"])) > 2
-
-
-@pytest.mark.parametrize("lost", ["0.gate_proj.qweight", "5.up_proj.scales", "7.down_proj.qweight"])
+@pytest.mark.parametrize("lost", ["0.gate_proj.qweight", "5.up_proj.scales"])
 def test_a_missing_tensor_of_an_expert_is_named(lost: str, tmp_path: Path) -> None:
     folder, _ = save("qwen3_moe", tmp_path, "gptq")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    del tensors[f"model.layers.2.mlp.experts.{lost}"]
-    save_file(tensors, file, metadata={"format": "pt"})
+    with rewritten(folder) as tensors:
+        del tensors[f"model.layers.2.mlp.experts.{lost}"]
     with pytest.raises(CheckpointError, match=rf"lacks the tensor model.layers.2.mlp.experts.{lost}"):
         weights_of(folder)
 
@@ -177,13 +159,6 @@ def test_plain_experts_in_one_tensor_beside_quantised_attention(tmp_path: Path) 
     part = mixture(folder)
     assert isinstance(part.experts.gate_up.weight, torch.Tensor) and part.experts.joined
     assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
-
-
-def test_a_wrong_scale_of_one_expert_shows(tmp_path: Path) -> None:
-    """The comparison with the decoded twin sees it."""
-    folder, twin = save("qwen3_5_moe", tmp_path, "pack_quantized")
-    edit(folder, lambda name, value: value * 2 if "shared_expert.up_proj.weight_scale" in name else value)
-    assert not torch.allclose(logits(folder), logits(twin), atol=2e-3, rtol=1e-2)
 
 
 def test_products_decode_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -222,25 +197,6 @@ def test_experts_in_fragments_are_decoded_as_before_they_were_packed(
         assert torch.equal(packed.product(x, expert), torch.mm(x, before[expert].bfloat16().t()))
 
 
-def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(tmp_path: Path) -> None:
-    folder, _ = save("qwen3_5_moe", tmp_path, "awq")
-    part = mixture(folder)
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(16, part.experts.gate_up.in_features, generator=generator)
-    logits = torch.randn(16, EXPERTS + 1, generator=generator)
-
-    def run(rows: torch.Tensor) -> torch.Tensor:
-        empty = Routing(torch.empty(len(rows), part.slots), torch.empty(len(rows), part.slots, dtype=torch.int32))
-        routing = route(logits[rows], part.routing, empty)
-        between = torch.empty(len(rows), part.slots, INNER)
-        experts_swiglu(x[rows], part.experts.gate_up, routing, between, "silu")
-        return experts_down(between, part.experts.down, routing, torch.empty_like(x[rows]))
-
-    whole, order = run(torch.arange(16)), torch.randperm(16, generator=generator)
-    assert torch.equal(run(order), whole[order])
-    assert all(torch.equal(run(torch.tensor([row]))[0], whole[row]) for row in range(16))
-
-
 # Codes with scales of blocks, and with scales of two kinds; the others are as the first in this.
 @pytest.mark.parametrize(
     "dialect",
@@ -269,17 +225,3 @@ def tensors_in(weights: TargetWeights) -> Iterator[torch.Tensor]:
     for product in (*weights.products, weights.head):
         coded = product.weight
         yield coded if isinstance(coded, torch.Tensor) else coded.codes
-
-
-@pytest.mark.parametrize("dialect", ["fp8", "awq", "modelopt_nvfp4", "mxfp4_pack_quantized"])
-def test_random_weights_have_the_scale_of_a_model(dialect: str, tmp_path: Path) -> None:
-    """For measuring without a download."""
-    folder, _ = save("qwen3_5_moe", tmp_path, dialect)
-    _, facts = weights_of(folder)
-    weights = random_weights(facts.model, torch.device("cpu"), torch.float32)
-    target = FusedTarget(weights, facts.model, (0, 2), 64, 4)
-    hidden = target.prefill(torch.arange(11), False).hidden
-    part = weights.layers[0].mlp
-    assert isinstance(part, MoEWeights) and part.experts.joined
-    assert bool(hidden.isfinite().all())
-    assert 0.7 < float(decoded(part.experts.down).std()) * INNER**0.5 < 1.4

@@ -78,7 +78,7 @@ FOREIGN = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilMo
 
 
 @pytest.mark.parametrize("model_type", ["foreign_words", "qwen3"])
-def test_ck_09_code_of_a_target_is_refused_by_name_and_never_runs(pair: Callable[..., Path], model_type: str) -> None:
+def test_code_of_a_target_is_refused_by_name_and_never_runs(pair: Callable[..., Path], model_type: str) -> None:
     folder = pair(model_type=model_type, auto_map=FOREIGN)
     (folder / "target" / "evil.py").write_text("raise SystemExit('the code of the checkpoint ran')")
     assert "auto_map names code of the checkpoint's own" in refusal(folder) and "evil.EvilConfig" in refusal(folder)

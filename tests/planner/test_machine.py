@@ -58,7 +58,7 @@ def test_the_only_gpu_is_taken_with_what_it_has_free() -> None:
     assert (found.memory, found.free, found.why) == (24564 * MIB, 23000 * MIB, "the only GPU")
 
 
-def test_pl_04_of_two_gpus_the_one_with_more_free_memory_is_taken_and_why_is_told() -> None:
+def test_of_two_gpus_the_one_with_more_free_memory_is_taken_and_why_is_told() -> None:
     found = here(TWO)
     assert (found.device, found.why) == ("cuda:1", "most free memory of 2 GPUs")
     assert here(TWO, "cuda").device == "cuda:0" and here(TWO, "cuda:0").name.endswith("4090")
@@ -102,7 +102,7 @@ def test_a_gpu_that_is_not_there_is_named(device: str) -> None:
 
 
 @pytest.mark.parametrize("query", [None, "", "No devices were found\n", "Failed to initialize NVML: Driver/library\n"])
-def test_pl_01_no_gpu_means_a_cpu_plan(query: str | None) -> None:
+def test_no_gpu_means_a_cpu_plan(query: str | None) -> None:
     found = here(query)
     assert (found.kind, found.device, found.why) == ("cpu", "cpu", "no GPU was found")
     assert (found.memory, found.free, found.room) == (MAIN.total, 56 * GIB, "usable")
@@ -128,13 +128,13 @@ def test_what_other_programs_take_at_the_moment_changes_no_plan(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "balanced"])
-def test_pl_01_a_gpu_asked_for_without_one_is_a_typed_error(device: str) -> None:
+def test_a_gpu_asked_for_without_one_is_a_typed_error(device: str) -> None:
     with pytest.raises(UsageError, match="no GPU was found"):
         here(None, device)
 
 
 @pytest.mark.parametrize(("driver", "fits"), [("570.86.10", False), ("580.95.05", True), ("unknown", True)])
-def test_pl_01_a_driver_too_old_for_the_installed_torch_is_told(driver: str, fits: bool) -> None:
+def test_a_driver_too_old_for_the_installed_torch_is_told(driver: str, fits: bool) -> None:
     found = here(ONE.replace("580.95.05", driver))
     assert (found.kind == "cuda") == fits
     if not fits:
@@ -142,7 +142,7 @@ def test_pl_01_a_driver_too_old_for_the_installed_torch_is_told(driver: str, fit
 
 
 @pytest.mark.parametrize("hidden", ["", "-1", "7", "GPU-zzz", " "])
-def test_pl_01_visible_devices_that_hide_all_are_told(hidden: str) -> None:
+def test_visible_devices_that_hide_all_are_told(hidden: str) -> None:
     found = here(TWO, hidden=hidden)
     assert found.kind == "cpu" and found.why == f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
 
@@ -161,7 +161,7 @@ def test_a_gpu_is_counted_among_the_visible_ones() -> None:
     assert found.name == "NVIDIA RTX A6000" and found.device == "cuda:0"
 
 
-def test_pl_01_a_mig_slice_is_planned_with_its_own_memory() -> None:
+def test_a_mig_slice_is_planned_with_its_own_memory() -> None:
     found = here(MIG, listing=SLICES)
     assert found.name == "NVIDIA A100-SXM4-80GB MIG 3g.40gb" and found.memory == 40 * GIB
     assert found.free < found.memory and "nominal" in found.why
@@ -170,11 +170,11 @@ def test_pl_01_a_mig_slice_is_planned_with_its_own_memory() -> None:
 
 
 @pytest.mark.parametrize("listing", [None, "", "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-ddd)\n"])
-def test_pl_01_a_divided_gpu_without_slices_cannot_be_used(listing: str | None) -> None:
+def test_a_divided_gpu_without_slices_cannot_be_used(listing: str | None) -> None:
     assert here(MIG, listing=listing).kind == "cpu"
 
 
-def test_pl_01_unified_memory_that_the_driver_does_not_tell_is_the_main_memory() -> None:
+def test_unified_memory_that_the_driver_does_not_tell_is_the_main_memory() -> None:
     found = here(SPARK)
     assert (found.kind, found.memory, found.free) == ("cuda", MAIN.total, MAIN.available)
     assert "main memory" in found.why
@@ -196,7 +196,7 @@ def torch_is(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "version_of", lambda package: version if package == "torch" else None)
 
 
-def test_pl_01_a_torch_without_cuda_means_a_cpu_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_means_a_cpu_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_is("2.13.0+cpu", monkeypatch)
     found = here(ONE)
     assert found.kind == "cpu" and "2.13.0+cpu is built without CUDA" in found.why
@@ -241,7 +241,7 @@ def fake_smi(folder: Path, script: str) -> None:
         "kill -9 $$",
     ],
 )
-def test_pl_01_a_broken_nvidia_smi_on_the_path_never_breaks_a_plan(
+def test_a_broken_nvidia_smi_on_the_path_never_breaks_a_plan(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_smi(tmp_path, script)

@@ -119,7 +119,7 @@ def test_a_coarser_drafter_precision_makes_room_for_a_usable_context_and_no_more
 
 
 @pytest.mark.parametrize("context", [2048, 8192, 40960])
-def test_pl_02_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(context: int) -> None:
+def test_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(context: int) -> None:
     config = LoadConfig(context=context, drafter_precision="full", offload="none")
     exact = need(config)
     assert plan(DENSE, DENSE_DRAFTER, card(exact), config).fits

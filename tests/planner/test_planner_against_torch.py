@@ -140,7 +140,7 @@ def test_the_drafters_cache_grows_as_the_planner_says(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("row", json.loads(RECORD.read_text(encoding="utf-8"))["rows"], ids=lambda row: "")
-def test_pl_06_the_recorded_peaks_of_an_h200_are_predicted(row: dict[str, Any]) -> None:
+def test_the_recorded_peaks_of_an_h200_are_predicted(row: dict[str, Any]) -> None:
     sizes = {
         "Qwen3-8B": (random_pair.QWEN3_8B, random_pair.DRAFTER_8B),
         "Qwen3.5-9B": (random_pair.QWEN35_9B, random_pair.DRAFTER_9B),

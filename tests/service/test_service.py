@@ -95,7 +95,7 @@ def test_a_full_queue_is_refused_by_name_and_positions_count_down(serve: Callabl
     finish(service.submit(REQUEST))
 
 
-def test_en_09_cancel_while_running_ends_within_one_cycle_and_stays_healthy(serve: Callable[..., Service]) -> None:
+def test_cancel_while_running_ends_within_one_cycle_and_stays_healthy(serve: Callable[..., Service]) -> None:
     holder: list[Ticket] = []
     session = ScriptedSession(on_step=lambda index: holder[0].cancel() if index == 1 else None)
     gate = session.gate = threading.Event()
@@ -108,7 +108,7 @@ def test_en_09_cancel_while_running_ends_within_one_cycle_and_stays_healthy(serv
     assert finish(service.submit(REQUEST))[1].reason == "stop"
 
 
-def test_en_09_cancel_while_queued_ends_at_once_and_frees_the_place(serve: Callable[..., Service]) -> None:
+def test_cancel_while_queued_ends_at_once_and_frees_the_place(serve: Callable[..., Service]) -> None:
     gate = threading.Event()
     session = ScriptedSession(gate=gate)
     service = serve(session, max_queue=1)
@@ -152,7 +152,7 @@ def test_a_failed_request_leaves_the_session_healthy(serve: Callable[..., Servic
     assert finish(service.submit(REQUEST))[1].reason == "stop"
 
 
-def test_en_11_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
+def test_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
     serve: Callable[..., Service],
 ) -> None:
     gate = threading.Event()

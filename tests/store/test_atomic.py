@@ -23,13 +23,13 @@ def open_umask() -> object:
     os.umask(before)
 
 
-def test_st_06_files_are_0600_and_folders_0700_whatever_the_umask(tmp_path: Path, open_umask: object) -> None:
+def test_files_are_0600_and_folders_0700_whatever_the_umask(tmp_path: Path, open_umask: object) -> None:
     write_atomic(tmp_path / "a" / "b" / "file", "secret")
     assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
     assert mode(tmp_path / "a" / "b" / "file") == 0o600
 
 
-def test_st_06_a_closed_umask_does_not_take_the_owners_rights(tmp_path: Path) -> None:
+def test_a_closed_umask_does_not_take_the_owners_rights(tmp_path: Path) -> None:
     before = os.umask(0o777)
     try:
         write_atomic(tmp_path / "file", b"x")

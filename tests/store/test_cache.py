@@ -82,7 +82,7 @@ def test_other_folders_of_the_cache_are_not_repos(tree: Tree) -> None:
         "a" * 97,
     ],
 )
-def test_dl_16_ids_that_would_leave_the_cache_are_refused(tree: Tree, repo: str) -> None:
+def test_ids_that_would_leave_the_cache_are_refused(tree: Tree, repo: str) -> None:
     with pytest.raises(DownloadError, match="is not the id of a repo") as caught:
         tree.cache.repo_folder(repo)
     assert caught.value.exit_code == 4
@@ -114,7 +114,7 @@ def test_folder_names_and_ids_translate_both_ways() -> None:
         *("a\udc80b", "/".join(["x"] * MAX_NAME_BYTES), "é" * 128),
     ],
 )
-def test_dl_16_file_names_unsafe_on_any_system_are_refused(tree: Tree, name: str) -> None:
+def test_file_names_unsafe_on_any_system_are_refused(tree: Tree, name: str) -> None:
     assert why_unsafe(name)
     with pytest.raises(DownloadError, match="is refused: ") as caught:
         tree.cache.entry(REPO, COMMIT, name)
@@ -122,7 +122,7 @@ def test_dl_16_file_names_unsafe_on_any_system_are_refused(tree: Tree, name: str
 
 
 @pytest.mark.parametrize("name", ["config.json", "a/b/c.safetensors", "console", "COM10", ".gitattributes", "é" * 127])
-def test_dl_16_ordinary_names_pass(name: str) -> None:
+def test_ordinary_names_pass(name: str) -> None:
     assert why_unsafe(name) == ""
 
 
@@ -170,7 +170,7 @@ def test_an_entry_whose_blob_is_gone_is_not_there(tree: Tree) -> None:
     "target",
     ["/etc/passwd", "../../../../secret", "../../blobs/../../../secret", "../../blobs/sub/x", "../../blobs", "../.."],
 )
-def test_dl_17_a_link_out_of_the_repo_is_refused(tree: Tree, tmp_path: Path, target: str) -> None:
+def test_a_link_out_of_the_repo_is_refused(tree: Tree, tmp_path: Path, target: str) -> None:
     snapshot = tree.add()
     (tmp_path / "secret").write_text("secret")
     (tree.cache.repo_folder(REPO) / "blobs" / "sub").mkdir()
@@ -187,7 +187,7 @@ def test_dl_17_a_link_out_of_the_repo_is_refused(tree: Tree, tmp_path: Path, tar
 @pytest.mark.parametrize(
     "target", ["/etc/passwd", "../../models--other--x/blobs/y", "../snapshots", "../../blobs/aa/b"]
 )
-def test_dl_17_a_blob_that_is_a_link_elsewhere_is_refused(tree: Tree, target: str) -> None:
+def test_a_blob_that_is_a_link_elsewhere_is_refused(tree: Tree, target: str) -> None:
     tree.add()
     blob = tree.blob(SMALL["config.json"])
     blob.unlink()
@@ -198,7 +198,7 @@ def test_dl_17_a_blob_that_is_a_link_elsewhere_is_refused(tree: Tree, target: st
 
 @links
 @pytest.mark.parametrize("depth", ["repo", "snapshots", "commit", "blobs", "sub"])
-def test_dl_17_a_folder_replaced_by_a_link_is_refused(tree: Tree, tmp_path: Path, depth: str) -> None:
+def test_a_folder_replaced_by_a_link_is_refused(tree: Tree, tmp_path: Path, depth: str) -> None:
     snapshot = tree.add({**SMALL, "sub/x.json": b"1"})
     repo = tree.cache.repo_folder(REPO)
     places = {"repo": repo, "snapshots": repo / "snapshots", "commit": snapshot, "blobs": repo / "blobs"}
@@ -214,7 +214,7 @@ def test_dl_17_a_folder_replaced_by_a_link_is_refused(tree: Tree, tmp_path: Path
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-def test_dl_17_a_pipe_or_a_folder_in_place_of_a_file_is_refused_without_waiting(tree: Tree) -> None:
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_without_waiting(tree: Tree) -> None:
     snapshot = tree.add(links=False)
     (snapshot / "config.json").unlink()
     os.mkfifo(snapshot / "config.json")
@@ -226,7 +226,7 @@ def test_dl_17_a_pipe_or_a_folder_in_place_of_a_file_is_refused_without_waiting(
 
 
 @links
-def test_dl_17_an_entry_swapped_after_the_check_is_not_opened(tree: Tree) -> None:
+def test_an_entry_swapped_after_the_check_is_not_opened(tree: Tree) -> None:
     tree.add(links=False)
     entry = tree.cache.entry(REPO, COMMIT, "config.json")
     assert entry is not None

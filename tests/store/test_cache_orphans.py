@@ -36,7 +36,7 @@ def partial(tree: Tree, name: str = "e" * 64 + ".0123abcd.incomplete", age: floa
     return path
 
 
-def test_dl_02_partial_files_of_dead_downloads_are_found_and_deleted(tree: Tree) -> None:
+def test_partial_files_of_dead_downloads_are_found_and_deleted(tree: Tree) -> None:
     tree.add()
     dead = [partial(tree), partial(tree, "e" * 40 + ".incomplete")]
     assert tree.cache.orphans(REPO) == tuple(sorted(dead))
@@ -46,7 +46,7 @@ def test_dl_02_partial_files_of_dead_downloads_are_found_and_deleted(tree: Tree)
 
 
 @links
-def test_dl_02_a_partial_file_whose_lock_is_held_is_left_alone(tree: Tree) -> None:
+def test_a_partial_file_whose_lock_is_held_is_left_alone(tree: Tree) -> None:
     path = partial(tree)
     lock = tree.cache.hub_locks(REPO) / f"{'e' * 64}.lock"
     lock.parent.mkdir(parents=True)
@@ -70,7 +70,7 @@ def test_the_lock_looked_at_is_the_one_huggingface_hub_takes(tree: Tree, monkeyp
     assert tree.cache.orphans(REPO) == (path,)
 
 
-def test_dl_02_a_file_just_written_is_awaited_then_deleted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_just_written_is_awaited_then_deleted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "QUIET_S", 0.2)
     path = partial(tree, age=0.0)
     assert tree.cache.orphans(REPO) == ()
@@ -78,7 +78,7 @@ def test_dl_02_a_file_just_written_is_awaited_then_deleted(tree: Tree, monkeypat
     assert not path.exists()
 
 
-def test_dl_02_a_file_that_goes_on_growing_is_left_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_goes_on_growing_is_left_alone(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "QUIET_S", 0.2)
     path = partial(tree, age=0.0)
     # Another machine's writer, whose lock does not reach this one, writes while we wait.
@@ -87,7 +87,7 @@ def test_dl_02_a_file_that_goes_on_growing_is_left_alone(tree: Tree, monkeypatch
     assert path.exists()
 
 
-def test_dl_02_without_flock_only_age_decides(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flock_only_age_decides(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "held_by_another", lambda path: None)
     young, old = partial(tree, age=60.0), partial(tree, "f" * 64 + ".0123abcd.incomplete", age=3600.0)
     assert tree.cache.orphans(REPO) == (old,)
@@ -110,7 +110,7 @@ def test_links_that_pose_as_partial_files_are_not_touched(tree: Tree, tmp_path: 
 
 
 @links
-def test_dl_07_a_read_only_cache_is_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_cache_is_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.add()
     partial(tree)
 

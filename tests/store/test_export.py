@@ -23,7 +23,7 @@ def test_json_holds_figures_and_marks(tmp_path: Path) -> None:
     assert content["messages"][1]["stopped"] is True and content["messages"][1]["thinking"] == "hm"
 
 
-def test_ui_01_markdown_holds_figures_and_no_control_characters(tmp_path: Path) -> None:
+def test_markdown_holds_figures_and_no_control_characters(tmp_path: Path) -> None:
     path = tmp_path / "talk.md"
     export(path, "demo", "", TURNS)
     text = path.read_text(encoding="utf-8")

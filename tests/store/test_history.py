@@ -47,7 +47,7 @@ def test_every_line_carries_version_and_sequence_number(tmp_path: Path) -> None:
     assert {record["version"] for record in records} == {VERSION}
 
 
-def test_st_01_a_kill_at_every_byte_loses_at_most_the_last_record(tmp_path: Path) -> None:
+def test_a_kill_at_every_byte_loses_at_most_the_last_record(tmp_path: Path) -> None:
     raw = write_chat(tmp_path / "whole").read_bytes()
     path = tmp_path / "cut" / "chat.jsonl"
     path.parent.mkdir()
@@ -66,7 +66,7 @@ def test_st_01_a_kill_at_every_byte_loses_at_most_the_last_record(tmp_path: Path
         assert again.turns == (*chat.turns, Turn("user", "after the crash")) and again.bad_lines == 0
 
 
-def test_st_01_a_bad_line_in_the_middle_is_passed_over_and_counted() -> None:
+def test_a_bad_line_in_the_middle_is_passed_over_and_counted() -> None:
     lines = encode_chat("demo", "", TURNS).split(b"\n")
     for junk in (
         b"\x00\xff",
@@ -79,7 +79,7 @@ def test_st_01_a_bad_line_in_the_middle_is_passed_over_and_counted() -> None:
         assert chat.turns == TURNS and chat.bad_lines == 1
 
 
-def test_st_01_the_file_survives_a_real_kill(tmp_path: Path) -> None:
+def test_the_file_survives_a_real_kill(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -97,7 +97,7 @@ def test_st_01_the_file_survives_a_real_kill(tmp_path: Path) -> None:
     assert [turn.content for turn in chat.turns] == ["one", "two"]
 
 
-def test_st_02_a_chat_that_is_open_elsewhere_is_not_appended_to(tmp_path: Path) -> None:
+def test_a_chat_that_is_open_elsewhere_is_not_appended_to(tmp_path: Path) -> None:
     path = write_chat(tmp_path)
     first, _ = ChatFile.resume(path)
     with pytest.raises(BusyError, match="open in another"):
@@ -119,7 +119,7 @@ def recorder_name(folder: Path, other: Path) -> str:
     return name
 
 
-def test_st_02_two_processes_have_files_of_their_own(tmp_path: Path) -> None:
+def test_two_processes_have_files_of_their_own(tmp_path: Path) -> None:
     recorders = [Recorder(tmp_path, pytest.fail) for _ in range(2)]
     for index, turn in enumerate(TURNS):
         for number, recorder in enumerate(recorders):
@@ -135,7 +135,7 @@ def full_disk(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_st_03_a_full_disk_is_one_warning_and_the_chat_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_warning_and_the_chat_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
     recorder = Recorder(tmp_path, warnings.append)
     recorder.turn("demo", "", TURNS[:1])
@@ -158,16 +158,14 @@ def test_st_03_a_full_disk_is_one_warning_and_the_chat_goes_on(tmp_path: Path, m
     assert chat.turns == TURNS[:1] and chat.bad_lines == 0, "no half line stays"
 
 
-def test_st_03_a_disk_that_is_full_from_the_start_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(os, "write", full_disk)
     Recorder(tmp_path, warnings.append).turn("demo", "", TURNS[:1])
     assert len(warnings) == 1 and list(tmp_path.iterdir()) == []
 
 
-def test_st_03_a_read_only_home_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_home_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -179,7 +177,7 @@ def test_st_03_a_read_only_home_is_one_warning(tmp_path: Path, monkeypatch: pyte
     assert warnings == ["this chat is not kept any more: Permission denied"]
 
 
-def test_st_03_no_home_is_one_warning() -> None:
+def test_no_home_is_one_warning() -> None:
     warnings: list[str] = []
     recorder = Recorder(chats_folder(settings.load({})), warnings.append)
     recorder.turn("demo", "", TURNS[:1])
@@ -201,7 +199,7 @@ def newer_chat(folder: Path) -> Path:
     return path
 
 
-def test_st_04_a_newer_chat_is_read_and_never_written(tmp_path: Path) -> None:
+def test_a_newer_chat_is_read_and_never_written(tmp_path: Path) -> None:
     path = newer_chat(tmp_path)
     before = path.read_bytes()
     with pytest.raises(UsageError, match="newer version"):
@@ -215,7 +213,7 @@ def test_st_04_a_newer_chat_is_read_and_never_written(tmp_path: Path) -> None:
     assert path.read_bytes() == before and recorder.name != path.stem
 
 
-def test_st_06_history_is_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_history_is_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         path = write_chat(tmp_path / "data" / "chats")
@@ -230,7 +228,7 @@ def test_st_06_history_is_private_whatever_the_umask(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_st_07_the_order_is_that_of_the_numbers() -> None:
+def test_the_order_is_that_of_the_numbers() -> None:
     head, *lines = encode_chat("demo", "", TURNS).splitlines(keepends=True)
     assert decode(b"".join([head, *reversed(lines)])).turns == TURNS
 

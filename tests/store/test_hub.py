@@ -94,7 +94,7 @@ def test_a_private_repo_needs_its_token(puller: Any, fake: FakeHub, secret: str)
     assert puller.hub.listing(TARGET, None).files
 
 
-def test_dl_23_a_commit_that_vanished(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_a_commit_that_vanished(puller: Any, fake: FakeHub, small: Any) -> None:
     plan = puller.prepare(TARGET)
     fake.drop_commit(TARGET, plan.repos[0].commit)
     with pytest.raises(DownloadError, match=plan.repos[0].commit) as caught:
@@ -102,17 +102,17 @@ def test_dl_23_a_commit_that_vanished(puller: Any, fake: FakeHub, small: Any) ->
     assert caught.value.exit_code == 4 and "--update" in caught.value.hint
 
 
-# DL-18: redirects
+# Redirects
 
 
-def test_dl_18_the_token_stays_with_the_endpoint(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
+def test_the_token_stays_with_the_endpoint(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
     puller.token = secret
     puller.pull(TARGET)
     with_token = {request.server for request in fake.requests if secret in str(request.headers)}
     assert with_token == {"hub"} and any(request.server == "cdn" for request in fake.requests)
 
 
-def test_dl_18_the_token_is_dropped_after_a_cut_as_well(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
+def test_the_token_is_dropped_after_a_cut_as_well(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
     puller.token = secret
     fake.fault("model.safetensors", "cut")
     puller.pull(TARGET)
@@ -125,7 +125,7 @@ ELSEWHERE = ["http://evil.example/x", "file:///etc/passwd", "ftp://127.0.0.1/x",
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])  # the first is huggingface_hub's own
 @pytest.mark.parametrize("url", ELSEWHERE)
-def test_dl_18_a_redirect_elsewhere_is_refused(puller: Any, fake: FakeHub, small: Any, method: str, url: str) -> None:
+def test_a_redirect_elsewhere_is_refused(puller: Any, fake: FakeHub, small: Any, method: str, url: str) -> None:
     puller.xet = method == "HEAD"
     name = "model.safetensors" if puller.xet else "config.json"
     fake.fault(name, "redirect", to=url, methods=(method,), times=99)
@@ -133,7 +133,7 @@ def test_dl_18_a_redirect_elsewhere_is_refused(puller: Any, fake: FakeHub, small
     assert "refused" in error.message and name not in puller.names()
 
 
-def test_dl_18_eleven_redirects_are_too_many(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_eleven_redirects_are_too_many(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.fault("config.json", "hops", count=11, methods=("GET",), times=9)
     assert "redirects more than 10 times" in failure(puller).message
     fake.clear_faults()
@@ -162,13 +162,13 @@ def test_dl_18_eleven_redirects_are_too_many(puller: Any, fake: FakeHub, small: 
         ("http://127.0.0.1:1", "http://10.0.0.1/x", False),
     ],
 )
-def test_dl_18_which_hosts_are_trusted(endpoint: str, url: str, allowed: bool) -> None:
+def test_which_hosts_are_trusted(endpoint: str, url: str, allowed: bool) -> None:
     client = HubClient(endpoint, (), Patience())
     with contextlib.nullcontext() if allowed else pytest.raises(DownloadError, match="refused"):
         client.leaving(http_library().Request("GET", url))
 
 
-def test_dl_18_which_hosts_see_the_token() -> None:
+def test_which_hosts_see_the_token() -> None:
     client = HubClient("https://mirror.example", ("files.example",), Patience())
     seen = {}
     for url in (
@@ -197,38 +197,38 @@ def test_a_server_cannot_choose_a_path_in_the_cache(
     assert puller.pull(TARGET)[0].verified and sorted(puller.home.rglob("x")) == []
 
 
-# DL-20: refusals and silence
+# Refusals and silence
 
 
-def test_dl_20_too_many_requests_waits_as_told(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_too_many_requests_waits_as_told(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.fault("config.json", "429", retry_after=1)
     begin = time.monotonic()
     assert puller.pull(TARGET)[0].verified
     assert 1.0 <= time.monotonic() - begin < 3.0
 
 
-def test_dl_20_a_wait_that_is_too_long_is_not_begun(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_a_wait_that_is_too_long_is_not_begun(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.fault("api", "429", retry_after=3600)
     begin = time.monotonic()
     error = failure(puller)
     assert "too many requests" in error.message and "3600 s" in error.message and time.monotonic() - begin < 60
 
 
-def test_dl_20_three_times_500_is_borne_with_the_usual_patience(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_three_times_500_is_borne_with_the_usual_patience(puller: Any, fake: FakeHub, small: Any) -> None:
     puller.impatient(first_tries=Patience().first_tries)
     fake.fault("config.json", "500", times=3)
     fake.fault("api", "503", times=3)
     assert puller.pull(TARGET)[0].verified
 
 
-def test_dl_20_500_for_ever_is_given_up(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_500_for_ever_is_given_up(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.fault("model.safetensors", "500", times=99)
     error = failure(puller)
     assert "status 500" in error.message and "model.safetensors" in error.message
     assert sum(request.status == 500 for request in fake.requests) == puller.patience.first_tries
 
 
-def test_dl_20_no_address_fails_fast_and_says_so(puller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_address_fails_fast_and_says_so(puller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -240,7 +240,7 @@ def test_dl_20_no_address_fails_fast_and_says_so(puller: Any, monkeypatch: pytes
     assert time.monotonic() - begin < 3.0
 
 
-def test_dl_20_a_refused_connection_says_so(puller: Any) -> None:
+def test_a_refused_connection_says_so(puller: Any) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         hub = Hub(f"http://127.0.0.1:{unused.getsockname()[1]}", None, False, puller.home, (), puller.patience)
@@ -248,7 +248,7 @@ def test_dl_20_a_refused_connection_says_so(puller: Any) -> None:
             hub.listing(TARGET, None)
 
 
-def test_dl_20_a_server_without_tls_says_so(puller: Any, fake: FakeHub) -> None:
+def test_a_server_without_tls_says_so(puller: Any, fake: FakeHub) -> None:
     hub = Hub(fake.url.replace("http://", "https://"), None, False, puller.home, (), puller.patience)
     with pytest.raises(DownloadError, match=r"no secure \(TLS\) connection"):
         hub.listing(TARGET, None)
@@ -257,7 +257,7 @@ def test_dl_20_a_server_without_tls_says_so(puller: Any, fake: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("code", "words"), [(9, "not valid today"), (10, "not valid today"), (18, "not trusted: self")]
 )
-def test_dl_20_a_wrong_clock_is_told_from_a_wrong_certificate(code: int, words: str) -> None:
+def test_a_wrong_clock_is_told_from_a_wrong_certificate(code: int, words: str) -> None:
     cause = ssl.SSLCertVerificationError(1, "certificate verify failed")
     cause.verify_code, cause.verify_message = code, "self-signed certificate"
     error = http_library().ConnectError("[SSL] certificate verify failed")
@@ -267,7 +267,7 @@ def test_dl_20_a_wrong_clock_is_told_from_a_wrong_certificate(code: int, words: 
     assert ("date and time" in found.hint) is (code != 18)
 
 
-def test_dl_20_a_silent_server_is_given_up(puller: Any) -> None:
+def test_a_silent_server_is_given_up(puller: Any) -> None:
     puller.impatient(answer_s=0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub = Hub(f"http://127.0.0.1:{silent.getsockname()[1]}", None, False, puller.home, (), puller.patience)
@@ -275,7 +275,7 @@ def test_dl_20_a_silent_server_is_given_up(puller: Any) -> None:
             hub.listing(TARGET, None)
 
 
-def test_dl_21_a_web_page_instead_of_a_listing(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_a_web_page_instead_of_a_listing(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.fault("api", "html", methods=("GET",), times=9)
     assert "looks like a web page" in failure(puller).message
 

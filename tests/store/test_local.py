@@ -56,7 +56,7 @@ def test_nothing_there_is_none(tree: Tree) -> None:
     assert caught.value.hint == "fetch it with `dflash pull pair-8b`"
 
 
-def test_reg_10_the_recorded_commit_is_taken_before_the_branch(tree: Tree) -> None:
+def test_the_recorded_commit_is_taken_before_the_branch(tree: Tree) -> None:
     tree.add(commit=OLDER, ref=None)
     tree.record(commit=OLDER)
     tree.add(commit=COMMIT)  # another program has fetched a newer main
@@ -100,7 +100,7 @@ def test_a_recorded_commit_of_which_nothing_is_left_gives_way(tree: Tree) -> Non
     assert found(tree).commit == COMMIT
 
 
-def test_dl_12_missing_files_are_listed(tree: Tree) -> None:
+def test_missing_files_are_listed(tree: Tree) -> None:
     tree.add({**SHARDS, "tokenizer.json": b"{}"})
     tree.record()
     for name in ("tokenizer.json", "model-2.safetensors"):
@@ -112,14 +112,14 @@ def test_dl_12_missing_files_are_listed(tree: Tree) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_dl_12_a_long_list_is_cut(tree: Tree) -> None:
+def test_a_long_list_is_cut(tree: Tree) -> None:
     here = Local(REPO, COMMIT, tree.cache.folder, (), 0, tuple(f"f{n}" for n in range(9)), False)
     with pytest.raises(DownloadError, match="f0, f1, f2, f3, f4 and 4 more missing"):
         local.require(here, REPO, "dflash pull x")
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_dl_09_a_shard_that_the_index_names_and_nobody_has_is_missing(tree: Tree, recorded: bool) -> None:
+def test_a_shard_that_the_index_names_and_nobody_has_is_missing(tree: Tree, recorded: bool) -> None:
     tree.add({name: data for name, data in SHARDS.items() if name != "model-2.safetensors"})
     if recorded:  # the repo itself lacks it: everything that there was is here
         tree.record()
@@ -127,7 +127,7 @@ def test_dl_09_a_shard_that_the_index_names_and_nobody_has_is_missing(tree: Tree
     assert here.missing == ("model-2.safetensors",) and not here.verified
 
 
-def test_dl_09_a_tensor_that_the_index_lists_twice_is_refused(tree: Tree) -> None:
+def test_a_tensor_that_the_index_lists_twice_is_refused(tree: Tree) -> None:
     text = '{"weight_map": {"a": "model-1.safetensors", "a": "model-2.safetensors"}}'
     tree.add({**SHARDS, INDEX: text.encode()})
     tree.record()
@@ -135,14 +135,14 @@ def test_dl_09_a_tensor_that_the_index_lists_twice_is_refused(tree: Tree) -> Non
         found(tree)
 
 
-def test_dl_09_a_tensor_in_two_shards_is_refused(tree: Tree) -> None:
+def test_a_tensor_in_two_shards_is_refused(tree: Tree) -> None:
     tree.add({**SHARDS, "model-2.safetensors": safetensors("b", "a")})
     with pytest.raises(CheckpointError, match="the tensor 'a' is in both model-1.safetensors and model-2.safetensors"):
         found(tree)
 
 
 @pytest.mark.parametrize("shard", ["../model-1.safetensors", "sub/m.safetensors", "model.bin", "C:\\m.safetensors", 5])
-def test_dl_16_an_index_that_names_no_plain_weight_file_is_refused(tree: Tree, shard: object) -> None:
+def test_an_index_that_names_no_plain_weight_file_is_refused(tree: Tree, shard: object) -> None:
     tree.add({**SHARDS, INDEX: json.dumps({"weight_map": {"a": shard}}).encode()})
     with pytest.raises(CheckpointError, match="is no weight file"):
         found(tree)
@@ -188,9 +188,7 @@ def test_a_file_cut_since_the_pull_is_missing_one_touched_since_is_changed(tree:
 
 
 @pytest.mark.parametrize("content", ['{"version": 9}', '["config.json"]', "{"])
-def test_st_09_after_an_upgrade_old_records_and_caches_are_used_and_nothing_is_deleted(
-    tree: Tree, content: str
-) -> None:
+def test_after_an_upgrade_old_records_and_caches_are_used_and_nothing_is_deleted(tree: Tree, content: str) -> None:
     tree.add(SHARDS)
     tree.record()
     (tree.manifests / "models--lab--Pair-8B" / f"{COMMIT}.json").write_text(content)
@@ -226,14 +224,14 @@ def test_scan_lists_every_repo_whatever_its_state(tree: Tree) -> None:
     assert "link is a link to /etc/passwd" in items["d/evil"].problem and not items["d/evil"].complete
 
 
-def test_dl_17_a_link_out_of_the_repo_stops_the_search(tree: Tree) -> None:
+def test_a_link_out_of_the_repo_stops_the_search(tree: Tree) -> None:
     (tree.add() / "tokenizer.json").symlink_to("/etc/passwd")
     with pytest.raises(DownloadError, match="tokenizer.json is a link to /etc/passwd") as caught:
         found(tree)
     assert caught.value.exit_code == 4
 
 
-def test_dl_11_looking_opens_no_socket(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_opens_no_socket(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     def refuse(*arguments: object) -> None:

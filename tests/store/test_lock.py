@@ -51,7 +51,7 @@ class Polls:
         return False
 
 
-def test_dl_13_the_second_puller_waits_and_is_told_for_whom(folder: Path) -> None:
+def test_the_second_puller_waits_and_is_told_for_whom(folder: Path) -> None:
     waited: list[int | None] = []
     with process(HOLD, "pull", folder, REPO) as first:
         threading.Timer(0.3, lambda: first.stdin and first.stdin.close()).start()
@@ -114,9 +114,7 @@ def test_the_lock_is_given_back_after_an_error(folder: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("mode", ["pull", "pull no flock", "pull lying"])
-def test_dl_14_the_lock_of_a_killed_process_is_taken_over(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_the_lock_of_a_killed_process_is_taken_over(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     if mode != "pull":
         no_flock(monkeypatch, None if "no flock" in mode else True)
     with process(HOLD, mode, folder, REPO) as first:
@@ -132,7 +130,7 @@ def test_dl_14_the_lock_of_a_killed_process_is_taken_over(
 
 
 @posix
-def test_dl_14_a_lock_that_outlives_its_dead_owner_is_taken_over(folder: Path) -> None:
+def test_a_lock_that_outlives_its_dead_owner_is_taken_over(folder: Path) -> None:
     """A child that inherited the descriptor keeps the flock; the record tells that its taker is dead."""
     import fcntl
 
@@ -149,7 +147,7 @@ def test_dl_14_a_lock_that_outlives_its_dead_owner_is_taken_over(folder: Path) -
 
 
 @posix
-def test_dl_14_a_held_lock_without_a_record_is_respected(folder: Path) -> None:
+def test_a_held_lock_without_a_record_is_respected(folder: Path) -> None:
     import fcntl
 
     folder.mkdir(parents=True)
@@ -161,7 +159,7 @@ def test_dl_14_a_held_lock_without_a_record_is_respected(folder: Path) -> None:
 
 
 @posix
-def test_dl_14_a_lock_file_that_was_moved_away_before_it_was_locked_is_no_lock(
+def test_a_lock_file_that_was_moved_away_before_it_was_locked_is_no_lock(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no record can be written, the file at the path is all that the next puller can meet."""
@@ -196,7 +194,7 @@ DEAD: list[Callable[[], dict[str, object]]] = [
 
 @pytest.mark.parametrize("changes", DEAD, ids=["pid", "start", "boot"])
 @pytest.mark.parametrize("flock", [True, None])
-def test_dl_14_records_of_dead_processes_do_not_hold(
+def test_records_of_dead_processes_do_not_hold(
     folder: Path, monkeypatch: pytest.MonkeyPatch, changes: Callable[[], dict[str, object]], flock: bool | None
 ) -> None:
     no_flock(monkeypatch, flock)
@@ -207,9 +205,7 @@ def test_dl_14_records_of_dead_processes_do_not_hold(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"5", b'{"pid": "x"}', b"\xff" * 9000])
-def test_dl_14_a_record_that_makes_no_sense_holds_only_while_it_may_be_half_written(
-    folder: Path, content: bytes
-) -> None:
+def test_a_record_that_makes_no_sense_holds_only_while_it_may_be_half_written(folder: Path, content: bytes) -> None:
     path = folder / "models--lab--Pair-8B.owner.json"
     write_atomic(path, content)
     with pytest.raises(BusyError):
@@ -221,7 +217,7 @@ def test_dl_14_a_record_that_makes_no_sense_holds_only_while_it_may_be_half_writ
 
 
 @pytest.mark.parametrize("flock", [True, None])
-def test_dl_15_where_flock_lies_or_is_missing_a_living_owner_holds(
+def test_where_flock_lies_or_is_missing_a_living_owner_holds(
     folder: Path, monkeypatch: pytest.MonkeyPatch, flock: bool | None
 ) -> None:
     no_flock(monkeypatch, flock)
@@ -249,7 +245,7 @@ with lock.exclusive(folder, "lab/Pair-8B"):
 
 
 @posix
-def test_dl_15_two_writers_whom_no_lock_stops_leave_one_right_file(folder: Path, tmp_path: Path) -> None:
+def test_two_writers_whom_no_lock_stops_leave_one_right_file(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "blob"
     with process(WRITER, folder, target, "a") as first, process(WRITER, folder, target, "b") as second:
         (tmp_path / "go").touch()  # both are inside the lock
@@ -265,7 +261,7 @@ def test_dl_15_two_writers_whom_no_lock_stops_leave_one_right_file(folder: Path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blob", "cache", "go"]
 
 
-def test_dl_15_flock_that_the_file_system_does_not_offer_is_told_from_one_held(
+def test_flock_that_the_file_system_does_not_offer_is_told_from_one_held(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fcntl = pytest.importorskip("fcntl")
@@ -290,7 +286,7 @@ def test_another_machine_s_record_does_not_stop_a_pull(folder: Path) -> None:
         assert now is not None and now.pid == os.getpid()
 
 
-def test_st_03_without_a_writable_place_there_is_no_lock_and_no_failure(tmp_path: Path) -> None:
+def test_without_a_writable_place_there_is_no_lock_and_no_failure(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     for folder in (None, blocked / "locks"):
@@ -317,7 +313,7 @@ for turn in range(40):
 
 @posix
 @pytest.mark.parametrize("without", [None, "flock"])
-def test_dl_13_never_are_two_in(folder: Path, tmp_path: Path, without: str | None) -> None:
+def test_never_are_two_in(folder: Path, tmp_path: Path, without: str | None) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
     with process(COUNT, without, folder, counter) as one, process(COUNT, without, folder, counter) as two:

@@ -44,7 +44,7 @@ def test_many_may_use_a_repo_while_it_is_pulled(folder: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("mode", ["use", "use no flock", "use lying"])
-def test_dl_24_notes_of_killed_sessions_are_cleared(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_notes_of_killed_sessions_are_cleared(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     if mode != "use":
         monkeypatch.setattr(lock, "flock", lambda descriptor: None if "no flock" in mode else True)
     with process(HOLD, mode, folder, REPO) as session:
@@ -63,7 +63,7 @@ def note(folder: Path, age: float, **changes: object) -> Path:
     return path
 
 
-def test_dl_24_another_machine_s_session_is_believed_for_a_day(folder: Path) -> None:
+def test_another_machine_s_session_is_believed_for_a_day(folder: Path) -> None:
     fresh = note(folder, 60.0, pid=4711, host="elsewhere", boot="other")
     old = note(folder, 2 * 86400.0, pid=4712, host="elsewhere", boot="other")
     assert lock.users(folder, REPO) == (4711,)
@@ -71,7 +71,7 @@ def test_dl_24_another_machine_s_session_is_believed_for_a_day(folder: Path) -> 
 
 
 @posix
-def test_dl_24_a_container_s_session_is_judged_by_its_lock(folder: Path) -> None:
+def test_a_container_s_session_is_judged_by_its_lock(folder: Path) -> None:
     """Under one kernel locks meet, so a free one means dead, whatever the container was called."""
     left = note(folder, 60.0, pid=1, host="c0ffee")
     assert lock.users(folder, REPO) == ()
@@ -86,7 +86,7 @@ def test_a_note_just_being_written_counts(folder: Path) -> None:
     assert lock.users(folder, REPO) == ()
 
 
-def test_dl_24_nobody_begins_to_use_what_is_being_removed(folder: Path) -> None:
+def test_nobody_begins_to_use_what_is_being_removed(folder: Path) -> None:
     with lock.exclusive(folder, REPO, purpose="remove"):
         with pytest.raises(BusyError, match=f"is being removed by process {os.getpid()}"):
             with lock.using(folder, REPO):
@@ -96,7 +96,7 @@ def test_dl_24_nobody_begins_to_use_what_is_being_removed(folder: Path) -> None:
         assert lock.users(folder, REPO) == (os.getpid(),)
 
 
-def test_dl_24_a_removal_on_another_machine_is_not_believed_for_ever(folder: Path) -> None:
+def test_a_removal_on_another_machine_is_not_believed_for_ever(folder: Path) -> None:
     record(folder, purpose="remove", host="elsewhere", boot="other")
     with pytest.raises(BusyError):
         with lock.using(folder, REPO):

@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tree: Tree) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX modes")
-def test_st_06_records_are_private(tree: Tree) -> None:
+def test_records_are_private(tree: Tree) -> None:
     tree.record()
     assert stat.S_IMODE(place(tree).stat().st_mode) == 0o600
     assert stat.S_IMODE(place(tree).parent.stat().st_mode) == 0o700
@@ -109,7 +109,7 @@ FILE = {"path": "config.json", "size": 2, "sha256": None, "blob": "x", "mtime_ns
         (bad({"commit": OLDER}), "about something else"),
     ],
 )
-def test_st_09_a_record_that_cannot_be_read_counts_as_none_and_stays(tree: Tree, content: str, reason: str) -> None:
+def test_a_record_that_cannot_be_read_counts_as_none_and_stays(tree: Tree, content: str, reason: str) -> None:
     tree.record()
     place(tree).write_text(content, encoding="utf-8")
     before = tree.content()
@@ -121,7 +121,7 @@ def test_st_09_a_record_that_cannot_be_read_counts_as_none_and_stays(tree: Tree,
     assert tree.content() == before
 
 
-def test_st_09_a_new_record_does_not_overwrite_one_of_a_newer_version(tree: Tree) -> None:
+def test_a_new_record_does_not_overwrite_one_of_a_newer_version(tree: Tree) -> None:
     written = tree.record()
     for kept, version in ((1, 7), (2, 8)):
         place(tree).write_text(json.dumps({"version": version}))

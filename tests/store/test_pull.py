@@ -131,7 +131,7 @@ def test_going_back_to_a_commit_that_is_here(puller: Any, fake: FakeHub, small: 
     assert manifest.current(puller.manifests, TARGET) == first != second
 
 
-def test_dl_23_a_repo_that_changes_in_between_does_not_mix(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_repo_that_changes_in_between_does_not_mix(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     plan = puller.prepare(TARGET)
     fake.add_repo(TARGET, {**small, "model.safetensors": safetensors(1000, 3)})
     local = puller.run(plan)[0]
@@ -142,7 +142,7 @@ def test_dl_23_a_repo_that_changes_in_between_does_not_mix(puller: Any, fake: Fa
 # Disk
 
 
-def test_dl_06_a_full_disk_is_seen_before_the_first_byte(
+def test_a_full_disk_is_seen_before_the_first_byte(
     puller: Any, fake: FakeHub, pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -156,7 +156,7 @@ def test_dl_06_a_full_disk_is_seen_before_the_first_byte(
     assert [request for request in fake.requests if request.file] == []
 
 
-def test_dl_07_a_read_only_cache_that_is_complete_will_do(
+def test_a_read_only_cache_that_is_complete_will_do(
     puller: Any, fake: FakeHub, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puller.pull(TARGET)
@@ -169,7 +169,7 @@ def test_dl_07_a_read_only_cache_that_is_complete_will_do(
     assert puller.pull(TARGET)[0].verified
 
 
-def test_dl_07_a_read_only_cache_that_was_never_verified_will_do_as_well(
+def test_a_read_only_cache_that_was_never_verified_will_do_as_well(
     puller: Any, fake: FakeHub, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puller.pull(TARGET)
@@ -198,7 +198,7 @@ def test_records_that_cannot_be_written_are_told_and_cost_nothing_else(puller: A
 # What the source lacks
 
 
-def test_dl_08_a_shard_the_server_does_not_have(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
+def test_a_shard_the_server_does_not_have(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
     fake.fault("model-00003-of-00005.safetensors", "404", times=99)
     with pytest.raises(DownloadError, match="model-00003-of-00005.safetensors") as caught:
         puller.pull(TARGET)
@@ -206,7 +206,7 @@ def test_dl_08_a_shard_the_server_does_not_have(puller: Any, fake: FakeHub, shar
     assert manifest.read(puller.manifests, TARGET) is None and puller.cache.ref(TARGET) is None
 
 
-def test_dl_09_an_index_with_an_absent_shard_costs_no_weights(puller: Any, fake: FakeHub) -> None:
+def test_an_index_with_an_absent_shard_costs_no_weights(puller: Any, fake: FakeHub) -> None:
     files = {"config.json": b"{}", **shards(5, 50_000)}
     del files["model-00004-of-00005.safetensors"]
     fake.add_repo(TARGET, files)

@@ -21,7 +21,7 @@ PAIR = (Wanted("target", TARGET), Wanted("drafter", DRAFTER, None, (KNOWN,)))
 # Gates
 
 
-def test_dl_10_a_gated_repo_without_token(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_a_gated_repo_without_token(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.repos[TARGET].gated = True
     plan = puller.prepare(TARGET)
     assert plan.repos[0].gated
@@ -31,7 +31,7 @@ def test_dl_10_a_gated_repo_without_token(puller: Any, fake: FakeHub, small: Any
     assert caught.value.exit_code == 4 and "https://huggingface.co/owner/target" in hint and "hf auth login" in hint
 
 
-def test_dl_10_a_token_without_access_is_told_apart_and_never_shown(
+def test_a_token_without_access_is_told_apart_and_never_shown(
     puller: Any, fake: FakeHub, small: Any, secret: str
 ) -> None:
     fake.repos[TARGET].gated = True
@@ -47,14 +47,14 @@ def test_dl_10_a_token_without_access_is_told_apart_and_never_shown(
     assert "https://huggingface.co/owner/target" in caught.value.hint
 
 
-def test_dl_10_a_token_with_access_is_let_in(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
+def test_a_token_with_access_is_let_in(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
     fake.repos[TARGET].gated = True
     puller.token = fake.grant(secret, TARGET)
     assert puller.pull(TARGET)[0].verified
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
-def test_dl_10_a_refusal_without_reason(puller: Any, fake: FakeHub, small: Any, status: str, secret: str) -> None:
+def test_a_refusal_without_reason(puller: Any, fake: FakeHub, small: Any, status: str, secret: str) -> None:
     puller.token = secret
     fake.fault("config.json", status, code="", times=99)
     with pytest.raises(DownloadError) as caught:
@@ -80,14 +80,14 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_dl_11_a_complete_cache_needs_no_socket(puller: Any, pair: Any, offline: bool, request: Any) -> None:
+def test_a_complete_cache_needs_no_socket(puller: Any, pair: Any, offline: bool, request: Any) -> None:
     puller.pull(*PAIR)
     opened = request.getfixturevalue("no_sockets")
     puller.offline = offline
     assert all(local.verified for local in puller.pull(*PAIR)) and opened == []
 
 
-def test_dl_11_offline_takes_what_another_program_fetched(puller: Any, small: Any, request: Any) -> None:
+def test_offline_takes_what_another_program_fetched(puller: Any, small: Any, request: Any) -> None:
     puller.pull(TARGET)
     shutil.rmtree(puller.manifests)
     opened = request.getfixturevalue("no_sockets")
@@ -96,7 +96,7 @@ def test_dl_11_offline_takes_what_another_program_fetched(puller: Any, small: An
     assert local.complete and not local.verified and opened == []
 
 
-def test_dl_12_offline_and_incomplete_lists_what_is_missing(puller: Any, sharded: Any, request: Any) -> None:
+def test_offline_and_incomplete_lists_what_is_missing(puller: Any, sharded: Any, request: Any) -> None:
     local = puller.pull(TARGET)[0]
     gone = ["model-00002-of-00005.safetensors", "model-00004-of-00005.safetensors"]
     for name in gone:

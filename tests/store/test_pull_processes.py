@@ -58,7 +58,7 @@ def process(puller: Any, repo: str = TARGET) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def test_dl_02_after_a_kill_finished_files_are_kept_and_no_orphan_stays(
+def test_after_a_kill_finished_files_are_kept_and_no_orphan_stays(
     puller: Any, fake: FakeHub, sharded: dict[str, bytes]
 ) -> None:
     fake.fault("model-0000[45]*", "trickle", rate=30_000, times=99)
@@ -84,9 +84,7 @@ def weights(puller: Any) -> list[str]:
     return [name for name in puller.names() if name.endswith(".safetensors")]
 
 
-def test_dl_13_of_two_processes_one_downloads_and_one_waits(
-    puller: Any, fake: FakeHub, small: dict[str, bytes]
-) -> None:
+def test_of_two_processes_one_downloads_and_one_waits(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault("model.safetensors", "trickle", rate=200_000)
     with process(puller) as first:
         assert wait_until(lambda: fake.sent("model.safetensors") > 0, 20)
@@ -98,7 +96,7 @@ def test_dl_13_of_two_processes_one_downloads_and_one_waits(
     assert puller.notices == [f"owner/target is being pulled by process {first.pid}: waiting for it"]
 
 
-def test_dl_22_ctrl_c_ends_with_130_within_two_seconds(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
+def test_ctrl_c_ends_with_130_within_two_seconds(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
     fake.fault("model-0000[45]*", "stall", times=99)
     with process(puller) as child:
         assert wait_until(lambda: len(weights(puller)) == 3 and len(stalled(fake)) == 2, 20)

@@ -134,7 +134,7 @@ def test_two_commits_of_ours_both_go(tree: Tree) -> None:
     assert tree.cache.repos() == () and manifest.commits(tree.manifests, REPO) == ()
 
 
-def test_st_09_a_record_of_a_newer_version_still_says_that_the_repo_is_ours(tree: Tree) -> None:
+def test_a_record_of_a_newer_version_still_says_that_the_repo_is_ours(tree: Tree) -> None:
     pulled(tree)
     (tree.manifests / "models--lab--Pair-8B" / f"{COMMIT}.json").write_text('{"version": 9}')
     item = only(planned(tree))
@@ -150,7 +150,7 @@ def test_a_repo_that_is_a_link_loses_the_link_alone(tree: Tree, tmp_path: Path) 
     assert not folder.is_symlink() and (tmp_path / "disk" / "snapshots" / COMMIT / "config.json").exists()
 
 
-def test_dl_17_links_out_of_a_repo_are_deleted_not_followed(tree: Tree, tmp_path: Path) -> None:
+def test_links_out_of_a_repo_are_deleted_not_followed(tree: Tree, tmp_path: Path) -> None:
     pulled(tree)
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
@@ -161,7 +161,7 @@ def test_dl_17_links_out_of_a_repo_are_deleted_not_followed(tree: Tree, tmp_path
     assert (tmp_path / "precious" / "file").read_text() == "x"
 
 
-def test_dl_17_a_snapshots_folder_that_lies_elsewhere_is_not_emptied(tree: Tree, tmp_path: Path) -> None:
+def test_a_snapshots_folder_that_lies_elsewhere_is_not_emptied(tree: Tree, tmp_path: Path) -> None:
     pulled(tree)
     tree.add(SHARDS, commit=OLDER, ref=None)
     place = tree.cache.repo_folder(REPO) / "snapshots"

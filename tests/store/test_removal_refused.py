@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_dl_24_a_repo_in_use_is_refused_with_the_process_named(tree: Tree) -> None:
+def test_a_repo_in_use_is_refused_with_the_process_named(tree: Tree) -> None:
     pulled(tree)
     pulled(tree, repo="lab/Drafter")
     with process(HOLD, "use", tree.locks, REPO) as session:
@@ -50,7 +50,7 @@ def test_dl_24_a_repo_in_use_is_refused_with_the_process_named(tree: Tree) -> No
     assert tree.cache.repos() == ()
 
 
-def test_dl_24_a_session_that_began_after_planning_is_seen(tree: Tree) -> None:
+def test_a_session_that_began_after_planning_is_seen(tree: Tree) -> None:
     pulled(tree)
     plan = planned(tree)
     with lock.using(tree.locks, REPO), pytest.raises(BusyError, match=f"process {os.getpid()}"):
@@ -58,14 +58,14 @@ def test_dl_24_a_session_that_began_after_planning_is_seen(tree: Tree) -> None:
     assert tree.cache.repos() == (REPO,)
 
 
-def test_dl_24_a_repo_being_pulled_is_refused(tree: Tree) -> None:
+def test_a_repo_being_pulled_is_refused(tree: Tree) -> None:
     pulled(tree)
     with lock.exclusive(tree.locks, REPO), pytest.raises(BusyError, match="being pulled or removed by process"):
         removal.remove(planned(tree))
     assert tree.cache.repos() == (REPO,)
 
 
-def test_dl_24_a_repo_into_which_another_program_downloads_is_refused(tree: Tree) -> None:
+def test_a_repo_into_which_another_program_downloads_is_refused(tree: Tree) -> None:
     weak = pytest.importorskip("huggingface_hub.utils").WeakFileLock
     pulled(tree)
     with weak(tree.cache.hub_locks(REPO) / "x.lock"):
@@ -76,7 +76,7 @@ def test_dl_24_a_repo_into_which_another_program_downloads_is_refused(tree: Tree
 
 
 @pytest.mark.parametrize("where", ["before forgetting", "while deleting"])
-def test_dl_24_a_removal_that_is_killed_leaves_no_half_and_is_finished_by_the_next(tree: Tree, where: str) -> None:
+def test_a_removal_that_is_killed_leaves_no_half_and_is_finished_by_the_next(tree: Tree, where: str) -> None:
     pulled(tree, SHARDS)
     with process(REMOVE_AND_DIE, tree.cache.folder, tree.manifests, tree.locks, REPO, where) as child:
         assert child.wait(20) == 9
@@ -104,7 +104,7 @@ def test_leftovers_of_a_living_removal_are_not_touched(tree: Tree) -> None:
     assert living.exists() and stray.exists()
 
 
-def test_dl_24_a_rename_that_fails_puts_everything_back(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_that_fails_puts_everything_back(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     pulled(tree)
     pulled(tree, repo="lab/Drafter")
     tree.add(SHARDS, repo="lab/Drafter", commit=OLDER, ref="dev")  # so that it goes file by file

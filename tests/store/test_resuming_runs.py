@@ -66,7 +66,7 @@ def left(puller: Any, data: bytes, name: str = "", age: float = 60.0) -> Path:
     return Path(path)
 
 
-def test_dl_02_a_kill_in_the_large_file_costs_what_was_not_written(
+def test_a_kill_in_the_large_file_costs_what_was_not_written(
     puller: Any, fake: FakeHub, large: dict[str, bytes]
 ) -> None:
     fake.fault(WEIGHTS, "trickle", rate=1_000_000, times=99)
@@ -87,7 +87,7 @@ def test_dl_02_a_kill_in_the_large_file_costs_what_was_not_written(
     assert (last.done, last.verified) == (last.total, last.total) and last.resumed >= had
 
 
-def test_dl_22_a_stop_in_the_large_file_costs_nothing(puller: Any, fake: FakeHub, large: dict[str, bytes]) -> None:
+def test_a_stop_in_the_large_file_costs_nothing(puller: Any, fake: FakeHub, large: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "trickle", rate=1_000_000)
     with pytest.raises(Interrupted) as caught:
         puller.pull(TARGET, cancelled=lambda: fake.sent(WEIGHTS) > 500_000)
@@ -98,7 +98,7 @@ def test_dl_22_a_stop_in_the_large_file_costs_nothing(puller: Any, fake: FakeHub
     assert sent_since(fake, before) == len(large[WEIGHTS]) - had
 
 
-def test_dl_01_what_a_bad_line_left_is_continued(puller: Any, fake: FakeHub, large: dict[str, bytes]) -> None:
+def test_what_a_bad_line_left_is_continued(puller: Any, fake: FakeHub, large: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "cut", at=0.2, times=3)
     puller.impatient(progress=1 << 30)
     with pytest.raises(DownloadError, match="given up after 3 tries"):
@@ -108,7 +108,7 @@ def test_dl_01_what_a_bad_line_left_is_continued(puller: Any, fake: FakeHub, lar
     assert fake.sent(WEIGHTS) - before <= len(large[WEIGHTS]) * 0.8**3 + CHUNK
 
 
-def test_dl_04_a_part_with_wrong_bytes_is_found_by_its_hash(puller: Any, fake: FakeHub, large: Any) -> None:
+def test_a_part_with_wrong_bytes_is_found_by_its_hash(puller: Any, fake: FakeHub, large: Any) -> None:
     left(puller, b"x" * 1_000_000)
     assert puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
     assert any("is damaged" in notice and "fetched again" in notice for notice in puller.notices)
@@ -129,13 +129,13 @@ def test_a_part_that_is_too_long_or_another_program_s_is_dropped(
     assert fake.sent(WEIGHTS) == len(large[WEIGHTS])
 
 
-def test_dl_03_a_server_that_ignores_the_range_of_another_run(puller: Any, fake: FakeHub, large: Any) -> None:
+def test_a_server_that_ignores_the_range_of_another_run(puller: Any, fake: FakeHub, large: Any) -> None:
     left(puller, large[WEIGHTS][:1_000_000])
     fake.fault(WEIGHTS, "ignore_range")
     assert puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
 
 
-def test_dl_21_a_web_page_does_not_cost_the_part(puller: Any, fake: FakeHub, large: Any) -> None:
+def test_a_web_page_does_not_cost_the_part(puller: Any, fake: FakeHub, large: Any) -> None:
     left(puller, large[WEIGHTS][:1_000_000])
     fake.fault(WEIGHTS, "html", times=2)
     with pytest.raises(DownloadError, match="web page"):
@@ -144,7 +144,7 @@ def test_dl_21_a_web_page_does_not_cost_the_part(puller: Any, fake: FakeHub, lar
     assert HTML not in parts(puller)[0].read_bytes()
 
 
-def test_dl_06_a_part_counts_as_here(puller: Any, fake: FakeHub, large: Any) -> None:
+def test_a_part_counts_as_here(puller: Any, fake: FakeHub, large: Any) -> None:
     whole = puller.prepare(TARGET).to_fetch
     left(puller, large[WEIGHTS][:1_000_000])
     assert puller.prepare(TARGET).to_fetch == whole - 1_000_000
@@ -160,7 +160,7 @@ def test_the_hash_reads_behind_the_writer(tmp_path: Path, puller: Any, fake: Fak
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == [file.sha256]
 
 
-def test_dl_13_two_files_of_one_content_are_fetched_once(puller: Any, fake: FakeHub) -> None:
+def test_two_files_of_one_content_are_fetched_once(puller: Any, fake: FakeHub) -> None:
     data = safetensors(200_000)
     fake.add_repo(TARGET, {"config.json": b"{}", "tokenizer.json": data, WEIGHTS: data})
     assert puller.pull(TARGET)[0].verified and fake.sent("*.json") + fake.sent(WEIGHTS) == len(data) + 2
@@ -170,7 +170,7 @@ def test_dl_13_two_files_of_one_content_are_fetched_once(puller: Any, fake: Fake
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_dl_04_what_came_over_xet_is_proven_too(
+def test_what_came_over_xet_is_proven_too(
     puller: Any, fake: FakeHub, large: Any, monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
     import huggingface_hub.constants

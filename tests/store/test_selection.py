@@ -74,19 +74,19 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_dl_16_a_hostile_name_anywhere_refuses_the_repo(name: str) -> None:
+def test_a_hostile_name_anywhere_refuses_the_repo(name: str) -> None:
     with pytest.raises(DownloadError, match="refused") as caught:
         chosen("config.json", "model.safetensors", name)
     assert caught.value.exit_code == 4 and "\0" not in caught.value.message and "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["model-" + "a" * 300 + ".safetensors", "model:x.safetensors", "model?.safetensors"])
-def test_dl_16_a_wanted_name_must_be_one_on_every_system(name: str) -> None:
+def test_a_wanted_name_must_be_one_on_every_system(name: str) -> None:
     with pytest.raises(DownloadError, match="refused"):
         chosen("config.json", "model.safetensors.index.json", name)
 
 
-def test_dl_16_names_that_windows_takes_for_one_are_refused() -> None:
+def test_names_that_windows_takes_for_one_are_refused() -> None:
     with pytest.raises(DownloadError, match="has both"):
         chosen("config.json", "model.safetensors.index.json", "model-a.safetensors", "model-A.safetensors")
 

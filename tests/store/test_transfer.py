@@ -35,7 +35,7 @@ def failure(puller: Any, kept: int = 0, **options: Any) -> DownloadError:
     return caught.value
 
 
-def test_dl_01_a_cut_connection_goes_on_where_it_was(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_cut_connection_goes_on_where_it_was(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "cut", at=0.3)
     local = puller.pull(TARGET)[0]
     size = len(small[WEIGHTS])
@@ -48,7 +48,7 @@ def test_dl_01_a_cut_connection_goes_on_where_it_was(puller: Any, fake: FakeHub,
     assert any("going on at 30%" in notice for notice in puller.notices)
 
 
-def test_dl_01_a_reset_connection_goes_on_as_well(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_reset_connection_goes_on_as_well(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "reset", at=0.5, times=2)
     assert puller.pull(TARGET)[0].verified
     assert content(puller) == small[WEIGHTS]
@@ -72,21 +72,21 @@ def test_cuts_with_progress_between_them_are_borne(puller: Any, fake: FakeHub) -
     assert puller.pull(TARGET)[0].verified
 
 
-def test_dl_03_a_server_that_ignores_the_range(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_server_that_ignores_the_range(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "cut", at=0.3)
     fake.fault(WEIGHTS, "ignore_range")
     assert puller.pull(TARGET)[0].verified
     assert hashlib.sha256(content(puller)).digest() == hashlib.sha256(small[WEIGHTS]).digest()
 
 
-def test_dl_04_corrupted_bytes_are_found_and_fetched_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_corrupted_bytes_are_found_and_fetched_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "corrupt")
     assert puller.pull(TARGET)[0].verified
     assert content(puller) == small[WEIGHTS]
     assert any("is damaged" in notice and "fetched again" in notice for notice in puller.notices)
 
 
-def test_dl_04_corrupted_bytes_twice_leave_nothing_behind(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_corrupted_bytes_twice_leave_nothing_behind(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "corrupt", times=2)
     assert "model.safetensors of owner/target is damaged" in failure(puller).message
     assert WEIGHTS not in puller.names() and hashlib.sha256(small[WEIGHTS]).hexdigest() not in puller.blobs()
@@ -94,14 +94,12 @@ def test_dl_04_corrupted_bytes_twice_leave_nothing_behind(puller: Any, fake: Fak
     assert puller.pull(TARGET)[0].verified
 
 
-def test_dl_04_small_files_are_checked_too(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_small_files_are_checked_too(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault("config.json", "corrupt", times=2)
     assert "config.json of owner/target is damaged" in failure(puller).message
 
 
-def test_dl_04_a_corrupted_file_already_in_the_cache_is_replaced(
-    puller: Any, fake: FakeHub, small: dict[str, bytes]
-) -> None:
+def test_a_corrupted_file_already_in_the_cache_is_replaced(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     puller.pull(TARGET)
     blob = puller.cache.entries(TARGET, puller.cache.commits(TARGET)[0])
     damaged = next(entry.file for entry in blob if entry.name == WEIGHTS)
@@ -115,7 +113,7 @@ def test_dl_04_a_corrupted_file_already_in_the_cache_is_replaced(
 
 
 @pytest.mark.parametrize(("kind", "difference"), [("short", -1000), ("long", 1000)])
-def test_dl_05_a_wrong_length_is_told_in_numbers(
+def test_a_wrong_length_is_told_in_numbers(
     puller: Any, fake: FakeHub, small: dict[str, bytes], kind: str, difference: int
 ) -> None:
     fake.fault(WEIGHTS, kind, times=2)
@@ -124,17 +122,17 @@ def test_dl_05_a_wrong_length_is_told_in_numbers(
     assert fake.sent(WEIGHTS) < 2 * size + 2 * CHUNK
 
 
-def test_dl_05_one_wrong_length_is_forgiven(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_one_wrong_length_is_forgiven(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "short")
     assert puller.pull(TARGET)[0].verified
 
 
-def test_dl_05_more_bytes_than_announced_by_a_chunked_answer(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_more_bytes_than_announced_by_a_chunked_answer(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.fault(WEIGHTS, "chunked", extra=500, times=2)
     assert "has more than" in failure(puller).message
 
 
-def test_dl_07_a_disk_that_fills_up_stops_everything(
+def test_a_disk_that_fills_up_stops_everything(
     puller: Any, sharded: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_after(monkeypatch, 4, errno.ENOSPC)
@@ -148,13 +146,13 @@ def test_dl_07_a_disk_that_fills_up_stops_everything(
     assert puller.pull(TARGET)[0].verified and puller.incomplete() == []
 
 
-def test_dl_07_a_quota_is_named_as_one(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_is_named_as_one(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     full_after(monkeypatch, 0, errno.EDQUOT)
     with pytest.raises(DoesNotFitError, match="over its quota"):
         puller.pull(TARGET)
 
 
-def test_dl_07_a_read_only_cache_is_named(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_cache_is_named(puller: Any, small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     full_after(monkeypatch, 0, errno.EROFS)
     with pytest.raises(DownloadError, match="Read-only") as caught:
         puller.pull(TARGET)
@@ -187,7 +185,7 @@ def full_after(monkeypatch: pytest.MonkeyPatch, files: int, number: int) -> None
     monkeypatch.setattr(Path, "open", opened)
 
 
-def test_dl_19_a_trickle_is_broken_off_and_taken_up_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_trickle_is_broken_off_and_taken_up_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "trickle", rate=40)
     begin = time.monotonic()
     assert puller.pull(TARGET)[0].verified
@@ -196,45 +194,45 @@ def test_dl_19_a_trickle_is_broken_off_and_taken_up_again(puller: Any, fake: Fak
     assert content(puller) == small[WEIGHTS]
 
 
-def test_dl_19_a_stall_after_the_headers_is_broken_off(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_stall_after_the_headers_is_broken_off(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "stall")
     assert puller.pull(TARGET)[0].verified
     assert any("does not answer in time" in notice for notice in puller.notices)
 
 
-def test_dl_19_the_tries_are_counted(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_the_tries_are_counted(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "stall", times=99)
     assert "given up after 3 tries" in failure(puller).message
     assert sum(request.server == "cdn" for request in fake.gets(WEIGHTS)) == 3
 
 
-def test_dl_19_a_slow_but_steady_line_is_not_broken_off(puller: Any, fake: FakeHub) -> None:
+def test_a_slow_but_steady_line_is_not_broken_off(puller: Any, fake: FakeHub) -> None:
     puller.impatient(floor=100)
     fake.add_repo(TARGET, {"config.json": b"{}", WEIGHTS: safetensors(2000)})
     fake.fault(WEIGHTS, "trickle", rate=4000)
     assert puller.pull(TARGET)[0].verified and puller.notices == []
 
 
-def test_dl_21_a_web_page_is_called_one(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_web_page_is_called_one(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "html", times=2)
     assert "looks like a web page" in failure(puller).message
 
 
-def test_dl_21_a_web_page_of_the_right_length(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_web_page_of_the_right_length(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     page = HTML + b" " * (len(small[WEIGHTS]) - len(HTML))
     fake.fault(WEIGHTS, "bytes", body=page, times=2)
     assert "looks like a web page" in failure(puller).message
     assert WEIGHTS not in puller.names()
 
 
-def test_dl_21_a_web_page_to_every_question(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+def test_a_web_page_to_every_question(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     plan = puller.prepare(TARGET)
     fake.fault("*", "html", methods=("GET", "HEAD"), times=99)
     with pytest.raises(DownloadError, match="looks like a web page"):
         puller.run(plan)
 
 
-def test_dl_22_a_pull_that_waits_for_bytes_stops_at_once(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
+def test_a_pull_that_waits_for_bytes_stops_at_once(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
     puller.impatient(stall_s=30.0)
     fake.fault("model-0000[345]*", "stall", times=99)
     plan = puller.prepare(TARGET)
@@ -256,7 +254,7 @@ def test_dl_22_a_pull_that_waits_for_bytes_stops_at_once(puller: Any, fake: Fake
     assert fake.sent() - before <= 3 * 50_500
 
 
-def test_dl_22_a_pull_that_waits_to_try_again_stops_at_once(puller: Any, fake: FakeHub, small: Any) -> None:
+def test_a_pull_that_waits_to_try_again_stops_at_once(puller: Any, fake: FakeHub, small: Any) -> None:
     puller.impatient(longest_wait_s=100.0, whole_s=100.0)
     fake.fault(WEIGHTS, "429", retry_after=60, times=9)
     plan = puller.prepare(TARGET)

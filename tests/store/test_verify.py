@@ -56,20 +56,20 @@ def test_a_proof_records_what_was_seen(cache: Cache, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_dl_04_one_changed_bit_is_no_proof(cache: Cache, name: str) -> None:
+def test_one_changed_bit_is_no_proof(cache: Cache, name: str) -> None:
     entry = put(cache, name, b"12344")
     with pytest.raises(NotTheFile, match="is damaged"):
         prove(cache, entry, remote(name, b"12345"), lambda _: None)
 
 
-def test_dl_05_another_length_is_not_even_read(cache: Cache) -> None:
+def test_another_length_is_not_even_read(cache: Cache) -> None:
     seen = list[int]()
     with pytest.raises(NotTheFile, match="has 4 bytes instead of 5"):
         prove(cache, put(cache, "config.json", b"1234"), remote("config.json", b"12345"), seen.append)
     assert seen == []
 
 
-def test_dl_21_a_page_is_called_one(cache: Cache) -> None:
+def test_a_page_is_called_one(cache: Cache) -> None:
     with pytest.raises(NotTheFile, match="web page"):
         prove(cache, put(cache, "config.json", HTML), remote("config.json", b"x" * len(HTML)), lambda _: None)
 
@@ -92,7 +92,7 @@ def test_an_index_is_read_before_its_shards_are_fetched(cache: Cache) -> None:
     assert check_index(cache, whole) == {"model-1.safetensors", "model-2.safetensors"}
 
 
-def test_dl_09_an_index_that_asks_for_an_absent_shard(cache: Cache) -> None:
+def test_an_index_that_asks_for_an_absent_shard(cache: Cache) -> None:
     put(cache, INDEX, json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode())
     with pytest.raises(DownloadError, match="lacks model-2.safetensors") as caught:
         check_index(cache, listing(INDEX, "model-1.safetensors"))

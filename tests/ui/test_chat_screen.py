@@ -66,7 +66,7 @@ def test_the_arrows_bring_back_what_was_sent_and_the_draft() -> None:
     play(act)
 
 
-def test_ui_06_escape_stops_the_reply_and_keeps_what_came() -> None:
+def test_escape_stops_the_reply_and_keeps_what_came() -> None:
     gate = threading.Event()
     session = ScriptedSession(gate=gate, on_step=lambda index: gate.set() if index == 0 else gate.clear())
 
@@ -96,7 +96,7 @@ def test_a_reply_cut_off_at_its_limit_says_so_also_when_it_is_shown_again() -> N
 
 
 @pytest.mark.parametrize("where", ["chat", "help"])
-def test_ui_06_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
+def test_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
     session = ScriptedSession(gate=threading.Event())
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
@@ -115,7 +115,7 @@ def test_ui_06_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
     assert roles(stage) == [] and stage.app.return_code == 0
 
 
-def test_ui_06_ctrl_c_without_a_reply_says_how_to_leave() -> None:
+def test_ctrl_c_without_a_reply_says_how_to_leave() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await pilot.press("ctrl+c")
         await pilot.pause()

@@ -1,4 +1,4 @@
-"""What must not harm the chat screen: hostile text, pastes, sizes, floods, faults (UI-01 to UI-14)."""
+"""What must not harm the chat screen: hostile text, pastes, sizes, floods, faults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def saying(text: str, size: int = 0) -> ScriptedSession:
 
 
 @pytest.mark.parametrize("by_origin", [False, True])
-def test_ui_01_ui_03_no_sequence_of_the_model_reaches_the_terminal(by_origin: bool) -> None:
+def test_no_sequence_of_the_model_reaches_the_terminal(by_origin: bool) -> None:
     """One conversation says them all: what is painted is judged after each."""
     controls = {chr(code) for code in (*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0))}
 
@@ -63,7 +63,7 @@ def test_ui_01_ui_03_no_sequence_of_the_model_reaches_the_terminal(by_origin: bo
     play(act, ScriptedSession())
 
 
-def test_ui_01_titles_errors_and_notes_are_made_safe() -> None:
+def test_titles_errors_and_notes_are_made_safe() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat_session.acts["/stats"] = lambda: stage.chat_session.say("note \x1b]0;x\x07 end")
         await stage.send("/stats", pilot)
@@ -73,7 +73,7 @@ def test_ui_01_titles_errors_and_notes_are_made_safe() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ui_02_a_sequence_cut_in_two_is_the_same(size: int) -> None:
+def test_a_sequence_cut_in_two_is_the_same(size: int) -> None:
     text = "a\x1b]52;c;eA==\x07b\x9b31mc\r\nd\re\u202ef"
     cutter = SafePieces()
     pieces = [piece for at in range(0, len(text), size) for piece in cutter.feed([Piece(text[at : at + size])])]
@@ -86,7 +86,7 @@ def test_ui_02_a_sequence_cut_in_two_is_the_same(size: int) -> None:
     play(act, saying(text, size))
 
 
-def test_ui_04_a_paste_keeps_its_lines_sends_nothing_and_is_made_safe() -> None:
+def test_a_paste_keeps_its_lines_sends_nothing_and_is_made_safe() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         stage.chat.composer.post_message(Paste("one\ntwo\n\x1b[31mthree\n"))
         await pilot.pause()
@@ -95,7 +95,7 @@ def test_ui_04_a_paste_keeps_its_lines_sends_nothing_and_is_made_safe() -> None:
     assert play(act).session.requests == []
 
 
-def test_ui_04_a_megabyte_is_refused_with_its_count() -> None:
+def test_a_megabyte_is_refused_with_its_count() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         began = time.monotonic()
         stage.chat.composer.post_message(Paste("x" * 1_000_000))
@@ -110,7 +110,7 @@ def test_ui_04_a_megabyte_is_refused_with_its_count() -> None:
     play(act)
 
 
-def test_ui_05_resizing_while_it_streams_loses_no_text() -> None:
+def test_resizing_while_it_streams_loses_no_text() -> None:
     chooser = random.Random(5)
     text = "".join(f"word{n} " + ("\n\n" if n % 9 == 0 else "") for n in range(120))
     session = saying(text, 7)
@@ -130,7 +130,7 @@ def test_ui_05_resizing_while_it_streams_loses_no_text() -> None:
     play(act, session)
 
 
-def test_ui_12_a_thousand_events_are_a_few_drawings() -> None:
+def test_a_thousand_events_are_a_few_drawings() -> None:
     text = "word " * 2000
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
@@ -144,7 +144,7 @@ def test_ui_12_a_thousand_events_are_a_few_drawings() -> None:
     assert len(stage.session.steps) == 2000
 
 
-def test_ui_12_a_long_conversation_shows_its_end() -> None:
+def test_a_long_conversation_shows_its_end() -> None:
     turns = [Turn("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(5000)]
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
@@ -156,7 +156,7 @@ def test_ui_12_a_long_conversation_shows_its_end() -> None:
     play(act)
 
 
-def test_ui_12_what_is_added_pushes_the_oldest_off_the_screen() -> None:
+def test_what_is_added_pushes_the_oldest_off_the_screen() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         for number in range(MAX_SHOWN + 30):
             await stage.chat.show(f"note {number}")
@@ -175,7 +175,7 @@ def test_ui_12_what_is_added_pushes_the_oldest_off_the_screen() -> None:
     ],
     ids=["quotes", "table", "brackets", "tight quotes", "paragraph", "lists"],
 )
-def test_ui_13_markdown_bombs_are_shown_as_they_are(bomb: str) -> None:
+def test_markdown_bombs_are_shown_as_they_are(bomb: str) -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         body = stage.chat.query_one(MarkdownText)
@@ -185,7 +185,7 @@ def test_ui_13_markdown_bombs_are_shown_as_they_are(bomb: str) -> None:
     play(act, saying(bomb + "\nend"))
 
 
-def test_ui_13_an_unclosed_fence_and_html_stay_readable() -> None:
+def test_an_unclosed_fence_and_html_stay_readable() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         text = stage.screen_text
@@ -195,7 +195,7 @@ def test_ui_13_an_unclosed_fence_and_html_stay_readable() -> None:
     play(act, saying("<b>bold</b>\n\n<script>alert(1)</script>\n\n```python\nx = 1\n"))
 
 
-def test_ui_13_the_guard_counts_across_bits() -> None:
+def test_the_guard_counts_across_bits() -> None:
     for bit, times in (
         ("x" * 100, 45),
         ("x\n" * 10, MAX_BLOCK_LINES // 10 + 2),
@@ -221,7 +221,7 @@ def test_links_are_told_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened == []
 
 
-def test_ui_14_an_unknown_fault_of_a_job_is_shown_and_the_session_goes_on() -> None:
+def test_an_unknown_fault_of_a_job_is_shown_and_the_session_goes_on() -> None:
     def burst() -> None:
         raise ZeroDivisionError("oh")
 
@@ -235,7 +235,7 @@ def test_ui_14_an_unknown_fault_of_a_job_is_shown_and_the_session_goes_on() -> N
     play(act)
 
 
-def test_ui_10_no_colour_is_no_colour() -> None:
+def test_no_colour_is_no_colour() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         colours = {

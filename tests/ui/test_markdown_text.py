@@ -138,7 +138,7 @@ def test_no_row_is_wider_than_the_screen_and_no_word_is_lost(width: int) -> None
     [("A paragraph of words.\n\n", 300), ("- an item\n", 300), ("1. an item\n\n", 300), ("    x = 1\n\nplain\n", 300)],
     ids=["paragraphs", "list", "loose list", "mixed"],
 )
-def test_ui_12_what_an_addition_lays_out_anew_stays_small(text: str, times: int) -> None:
+def test_what_an_addition_lays_out_anew_stays_small(text: str, times: int) -> None:
     layout = MarkdownLayout()
     for _ in range(times):
         layout.add(text)
@@ -146,7 +146,7 @@ def test_ui_12_what_an_addition_lays_out_anew_stays_small(text: str, times: int)
     assert len(layout.closed) >= times - 1
 
 
-def test_ui_12_a_long_code_block_closes_its_earlier_lines() -> None:
+def test_a_long_code_block_closes_its_earlier_lines() -> None:
     layout = MarkdownLayout()
     layout.add("before\n\n```python\n")
     for number in range(50):
@@ -189,7 +189,7 @@ def test_plain_text_keeps_its_lines_and_cuts_what_is_too_long() -> None:
     assert text[:4] == ["", "one", "", "two"] and [len(part) for part in text[4:]] == [4000, 4000, 1000]
 
 
-def test_ui_12_a_long_reply_is_one_widget() -> None:
+def test_a_long_reply_is_one_widget() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
         view = stage.chat.transcript.replies[0]
@@ -202,7 +202,7 @@ def test_ui_12_a_long_reply_is_one_widget() -> None:
     play(act, said("".join(f"part {n}\n\n```\ncode\n```\n\n" for n in range(200))))
 
 
-def test_ui_13_a_block_that_never_ends_goes_on_as_plain_text() -> None:
+def test_a_block_that_never_ends_goes_on_as_plain_text() -> None:
     text = "- item\n\n" + "  words\n\n" * (MAX_OPEN // 4)
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:

@@ -30,7 +30,7 @@ def sent(stage: Stage) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["\r", "\r\n", "\n", "\u2028"])
-def test_ui_04_the_line_ends_of_a_paste_are_line_ends_to_the_model(end: str) -> None:
+def test_the_line_ends_of_a_paste_are_line_ends_to_the_model(end: str) -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await paste(stage, pilot, f"one{end}two{end}{end}three")
         assert stage.chat.composer.text == "one\ntwo\n\nthree" and not stage.chat.busy
@@ -41,7 +41,7 @@ def test_ui_04_the_line_ends_of_a_paste_are_line_ends_to_the_model(end: str) -> 
     assert sent(play(act)) == ["one\ntwo\n\nthree"]
 
 
-def test_ui_04_control_characters_of_a_paste_are_signs_and_its_tabs_stay() -> None:
+def test_control_characters_of_a_paste_are_signs_and_its_tabs_stay() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await paste(stage, pilot, "a\tb\x1b[31m\x07\r\n\x00c\x9bd")
         assert stage.chat.composer.text == "a\tb␛[31m␇\n␀c\\x9bd"

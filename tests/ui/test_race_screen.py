@@ -94,7 +94,7 @@ def test_the_replay_keeps_the_true_distance_and_can_be_skipped_and_repeated() ->
     race(act, ScriptedSession(steps=steps))
 
 
-def test_ui_06_leaving_in_the_middle_stops_what_runs() -> None:
+def test_leaving_in_the_middle_stops_what_runs() -> None:
     session = ScriptedSession(gate=threading.Event())
 
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
@@ -114,7 +114,7 @@ def test_a_failed_reply_is_told_on_the_screen() -> None:
     assert isinstance(app.race_screen.error, ContextError)
 
 
-def test_ui_01_model_text_in_a_lane_is_made_safe() -> None:
+def test_model_text_in_a_lane_is_made_safe() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
         await until(lambda: app.race_screen.done, pilot)
         await until(lambda: screen_text(app).count("a␛]0;x␇b") == 2, pilot)

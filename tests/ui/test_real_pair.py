@@ -13,7 +13,7 @@ from dflash_local.service.service import Service
 from tests.ui.stage import Stage, play
 
 
-@pytest.mark.slow  # the same with keys in a real terminal: test_ui_06 of test_terminal_session
+@pytest.mark.slow  # the same with keys in a real terminal: test_terminal_session.py
 @pytest.mark.needs_torch
 def test_a_chat_and_a_race_with_the_demo_pair() -> None:
     def start(*_: object) -> Service:

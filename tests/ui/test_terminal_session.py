@@ -98,7 +98,7 @@ def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Termina
     opened.tmux("kill-server")
 
 
-def test_ui_06_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Terminal) -> None:
+def test_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Terminal) -> None:
     terminal.start("chat", "demo", "--temperature", "0")
     terminal.until(lambda text: "ready" in text)
     assert terminal.modes.startswith("1 ")
@@ -124,7 +124,7 @@ def test_ui_06_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Ter
     assert "left with 0" in text and "28, 29" not in text and terminal.modes == "0 1 0"
 
 
-def test_ui_04_pasted_lines_reach_the_model_as_lines_ui_07_a_signal_restores_the_terminal(
+def test_pasted_lines_reach_the_model_as_lines_a_signal_restores_the_terminal(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     few, many = "Count from 3 to 7.\n\n\tAnd no further.", "\n".join(f"line {n}" for n in range(1, 201))
@@ -154,7 +154,7 @@ def restored_by(terminal: Terminal, name: str) -> None:
 
 
 @pytest.mark.skipif("GNU" not in (getattr(readline, "__doc__", "") or ""), reason="pastes need GNU readline")
-def test_ui_04_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal) -> None:
+def test_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal) -> None:
     code = (
         "from dflash_local.cli import repl; from dflash_local.cli.console import Console\n"
         "repl._act = lambda message, *_: print('got', ascii(message))\n"
@@ -173,13 +173,13 @@ def test_ui_04_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal)
 
 @pytest.mark.slow  # the handler is that of SIGTERM above
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")
-def test_ui_07_a_hangup_restores_the_terminal(terminal: Terminal) -> None:
+def test_a_hangup_restores_the_terminal(terminal: Terminal) -> None:
     terminal.start("chat", "demo")
     terminal.until(lambda text: "ready" in text)
     restored_by(terminal, "SIGHUP")
 
 
-def test_ui_08_ctrl_z_sleeps_and_fg_goes_on_ui_07_after_kill_9_reset_helps(terminal: Terminal) -> None:
+def test_ctrl_z_sleeps_and_fg_goes_on_after_kill_9_reset_helps(terminal: Terminal) -> None:
     terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar")
     terminal.until(lambda text: "ready" in text)
     terminal.type("Count from 1 to 30.")
@@ -251,7 +251,7 @@ def test_from_an_empty_machine_by_keys_to_a_chat_with_what_fits(terminal: Termin
 NO_UTF8 = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-def test_ui_09_without_utf8_the_screens_draw_with_what_there_is(terminal: Terminal) -> None:
+def test_without_utf8_the_screens_draw_with_what_there_is(terminal: Terminal) -> None:
     terminal.type("export " + " ".join(f"{name}={value}" for name, value in NO_UTF8.items()))
     terminal.keys("Enter")
     terminal.start("chat", "demo", "--temperature", "0")
@@ -267,7 +267,7 @@ def test_ui_09_without_utf8_the_screens_draw_with_what_there_is(terminal: Termin
 
 
 @pytest.mark.slow  # two commands with a real pair; tests/cli/test_main.py has the lines of one without
-def test_ui_09_without_utf8_the_lines_have_replacement_characters_at_worst(tmp_path: Path) -> None:
+def test_without_utf8_the_lines_have_replacement_characters_at_worst(tmp_path: Path) -> None:
     code = (
         "import sys; from dflash_local.cli.main import main\n"
         "few = ['--max-new-tokens', '12', '--device', 'cpu']\n"
@@ -281,7 +281,7 @@ def test_ui_09_without_utf8_the_lines_have_replacement_characters_at_worst(tmp_p
 
 
 @pytest.mark.parametrize("terminal", ["80x24"], indirect=True)
-def test_ui_10_a_dumb_terminal_gets_the_lines(terminal: Terminal) -> None:
+def test_a_dumb_terminal_gets_the_lines(terminal: Terminal) -> None:
     terminal.type("TERM=dumb; export TERM")
     terminal.keys("Enter")
     terminal.start("chat", "demo", "--temperature", "0")

@@ -97,7 +97,7 @@ def test_a_difference_is_said_with_its_margin(visitor: Visitor) -> None:
 
 
 @pytest.mark.slow  # a bench is stopped by a program below, a reply by the window in test_chat_tab_torture
-def test_web_07_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Visitor) -> None:
+def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Visitor) -> None:
     gate = threading.Event()
     gate.set()
     begun: list[int] = []
@@ -121,7 +121,7 @@ def test_web_07_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visi
 
 
 @pytest.mark.slow  # a closed window ends a reply in test_chat_tab_torture, a certificate in test_about_tab
-def test_web_06_a_closed_window_ends_its_run(visitor: Visitor) -> None:
+def test_a_closed_window_ends_its_run(visitor: Visitor) -> None:
     with bench(visitor, ScriptedSession(gate=threading.Event())) as (here, page):
         page.locator("#df-run").click()
         wait_until(lambda: here.resident.status.running == 1)

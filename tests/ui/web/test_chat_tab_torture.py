@@ -1,4 +1,4 @@
-"""WEB-04 to WEB-07 at the Chat tab: hostile text, two windows, a closed one, and Stop."""
+"""The Chat tab under hostile text, two windows, a closed one, and Stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog
 
 
-def test_web_07_stop_ends_the_reply_within_a_cycle_and_keeps_the_text(visitor: Visitor) -> None:
+def test_stop_ends_the_reply_within_a_cycle_and_keeps_the_text(visitor: Visitor) -> None:
     counted: list[int] = []
     gate = threading.Event()
 
@@ -70,7 +70,7 @@ HOSTILE = (
 FORBIDDEN = "script, style, img, iframe, form, input, link, object, embed, details, svg text, a[href^='javascript' i]"
 
 
-def test_web_04_text_of_a_model_or_a_user_is_shown_and_never_obeyed(visitor: Visitor) -> None:
+def test_text_of_a_model_or_a_user_is_shown_and_never_obeyed(visitor: Visitor) -> None:
     text = "\n\n".join(HOSTILE)
     bits = [text[at : at + 7] for at in range(0, len(text), 7)]
     steps = (*said(*bits, channel="thinking"), *said(*bits))
@@ -104,7 +104,7 @@ def test_web_04_text_of_a_model_or_a_user_is_shown_and_never_obeyed(visitor: Vis
         assert "<svg onload=alert('six')>" in origins.inner_text().replace("‹", "").replace("›", "")
 
 
-def test_web_05_two_windows_wait_in_line_and_keep_their_own_conversations(visitor: Visitor, chromium: Browser) -> None:
+def test_two_windows_wait_in_line_and_keep_their_own_conversations(visitor: Visitor, chromium: Browser) -> None:
     gate = threading.Event()
 
     class Echo(ScriptedSession):
@@ -135,7 +135,7 @@ def test_web_05_two_windows_wait_in_line_and_keep_their_own_conversations(visito
         context.close()
 
 
-def test_web_06_a_closed_tab_frees_the_machine(visitor: Visitor, chromium: Browser) -> None:
+def test_a_closed_tab_frees_the_machine(visitor: Visitor, chromium: Browser) -> None:
     gate = threading.Event()
     session = ScriptedSession(gate=gate)
     context = chromium.new_context()

@@ -73,13 +73,13 @@ def test_what_is_named_by_its_content_may_be_kept_and_nothing_else(here: Site) -
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.nip.io"])
 @pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/static/img/logo.svg"])
-def test_web_01_the_page_does_not_answer_to_a_foreign_host(here: Site, host: str, path: str) -> None:
+def test_the_page_does_not_answer_to_a_foreign_host(here: Site, host: str, path: str) -> None:
     status, headers, _ = ask(here, "GET", path, {"Host": host})
     assert status == 400 and "access-control-allow-origin" not in headers
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "https://evil.example", "null", "http://localhost:3000"])
-def test_web_02_no_other_page_may_use_it(here: Site, origin: str) -> None:
+def test_no_other_page_may_use_it(here: Site, origin: str) -> None:
     join = json.dumps({"data": [], "fn_index": 0, "session_hash": "x"}).encode()
     for method, path in (("POST", JOIN), ("GET", "/"), ("OPTIONS", JOIN), ("POST", "/gradio_api/call/models")):
         headers = {"Origin": origin, "Content-Type": "application/json"}
@@ -87,7 +87,7 @@ def test_web_02_no_other_page_may_use_it(here: Site, origin: str) -> None:
         assert status == 403 and not [name for name in answered if name.startswith("access-control")]
 
 
-def test_web_03_a_foreign_upload_is_refused_before_it_is_read(here: Site) -> None:
+def test_a_foreign_upload_is_refused_before_it_is_read(here: Site) -> None:
     for origin in ("http://evil.example", "null"):
         head = f"POST {UPLOAD} HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: {origin}\r\nContent-Length: 30000000\r\n"
         with socket.create_connection(("127.0.0.1", here.port), 10) as sock:
@@ -95,9 +95,7 @@ def test_web_03_a_foreign_upload_is_refused_before_it_is_read(here: Site) -> Non
             assert sock.recv(65536).split(b" ", 2)[1] == b"403"
 
 
-def test_web_03_no_upload_of_its_own_is_taken_either(
-    here: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_upload_of_its_own_is_taken_either(here: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     own = {"Origin": f"http://127.0.0.1:{here.port}", **MULTIPART}
@@ -132,7 +130,7 @@ def test_no_path_leads_out_of_the_page_own_files(here: Site, path: str) -> None:
     assert status in (400, 403, 404) and b"root:" not in body and b"import " not in body
 
 
-def test_srv_11_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint() -> None:
+def test_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint() -> None:
     def basic(word: str) -> dict[str, str]:
         return {"Authorization": f"Basic {base64.b64encode(f'anybody:{word}'.encode()).decode()}"}
 

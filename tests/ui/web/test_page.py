@@ -6,7 +6,7 @@ from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import site
 
 
-def test_web_09_the_page_asks_no_other_machine(visitor: Visitor) -> None:
+def test_the_page_asks_no_other_machine(visitor: Visitor) -> None:
     page = visitor.page
     with site() as here:
         page.goto(here.url)

@@ -69,7 +69,7 @@ def test_a_first_difference_and_a_missing_drafter_are_told(visitor: Visitor) -> 
         leave(visitor)
 
 
-def test_web_07_a_race_stops_and_the_next_one_runs(visitor: Visitor) -> None:
+def test_a_race_stops_and_the_next_one_runs(visitor: Visitor) -> None:
     gate = threading.Event()
     session = ScriptedSession(gate=gate)
     page = visitor.page

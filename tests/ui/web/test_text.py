@@ -54,13 +54,13 @@ def random_texts(count: int) -> list[str]:
     return ["".join(draw.choice(BITS) for _ in range(draw.randrange(1, 40))) for _ in range(count)]
 
 
-def test_web_04_no_tag_is_left_outside_code() -> None:
+def test_no_tag_is_left_outside_code() -> None:
     for text in random_texts(6000):
         left = OWN.sub(" ", outside_fences(markdown(text)))
         assert not re.search(r"<[A-Za-z/!?]", left), (text, left)
 
 
-def test_web_04_the_bits_a_text_comes_in_do_not_matter() -> None:
+def test_the_bits_a_text_comes_in_do_not_matter() -> None:
     draw = random.Random(6)
     for text in random_texts(3000):
         whole, at = SafeMarkdown(), 0

@@ -73,7 +73,7 @@ def test_a_refused_request_is_told_in_one_line(client: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["cancel", "stop"])
-def test_web_07_a_client_stops_its_reply(client: Any, shared: Any, way: str) -> None:
+def test_a_client_stops_its_reply(client: Any, shared: Any, way: str) -> None:
     here, session, _ = shared
     session.steps, session.gate = said("one ", "two "), threading.Event()
     job = client.submit("talk on", api_name="/chat")
@@ -96,7 +96,7 @@ def test_a_client_races(client: Any) -> None:
     assert content["prompt"] == "Say hi." and content["versions"]["dflash-local"]
 
 
-def test_web_06_a_slow_reader_holds_nobody_up(client: Any, shared: Any) -> None:
+def test_a_slow_reader_holds_nobody_up(client: Any, shared: Any) -> None:
     """Who asks and then does not read: the machine works on, and serves the next one."""
     here, session, _ = shared
     session.steps = said(*["word " * 50] * 200)
