@@ -74,7 +74,7 @@ async def _chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
 
 async def _whole_chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
     await _chat(stage, pilot)
-    await stage.until(lambda: "thinking: 3 tokens" in stage.screen_text, pilot)
+    await stage.until(lambda: "Thinking (3 tokens" in stage.screen_text, pilot)
 
 
 async def _help(stage: Stage, pilot: Pilot[DFlashError]) -> None:

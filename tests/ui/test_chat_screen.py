@@ -32,7 +32,7 @@ def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
         await stage.idle(pilot)
         text = stage.screen_text
         assert "Hello, world!" in text and "hi there" in text and "welcome" in text
-        assert "6 tok · 120.0 tok/s · acceptance 2.50 · stop · seed 99" in text
+        assert "6 tokens · 120.0 tok/s · acceptance 2.50 · seed 99" in text
         assert stage.chat.composer.text == ""
 
     stage = play(act)
@@ -191,7 +191,7 @@ def test_a_reply_of_a_server_is_shown_with_what_is_known_of_it() -> None:
         await stage.send("hi", pilot)
         text = stage.screen_text
         assert "Hello, world!" in text and "vLLM 0.32.0 at http" in text
-        assert "8 tok" in text and "acceptance 2.33" in text
+        assert "8 tokens" in text and "acceptance 2.33" in text
         fake.speculative = False
         await stage.send("again", pilot)
         assert "the acceptance length of this" in stage.screen_text
@@ -216,7 +216,7 @@ def test_thinking_is_folded_with_its_count_and_time() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
         fold = stage.chat.query_one(Collapsible)
-        assert fold.title == "thinking: 5 tokens, 1.5 s" and fold.collapsed
+        assert fold.title == "Thinking (5 tokens, 1.5 s)" and fold.collapsed
         assert "yes" in stage.screen_text and "let me see" not in stage.screen_text
         fold.collapsed = False
         await pilot.pause()
@@ -260,7 +260,7 @@ def test_the_speed_up_is_against_this_machines_own_ar_reply() -> None:
         assert "no drafts in this mode" in stage.screen_text
         stage.chat_session.conversation.options.mode = "dflash"
         await stage.send("hi", pilot)
-        assert "AR here: 60.0, 2.00x" in stage.screen_text
+        assert "AR here: 60.0 tok/s, 2.00x" in stage.screen_text
 
     play(act)
 

@@ -16,7 +16,7 @@ from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
 from dflash_local.ui.safety import MAX_BLOCK_LINES, MAX_CHARS, MarkdownGuard, SafePieces
 from dflash_local.ui.tui.widgets.composer import MAX_PASTE
-from dflash_local.ui.tui.widgets.markdown_text import MarkdownText
+from dflash_local.ui.tui.widgets.text_view import TextView
 from dflash_local.ui.tui.widgets.transcript import MAX_REBUILT, MAX_SHOWN
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
@@ -178,7 +178,7 @@ def test_what_is_added_pushes_the_oldest_off_the_screen() -> None:
 def test_markdown_bombs_are_shown_as_they_are(bomb: str) -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
-        body = stage.chat.query_one(MarkdownText)
+        body = stage.chat.query_one(TextView)
         assert body.plain and stage.chat.transcript.replies[0].text == bomb + "\nend"
         assert "end" in stage.screen_text
 
@@ -190,7 +190,7 @@ def test_an_unclosed_fence_and_html_stay_readable() -> None:
         await stage.send("x", pilot)
         text = stage.screen_text
         assert "<b>bold</b>" in text and "<script>alert(1)</script>" in text and "x = 1" in text
-        assert not stage.chat.query_one(MarkdownText).plain
+        assert not stage.chat.query_one(TextView).plain
 
     play(act, saying("<b>bold</b>\n\n<script>alert(1)</script>\n\n```python\nx = 1\n"))
 
@@ -213,7 +213,7 @@ def test_links_are_told_and_not_followed(monkeypatch: pytest.MonkeyPatch) -> Non
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         monkeypatch.setattr(stage.app, "open_url", lambda url, **_: opened.append(url))
         await stage.send("x", pilot)
-        await pilot.click(MarkdownText, offset=(2, 0))
+        await pilot.click(TextView, offset=(2, 0))
         await pilot.pause()
         assert any("evil.example/?q=%5Bbold%5D" in note.message for note in stage.app._notifications)
 

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from dflash_local.events import Piece, Step
 from dflash_local.ui.tui.lines import EMPTY, Line, PlainLayout, Table, rows_of, shares
 from dflash_local.ui.tui.markdown import CODE_LINES, MarkdownLayout
-from dflash_local.ui.tui.widgets.markdown_text import MAX_OPEN, MarkdownText
+from dflash_local.ui.tui.widgets.text_view import MAX_OPEN, TextView
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -194,7 +194,7 @@ def test_a_long_reply_is_one_widget() -> None:
         await stage.send("x", pilot)
         view = stage.chat.transcript.replies[0]
         assert len(list(view.walk_children())) == 2, "its text and its figures"
-        assert view.query_one(MarkdownText).size.height > 400 and "part 199" in stage.screen_text
+        assert view.query_one(TextView).size.height > 400 and "part 199" in stage.screen_text
         await pilot.press("pageup", "pageup")
         await pilot.pause()
         assert "part 199" not in stage.screen_text and "part 18" in stage.screen_text
@@ -207,7 +207,7 @@ def test_a_block_that_never_ends_goes_on_as_plain_text() -> None:
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
-        assert stage.chat.query_one(MarkdownText).plain and stage.chat.transcript.replies[0].text == text + "end"
+        assert stage.chat.query_one(TextView).plain and stage.chat.transcript.replies[0].text == text + "end"
         assert "end" in stage.screen_text
 
     play(act, said(text + "end"))
@@ -216,9 +216,9 @@ def test_a_block_that_never_ends_goes_on_as_plain_text() -> None:
 def test_text_is_selected_with_the_mouse_and_copied_as_it_was_before_it_was_wrapped() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
-        await pilot.mouse_down(MarkdownText, offset=(7, 0))
-        await pilot.hover(MarkdownText, offset=(3, 3))
-        await pilot.mouse_up(MarkdownText, offset=(3, 3))
+        await pilot.mouse_down(TextView, offset=(7, 0))
+        await pilot.hover(TextView, offset=(3, 3))
+        await pilot.mouse_up(TextView, offset=(3, 3))
         await pilot.pause()
         assert stage.app.screen.get_selected_text() == "bold " + "words " * 15 + "end\n\n• it"
         await pilot.press("ctrl+c")
@@ -229,7 +229,7 @@ def test_text_is_selected_with_the_mouse_and_copied_as_it_was_before_it_was_wrap
 
 def test_another_theme_paints_the_text_anew() -> None:
     def colours(stage: Stage) -> set[str]:
-        view = stage.chat.query_one(MarkdownText)
+        view = stage.chat.query_one(TextView)
         return {str(segment.style.color) for segment in view.render_line(0) if segment.style is not None}
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
@@ -246,7 +246,7 @@ def test_another_theme_paints_the_text_anew() -> None:
 def test_a_resize_wraps_the_text_anew_and_the_origins_come_and_go() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("x", pilot)
-        view = stage.chat.query_one(MarkdownText)
+        view = stage.chat.query_one(TextView)
         before = view.size.height
         await pilot.resize_terminal(40, 30)
         await stage.until(lambda: view.size.height > before, pilot)
@@ -255,6 +255,6 @@ def test_a_resize_wraps_the_text_anew_and_the_origins_come_and_go() -> None:
         await pilot.press("f3", "f3")
         await pilot.pause()
         text = stage.screen_text
-        assert text.index("words") < text.index("1 tok · "), "the text stands above its figures again"
+        assert text.index("words") < text.index("1 tokens · "), "the text stands above its figures again"
 
     play(act, said("words " * 40))

@@ -59,8 +59,8 @@ async def shows(app: RaceApp, pilot: Pilot[DFlashError], *parts: str) -> None:
 def test_both_lanes_end_with_times_speed_up_and_verdict() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
         await until(lambda: app.race_screen.done, pilot)
-        await shows(app, pilot, "■ 0.11 s · 6 tok · 60.0 tok/s", "■ 0.06 s · 6 tok · 120.0 tok/s")
-        await shows(app, pilot, "identical: yes", "1.83x wall clock · 2.00x decode speed")
+        await shows(app, pilot, "■ 0.11 s · 6 tokens · 60.0 tok/s", "■ 0.06 s · 6 tokens · 120.0 tok/s")
+        await shows(app, pilot, "identical: yes", "this run: 1.83x wall clock, 2.00x decode speed · ")
         await until(lambda: screen_text(app).count("Hello, world!") == 2, pilot)
         assert "say [bold]hello[/bold]" in screen_text(app)
         await pilot.press("escape")
@@ -132,7 +132,7 @@ def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here() -> None:
         await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot)
         await pilot.press("escape")
         await stage.until(lambda: stage.app.screen is stage.chat, pilot)
-        wanted = ("race: 1.83x wall clock", "AR here: 60.0, 2.00x")
+        wanted = ("race: 1.83x wall clock", "AR here: 60.0 tok/s, 2.00x")
         await stage.until(lambda: all(part in stage.screen_text for part in wanted), pilot)
         assert stage.chat.composer.text == "two" and len(stage.chat_session.conversation.turns) == 2
 

@@ -160,17 +160,17 @@ class PlainLayout:
     def __init__(self, before: Sequence[Item] = ()) -> None:
         self.closed: list[Item] = list(before)
         self.open: list[Item] = []
-        self._rest = ""
+        self._rest = EMPTY
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, style: str = "") -> None:
         """Take the next bit; a line too long to be laid out anew each time is cut."""
-        *whole, self._rest = (self._rest + text).split("\n")
+        *whole, self._rest = (self._rest + Content.styled(text, style)).split("\n", allow_blank=True)
         for line in whole:
-            self.closed += [Line(Content(part)) for part in _bits(line)]
+            self.closed += map(Line, _bits(line))
         *parts, self._rest = _bits(self._rest)
-        self.closed += [Line(Content(part)) for part in parts]
-        self.open = [Line(Content(self._rest))] if self._rest else []
+        self.closed += map(Line, parts)
+        self.open = [Line(self._rest)] if self._rest else []
 
 
-def _bits(line: str) -> list[str]:
-    return [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)] or [""]
+def _bits(line: Content) -> list[Content]:
+    return [line[at : at + LONGEST] for at in range(0, len(line), LONGEST)] or [EMPTY]

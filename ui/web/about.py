@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -27,26 +28,6 @@ def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
     _Tab(served, visitors).connect(opened)
 
 
-class Certifying:
-    """One certificate on its way.
-
-    Attributes:
-        line: what goes on. fraction: how far it is (0..1).
-    """
-
-    def __init__(self, served: ServedPair) -> None:
-        self.line, self.fraction = "starting", 0.0
-        self._stopped = False
-        self.job: Job[Mapping[str, Any]] = Job(lambda: served.certify(self._progress, lambda: self._stopped), self.stop)
-
-    def _progress(self, line: str, fraction: float) -> None:
-        self.line, self.fraction = line, fraction
-
-    def stop(self) -> None:
-        """End it within two seconds."""
-        self._stopped = True
-
-
 class _Tab:
     def __init__(self, served: ServedPair, visitors: Visitors) -> None:
         self._served, self._visitors = served, visitors
@@ -60,7 +41,7 @@ class _Tab:
         self.saved = gr.HTML(elem_id="df-certificate-file", elem_classes="df-maybe")
 
     def connect(self, opened: gr.Tab) -> None:
-        """Who calls what. None of it is an endpoint: those are in ``endpoints``."""
+        """Who calls what."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         opened.select(self._facts, None, self.facts, **quiet)
         shown = [self.make, self.cancel, self.status, self.runs, self.saved]
@@ -75,24 +56,19 @@ class _Tab:
             return markup.failed(error)
 
     async def _make(self, request: gr.Request) -> AsyncIterator[Updates]:
-        running = self._visitors.of(request).running
-        one = Certifying(self._served)
-        running.append(one)
-        try:
-            async for _ in one.job.pulses(0.2):
-                yield _shown(True, markup.progress(one.line, one.fraction))
+        news = [("starting", 0.0)]
+        stopped = threading.Event()
+        job = Job(lambda: self._served.certify(lambda *far: news.append(far), stopped.is_set), stopped.set)
+        with self._visitors.of(request).runs("about", job):
+            async for _ in job.pulses(0.2):
+                yield _shown(True, markup.progress(*news[-1]))
             try:
-                yield _certificate(one.job.result)
+                yield _certificate(job.result)
             except DFlashError as error:
                 yield _shown(False, markup.failed(error))
-        finally:
-            one.job.cancel()
-            running.remove(one)
 
     def _cancel(self, request: gr.Request) -> Any:
-        for one in self._visitors.of(request).running:
-            if isinstance(one, Certifying):
-                one.stop()
+        self._visitors.of(request).cancel("about")
         return gr.update(interactive=False)
 
 

@@ -17,7 +17,6 @@ from dflash_local.ui.web import bench_run, markup
 from dflash_local.ui.web.bench_run import BenchRun
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.visitors import Visitors
-from dflash_local.ui.web.windows import PerWindow
 
 TOKENS = 128
 DRAW_S = 1.0  # of two plots that come sooner one after the other, Gradio may keep the first
@@ -40,7 +39,6 @@ def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
 class _Tab:
     def __init__(self, served: ServedPair, visitors: Visitors) -> None:
         self._served, self._visitors = served, visitors
-        self._runs: PerWindow[BenchRun] = PerWindow()  # the last one
         gr.HTML(markup.paragraph(EXPLAINED))
         self.prompts = gr.CheckboxGroup(label="Prompts", choices=[], elem_id="df-prompts")
         self.tokens = gr.Slider(
@@ -60,7 +58,7 @@ class _Tab:
             self.time = gr.LinePlot(**_TIME, elem_id="df-plot-time")
 
     def connect(self, opened: gr.Tab) -> None:
-        """Who calls what. None of it is an endpoint: those are in ``endpoints``."""
+        """Who calls what."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         opened.select(self._offer, None, self.prompts, **quiet)
         shown = [self.run, self.stop, self.status, self.table, self.saved]
@@ -88,11 +86,9 @@ class _Tab:
         except DFlashError as error:
             yield [*_shown(False, markup.failed(error)), *[gr.skip()] * 5]
             return
-        running = self._visitors.of(request).running
-        self._runs.set(request, run)
-        running.append(run)
-        job: Job[None] = Job(run.run, run.stop)
-        try:
+        visitor, job = self._visitors.of(request), Job(run.run, run.stop)
+        visitor.bench = run
+        with visitor.runs("bench", job):
             yield [*_shown(True, markup.progress(run.line, 0.0), ""), *_cleared()]
             done, drawn = 0, time.monotonic()
             async for _ in job.pulses():
@@ -103,18 +99,13 @@ class _Tab:
                     yield [*_shown(True, markup.progress(run.line, run.fraction)), *[gr.skip()] * 5]
             source = await asyncio.to_thread(self._served.provenance) if run.rows else {}
             yield _ended(job, run, source)
-        finally:
-            job.cancel()
-            running.remove(run)
 
     def _stop(self, request: gr.Request) -> Any:
-        run = self._runs.get(request)
-        if run is not None:
-            run.stop()
+        self._visitors.of(request).cancel("bench")
         return gr.update(interactive=False)
 
     def _speed_of(self, which: int, request: gr.Request) -> Any:
-        run = self._runs.get(request)
+        run = self._visitors.of(request).bench
         rows = run.rows if run is not None else []
         return _time(rows[which]) if isinstance(which, int) and 0 <= which < len(rows) else gr.skip()
 

@@ -15,10 +15,10 @@ from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions
 from dflash_local.ui.origins import LEGEND
+from dflash_local.ui.reading_text import reply_line
 from dflash_local.ui.web import follow, markup
 from dflash_local.ui.web.chat_view import chat_options, shown
-from dflash_local.ui.web.exports import links
-from dflash_local.ui.web.figures import figures, one_line
+from dflash_local.ui.web.figures import figures
 from dflash_local.ui.web.reply import Reply
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
@@ -182,7 +182,14 @@ class ChatTab:
         return {self.chatbot: [], self.status: "", self.links: "", self.figures: figures(chat.look())}
 
     def _export(self, request: gr.Request) -> Changes:
-        return {self.links: links(self._visitors.of(request).chat)}
+        """Offer the conversation as Markdown and as JSON with its figures."""
+        chat = self._visitors.of(request).chat
+        if not chat.conversation.turns:
+            return {self.links: markup.paragraph("there is nothing to export yet")}
+        markdown = markup.save_link("Markdown", "conversation.md", "text/markdown", chat.exported("md"))
+        content = chat.exported("json")
+        as_json = markup.save_link("JSON with figures", "conversation.json", "application/json", content)
+        return {self.links: f'<p class="df-line">Save the conversation: {markdown} · {as_json}</p>'}
 
     def _show_origins(self, wanted: bool, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
@@ -250,7 +257,7 @@ class ChatTab:
         if error is None and reply.source.turn is not None:
             turns = visitor.chat.conversation.turns
             words = [turns[-1].ending] if turns and turns[-1].ending else []
-            changes[self.status] = markup.paragraph(" · ".join([*words, one_line(reply.readings)]))
+            changes[self.status] = markup.paragraph(" · ".join([*words, reply_line(reply.readings)]))
             return changes
         nothing = markup.paragraph(
             "nothing came of it; the message is back in the field" if text else "nothing came of it"

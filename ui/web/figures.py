@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dflash_local.ui.reading_text import NO_DRAFTS, context, lengths, no_positions, no_split, rate, versus
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.web.markup import word
 
-NONE = "–"
 WIDE, HIGH = 280, 60  # of the curve, in its own units
 
 
@@ -25,24 +25,6 @@ def figures(readings: Readings, curve: Sequence[tuple[float, float]] = ()) -> st
     return f'<div class="df-figures">{alarms}{"".join(parts)}</div>'
 
 
-def one_line(readings: Readings) -> str:
-    """The figures of a reply that matter most."""
-    stats = readings.stats
-    parts = [f"{readings.tokens} tokens", f"{rate(readings.mean)} tok/s"]
-    if readings.acceptance_mean is not None:
-        parts.append(f"acceptance {readings.acceptance_mean:.2f}")
-    elif readings.mode == "ar":
-        parts.append("without drafting")
-    if readings.speed_up is not None:
-        parts.append(f"{readings.speed_up:.2f}x AR")
-    return " · ".join([*parts, f"seed {stats.seed}"] if stats is not None else parts)
-
-
-def rate(value: float | None) -> str:
-    """Tokens per second."""
-    return NONE if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
-
-
 def _part(title: str, content: str) -> str:
     return f"<section><h3>{title}</h3>{content}</section>"
 
@@ -56,29 +38,18 @@ def _pair(now: str, mean: str, unit: str) -> str:
 
 
 def _speed(readings: Readings) -> str:
-    against = "AR here: unknown until a reply or a race without drafting"
-    if readings.ar_speed is not None:
-        times = f", {readings.speed_up:.2f}x" if readings.speed_up is not None else ""
-        against = f"AR here: {rate(readings.ar_speed)} tok/s{times}"
-    return _pair(rate(readings.now), rate(readings.mean), " tok/s") + _line(against)
+    return _pair(rate(readings.now), rate(readings.mean), " tok/s") + _line(versus(readings))
 
 
 def _acceptance(readings: Readings) -> str:
     if readings.mode == "ar":
-        return _line("no drafts in this mode")
-    now, mean = (
-        NONE if value is None else f"{value:.2f}" for value in (readings.acceptance_now, readings.acceptance_mean)
-    )
-    rows = "".join(map(_line, readings.verifying))
-    return _pair(now, mean, f" of {readings.block_size}" if readings.block_size else "") + rows
+        return _line(NO_DRAFTS)
+    return _pair(*lengths(readings)) + "".join(map(_line, readings.verifying))
 
 
 def _positions(readings: Readings) -> str:
-    if readings.mode == "ar":
-        return _line("no drafts in this mode")
-    if not readings.per_position:
-        return _line("after the first drafts" if readings.stats is None else "not known of this reply")
-    return "".join(bar(f"{slot}", share) for slot, share in enumerate(readings.per_position, start=1))
+    shares = enumerate(readings.per_position, start=1)
+    return "".join(bar(f"{slot}", share) for slot, share in shares) or _line(no_positions(readings))
 
 
 def bar(label: str, share: float) -> str:
@@ -92,15 +63,14 @@ def bar(label: str, share: float) -> str:
 
 def _split(readings: Readings) -> str:
     if readings.split is None:
-        return _line("at its end" if readings.stats is None else "not known of this reply")
+        return _line(no_split(readings))
     return "".join(bar(name, share) for name, share in zip(("draft", "verify", "other"), readings.split))
 
 
 def _context(readings: Readings) -> str:
     if not readings.context:
         return _line("unknown until the pair is loaded")
-    text = f"{readings.used:,} of {readings.context:,} tokens"
-    return bar("used", readings.used / readings.context) + _line(text)
+    return bar("used", readings.used / readings.context) + _line(context(readings))
 
 
 def _curve(curve: Sequence[tuple[float, float]]) -> str:

@@ -56,9 +56,8 @@ class Job(Generic[T]):
         return self._result[0]
 
     def cancel(self) -> None:
-        """Ask it to end early; nothing when it has ended."""
-        if self.running:
-            self._cancel()
+        """Ask it to end early."""
+        self._cancel()
 
     async def pulses(self, every_s: float = PULSE_S) -> AsyncIterator[None]:
         """Again and again while it runs. Who stops listening before the end also calls ``cancel``."""

@@ -19,7 +19,7 @@ from dflash_local.ui.choice_text import COLUMNS, basis, choice_row
 from dflash_local.ui.plan_text import machine_line
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.models_view import ModelsView
-from dflash_local.ui.web.windows import PerWindow
+from dflash_local.ui.web.visitors import Visitors
 
 # What belongs to the picked row is shown at once, without waiting for the server. A table that was made anew keeps
 # what was picked by hand in the one before it, and the keyboard's place.
@@ -106,11 +106,9 @@ class Planned(NamedTuple):
 class LoadDialog:
     """The component and what it does. Each window has its own."""
 
-    def __init__(self, models_view: ModelsView) -> None:
-        self._models = models_view
+    def __init__(self, models_view: ModelsView, visitors: Visitors) -> None:
+        self._models, self._served, self._visitors = models_view, models_view.served, visitors
         self._numbers = itertools.count(1)
-        self._asked: PerWindow[Asked] = PerWindow()
-        self._planned: PerWindow[Planned] = PerWindow()
         self.panel = gr.HTML(
             js_on_load=SCRIPT, apply_default_css=False, elem_id="df-load-dialog", elem_classes="df-maybe"
         )
@@ -130,58 +128,53 @@ class LoadDialog:
             event.then(self.plan, None, self.panel, **each, **alone)
         self.panel.submit(self.start, None, notice, **quiet)
 
-    def name(self, request: gr.Request) -> str:
-        """The pair that the window has chosen, or was shown at first; empty before."""
-        asked = self._asked.get(request)
-        return asked.name if asked is not None else ""
-
     def ask(self, name: str, request: gr.Request) -> None:
         """Have a pair's ways to load planned, by the event that follows."""
-        before = self._asked.get(request)
-        number = next(self._numbers)
-        if before is None or before.name != name:
-            self._asked.set(request, Asked(number, name))
-        elif self._models.served.resident.status.state != "loading":  # memory is about to change, then it is planned
-            self._asked.set(request, before._replace(number=number))
+        visitor, number = self._visitors.of(request), next(self._numbers)
+        if visitor.asked is None or visitor.asked.name != name:
+            visitor.asked = Asked(number, name)
+        elif self._served.resident.status.state != "loading":  # memory is about to change, then it is planned
+            visitor.asked = visitor.asked._replace(number=number)
 
     def ask_otherwise(self, event: gr.EventData, request: gr.Request) -> None:
         """Have them planned with another context, or with or without the drafter."""
-        planned, context = self._planned.get(request), _integer(event, "context")
+        visitor, context = self._visitors.of(request), _integer(event, "context")
+        planned = visitor.planned
         if planned is None or planned.asked.number != _integer(event, "plan"):
             return
         if not 0 <= context < len(planned.contexts):
             return
         draft = getattr(event, "draft", True) is not False
-        self._asked.set(request, Asked(next(self._numbers), planned.asked.name, planned.contexts[context], draft))
+        visitor.asked = Asked(next(self._numbers), planned.asked.name, planned.contexts[context], draft)
 
     def plan(self, request: gr.Request) -> Iterator[Any]:
         """The table, and before that of another pair a word of what goes on.
 
         Nothing new where another request has drawn it, or where more was asked for meanwhile.
         """
-        asked, before = self._asked.get(request), self._planned.get(request)
+        visitor = self._visitors.of(request)
+        asked, before = visitor.asked, visitor.planned
         if asked is None or (before is not None and before.asked.number == asked.number):
             yield gr.skip()  # a generator without a yield would empty the panel
             return
-        if not asked.name or self._models.served.decided:
-            yield markup.paragraph(self._models.served.decided)
+        if not asked.name or self._served.decided:
+            yield markup.paragraph(self._served.decided)
             return
         if before is None or before.asked.name != asked.name:
             yield markup.progress(f"Planning how to load {asked.name}", None)
         try:
-            planned = Planned(asked, self._models.served.load_choices(asked.name, asked.context, asked.draft))
+            planned = Planned(asked, self._served.load_choices(asked.name, asked.context, asked.draft))
             drawn = self._drawn(planned)
         except DFlashError as error:
             planned, drawn = Planned(Asked(asked.number, asked.name), None), markup.failed(error)
-        if self._asked.get(request) != asked:
-            return
-        self._asked.set(request, planned.asked)
-        self._planned.set(request, planned)
-        yield drawn
+        if visitor.asked == asked:
+            visitor.asked, visitor.planned = planned.asked, planned
+            yield drawn
 
     def start(self, event: gr.EventData, request: gr.Request) -> str:
         """Load the pair in the way that was picked, or begin its download; what went wrong."""
-        asked, planned, way = self._asked.get(request), self._planned.get(request), _integer(event, "way")
+        visitor, way = self._visitors.of(request), _integer(event, "way")
+        asked, planned = visitor.asked, visitor.planned
         try:
             if asked is None or planned is None or asked.name != planned.asked.name:
                 raise UsageError(STALE)
@@ -199,10 +192,10 @@ class LoadDialog:
 
     def _drawn(self, planned: Planned) -> str:
         asked, found = planned
-        busy = self._models.pull is not None and self._models.pull.running
+        busy = self._models.pulling
         opening = f'<div class="df-plans" data-plan="{asked.number}" data-pair="{markup.word(asked.name)}">'
         if found is None:
-            here = self._models.entry(asked.name).here
+            here = self._served.entry(asked.name).here
             text = "How it can be loaded is known once its configuration is here."
             action = _button("Load" if here else "Download", busy and not here)
             return f"{opening}{markup.paragraph('' if here else text)}{action}</div>"
@@ -225,14 +218,14 @@ class LoadDialog:
             f'<label><input type="radio" name="df-way" value="{index}" aria-label="{markup.word(words)}"'
             f"{' checked' if picked else ''}><span>{markup.word(cells[0])}</span></label>"
         )
-        loaded = f" {markup.BADGE}" if self._models.served.is_loaded(choice) else ""
+        loaded = f" {markup.BADGE}" if self._served.is_loaded(choice) else ""
         others = "".join(f'<td data-title="{title}">{markup.word(cell)}</td>' for title, cell in titled)
         key = markup.word(f"{choice.model} {choice.config.quantize} {choice.config.kv_cache}")
         return f'<tr data-key="{key}"><td>{radio}{loaded}</td>{others}</tr>'
 
     def _way(self, index: int, choice: LoadChoice, busy: bool) -> str:
         """What is to be known of a way before it is taken, and its button."""
-        served = self._models.served
+        served = self._served
         lines = [f"{choice_row(choice).remark}: {choice.model}"]
         action = "Load again" if served.is_loaded(choice) else "Load"
         if not choice.here:

@@ -68,9 +68,13 @@ def progress(text: str, fraction: float | None) -> str:
     )
 
 
+def save_link(label: str, name: str, kind: str, content: str) -> str:
+    """Make a link that saves text under ``name``; the file lies in the link, so the server stores nothing."""
+    data = base64.b64encode(content.encode("utf-8", "replace")).decode("ascii")
+    href = f"data:{kind};charset=utf-8;base64,{data}"
+    return f'<a class="df-save" download="{word(name)}" href="{href}">{word(label)}</a>'
+
+
 def saved(label: str, name: str, content: Mapping[str, Any]) -> str:
-    """A link that saves a JSON file; the file lies in the link, so the server stores nothing."""
-    raw = json.dumps(content, indent=1, ensure_ascii=True).encode("ascii")
-    data = base64.b64encode(raw).decode("ascii")
-    link = f"data:application/json;base64,{data}"
-    return f'<p class="df-line"><a class="df-save" download="{word(name)}" href="{link}">{word(label)}</a></p>'
+    """Make a line with a link that saves a JSON file."""
+    return f'<p class="df-line">{save_link(label, name, "application/json", json.dumps(content, indent=1))}</p>'

@@ -9,13 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from dflash_local.app.model_entries import ModelEntry
+from dflash_local.app.model_entries import ModelEntry, in_order
 from dflash_local.errors import DFlashError
 from dflash_local.ui.pair_text import pair_page
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.load_dialog import LoadDialog
 from dflash_local.ui.web.models_view import ModelsView, Pull
-from dflash_local.ui.web.windows import PerWindow
+from dflash_local.ui.web.visitors import Visitors
 
 LOOK_S = 0.2  # how often a window looks for news
 SIGN_S = 3.0  # how often it says that it still looks, so that closed windows are found out
@@ -63,23 +63,21 @@ FEWEST, MOST = 40, 96
 Updates = list[Any]
 
 
-def build(models_view: ModelsView, opened: gr.Tab) -> None:
+def build(models_view: ModelsView, visitors: Visitors, opened: gr.Tab) -> None:
     """The tab's components and what they do."""
-    _Tab(models_view).connect(opened)
+    _Tab(models_view, visitors).connect(opened)
 
 
 class _Tab:
-    def __init__(self, models_view: ModelsView) -> None:
-        self._models = models_view
-        self._chosen: PerWindow[str] = PerWindow()
-        self._order: PerWindow[list[str]] = PerWindow()  # of the rows; kept while a window has the tab open
+    def __init__(self, models_view: ModelsView, visitors: Visitors) -> None:
+        self._models, self._served, self._visitors = models_view, models_view.served, visitors
         self.version = gr.State("")
         self.columns = gr.Number(MOST, visible=False)
         self.status_line = gr.HTML(elem_id="df-standing", elem_classes="df-maybe")
         self.pulling = gr.HTML(elem_id="df-pulling", elem_classes="df-maybe")
         self.cancel = gr.Button("Cancel the download", visible=False, elem_id="df-cancel-pull")
         self.pairs = gr.HTML(js_on_load=CHOOSE.replace("COLUMNS", COLUMNS), apply_default_css=False, elem_id="df-pairs")
-        self.dialog = LoadDialog(models_view)
+        self.dialog = LoadDialog(models_view, visitors)
         with gr.Row(elem_classes="df-actions"):
             self.unload = gr.Button("Unload", interactive=False, elem_id="df-unload", size="md")
             self.remove = gr.Button("Remove", interactive=False, elem_id="df-remove", size="md")
@@ -92,7 +90,7 @@ class _Tab:
         self.details = gr.HTML(elem_id="df-details")
 
     def connect(self, opened: gr.Tab) -> None:
-        """Who calls what. None of it is an endpoint: those are in ``endpoints``."""
+        """Who calls what."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         chosen = [self.details, self.unload, self.remove]
         view = [self.pairs, *chosen]
@@ -135,11 +133,10 @@ class _Tab:
 
     def _now(self) -> tuple[str, str, bool]:
         """What goes on above the table; whether there is a download to cancel."""
-        pull = self._models.pull
-        return self._status(), _pulling(pull), pull is not None and pull.running
+        return self._status(), _pulling(self._models.pull), self._models.pulling
 
     def _status(self) -> str:
-        status = self._models.served.resident.status
+        status = self._served.resident.status
         if status.state == "loading" and status.progress is not None:
             return markup.progress(f"Loading: {status.progress.stage}", status.progress.fraction)
         return markup.paragraph(self._models.status_line, "error" if status.state == "broken" else "note")
@@ -147,7 +144,7 @@ class _Tab:
     def _open(self, columns: float, request: gr.Request) -> Updates:
         """All of the tab at once, so that nothing moves under the pointer afterwards."""
         status_line, pulling, running = self._now()
-        self._order.set(request, [])
+        self._visitors.of(request).order = []
         return [*self._view(columns, request), status_line, pulling, gr.update(visible=running)]
 
     def _view(self, columns: float, request: gr.Request) -> Updates:
@@ -159,15 +156,15 @@ class _Tab:
 
     def _listed(self, request: gr.Request) -> Sequence[ModelEntry]:
         """The pairs in the order that the window had them in: no row moves under the pointer."""
-        entries, order = self._models.entries(), self._order.get(request) or []
-        places = {name: place for place, name in enumerate(order)}
-        entries = sorted(entries, key=lambda entry: places.get(entry.name, len(places)))
-        self._order.set(request, [entry.name for entry in entries])
+        entries, visitor = in_order(self._served.entries()), self._visitors.of(request)
+        places = {name: place for place, name in enumerate(visitor.order)}
+        entries.sort(key=lambda entry: places.get(entry.name, len(places)))
+        visitor.order = [entry.name for entry in entries]
         return entries
 
     def _drawn(self, entries: Sequence[ModelEntry], columns: float, request: gr.Request) -> Updates:
-        served, names = self._models.served, [entry.name for entry in entries]
-        chosen = self._chosen.get(request) or served.name
+        served, names = self._served, [entry.name for entry in entries]
+        chosen = self._visitors.of(request).chosen or served.name
         if chosen not in names:
             chosen = next((name for name in names if served.resident.model.answers_to(name)), names[0] if names else "")
         entry = next((entry for entry in entries if entry.name == chosen), None)
@@ -177,10 +174,10 @@ class _Tab:
 
     def _choose(self, event: gr.EventData, request: gr.Request) -> Updates:
         try:
-            entry = self._models.entry(str(getattr(event, "name", "")))
+            entry = self._served.entry(str(getattr(event, "name", "")))
         except DFlashError as error:
             return [*[gr.skip()] * 3, *self._asking(markup.failed(error))]
-        self._chosen.set(request, entry.name)
+        self._visitors.of(request).chosen = entry.name
         self.dialog.ask(entry.name, request)
         details = self._details(entry.name, getattr(event, "columns", MOST))
         return [details, *self._buttons(entry), *self._asking()]
@@ -188,13 +185,13 @@ class _Tab:
     def _details(self, name: str, columns: float) -> str:
         width = min(max(int(columns), FEWEST), MOST)
         try:
-            return markup.block("\n".join(pair_page(*self._models.served.details(name), width))) if name else ""
+            return markup.block("\n".join(pair_page(*self._served.details(name), width))) if name else ""
         except DFlashError as error:
             return markup.failed(error)
 
     def _buttons(self, entry: ModelEntry | None) -> Updates:
         """Unload, remove."""
-        served = self._models.served
+        served = self._served
         kept = bool(served.resident.model.kept_by)
         ready = served.resident.status.state == "ready"
         loaded = ready and entry is not None and entry.name == served.name
@@ -203,7 +200,7 @@ class _Tab:
 
     def _unload(self) -> str:
         try:
-            self._models.unload()
+            self._served.resident.unload()
         except DFlashError as error:
             return markup.failed(error)
         return ""
@@ -216,9 +213,9 @@ class _Tab:
 
     def _ask(self, request: gr.Request) -> Updates:
         """What would go, before it goes."""
-        chosen = self.dialog.name(request)
+        chosen = self._chosen(request)
         try:
-            what = self._models.removal(chosen)
+            what = self._served.removal(chosen)
         except DFlashError as error:
             return self._asking(markup.failed(error))
         lines = (f"Remove {chosen} from this machine?", *what.splitlines())
@@ -227,9 +224,14 @@ class _Tab:
 
     def _remove(self, request: gr.Request) -> Updates:
         try:
-            return self._asking(markup.paragraph(self._models.remove(self.dialog.name(request))))
+            return self._asking(markup.paragraph(self._models.remove(self._chosen(request))))
         except DFlashError as error:
             return self._asking(markup.failed(error))
+
+    def _chosen(self, request: gr.Request) -> str:
+        """The pair that the window has chosen, or was shown at first."""
+        asked = self._visitors.of(request).asked
+        return asked.name if asked is not None else ""
 
     def _asking(self, notice: str = "") -> Updates:
         """No question, and a notice."""

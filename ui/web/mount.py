@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 PATHS = {
     "GET": re.compile(
         r"/|/(config|theme\.css|favicon\.ico|manifest\.json|robots\.txt)/?|/(static|assets|svelte)/.+"
-        r"|/gradio_api/(info/?|startup-events|app_id/?|queue/data|heartbeat/[\w-]+|call/\w+/\w+)"
+        r"|/gradio_api/(info/?|startup-events|app_id/?|queue/data|heartbeat/[\w-]+)"
     ),
-    "POST": re.compile(r"/gradio_api/(queue/join|cancel|reset/?|call/(v2/)?\w+/?)"),
+    "POST": re.compile(r"/gradio_api/(queue/join|cancel|reset/?)"),
 }
 # Scripts and styles come from this server alone, and nothing on the page can reach another one. Gradio
 # writes its configuration into the page (inline) and compiles templates and plots in the browser (eval).

@@ -7,7 +7,7 @@ from pathlib import Path
 import gradio as gr
 
 from dflash_local.app.served_pair import ServedPair
-from dflash_local.ui.web import about, bench, chat, endpoints, models, pair_endpoints, race
+from dflash_local.ui.web import about, bench, chat, models, race
 from dflash_local.ui.web.looks import CSS, THEME
 from dflash_local.ui.web.models_view import ModelsView
 from dflash_local.ui.web.mount import Ending, Page, mounted
@@ -24,20 +24,18 @@ def page(served: ServedPair, ending: Ending = lambda: False) -> Page:
     Args:
         ending: tells whether the server is about to end; windows that are open must not hold it up.
     """
-    models_view, visitors = ModelsView(served), Visitors(served.resident)
+    visitors = Visitors(served.resident)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as blocks:
         with gr.Tab("Chat", id="chat") as opened:
             chat.build(served, visitors, opened)
         with gr.Tab("Race", id="race") as opened:
             race.build(served, visitors, opened)
         with gr.Tab("Models", id="models") as opened:
-            models.build(models_view, opened)
+            models.build(ModelsView(served), visitors, opened)
         with gr.Tab("Bench", id="bench") as opened:
             bench.build(served, visitors, opened)
         with gr.Tab("About", id="about") as opened:
             about.build(served, visitors, opened)
-        endpoints.build(served, visitors)
-        pair_endpoints.build(models_view, visitors)
         blocks.unload(visitors.leave)
     blocks.queue(default_concurrency_limit=AT_ONCE, max_size=64, status_update_rate="auto")
     return mounted(blocks, ending, theme=THEME, css=f"{CSS}\n{TABLES.read_text(encoding='utf-8')}")

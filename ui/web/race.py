@@ -19,11 +19,12 @@ from dflash_local.request import Request, user_request
 from dflash_local.service.chat_options import merged
 from dflash_local.service.race import MODES, Lane, Race
 from dflash_local.service.resident import Resident
+from dflash_local.ui.reading_text import NONE, rate
+from dflash_local.ui.replay import NAMES, Replay, Track
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.chat import line
 from dflash_local.ui.web.chat_view import chat_options
-from dflash_local.ui.web.contest import NAMES, Contest, Replay, Track
-from dflash_local.ui.web.figures import NONE, rate
+from dflash_local.ui.web.contest import Contest
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
@@ -88,14 +89,10 @@ class RaceTab:
             return
         contest = Contest(self._served.resident, asked)
         job = Job(contest.run, contest.stop)
-        visitor.running.append(contest)
-        try:
+        with visitor.runs("race", job):
             yield {self.result: "", **self._drawn(contest.tracks, contest.state)}
             async for changes in self._run(visitor, contest, job, prompt):
                 yield changes
-        finally:  # a window that is closed ends its race
-            job.cancel()
-            visitor.running.remove(contest)
 
     async def _run(self, visitor: Visitor, contest: Contest, job: Job[Race], prompt: str) -> AsyncIterator[Changes]:
         seen: tuple[int, str] | None = None
@@ -115,8 +112,9 @@ class RaceTab:
             yield self._drawn(replay.tracks, "replay at true speed; Stop goes to the end", race)
             await asyncio.sleep(PULSE_S)
         replay.advance(float("inf"))
-        content = await asyncio.to_thread(race_content, self._served, race, prompt)
-        save = markup.saved("Save as JSON", "race.json", content)
+        source = await asyncio.to_thread(self._served.provenance)
+        said = {"prompt": prompt, "verdict": race.verdict, "ratios": race.ratios}
+        save = markup.saved("Save as JSON", "race.json", {**source, **said, **race.as_dict()})
         yield {
             **self._drawn(replay.tracks, "", race),
             self.result: result(race, save),
@@ -124,9 +122,7 @@ class RaceTab:
         }
 
     def _stop(self, request: gr.Request) -> None:
-        for work in list(self._visitors.of(request).running):
-            if isinstance(work, Contest):
-                work.stop()
+        self._visitors.of(request).cancel("race")
 
     def _offer(self, prompt: str = "") -> Any:
         """The window is new, or was elsewhere: a built-in prompt of another pair gives way to one of this pair."""
@@ -144,11 +140,6 @@ class RaceTab:
         }
 
 
-def race_content(served: ServedPair, race: Race, prompt: str) -> dict[str, Any]:
-    """A race as it is saved: with what it was measured on."""
-    return {**served.provenance(), "prompt": prompt, "verdict": race.verdict, "ratios": race.ratios, **race.as_dict()}
-
-
 def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:
     """Both side by side."""
     known = {lane.mode: lane for lane in (race.ar, race.dflash)} if race is not None else {}
@@ -156,13 +147,11 @@ def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:
 
 
 def _lane(mode: Mode, track: Track, lane: Lane | None) -> str:
-    speed = f" · {rate(lane.finished.stats.tokens_per_s)} tok/s" if lane is not None and track.done else ""
-    sign = "■" if track.done else "▶" if track.tokens else "○"
     share = round(100 * track.tokens / max(1, lane.tokens)) if lane is not None else 100 * track.done
     return (
         f'<section class="df-lane df-lane-{mode}"><h3>{NAMES[mode]}</h3>'
         f'<div class="df-track"><div style="width:{share}%"></div></div>'
-        f'<p class="df-count">{sign} {track.seconds:.2f} s · {track.tokens} tokens{speed}</p>'
+        f'<p class="df-count">{track.line}</p>'
         f'<div class="df-said" tabindex="0"><div>{html.escape(track.text[-SHOWN_CHARS:])}</div></div></section>'
     )
 

@@ -6,16 +6,23 @@ import threading
 from collections.abc import Sequence
 
 from dflash_local.errors import EngineError
-from dflash_local.events import Channel, Event, Finished, Piece, Step
+from dflash_local.events import Event, Finished, Piece, Step
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.conversation import Answer
 from dflash_local.service.resident import Resident
 from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.safety import SafePieces
+from dflash_local.ui.thinking_time import ThinkingTime
 from dflash_local.ui.web.text import SafeMarkdown
 
 MAX_POINTS = 120  # of the curve of one reply
+
+
+def waiting_for(resident: Resident) -> str:
+    """Say how far the pair's load is that a request waits for."""
+    load = resident.status.progress
+    return f"loading {resident.model.name}: {safe_line(load.stage)} {load.fraction:.0%}" if load else "waiting"
 
 
 class Reply:
@@ -37,8 +44,7 @@ class Reply:
         self._safe = SafePieces()
         self._pieces: list[Piece] = []
         self._answer, self._thoughts = SafeMarkdown(), SafeMarkdown()
-        self._thinking: tuple[int, float] | None = None  # tokens, seconds
-        self._channel: Channel = "final"
+        self._thinking = ThinkingTime()
         self._began: float | None = None
         self._curve: list[tuple[float, float]] = []
         self._every = 1  # steps for one point of the curve
@@ -82,8 +88,7 @@ class Reply:
     def thinking_title(self) -> str:
         """The title of the folded box."""
         with self._lock:
-            tokens, seconds = self._thinking or (0, 0.0)
-        return f"Thinking ({tokens} tokens, {seconds:.1f} s)" if tokens else "Thinking"
+            return self._thinking.title
 
     @property
     def is_thinking(self) -> bool:
@@ -105,13 +110,8 @@ class Reply:
     @property
     def state(self) -> str:
         """What is going on, in words."""
-        load = self._resident.status.progress
         if not self.source.submitted:
-            return (
-                f"loading {self._resident.model.name}: {safe_line(load.stage)} {load.fraction:.0%}"
-                if load
-                else "waiting"
-            )
+            return waiting_for(self._resident)
         return "stopping" if self.source.cancelled and self.source.finished is None else self.readings.state
 
     def _take(self, event: Event) -> None:
@@ -126,10 +126,7 @@ class Reply:
 
     def _count(self, step: Step) -> None:
         self._began = step.t_s if self._began is None else self._began
-        self._channel = step.pieces[-1].channel if step.pieces else self._channel
-        if self._channel == "thinking":
-            tokens = self._thinking[0] if self._thinking else 0
-            self._thinking = (tokens + len(step.token_ids), step.t_s - self._began)
+        self._thinking.take(step)
         self._steps += 1
         if self.readings.now is not None and self._steps % self._every == 0:
             self._curve.append((step.t_s - self._began, self.readings.now))

@@ -1,28 +1,27 @@
-"""Who is at the page: one conversation and one race for each window, told apart by Gradio's session."""
+"""Who is at the page: what each window has and does, told apart by Gradio's session."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from dflash_local.service.resident import Resident
 from dflash_local.ui.web.chat_view import ChatView
+from dflash_local.ui.web.jobs import Job
+
+if TYPE_CHECKING:
+    from dflash_local.ui.web.bench_run import BenchRun
+    from dflash_local.ui.web.load_dialog import Asked, Planned
 
 MOST = 200  # windows that are remembered
 KEEP_S = 3600.0  # a window that lost its connection may come back so long
-
-
-class Stoppable(Protocol):
-    """Work that a window has under way."""
-
-    def stop(self) -> None:
-        """End it early."""
-        ...
 
 
 @dataclass(slots=True)
@@ -31,21 +30,42 @@ class Visitor:
 
     Attributes:
         model: the one that its settings were filled in for. origins: show where each token came from.
-        running: what it has under way besides its conversation.
-        left: when it went, by the monotonic clock.
+        chosen: the pair that was picked in the table of pairs. order: of that table's rows.
+        asked, planned: ways to load, wanted and shown. bench: the last run.
+        jobs: what it has under way besides its conversation, by the tab. left: when it went, by the monotonic clock.
     """
 
     chat: ChatView
     model: str = ""
     origins: bool = False
-    running: list[Stoppable] = field(default_factory=list)
+    chosen: str = ""
+    order: list[str] = field(default_factory=list)
+    asked: Asked | None = None
+    planned: Planned | None = None
+    bench: BenchRun | None = None
+    jobs: dict[str, Job[Any]] = field(default_factory=dict)
     left: float | None = None
+
+    @contextmanager
+    def runs(self, tab: str, job: Job[Any]) -> Iterator[None]:
+        """Have the job under way within; a window that is closed leaves it, which ends the job."""
+        self.jobs[tab] = job
+        try:
+            yield
+        finally:
+            job.cancel()
+            self.jobs.pop(tab, None)
+
+    def cancel(self, tab: str) -> None:
+        """End what a tab has under way."""
+        if job := self.jobs.get(tab):
+            job.cancel()
 
     def stop(self) -> None:
         """End everything that it has under way."""
         self.chat.stop()
-        for work in list(self.running):
-            work.stop()
+        for tab in list(self.jobs):
+            self.cancel(tab)
 
 
 class Visitors:
@@ -57,10 +77,8 @@ class Visitors:
         self._all: OrderedDict[str, Visitor] = OrderedDict()
 
     def of(self, request: gr.Request) -> Visitor:
-        """The window that a request came from; one without a session is nobody's again afterwards."""
-        name = request.session_hash
-        if not name:
-            return Visitor(ChatView(self._resident))
+        """The window that a request came from."""
+        name = request.session_hash or ""
         with self._lock:
             visitor = self._all.pop(name, None) or Visitor(ChatView(self._resident))
             visitor.left = None
@@ -71,12 +89,11 @@ class Visitors:
         return visitor
 
     def leave(self, request: gr.Request) -> None:
-        """The window was closed, or lost its connection: what it has under way ends."""
+        """End what a window has under way that was closed, or lost its connection."""
         with self._lock:
             visitor = self._all.get(request.session_hash or "")
-            if visitor is not None:
-                visitor.left = time.monotonic()
         if visitor is not None:
+            visitor.left = time.monotonic()
             visitor.stop()
 
     def _forget(self) -> list[Visitor]:

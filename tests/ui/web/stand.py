@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import socket
 import threading
 import time
@@ -29,7 +31,10 @@ from dflash_local.events import Notice, PullProgress
 from dflash_local.planner.machine import named
 from dflash_local.service.resident import Find, Model, Resident
 from dflash_local.service.service import Session
+from dflash_local.ui.web.streams import LAST_WORD, RECEIPT_PATH, STREAM_PATH
 from tests.service.scripted import ScriptedSession
+
+LIMIT_S = 30
 
 
 @dataclass
@@ -175,8 +180,26 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def program(here: Site) -> Any:
-    """A client of the page's named endpoints, as patient as the windows are; of itself it waits 5 s."""
-    from gradio_client import Client
+def join(here: Site, window: str, handler: str, *data: Any) -> str:
+    """Call a handler as a window does; the number of the request, as its receipt says."""
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=LIMIT_S)
+    try:
+        connection.request("GET", "/config")
+        handlers = json.loads(connection.getresponse().read())["dependencies"]
+        number = next(one["id"] for one in handlers if one["api_name"] == handler)
+        body = json.dumps({"data": data, "fn_index": number, "session_hash": window})
+        connection.request("POST", RECEIPT_PATH, body, {"Content-Type": "application/json"})
+        return str(json.loads(connection.getresponse().read())["event_id"])
+    finally:
+        connection.close()
 
-    return Client(here.url, verbose=False, httpx_kwargs={"timeout": 60.0})
+
+def listen_to(here: Site, window: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse, str]:
+    """Read a window's stream up to its last word; it is not hung up."""
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=LIMIT_S)
+    connection.request("GET", f"{STREAM_PATH}?session_hash={window}")
+    stream = connection.getresponse()
+    said = ""
+    while LAST_WORD.decode() not in said:
+        said += stream.readline().decode()
+    return connection, stream, said

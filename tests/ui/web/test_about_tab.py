@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dflash_local.errors import BusyError, Interrupted
+from dflash_local.errors import Interrupted
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, program, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -105,19 +105,3 @@ def test_a_certificate_is_cancelled_by_its_button_and_by_closing_the_window(visi
         wait_until(lambda: bool(running))
         page.close()
         wait_until(lambda: not running, 5.0)
-
-
-def test_programs_ask_for_both_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradio_client.exceptions import AppError
-
-    with site(change=lambda served: setattr(served, "report", REPORT)) as here:
-        client = program(here)
-        assert client.predict(api_name="/about") == {"dflash-local": "0"}
-        assert client.predict(api_name="/certify") == REPORT
-
-        def busy(*_: Any) -> Any:
-            raise BusyError("a certificate is being made already", "wait for it")
-
-        monkeypatch.setattr(here.served, "certify", busy)
-        with pytest.raises(AppError, match="being made already"):
-            client.predict(api_name="/certify")

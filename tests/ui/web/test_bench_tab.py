@@ -20,7 +20,7 @@ from dflash_local.service.race import Lane, Race
 from dflash_local.service.resident import Model, Resident
 from tests.service.scripted import STATS, PartingSession, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, program, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -96,7 +96,6 @@ def test_a_difference_is_said_with_its_margin(visitor: Visitor) -> None:
         assert page.locator("#df-bench-table tbody tr").count() == 1
 
 
-@pytest.mark.slow  # a bench is stopped by a program below, a reply by the window in test_chat_tab_torture
 def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Visitor) -> None:
     gate = threading.Event()
     gate.set()
@@ -138,25 +137,6 @@ def test_what_cannot_be_run_is_one_line(visitor: Visitor) -> None:
             page.locator("#df-prompts label").nth(box).click()
         page.locator("#df-run:enabled").click()
         page.locator("#df-bench-status").get_by_text("no prompt is chosen").wait_for()
-
-
-def test_programs_run_it_by_name() -> None:
-    from gradio_client.exceptions import AppError
-
-    gate = threading.Event()
-    with site(ScriptedSession(), ScriptedSession(gate=gate), change=two_prompts) as here:
-        client = program(here)
-        report = client.predict(max_tokens=8, prompts=1, api_name="/bench")
-        assert len(report["prompts"]) == 1 and report["max_new_tokens"] == 8
-        with pytest.raises(AppError, match="max_tokens"):
-            client.predict(max_tokens=0, api_name="/bench")
-        here.resident.unload()
-        job = client.submit(api_name="/bench")
-        wait_until(lambda: here.resident.status.running == 1)
-        assert client.predict(api_name="/stop") == 1
-        with pytest.raises(AppError, match="the bench was stopped"):
-            job.result(5)
-        assert here.resident.status.running == 0
 
 
 def lane(mode: Any, *steps: tuple[int, float], seconds: float = 1.0, lengths: tuple[int, ...] = ()) -> Lane:

@@ -16,11 +16,10 @@ from dflash_local.api.log import send_lines_to
 from dflash_local.errors import UsageError
 from dflash_local.request import MAX_DEPTH
 from dflash_local.ui.web.mount import MAX_VALUES, check_body
-from tests.ui.web.stand import Site, program, site
-from tests.ui.web.test_guard import ask
+from tests.ui.web.stand import Site, join, listen_to, site
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
-ROUTES = ("queue/join", "call/chat", "call/chat/", "call/v2/chat", "call/race", "call/nothing", "cancel", "reset")
+ROUTES = ("queue/join", "cancel", "reset")
 ARGUMENTS = ("message", "history", "system", "temperature", "mode", "data", "event_data", "session_hash")
 JSON_TYPES = ("application/json", "application/vnd.api+json", "text/plain", "application/x-www-form-urlencoded")
 
@@ -97,23 +96,22 @@ def test_no_body_makes_the_page_copy_a_file(here: Site, cache: Path, secret: Pat
         kind = {"Content-Type": rng.choice(JSON_TYPES)}
         assert send(rng.choice(ROUTES), body, kind) == 400, body
         if rng.random() < 0.05:
-            assert send("call/chat", gzip.compress(body), {**kind, "Content-Encoding": "gzip"}) == 415
+            assert send("queue/join", gzip.compress(body), {**kind, "Content-Encoding": "gzip"}) == 415
             form = b'--b\r\nContent-Disposition: form-data; name="data"\r\n\r\n' + body + b"\r\n--b--\r\n"
-            assert send("call/chat", form, {"Content-Type": "multipart/form-data; boundary=b"}) == 400
+            assert send("queue/join", form, {"Content-Type": "multipart/form-data; boundary=b"}) == 400
             assert [send(closed, body, kind) for closed in ("component_server", "upload", "run/chat")] == [404] * 3
-    client = program(here)
-    assert client.predict("hi", api_name="/chat")[0] == "Hello, world!\n", "and it still answers"
-    client.close()
+    join(here, "a", "_export")
+    assert "there is nothing to export yet" in listen_to(here, "a")[2], "and it still answers"
     assert set(cache.rglob("*")) == before
 
 
 def test_what_gradio_cannot_answer_is_a_line_of_the_log(here: Site, capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
     stop = send_lines_to(lines.append)
-    _, _, receipt = ask(here, "POST", "/gradio_api/call/chat", {"Content-Type": "application/json"}, b'{"data": [1]}')
-    _, _, stream = ask(here, "GET", f"/gradio_api/call/chat/{json.loads(receipt)['event_id']}")
+    join(here, "a", "_send", 1)
+    _, _, said = listen_to(here, "a")
     stop()
-    assert b"event: error" in stream and "Traceback" not in capsys.readouterr().err
+    assert '"success":false' in said and "Traceback" not in capsys.readouterr().err
     (line,) = (line for line in lines if "warning" in line)
     assert "didn't receive enough input values" in line and "\n" not in line
 

@@ -30,9 +30,20 @@ CLOSED = (
     *("file=/etc/passwd", "file/etc/passwd", "proxy=http://127.0.0.1:1/", "stream/x", "stream/x/close"),
     *("stream/x/1/2/playlist.m3u8", "stream/x/1/2/playlist-file", "stream/x/1/2/3.ts", "upload", "upload_progress"),
     *("component_server", "dev/reload", "process_recording", "queue/status", "deep_link", "openapi.json"),
-    *("run/models", "api/models", "runs", "run-history/records", "run-history/buckets", "run-history/connect"),
+    *(
+        "run/_send",
+        "api/_send",
+        "call/_send",
+        "call/v2/_send",
+        "call/_send/x",
+        "runs",
+        "run-history/records",
+        "run-history/buckets",
+        "run-history/connect",
+    ),
     *("monitoring", "monitoring/summary", "monitoring/x", "profiling/summary", "profiling/traces", "profiling/clear"),
     *("vibe-edit", "vibe-code", "undo-vibe-edit", "vibe-starter-queries", "mcp", "mcp/", "mcp/sse", "mcp/schema"),
+    *("call/_send", "call/v2/_send", "call/_send/x"),
     *("login", "login_check", "logout", "token", "user", "custom_component/x/client/component/a.js", "pwa_icon"),
 )
 
@@ -64,6 +75,12 @@ def test_the_page_is_there_and_says_what_the_browser_may_load(here: Site, path: 
     assert headers["x-frame-options"] == "DENY" and "access-control-allow-origin" not in headers
 
 
+def test_no_handler_has_a_name_for_programs(here: Site) -> None:
+    handlers = json.loads(ask(here, "GET", "/config")[2])["dependencies"]
+    assert {one["api_visibility"] for one in handlers} == {"private"}, "programs have the OpenAI endpoint"
+    assert json.loads(ask(here, "GET", "/gradio_api/info")[2]) == {"named_endpoints": {}, "unnamed_endpoints": {}}
+
+
 def test_what_is_named_by_its_content_may_be_kept_and_nothing_else(here: Site) -> None:
     _, headers, _ = ask(here, "GET", "/static/img/logo.svg")
     assert headers["cache-control"] == "private, max-age=86400"
@@ -81,7 +98,7 @@ def test_the_page_does_not_answer_to_a_foreign_host(here: Site, host: str, path:
 @pytest.mark.parametrize("origin", ["http://evil.example", "https://evil.example", "null", "http://localhost:3000"])
 def test_no_other_page_may_use_it(here: Site, origin: str) -> None:
     join = json.dumps({"data": [], "fn_index": 0, "session_hash": "x"}).encode()
-    for method, path in (("POST", JOIN), ("GET", "/"), ("OPTIONS", JOIN), ("POST", "/gradio_api/call/models")):
+    for method, path in (("POST", JOIN), ("GET", "/"), ("OPTIONS", JOIN), ("POST", "/gradio_api/cancel")):
         headers = {"Origin": origin, "Content-Type": "application/json"}
         status, answered, _ = ask(here, method, path, headers, join if method == "POST" else None)
         assert status == 403 and not [name for name in answered if name.startswith("access-control")]

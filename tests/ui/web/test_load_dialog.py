@@ -16,7 +16,7 @@ from dflash_local import settings
 from dflash_local.app import load_choices as planning
 from dflash_local.app.load_choices import LoadChoices
 from dflash_local.app.model_entries import ModelEntry
-from dflash_local.errors import DoesNotFitError, DownloadError, UsageError
+from dflash_local.errors import DoesNotFitError, DownloadError
 from dflash_local.events import PullProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import named
@@ -179,13 +179,14 @@ def test_a_way_that_was_not_offered_is_not_taken(pairs: Pairs) -> None:
 
     from dflash_local.ui.web.load_dialog import LoadDialog
     from dflash_local.ui.web.models_view import ModelsView
+    from dflash_local.ui.web.visitors import Visitors
 
     resident = Resident(Model("scripted", lambda _progress: ScriptedSession()), pairs.find, None)
     served = FakeServedPair(resident)
     pairs.change(served)
     pairs.here = True
     with gr.Blocks():
-        dialog = LoadDialog(ModelsView(served))
+        dialog = LoadDialog(ModelsView(served), Visitors(resident))
     window: Any = SimpleNamespace(session_hash="window")
     other: Any = SimpleNamespace(session_hash="other")
 
@@ -214,27 +215,6 @@ def test_a_way_that_was_not_offered_is_not_taken(pairs: Pairs) -> None:
     (drawn,) = dialog.plan(window)
     plan = int(drawn.split('data-plan="')[1].split('"')[0])
     assert dialog.start(send(plan=plan, way=0), window) == "" and pairs.loads[0][0] == found.choices[0].model
-    resident.close()
-
-
-def test_a_program_loads_with_the_same_options(pairs: Pairs) -> None:
-    from dflash_local.ui.web.models_view import ModelsView
-
-    resident = Resident(Model("scripted", lambda _progress: ScriptedSession()), pairs.find, None)
-    served = FakeServedPair(resident)
-    pairs.change(served)
-    view = ModelsView(served)
-    with pytest.raises(UsageError, match="download it first"):
-        view.load_as(PAIR, "int4", None, True)
-    with pytest.raises(UsageError, match="is not on this machine"):
-        view.load_as("scripted", "int4", None, True)
-    pairs.here = True
-    with pytest.raises(UsageError, match="cannot be loaded as int3 .known: int4, .*int8"):
-        view.load_as(PAIR, "int3", None, True)
-    with pytest.raises(DoesNotFitError, match="too little"):
-        view.load_as(PAIR, None, None, True)
-    assert f"{PAIR} is loaded" in view.load_as(PAIR, "int4", 4096, False)
-    assert pairs.loads == [(PAIR, LoadConfig(quantize="int4", context=4096, draft=False))]
     resident.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from dflash_local import settings
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.catalog.bundled import find
 from dflash_local.errors import BusyError, DownloadError, Interrupted, UnknownModelError
-from dflash_local.events import Notice, PullProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Model, Resident
 from dflash_local.ui.web.models import LOOK_S
@@ -22,7 +20,7 @@ from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
 from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, program, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -196,54 +194,6 @@ def test_names_come_from_the_registry_and_are_shown_as_text(visitor: Visitor) ->
         assert page.locator("#df-pairs img").count() == 0
 
 
-def test_programs_use_the_pairs_by_name() -> None:
-    from gradio_client.exceptions import AppError
-
-    def pulling(_name: str, hear: Any, cancelled: Any) -> None:
-        hear(Notice("one file is here"))
-        hear(PullProgress("a/b", 1, 4))
-        until = time.monotonic() + 10
-        while not cancelled() and time.monotonic() < until:
-            time.sleep(0.01)
-        raise Interrupted("stopped; finished files are kept")
-
-    def change(served: FakeServedPair) -> None:
-        served.registry.append(ModelEntry("absent-one", "absent", "fits", "1 GiB"))
-        served.pulling = pulling
-
-    with site(change=change) as here:
-        client = program(here)
-        listed = client.predict(api_name="/models")
-        assert [(one["name"], one["served"]) for one in listed] == [("scripted", True), ("absent-one", False)]
-        assert "is loaded" in client.predict("scripted", api_name="/load")
-        assert "is not loaded" in client.predict(api_name="/unload")
-        assert "would be freed" in client.predict("absent-one", True, api_name="/remove")
-        assert here.served.removed == []
-        assert "freed" in client.predict("absent-one", api_name="/remove") and here.served.removed == ["absent-one"]
-        for call in (lambda: client.predict("/etc", api_name="/load"), lambda: client.predict("x", api_name="/pull")):
-            with pytest.raises(AppError, match="unknown model"):
-                call()
-        with pytest.raises(AppError, match="download it first"):
-            client.predict("absent-one", api_name="/load")
-        job = client.submit("absent-one", api_name="/pull")
-        wait_until(lambda: bool(job.outputs()))
-        assert job.outputs()[0]["done"] == 1 and job.outputs()[0]["total"] == 4
-        with pytest.raises(AppError, match="one at a time"):
-            client.predict("absent-one", api_name="/pull")
-        assert "cancelled" in client.predict(api_name="/cancel_pull")
-        with pytest.raises(AppError, match="finished files are kept"):
-            job.result(5)
-
-
-def test_no_endpoint_is_named_that_is_not_meant_to_be() -> None:
-    with site() as here:
-        named = set(program(here).view_api(return_format="dict")["named_endpoints"])
-    assert named == {
-        *("/chat", "/race", "/stop", "/models", "/pull", "/cancel_pull", "/remove"),
-        *("/load", "/unload", "/bench", "/about", "/certify"),
-    }
-
-
 def test_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
     def change(served: FakeServedPair) -> None:
         served.registry = [
@@ -280,17 +230,21 @@ def test_two_pulls_at_once_are_refused() -> None:
     served = FakeServedPair(resident, registry=entries)
     served.pulling = pulling
     models_view = ModelsView(served)
-    pull = models_view.download("A")
+    models_view.start_by_name("A")
+    pull = models_view.pull
+    assert pull is not None
     with pytest.raises(BusyError, match="a is being downloaded"):
-        models_view.download("b")
+        models_view.start_by_name("b")
     with pytest.raises(BusyError, match="cancel that first"):
         models_view.remove("a")
     with pytest.raises(UnknownModelError):
-        models_view.download("../../etc")
+        models_view.start_by_name("../../etc")
     pull.cancel()
     wait_until(lambda: not pull.running)
     assert isinstance(pull.error, Interrupted) and "cancelled" in pull.verdict
-    again = models_view.download("b")
+    models_view.start_by_name("b")
+    again = models_view.pull
+    assert again is not None and again is not pull
     again.cancel()
     wait_until(lambda: not again.running)
     resident.close()

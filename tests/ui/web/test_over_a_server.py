@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import pytest
 
 from dflash_local.app.engine_server import EngineServer, known_pair
 from dflash_local.app.resident_server import resident_server
 from dflash_local.app.served_pair import ServedPair
+from dflash_local.errors import DFlashError
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Resident
 from dflash_local.settings import load as load_settings
 from tests.remote.openai_fake import Fake, running
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, program, site
+from tests.ui.web.stand import Site, site
 
 
 @contextmanager
@@ -110,30 +111,24 @@ def test_two_servers_race(visitor: Visitor, kind: str) -> None:
     assert len(plain.bodies) == len(drafting.bodies) == 2, "each is warmed up first"
 
 
-def test_programs_are_told_the_same(fake: Fake) -> None:
-    from gradio_client.exceptions import AppError
+def test_what_the_server_decides_is_told_in_one_line(fake: Fake) -> None:
+    from dflash_local.ui.web.contest import Contest
+    from dflash_local.ui.web.race import race_request
 
-    told: dict[str, str] = {}
-    calls: dict[str, dict[str, Any]] = {
-        "/race": {"prompt": "hi"},
-        "/load": {"name": "demo", "context": 512},
-        "/unload": {},
-        "/certify": {},
-        "/remove": {"name": "demo"},
-    }
-    with page_over(fake) as here:
-        client = program(here)
-        text, figures = client.predict("hi", api_name="/chat")
-        for name, given in calls.items():
-            with pytest.raises(AppError) as raised:
-                client.predict(api_name=name, **given)
-            told[name] = str(raised.value)
-        assert client.predict(name="demo", api_name="/load").startswith("demo: replies come from vLLM")
-        about = client.predict(api_name="/about")
-    assert text == "Hello, world!\n" and figures["stats"]["mean_acceptance_length"] == pytest.approx(7 / 3)
     label = f"the server at {fake.url}"
-    assert "no request can switch that off" in told["/race"] and told["/load"].startswith(label)
-    assert told["/unload"].startswith(f"{label} keeps demo loaded")
-    assert told["/certify"].startswith(f"{label} proves nothing of its text by itself")
-    assert told["/remove"] == f"demo is loaded (end {label} first)"
+    with page_over(fake) as here:
+        served, resident = here.served, here.resident
+        resident.load()
+        told: dict[Callable[[], object], str] = {
+            Contest(resident, race_request(resident, "hi", 8, 0, None)).run: "no request can switch that off",
+            resident.unload: f"{label} keeps demo loaded",
+            partial(served.load_choices, "demo", 512): label,
+            partial(served.certify, lambda *_: None, lambda: False): f"{label} proves nothing of its text by itself",
+            partial(served.remove, "demo"): f"demo is loaded .end {label} first",
+        }
+        for act, words in told.items():
+            with pytest.raises(DFlashError, match=words) as refused:
+                act()
+            assert "\n" not in str(refused.value)
+        about = served.about()
     assert about["drafter"] == "not reported" and about["replies come from"].startswith("vLLM 0.32.0 at")

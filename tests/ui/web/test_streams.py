@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import http.client
 import importlib
-import json
 import logging
+import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from dflash_local.ui.web.streams import LAST_WORD, RECEIPT_PATH, STREAM_PATH
-from tests.ui.web.stand import Site, site
+from dflash_local.ui.web.streams import STREAM_PATH
+from tests.service.scripted import ScriptedSession
+from tests.ui.web.stand import LIMIT_S, Site, join, listen_to, site, wait_until
+from tests.ui.web.test_chat_tab import said
 
 mount = importlib.import_module("dflash_local.ui.web.mount")
-LIMIT_S = 10
 
 
 @pytest.fixture(scope="module")
@@ -25,45 +27,20 @@ def here() -> Iterator[Site]:
         yield running
 
 
-def asked(here: Site, window: str) -> str:
-    """Have the pairs listed for a window; the number of the request, as its receipt says."""
-    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=LIMIT_S)
-    try:
-        connection.request("GET", "/config")
-        functions = json.loads(connection.getresponse().read())["dependencies"]
-        number = next(one["id"] for one in functions if one["api_name"] == "models")
-        body = json.dumps({"data": [], "fn_index": number, "session_hash": window})
-        connection.request("POST", RECEIPT_PATH, body, {"Content-Type": "application/json"})
-        return str(json.loads(connection.getresponse().read())["event_id"])
-    finally:
-        connection.close()
-
-
-def listened(here: Site, window: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse, str]:
-    """A window's stream up to its last word, and what was said; the stream is not hung up."""
-    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=LIMIT_S)
-    connection.request("GET", f"{STREAM_PATH}?session_hash={window}")
-    stream = connection.getresponse()
-    said = ""
-    while LAST_WORD.decode() not in said:
-        said += stream.readline().decode()
-    return connection, stream, said
-
-
 def test_no_receipt_comes_before_the_last_stream_is_hung_up(here: Site) -> None:
-    first = asked(here, "one")
-    connection, stream, said = listened(here, "one")
+    first = join(here, "one", "_stop")
+    connection, stream, said = listen_to(here, "one")
     assert first in said
     receipts: list[str] = []
-    waiting = threading.Thread(target=lambda: receipts.append(asked(here, "one")))
+    waiting = threading.Thread(target=lambda: receipts.append(join(here, "one", "_stop")))
     waiting.start()
-    assert asked(here, "two"), "other windows need not wait"
-    assert asked(here, "three") and receipts == []
+    assert join(here, "two", "_stop"), "other windows need not wait"
+    assert join(here, "three", "_stop") and receipts == []
     stream.close()
     connection.close()
     waiting.join(LIMIT_S)
     assert len(receipts) == 1
-    again, rest, said = listened(here, "one")
+    again, rest, said = listen_to(here, "one")
     assert receipts[0] in said
     rest.close()
     again.close()
@@ -71,29 +48,48 @@ def test_no_receipt_comes_before_the_last_stream_is_hung_up(here: Site) -> None:
 
 def test_a_window_that_never_hangs_up_holds_nothing_for_ever(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(mount.Streams.stream.__globals__, "HANG_UP_S", 0.1)  # of the very class that the page uses
-    asked(here, "four")
-    connection, stream, _ = listened(here, "four")
-    assert asked(here, "four") and stream.read().strip() == b"", "the stream ended by itself"
+    join(here, "four", "_stop")
+    connection, stream, _ = listen_to(here, "four")
+    assert join(here, "four", "_stop") and stream.read().strip() == b"", "the stream ended by itself"
     connection.close()
 
 
 def test_a_stream_that_waits_to_be_hung_up_does_not_hold_up_the_end_of_the_server() -> None:
     with site() as here:
-        asked(here, "five")
-        connection, stream, _ = listened(here, "five")
+        join(here, "five", "_stop")
+        connection, stream, _ = listen_to(here, "five")
         here.server.end()
         assert stream.read().strip() == b""
         connection.close()
 
 
-@pytest.mark.parametrize("path", [f"{STREAM_PATH}?session_hash=nobody", "/gradio_api/call/models/nothing"])
 def test_a_stream_of_nothing_is_told_so_ends_and_is_no_fault_of_the_server(
-    here: Site, path: str, caplog: pytest.LogCaptureFixture
+    here: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=LIMIT_S)
-    connection.request("GET", path)
+    connection.request("GET", f"{STREAM_PATH}?session_hash=nobody")
     assert b"404: Not Found" in connection.getresponse().read(), "whole: a cut one raises"
     connection.request("GET", "/health")
     assert connection.getresponse().status == 200, "the connection is as good as before"
     connection.close()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_web_06_a_slow_reader_holds_nobody_up() -> None:
+    """Who asks and then does not read: the machine works on, and serves the next one."""
+    session = ScriptedSession()
+    session.steps = said(*["word " * 50] * 200)
+    asked = ("talk", "", "dflash", False, "", "", "", "", "")
+    with site(session) as here:
+        join(here, "slow", "_send", *asked)
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        slow.connect(("127.0.0.1", here.port))
+        slow.sendall(f"GET {STREAM_PATH}?session_hash=slow HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        assert slow.recv(64).startswith(b"HTTP/1.1 200")
+        begun = time.monotonic()
+        wait_until(lambda: bool(session.requests) and here.resident.status.running == 0)
+        assert time.monotonic() - begun < 5
+        join(here, "next", "_send", *asked)
+        wait_until(lambda: len(session.requests) == 2 and here.resident.status.running == 0)
+        slow.close()

@@ -21,6 +21,7 @@ from dflash_local.events import LoadProgress, Notice, Step
 from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.origins import LEGEND
+from dflash_local.ui.reading_text import reply_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs, Notification
 from dflash_local.ui.tui.memory_watch import MemoryWatch
@@ -28,7 +29,7 @@ from dflash_local.ui.tui.own_commands import OWN, load_dialog, named_model, own_
 from dflash_local.ui.tui.widgets.composer import Composer
 from dflash_local.ui.tui.widgets.messages import Note, UserMessage
 from dflash_local.ui.tui.widgets.meter import Meter, one_line
-from dflash_local.ui.tui.widgets.reply import ReplyView, figures
+from dflash_local.ui.tui.widgets.reply import ReplyView
 from dflash_local.ui.tui.widgets.transcript import Transcript
 
 PULSE_S = 0.03  # how often what came is drawn
@@ -269,7 +270,7 @@ class ChatScreen(Screen[None]):
             if ended.error is None:
                 await self.show(NOTHING_CAME)
             return False
-        await view.finish(figures(answer.finished) if answer.finished is not None else "", answer.turn.ending)
+        await view.finish(reply_line(self.readings), answer.turn.ending)
         return True
 
     async def action_command(self, line: str) -> None:

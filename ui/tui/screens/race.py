@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from textual.app import ComposeResult
@@ -17,8 +16,9 @@ from dflash_local.errors import DFlashError
 from dflash_local.events import Event, Finished, LoadProgress, Mode, Notice, Step
 from dflash_local.service.race import MODES, Race, Racer
 from dflash_local.terminal import safe, safe_line
+from dflash_local.ui.replay import COMPARING, RUNNING, Replay
 from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
-from dflash_local.ui.tui.widgets.lane import NAMES, LaneView
+from dflash_local.ui.tui.widgets.lane import LaneView
 
 PULSE_S = 0.03
 Prepare = Callable[[Notify], Racer]  # may load the pair; called on a thread
@@ -46,7 +46,7 @@ class RaceScreen(Screen[Race | None]):
         self._racer: Racer | None = None
         self._leaving = False
         self._tokens: dict[Mode, int] = dict.fromkeys(MODES, 0)
-        self._begun: float | None = None  # of the replay
+        self._replay: Replay | None = None
         self.race: Race | None = None
         self.error: DFlashError | None = None
 
@@ -67,7 +67,7 @@ class RaceScreen(Screen[Race | None]):
     @property
     def done(self) -> bool:
         """True when the race was run and all of it is shown."""
-        return self.race is not None and all(lane.done for lane in self.query(LaneView))
+        return self._replay is not None and self._replay.done
 
     def _run(self) -> Race:
         """The job: on its own thread."""
@@ -86,20 +86,15 @@ class RaceScreen(Screen[Race | None]):
                 self.notify(safe_line(item.message), markup=False)
             else:
                 self._count(*item)
-        if self._begun is not None:
-            for lane in self.query(LaneView):
-                await lane.advance(time.monotonic() - self._begun)
-            if self.done:
-                self._begun = None
-                self._conclude()
+        await self._advance()
 
     def _count(self, mode: Mode, event: Event) -> None:
         if isinstance(event, Step):
             self._tokens[mode] += len(event.token_ids)
             self.query_one(f"#{mode}", LaneView).set_status(f"running: {self._tokens[mode]} tokens")
-            self._set_status(f"running {NAMES[mode]}; each has the machine to itself, both are replayed together")
+            self._set_status(RUNNING[mode])
         elif isinstance(event, Finished) and self._racer is not None and mode == self._racer.order[-1]:
-            self._set_status("comparing both")  # where they differ, the target is asked once more
+            self._set_status(COMPARING)
 
     async def _ended(self, ended: Ended) -> None:
         if isinstance(ended.result, Race):
@@ -114,31 +109,32 @@ class RaceScreen(Screen[Race | None]):
         """Show the race again, at the speed it was run."""
         if self.race is None:
             return
-        for lane, run in zip(self.query(LaneView), (self.race.ar, self.race.dflash)):
-            await lane.load(run)
+        for lane in self.query(LaneView):
+            await lane.clear()
         self._set_status("replay at true speed; Space goes to the end")
-        self._begun = time.monotonic()
+        self._replay = Replay(self.race)
 
-    def action_skip(self) -> None:
-        if self._begun is not None:
-            self._begun = float("-inf")
+    async def action_skip(self) -> None:
+        await self._advance(float("inf"))
+
+    async def _advance(self, seconds: float | None = None) -> None:
+        """Show what had come by now, or by ``seconds``, and at the end what came of it."""
+        race, replay = self.race, self._replay
+        if race is None or replay is None or self.done:
+            return
+        replay.advance(seconds)
+        for lane in self.query(LaneView):
+            await lane.show(replay.tracks[lane.mode])
+        if replay.done:
+            length = race.dflash.finished.stats.mean_acceptance_length
+            acceptance = f" · acceptance length {length:.2f}" if length is not None else ""
+            self._set_status(f"{race.verdict} · seed {race.seed}\n{race.ratios}{acceptance}")
 
     def action_leave(self) -> None:
         self._leaving = True
         if self._racer is not None and self.race is None:
             self._racer.cancel()
         self.dismiss(self.race)
-
-    def _conclude(self) -> None:
-        race = self.race
-        if race is None:
-            return
-        length = race.dflash.finished.stats.mean_acceptance_length
-        acceptance = f" · acceptance length {length:.2f}" if length is not None else ""
-        self._set_status(
-            f"{race.verdict} · seed {race.seed}\n"
-            f"{race.wall_clock:.2f}x wall clock · {race.speed_up:.2f}x decode speed{acceptance}"
-        )
 
     def _set_status(self, text: str) -> None:
         self.query_one("#result", Static).update(Content(text))

@@ -8,6 +8,7 @@ from textual.content import Content
 from textual.widgets import Sparkline, Static
 
 from dflash_local.terminal import byte_size, safe_line
+from dflash_local.ui.reading_text import NO_DRAFTS, NONE, context, lengths, no_positions, no_split, rate, versus
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.widgets.bars import bar, position_lines, split_line
 
@@ -36,14 +37,12 @@ class Meter(VerticalScroll, can_focus=False):
         yield Static("", id="precision", markup=False)
 
     def show(self, readings: Readings) -> None:
-        self._put("speed", f"{_rate(readings.now)} now  {_rate(readings.mean)} mean tok/s")
+        self._put("speed", f"{rate(readings.now)} now  {rate(readings.mean)} mean tok/s")
         # From nothing up, since it scales to its lowest; nothing alone would be drawn as the highest.
         self.query_one(Sparkline).data = [0.0, *readings.speeds] if readings.speeds else []
         self._put("versus", versus(readings))
         self._put("acceptance", acceptance(readings))
-        shares = readings.per_position
-        waiting = "no drafts in this mode" if readings.mode == "ar" else "after the first drafts"
-        self._put("positions", "\n".join(position_lines(shares, WIDTH)) or waiting)
+        self._put("positions", "\n".join(position_lines(readings.per_position, WIDTH)) or no_positions(readings))
         self._put("split", _split(readings))
         self._put("context", _context(readings))
         self._put("memory-of", f"Memory of {readings.memory.whose}" if readings.memory.whose else "Memory")
@@ -79,30 +78,17 @@ def one_line(readings: Readings) -> str:
     return " · ".join(parts)
 
 
-def versus(readings: Readings) -> str:
-    """The comparison with this machine's own AR step, when one was seen."""
-    if readings.ar_speed is None:
-        return "AR here: unknown, F5 races"
-    ratio = f", {readings.speed_up:.2f}x" if readings.speed_up is not None else ""
-    return f"AR here: {readings.ar_speed:.1f}{ratio}"
-
-
 def acceptance(readings: Readings) -> str:
-    """Acceptance length now and on average, and of how many it could be."""
+    """Acceptance length now and on average, and what a cycle verifies."""
     if readings.mode == "ar":
-        return "no drafts in this mode"
-    now, mean = (f"{n:.2f}" if n is not None else "–" for n in (readings.acceptance_now, readings.acceptance_mean))
-    block = f" of {readings.block_size}" if readings.block_size else ""
+        return NO_DRAFTS
+    now, mean, block = lengths(readings)
     return "\n".join((f"{now} now   {mean} mean{block}", *readings.verifying))
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def _split(readings: Readings) -> str:
     if readings.split is None:
-        return "at its end"
+        return no_split(readings)
     draft, verify, other = readings.split
     line = split_line(readings.split, WIDTH)
     return f"{line}\n█draft {draft:.0%} ▓verify {verify:.0%} ░other {other:.0%}"
@@ -110,9 +96,9 @@ def _split(readings: Readings) -> str:
 
 def _context(readings: Readings) -> str:
     if not readings.context:
-        return "–"
+        return NONE
     share = readings.used / readings.context
-    return f"{_gauge(share)}\n{readings.used:,} of {readings.context:,} tokens ({share:.0%})"
+    return f"{_gauge(share)}\n{context(readings)} ({share:.0%})"
 
 
 def memory(readings: Readings) -> str:

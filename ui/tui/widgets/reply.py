@@ -10,12 +10,16 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widgets import Collapsible, Static
 
-from dflash_local.events import Channel, Finished, Piece, Step
+from dflash_local.events import Origin, Piece, Step
+from dflash_local.ui.origins import marked
 from dflash_local.ui.safety import SafePieces
-from dflash_local.ui.tui.widgets.markdown_text import MarkdownText
-from dflash_local.ui.tui.widgets.origin_text import OriginText
+from dflash_local.ui.thinking_time import ThinkingTime
+from dflash_local.ui.tui.lines import PlainLayout
+from dflash_local.ui.tui.markdown import MarkdownLayout
 from dflash_local.ui.tui.widgets.painting import ground
-from dflash_local.ui.tui.widgets.plain_text import PlainText
+from dflash_local.ui.tui.widgets.text_view import TextView
+
+STYLES: dict[Origin, str] = {"accepted": "underline $text-success", "bonus": "bold $text-warning"}
 
 
 class ReplyView(Vertical):
@@ -34,11 +38,9 @@ class ReplyView(Vertical):
         self._safe = SafePieces()
         self._pieces: list[Piece] = []
         self._by_origin = by_origin
-        self._body: MarkdownText | OriginText | None = None
-        self._thoughts: tuple[Collapsible, PlainText] | None = None
-        self._channel: Channel = "final"
-        self._thinking = (0, 0.0)  # tokens, seconds
-        self._began: float | None = None
+        self._body: TextView | None = None
+        self._thoughts: tuple[Collapsible, TextView] | None = None
+        self._thinking = ThinkingTime()
         self.draws = 0
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -55,7 +57,7 @@ class ReplyView(Vertical):
         pieces: list[Piece] = []
         for step in steps:
             pieces += step.pieces
-            self._count(step)
+            self._thinking.take(step)
         self.draws += 1
         await self._show(self._safe.feed(pieces))
 
@@ -77,12 +79,6 @@ class ReplyView(Vertical):
             await old.remove()
             await self._write(self._pieces)
 
-    def _count(self, step: Step) -> None:
-        self._began = step.t_s if self._began is None else self._began
-        self._channel = step.pieces[-1].channel if step.pieces else self._channel
-        if self._channel == "thinking":
-            self._thinking = (self._thinking[0] + len(step.token_ids), step.t_s - self._began)
-
     async def _show(self, pieces: list[Piece]) -> None:
         thoughts = "".join(piece.text for piece in pieces if piece.channel == "thinking")
         rest = [piece for piece in pieces if piece.channel != "thinking"]
@@ -94,32 +90,20 @@ class ReplyView(Vertical):
 
     async def _think(self, text: str) -> None:
         if self._thoughts is None:
-            inside = PlainText(classes="thoughts")
-            fold = Collapsible(inside, title="thinking", collapsed=True)
+            inside = TextView(PlainLayout())
+            fold = Collapsible(Vertical(inside, classes="thoughts"), title="thinking", collapsed=True)
             self._thoughts = (fold, inside)
             await self.mount(fold, before=0 if self.children else None)
         fold, inside = self._thoughts
         await inside.write(text)
-        tokens, seconds = self._thinking
-        fold.title = f"thinking: {tokens} tokens, {seconds:.1f} s" if tokens else "thinking"
+        fold.title = self._thinking.title
 
     async def _write(self, pieces: list[Piece]) -> None:
         if self._body is None:
-            self._body = OriginText() if self._by_origin else MarkdownText()
+            self._body = TextView(PlainLayout() if self._by_origin else MarkdownLayout(), classes="body")
             place = 1 if self._thoughts is not None else 0
             await self.mount(self._body, before=place if len(self.children) > place else None)
-        if isinstance(self._body, OriginText):
-            await self._body.write(pieces)
-        else:
+        for piece in pieces if self._by_origin else ():
+            await self._body.write(marked(piece), STYLES[piece.origin])
+        if not self._by_origin:
             await self._body.write("".join(piece.text for piece in pieces))
-
-
-def figures(finished: Finished) -> str:
-    """The line under a reply."""
-    stats = finished.stats
-    parts = [f"{finished.usage.completion_tokens} tok", f"{stats.tokens_per_s:.1f} tok/s"]
-    if stats.mode == "dflash" and stats.mean_acceptance_length is not None:
-        parts.append(f"acceptance {stats.mean_acceptance_length:.2f}")
-    elif stats.mode == "ar":
-        parts.append("without drafting")
-    return " · ".join([*parts, finished.reason, f"seed {stats.seed}"])

@@ -1,4 +1,4 @@
-"""A reply as Markdown while it streams, going on as plain text where Markdown would be too much.
+"""Text that grows: a reply as Markdown, as plain text where that would be too much, or coloured by origin.
 
 One widget paints all of it, row by row: with a widget for each block, each frame cost more than the last.
 """
@@ -25,17 +25,17 @@ MAX_PAINTED = 150  # rows that are kept painted; a screen has about as many
 BIT = 4_000  # characters taken at once
 
 
-class MarkdownText(Widget):
-    """Text that was made safe, laid out; links are shown and not opened."""
+class TextView(Widget):
+    """Shows text that was made safe; links are shown and not opened."""
 
     DEFAULT_CSS = """
-    MarkdownText { width: 1fr; height: auto; margin: 0 0 1 0; }
+    TextView { width: 1fr; height: auto; }
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, layout: MarkdownLayout | PlainLayout, classes: str | None = None) -> None:
+        super().__init__(classes=classes)
         self._guard = MarkdownGuard()
-        self._laid: MarkdownLayout | PlainLayout = MarkdownLayout()
+        self._laid = layout
         self._fitted = 0  # the width of the rows
         self._lines: list[Line] = []
         self._rows: list[Row] = []
@@ -47,23 +47,25 @@ class MarkdownText(Widget):
         """True when the text became too much for Markdown."""
         return isinstance(self._laid, PlainLayout)
 
-    async def write(self, text: str) -> None:
-        """Add text; it is drawn with the next frame."""
+    async def write(self, text: str, style: str = "") -> None:
+        """Add text, which is drawn with the next frame; Markdown has styles of its own."""
         for at in range(0, len(text), BIT):
             if at:
                 await asyncio.sleep(0)
-            self._take(text[at : at + BIT])
+            self._take(text[at : at + BIT], style)
         first = self._extend()
         if first is None:
             self.refresh(layout=True)
         elif first < len(self._rows):
             self.refresh(Region(0, first, self._fitted, len(self._rows) - first))
 
-    def _take(self, bit: str) -> None:
+    def _take(self, bit: str, style: str) -> None:
         layout = self._laid
-        if isinstance(layout, MarkdownLayout) and (not self._guard.accepts(bit) or layout.open_size > MAX_OPEN):
+        if isinstance(layout, MarkdownLayout):
+            if self._guard.accepts(bit) and layout.open_size <= MAX_OPEN:
+                return layout.add(bit)
             self._laid = layout = PlainLayout([*layout.closed, *layout.open])
-        layout.add(bit)
+        layout.add(bit, style)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """The rows that the text takes at a width."""
