@@ -70,7 +70,7 @@ help:
 
 demo: $(INSTALLED)
 	@$(BIN)/python -m tools.first_run
-	@$(BIN)/dflash demo --pull
+	@$(BIN)/dflash race --pull --plain
 
 web: $(INSTALLED_WEB)
 	@$(BIN)/dflash web

@@ -31,7 +31,7 @@ def runner_of(model: str, stored: str, precision: str, room: int) -> FusedRunner
     """Random weights of a pair of the registry."""
     row = registry.load().find(model)
     if row is None or row.target is None or row.drafter is None:
-        raise SystemExit(f"{model} is no pair of the registry: dflash list shows them")
+        raise SystemExit(f"{model} is no pair of the registry: dflash models lists them")
     target, drafter = known_shape(row.target.id), known_shape(row.drafter.id)
     if target is None or drafter is None:
         raise SystemExit(f"the shapes of {model} are not kept: choose another pair")

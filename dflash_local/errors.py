@@ -104,10 +104,6 @@ class TokenizerError(CheckpointError):
     """A tokenizer.json that hangs, breaks its process or takes too much memory."""
 
 
-class ReportError(DFlashError):
-    """A file that is no report, or a damaged one."""
-
-
 class PromptError(DFlashError):
     """A prompt could not be prepared, by a fault of ours; the session stays as it was."""
 
@@ -161,7 +157,6 @@ CODES: dict[type[DFlashError], Codes] = {
     DownloadError: Codes(4, 502),
     DoesNotFitError: Codes(5, 507),
     CheckpointError: Codes(6, 500),
-    ReportError: Codes(6, 500),
     EngineError: Codes(7, 500),
     ServerError: Codes(7, 502),
     Interrupted: Codes(130, 499),

@@ -159,7 +159,7 @@ def test_measured_versions_are_those_of_the_recorded_figures() -> None:
 
 
 def test_every_verified_row_has_its_source_and_stands_in_docs() -> None:
-    docs = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    docs = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     rows = verified()
     assert len({(row.card, row.format, row.engine) for row in rows}) == len(rows) >= 6
     for row in rows:
@@ -170,7 +170,7 @@ def test_every_verified_row_has_its_source_and_stands_in_docs() -> None:
 def test_the_issue_template_asks_for_the_report() -> None:
     asked = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "report.yml").read_text(encoding="utf-8"))
     required = [each for each in asked["body"] if each.get("validations", {}).get("required")]
-    assert any("`dflash report`" in each["attributes"]["description"] for each in required)
+    assert any("`dflash doctor --report FILE`" in each["attributes"]["description"] for each in required)
 
 
 def test_both_command_names_start_the_same_program() -> None:

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def to_download() -> int:
-    """Bytes of the model that ``dflash demo --pull`` brings; 0 where it is here or cannot be had."""
+    """Bytes of the model that ``dflash race --pull`` brings; 0 where it is here or cannot be had."""
     user = settings.load()
     try:
         choice = small_pair(user)

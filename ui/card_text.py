@@ -40,7 +40,7 @@ def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
     """As ``docs/cards.md``."""
     yield "# Which pair runs on which card"
     yield ""
-    yield f"Made by `dflash cards --markdown`. {NOTE}"
+    yield f"Made by `dflash models --cards --markdown`. {NOTE}"
     for each in tables:
         yield ""
         yield f"## {_head(each)}"

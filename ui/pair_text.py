@@ -51,7 +51,7 @@ def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str
     """What is on this disk, and the next command."""
     row = item.row
     if row.bundled:
-        return field("here", f"yes; dflash run {row.name}, dflash demo {row.name}", width)
+        return field("here", f"yes; dflash run {row.name}, dflash race {row.name}", width)
     if not row.has_drafter:
         return field("here", "no: there is nothing to download yet", width)
     if item.state == "absent":

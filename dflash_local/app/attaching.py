@@ -15,6 +15,8 @@ from dflash_local.errors import UsageError
 from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 
+STOP_S = 15.0  # the server itself gives replies a few seconds; then its memory is freed
+CLOCK_S = 5.0  # by which the system's time of a start may be off
 RECORDS = "serve-*.json"  # in the cache folder, one of each running ``dflash serve``
 
 
@@ -46,6 +48,31 @@ def recorded(user: Settings, url: str, model: str, **more: Any) -> Iterator[None
     finally:
         with suppress(OSError):
             path.unlink()
+
+
+def stop_server(record: dict[str, Any]) -> None:
+    """End the process that wrote a record, in order, and wait until it is gone; at once where that takes too long.
+
+    Raises:
+        UsageError: it is another user's.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(record["pid"])
+        if process.create_time() > record["started"] + CLOCK_S:
+            return  # it is gone, and its number is another program's
+        for end in (process.terminate, process.kill):
+            end()
+            until = time.monotonic() + STOP_S
+            while time.monotonic() < until:
+                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:  # its memory is free
+                    return
+                time.sleep(0.05)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied as error:
+        raise UsageError(f"process {record['pid']} is another user's", "stop it as that user") from error
 
 
 def _records(user: Settings) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -52,7 +52,7 @@ class Base:
         several = f"; so have {listing(self.others)}, whose drafter --drafter takes instead" if self.others else ""
         return (
             f"{model} has the architecture of {self.name}{several}: the drafter of {self.name} is taken; "
-            "dflash probe tells whether it serves this fine-tune"
+            f"dflash check {model} --only drafter tells whether it serves this fine-tune"
         )
 
 

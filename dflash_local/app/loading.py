@@ -181,7 +181,7 @@ def checked(
 
 
 def _probed_before(pair: Pair, load: LoadConfig, user: Settings) -> tuple[Verdict, ...]:
-    """What an earlier load or ``dflash probe`` found of the drafter that a fine-tune took."""
+    """What an earlier load or ``dflash check --only drafter`` found of the drafter that a fine-tune took."""
     if pair.tuned_from is None or not load.draft or load.skip_check:
         return ()
     with named_when_missing():
@@ -197,7 +197,7 @@ def _refusal_to_draft(pair: Pair, checks: Iterable[Verdict]) -> str:
         return ""
     return (
         f"no drafts: the drafter of {pair.tuned_from} does not serve {pair.name}: {failed.text}; {failed.remedy}; "
-        f"dflash probe {pair.name} tries it again"
+        f"dflash check {pair.name} --only drafter tries it again"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a pair comes to on a machine, computed once for ``plan``, ``show``, ``models``, ``cards`` and the screens.
+"""What a pair comes to on a machine, computed once for ``plan``, ``show``, ``models`` and the screens.
 
 ``recommended`` puts the ways to have its weights in order, ``summary`` says what the best of them is.
 """

@@ -42,7 +42,8 @@ def check_products(session: Session) -> Finding:
     if not wrong:
         return Finding("format", "ok", f"{text} agree with the decoded weights", "", figures)
     listed = ", ".join(f"{each.name} at {each.rows} rows ({each.error:.3g} times the bound)" for each in wrong)
-    remedy = "an error of this program or its compiler: dflash warm MODEL --again tries the kernels anew; please report"
+    again = "dflash check MODEL --only kernels --again tries the kernels anew"
+    remedy = f"an error of this program or its compiler: {again}; please report"
     return Finding("format", "failed", f"of {text} these are wrong: {listed}", remedy, figures)
 
 

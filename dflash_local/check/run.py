@@ -29,7 +29,7 @@ from dflash_local.load_config import LoadConfig
 
 Progress = Callable[[str, float], None]
 PROMPTS, TOKENS, SEED = 2, 32, 0  # of the certificate
-REPORT = "dflash report writes an archive for an issue"
+REPORT = "dflash doctor --report writes an archive for an issue"
 
 
 def check(session: Session, pair: Pair, planned: int | None, progress: Progress) -> tuple[Finding, ...]:

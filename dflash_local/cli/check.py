@@ -1,10 +1,11 @@
-"""``dflash check``, ``probe`` and ``warm``: what this card makes of a loaded pair."""
+"""``dflash check``: what this card makes of a loaded pair, or of its drafter or its kernels alone."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,11 +31,27 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 
+class Part(str, Enum):
+    """What is checked alone."""
+
+    drafter = "drafter"
+    kernels = "kernels"
+
+
+ONLY = (
+    "drafter: whether it serves the target, in a minute. kernels: load once, so that they are compiled, tried and "
+    "chosen for every later load."
+)
+
+
 def check(
     model: opt.Model,
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
-    again: Annotated[bool, typer.Option("--again", help="Check anew what was found good before.")] = False,
+    only: Annotated[Part | None, typer.Option("--only", help=ONLY)] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Check anew what was found good before; with kernels, try all anew.")
+    ] = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
     *,
@@ -42,16 +59,27 @@ def check(
 ) -> None:
     """Check a pair on this card; exit 6 when the files or the pair are at fault, 7 when the engine or the card is."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
+    if only is Part.drafter and not load.draft:
+        raise UsageError("--mode ar loads no drafter", "leave it away to check one")
     console, pair = call.console, call.pair(model, drafter, load)
-    report = _checked(call, pair, load, again)
+    if only is Part.kernels:
+        _check_kernels(call, pair, load, again, as_json)
+    elif only is Part.drafter:
+        _check_drafter(call, pair, load, _published(model, drafter, call), as_json)
+    else:
+        report = _checked(call, pair, load, again)
+        _warn_of_unkept(console)
+        if as_json:
+            console.json(report.as_dict())
+        else:
+            _show_checks(report, console)
+        _raise_for(report.findings, pair)
+
+
+def _warn_of_unkept(console: Console) -> None:
     lost = take_unkept()
     if lost:
         console.warn(lost)
-    if as_json:
-        console.json(report.as_dict())
-    else:
-        _show_checks(report, console)
-    _raise_for(report.findings, pair)
 
 
 def _checked(call: Invocation, pair: Pair, load: LoadConfig, again: bool) -> Report:
@@ -95,29 +123,17 @@ def _raise_for(findings: tuple[Finding, ...], pair: Pair) -> None:
 Published = Mapping[str, tuple[float, float]]  # the least and the most by kind of task
 
 
-def probe(
-    model: opt.Model,
-    drafter: opt.Drafter = None,
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,
-    *,
-    load: LoadConfig,
-) -> None:
-    """Tell in a minute whether a drafter serves a target: acceptance, speed-up, a verdict; exit 6 when it does not."""
-    call = Invocation.begin()
-    console, pair = call.console, call.pair(model, drafter, load)
+def _check_drafter(call: Invocation, pair: Pair, load: LoadConfig, published: Published, as_json: bool) -> None:
+    """Tell whether the drafter serves the target: acceptance, speed-up, a verdict; PairCheckError where it does not."""
     if pair.drafter is None:
         raise UsageError(f"no drafter is known for {pair.name}", "name one with --drafter")
     report = _measured(call, pair, load)
-    lost = take_unkept()
-    if lost:
-        console.warn(lost)
+    _warn_of_unkept(call.console)
     (found,) = report.findings
-    published = _published(model, drafter, call)
     if as_json:
-        console.json(_probe_report(report, found, pair, published))
+        call.console.json(_drafter_report(report, found, pair, published))
     else:
-        _show_probe(report, found, published, console)
+        _show_drafter(report, found, published, call.console)
     if found.state == "failed":
         raise PairCheckError(f"the drafter does not serve {pair.name}: {found.text}", found.remedy)
 
@@ -140,7 +156,7 @@ def _published(model: str, drafter: str | None, call: Invocation) -> Published:
     return {kind: (min(found), max(found)) for kind, found in lengths.items() if found}
 
 
-def _probe_report(report: Report, found: Finding, pair: Pair, published: Published) -> dict[str, Any]:
+def _drafter_report(report: Report, found: Finding, pair: Pair, published: Published) -> dict[str, Any]:
     from dflash_local.check.drafting import VERDICTS
 
     return {
@@ -155,7 +171,7 @@ def _probe_report(report: Report, found: Finding, pair: Pair, published: Publish
     }
 
 
-def _show_probe(report: Report, found: Finding, published: Published, console: Console) -> None:
+def _show_drafter(report: Report, found: Finding, published: Published, console: Console) -> None:
     from dflash_local.check.drafting import VERDICTS
 
     console.data(f"{VERDICTS[found.state]}: {found.text}", STYLES[found.state])
@@ -182,19 +198,8 @@ def _expected(found: Finding) -> str:
     )
 
 
-def warm(
-    model: opt.Model,
-    drafter: opt.Drafter = None,
-    mode: opt.Mode = opt.ModeChoice.dflash,
-    again: Annotated[bool, typer.Option("--again", help="Forget what was found out before.")] = False,
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,
-    *,
-    load: LoadConfig,
-) -> None:
-    """Load a pair once: its kernels on this card are compiled, tried and chosen, and every later load finds them."""
-    call, load = Invocation.begin(), opt.drafting(load, mode)
-    console, pair = call.console, call.pair(model, drafter, load)
+def _check_kernels(call: Invocation, pair: Pair, load: LoadConfig, again: bool, as_json: bool) -> None:
+    """Load the pair once: its kernels on this card are compiled, tried and chosen, and every later load finds them."""
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local.kernels import kernel_record
@@ -203,11 +208,11 @@ def warm(
     begin = time.monotonic()
     with call.session(pair, load) as session:
         seconds, facts = time.monotonic() - begin, session.facts
-    found = _warm_report(pair.name, facts, kernel_record.used_records(), seconds)
-    console.result(found, _warm_lines(found), as_json)
+    found = _kernel_report(pair.name, facts, kernel_record.used_records(), seconds)
+    call.console.result(found, _kernel_lines(found), as_json)
 
 
-def _warm_report(model: str, facts: SessionFacts, records: list[KernelRecord], seconds: float) -> dict[str, Any]:
+def _kernel_report(model: str, facts: SessionFacts, records: list[KernelRecord], seconds: float) -> dict[str, Any]:
     from dflash_local.bench import provenance
 
     return {
@@ -230,7 +235,7 @@ def _warm_report(model: str, facts: SessionFacts, records: list[KernelRecord], s
     }
 
 
-def _warm_lines(found: dict[str, Any]) -> list[str]:
+def _kernel_lines(found: dict[str, Any]) -> list[str]:
     lines = [f"{found['model']} ({found['loaded_as']}) is ready in {found['seconds']:.1f} s"]
     for card in found["cards"]:
         known = ", ".join(f"{count} {verdict}" for verdict, count in card["verdicts"].items()) or "none"

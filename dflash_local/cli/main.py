@@ -17,13 +17,12 @@ import typer
 from dflash_local import __version__, settings
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
 from dflash_local.cli.load_options import add_command
-from dflash_local.cli.models import list_
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
-# functions of cli/, each in the module of its name unless another stands before it
+# each is the function of the same name in the module of the same name
 COMMANDS = (
-    *("run", "chat", "serve", "serve.web", "race", "race.demo", "models", "models.list_", "plan.cards", "plan.show"),
-    *("plan", "pull", "rm", "check.warm", "check", "check.probe", "ps", "certify", "bench", "doctor", "report"),
+    *("run", "chat", "serve", "web", "race", "models", "show", "plan", "pull", "rm"),
+    *("check", "ps", "stop", "certify", "bench", "doctor"),
 )
 PLANNING = ("show", "plan")  # load nothing: of the options for loading they take those that a plan depends on
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
@@ -45,7 +44,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        version()
+        Console({}).data(f"dflash-local {__version__}")
         raise typer.Exit
 
 
@@ -61,30 +60,9 @@ def start(
         Console({}).data_text(context.get_help())
 
 
-for _entry in COMMANDS:
-    _module, _, _function = _entry.partition(".")
-    _call = getattr(importlib.import_module(f"dflash_local.cli.{_module}"), _function or _module)
-    add_command(app, _call.__name__.rstrip("_"), _call, planning=_call.__name__ in PLANNING)
-app.command("ls", hidden=True)(list_)
-
-
-@app.command("help")
-def help_(
-    context: typer.Context,
-    command: Annotated[
-        str, typer.Argument(metavar="[COMMAND]", help="The command to explain; all in short if none.")
-    ] = "",
-) -> None:
-    """Explain a command, as its --help does."""
-    root = context.find_root()
-    arguments = [command, "--help"] if command else ["--help"]
-    root.command.main(args=arguments, prog_name=root.info_name, standalone_mode=False)
-
-
-@app.command()
-def version() -> None:
-    """Show the version."""
-    Console({}).data(f"dflash-local {__version__}")
+for _name in COMMANDS:
+    _call = getattr(importlib.import_module(f"dflash_local.cli.{_name}"), _name)
+    add_command(app, _name, _call, planning=_name in PLANNING)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,7 +98,10 @@ def _invoke(arguments: list[str]) -> int:
     except _PARSE_ERROR as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "dflash"
-        raise UsageError(error.format_message().rstrip("."), f"see {command} --help") from error
+        message = error.format_message().rstrip(".")
+        if message.startswith("No such command"):  # one line, with the nearest name where there is one
+            raise UsageError(f"{message}{'' if message.endswith('?') else ':'} {command} --help lists them") from error
+        raise UsageError(message, f"see {command} --help") from error
     if code == Interrupted("").exit_code:  # the parser turns Ctrl-C into this number
         raise Interrupted("interrupted")
     return code if isinstance(code, int) else 0
@@ -150,5 +131,4 @@ def _report(error: DFlashError, arguments: list[str], flags: set[str]) -> int:
 def _command(arguments: list[str]) -> str:
     """The command that was called; empty where the first word is none, whatever it is."""
     word = next((word for word in arguments if not word.startswith("-")), "")
-    known = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    return word if word in known else ""
+    return word if word in COMMANDS else ""

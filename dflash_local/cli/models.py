@@ -1,4 +1,4 @@
-"""``dflash models`` and ``dflash list``: every pair of the registry at a glance, or what of them lies on this disk."""
+"""``dflash models``: every pair of the registry at a glance, what of them is on this disk, or what cards run them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dflash_local.app.recommending import Summary, row_summary
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
+from dflash_local.errors import UsageError
 from dflash_local.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
 from dflash_local.ui.pair_text import marks
 from dflash_local.ui.plan_text import machine_line, speed_range
@@ -47,31 +48,57 @@ GGUF = (
 
 
 def models(
-    local: Annotated[bool, typer.Option("--local", help="Only what is on this machine, with sizes on disk.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Only what is on this machine, with sizes on disk.")] = False,
+    cards: Annotated[bool, typer.Option("--cards", help="What runs on GPUs of 8 to 80 GB, and how fast.")] = False,
     gpu_memory: opt.GpuMemory = None,
     gpu: opt.Gpu = None,
+    prefer: opt.Prefer = opt.PreferenceChoice.balanced,
+    markdown: Annotated[bool, typer.Option("--markdown", help="--cards as a page of docs.")] = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
     """List all pairs: what they take, what is here, and whether they fit this machine."""
     call = Invocation.begin()
     user, console = call.user, call.console
+    if cards or markdown:
+        _show_cards(call, gpu_memory, prefer, markdown, as_json)
+        return
     store = model_store(user)
     rows = [install_status(row, store) for row in registry(user).rows]
-    if local:
+    if here:
         from dflash_local.store.gguf_here import gguf_here
 
         _here(console, store, rows, gguf_here(user), as_json)
         return
     where = fitting.machine(user, gpu, gpu_memory)
-    found = [(item, row_summary(item.row, where, user)) for item in rows]
+    found = [(item, row_summary(item.row, where, user, prefer.value)) for item in rows]
     report = {"machine": where.as_dict(), "pairs": [_as_json(*entry) for entry in found]}
     console.result(report, _table(found, where, console.columns), as_json)
 
 
-def list_(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
-    """List the models on this machine, with their sizes on disk."""
-    models(local=True, as_json=as_json, debug=debug)
+def _show_cards(
+    call: Invocation, gpu_memory: float | None, prefer: opt.PreferenceChoice, markdown: bool, as_json: bool
+) -> None:
+    """Print the table of usual cards, or of the one with so much memory in GiB."""
+    from dflash_local.app.cards import CARDS, card_tables
+    from dflash_local.ui import card_text
+
+    chosen = [card for card in CARDS if gpu_memory is None or round(card[1]) == round(gpu_memory)]
+    if not chosen:
+        sizes = ", ".join(f"{round(gib)}" for _, gib in CARDS)
+        raise UsageError(
+            f"--gpu-memory {gpu_memory:g} is none of the table's", f"it has {sizes}; dflash plan takes any"
+        )
+    tables = card_tables(call.user, chosen, prefer.value)
+    found = [
+        {
+            "machine": each.machine.as_dict(),
+            "pairs": [{**row.as_dict(), "option": row.best and row.best.as_dict()} for row in each.rows],
+        }
+        for each in tables
+    ]
+    lines = card_text.markdown(tables) if markdown else card_text.lines(tables, call.console.columns)
+    call.console.result({"cards": found}, lines, as_json)
 
 
 def _table(found: list[tuple[InstallStatus, Summary]], where: Machine, width: int) -> list[str]:

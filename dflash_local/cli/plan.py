@@ -1,29 +1,25 @@
-"""``dflash plan``, ``show`` and ``cards``: what a pair takes, and whether it fits a machine."""
+"""``dflash plan``: what a pair takes, and whether it fits a machine."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.app import fitting
 from dflash_local.app.fitting import Shapes
-from dflash_local.app.models import InstallStatus, download_gib, install_status, model_store, server_commands
+from dflash_local.app.models import model_store, server_commands
 from dflash_local.app.recommending import PairPlans, pair_plans
 from dflash_local.app.resolve import Choice, choose, drafter_option
 from dflash_local.app.several_gpus import SeveralGpus, several_gpus
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.errors import DoesNotFitError, SettingsError, UnknownModelError, UsageError
+from dflash_local.errors import DoesNotFitError, SettingsError
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import indented, wrapped
 from dflash_local.ui import pair_text, plan_text
-from dflash_local.ui.pair_text import pair_page, terms
 
 if TYPE_CHECKING:
-    from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
 
 
@@ -143,101 +139,3 @@ def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: Seve
     if not found.fits:
         refusal = fitting.refusal_of(found, plans.nearest)
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
-
-
-def show(
-    model: opt.Model,
-    gpu_memory: opt.GpuMemory = None,
-    gpu: opt.Gpu = None,
-    nodes: opt.Nodes = None,
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,
-    *,
-    load: LoadConfig,
-) -> None:
-    """Show a pair: its drafter, sizes, licences, published figures, and the memory it takes."""
-    call = Invocation.begin()
-    user, console = call.user, call.console
-    choice = choose(model, None, user)
-    if choice.row is None:
-        raise UnknownModelError(f"{model!r} is a folder, not a pair of the registry", f"dflash plan {model}")
-    row = choice.row
-    if nodes is not None:
-        _show_nodes(console, row, nodes, as_json)
-        return
-    store = model_store(user)
-    item = install_status(row, store)
-    if load == user.load_config:
-        load = LoadConfig()  # settings for running pairs must not keep one that they do not suit from being shown
-    where = fitting.machine(user, gpu, gpu_memory, load.device)
-    own = fitting.row_choice(row, user)
-    plans = pair_plans(own, fitting.shapes(own, store), where, user, load, store=store)
-    console.result(_show_report(item, plans), pair_page(item, plans, store, console.columns), as_json)
-
-
-def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:
-    """How a server of several machines is started, and reached."""
-    from dflash_local.app.engine_command import node_commands
-
-    commands = node_commands(row, nodes)
-    if not commands:
-        raise SettingsError(f"no command is known that serves {row.name}", f"dflash show {row.name} tells the rest")
-    lines = pair_text.nodes(row, nodes, commands, console.columns)
-    console.result({"model": row.name, "nodes": nodes, "server_commands": commands}, lines, as_json)
-
-
-def _show_report(item: InstallStatus, plans: PairPlans) -> dict[str, Any]:
-    row = item.row
-    return {
-        **asdict(row),
-        "why_not_here": row.why_not_here,
-        "summary": plans.summary.as_dict(),
-        "download_gib": download_gib(row),
-        "terms": list(terms(row)),
-        "server_commands": server_commands(row),
-        "local": {
-            "state": item.state,
-            "bytes": item.size,
-            "missing": list(item.missing),
-            "verified": item.verified,
-            "target_commit": item.target.commit if item.target else None,
-            "drafter_commit": item.drafter.commit if item.drafter else None,
-        },
-        "machine": plans.where.as_dict(),
-        "plan": None if plans.plan is None else fitting.as_json(plans.plan),
-        "fits": [fitting.as_json(plan) for plan in plans.table],
-        "variant_plans": [one.as_dict() for one in plans.variants],
-        "per_token_bytes": fitting.per_token(plans.known),
-    }
-
-
-def cards(
-    gpu_memory: Annotated[
-        float | None, opt.named("--gpu-memory", "GIB", "Only the card of the table with so much memory.")
-    ] = None,
-    prefer: opt.Prefer = opt.PreferenceChoice.balanced,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As a page of docs.")] = False,
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,
-) -> None:
-    """Say which pairs run on which card, with which weights and context, at which predicted speed."""
-    from dflash_local.app.cards import CARDS, card_tables
-    from dflash_local.ui import card_text
-
-    call = Invocation.begin()
-    chosen = [card for card in CARDS if gpu_memory is None or round(card[1]) == round(gpu_memory)]
-    if not chosen:
-        sizes = ", ".join(f"{round(gib)}" for _, gib in CARDS)
-        raise UsageError(
-            f"--gpu-memory {gpu_memory:g} is none of the table's", f"it has {sizes}; dflash plan takes any"
-        )
-    tables = card_tables(call.user, chosen, prefer.value)
-    found = [
-        {
-            "machine": each.machine.as_dict(),
-            "pairs": [{**row.as_dict(), "option": row.best and row.best.as_dict()} for row in each.rows],
-        }
-        for each in tables
-    ]
-    lines = card_text.markdown(tables) if markdown else card_text.lines(tables, call.console.columns)
-    call.console.result({"cards": found}, lines, as_json)

@@ -1,4 +1,4 @@
-"""``dflash race`` and ``dflash demo``: one prompt with and without drafting on a loaded pair, by figures of events."""
+"""``dflash race``: one prompt with and without drafting on a loaded pair, by figures of events."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from dflash_local import terminal
 from dflash_local.app.default_model import SMALL, is_here, small_pair
 from dflash_local.app.examples import FALLBACK_PROMPT, TOY, examples
 from dflash_local.app.notices import Notify
-from dflash_local.app.reply_text import figures, histogram
+from dflash_local.app.reply_text import histogram
 from dflash_local.app.resolve import wanted
-from dflash_local.catalog.bundled import BUNDLED, Pair
+from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.fetch import fetch
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.reply import ReplyPrinter, first_interrupt
+from dflash_local.cli.reply import MarkedPrinter, ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
 from dflash_local.cli.server_options import TwoServerOptions
 from dflash_local.cli.two_servers import Compared, compared
 from dflash_local.errors import DoesNotFitError, DownloadError, UsageError
-from dflash_local.events import Event, Finished, Mode, Step
+from dflash_local.events import Event, Finished, Mode
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Lane, Race, Racer
@@ -49,6 +48,7 @@ def race(
     seed: opt.Seed = None,
     block_size: opt.BlockSize = None,
     think: opt.Think = None,
+    bring: Annotated[bool, typer.Option("--pull", help=f"Download {SMALL} first where no MODEL is given.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
     as_json: opt.Json = False,
     *,
@@ -66,6 +66,8 @@ def race(
         limits=Limits(opt.first(max_new_tokens, user.max_new_tokens, MAX_NEW_TOKENS)),
         block_size=block_size,
     )
+    if bring and model in (None, SMALL):
+        _bring(call)
     source = compared(call, model, drafter, load, served)
     pair = source.origin.pair
     request = replace(request, thinking=call.thinks(pair, think))
@@ -81,9 +83,10 @@ def race(
         if not as_json:
             console.data(f"{pair.label}: ", "bold", end="")
             console.data_text(text, "bold")
-        result = run_in_lines(racer, None if as_json else Show(console, marked=False))
+        result = _run_in_lines(racer, None if as_json else Show(console, marked=not service.facts.in_server))
     note = {"note": TOY} if pair.toy else {}
-    console.result({"pair": pair.name, "prompt": text, **note, **result.as_dict()}, _conclusion(result, pair), as_json)
+    found = {"pair": pair.name, "prompt": text, **note, **result.as_dict()}
+    console.result(found, _conclusion(result, pair, console), as_json)
 
 
 def _on_screen(run: Callable[..., Any], call: Invocation, source: Compared, request: Request, prompt: str) -> int:
@@ -98,7 +101,7 @@ def _on_screen(run: Callable[..., Any], call: Invocation, source: Compared, requ
 
         code, result = run(pair.label, prompt, prepare)
     if result is not None:
-        call.console.lines(_conclusion(result, pair))
+        call.console.lines(_conclusion(result, pair, call.console))
     return int(code)
 
 
@@ -108,8 +111,11 @@ def _racer(service: Service, source: Compared, request: Request) -> Racer:
     return Racer(service, request, source.order)
 
 
-def _conclusion(result: Race, pair: Pair) -> list[str]:
-    return [*table(result), result.verdict, result.ratios, *([f"({TOY})"] if pair.toy else [])]
+def _conclusion(result: Race, pair: Pair, console: Console) -> list[str]:
+    bars = histogram(result.dflash.finished, "█" if console.can_show("█") else "#")
+    title = ["", "how often each acceptance length (accepted drafts + 1) came:"] if bars else []
+    toy = [f"({TOY})"] if pair.toy else []
+    return [*table(result), *title, *bars, "", result.verdict, result.ratios, *toy]
 
 
 def table(result: Race) -> list[str]:
@@ -133,38 +139,6 @@ def table(result: Race) -> list[str]:
     ]
 
 
-def demo(
-    pair_name: Annotated[
-        str | None,
-        typer.Argument(metavar="[PAIR]", help=f"{SMALL} where it is here, else a toy: {', '.join(BUNDLED)}."),
-    ] = None,
-    bring: Annotated[bool, typer.Option("--pull", help=f"Download {SMALL} first, where it is not here.")] = False,
-    as_json: opt.Json = False,
-    debug: opt.Debug = False,
-    *,
-    load: LoadConfig,
-) -> None:
-    """Watch a small pair write the same text without and with its drafter."""
-    call = Invocation.begin()
-    console = call.console
-    if pair_name not in (None, SMALL, *BUNDLED):
-        raise UsageError(f"{pair_name!r} is no pair of the first run", f"one of: {', '.join((SMALL, *BUNDLED))}")
-    if bring and pair_name in (None, SMALL):
-        _bring(call)
-    pair = call.pair(pair_name or call.default_model(), None, load)
-    prompt = examples(pair)[0]
-    with call.start(pair, load) as service:
-        racer = Racer(service, user_request(prompt, limits=Limits(MAX_NEW_TOKENS)))
-        if not as_json:
-            console.data(f"{pair.label}: {prompt}", "bold")
-        result = run_in_lines(racer, None if as_json else Show(console))
-    if as_json:
-        note = {"note": TOY} if pair.toy else {}
-        console.json({"pair": pair.name, **note, "prompt": prompt, **result.as_dict()})
-    else:
-        _conclude(console, result, pair)
-
-
 def _bring(call: Invocation) -> None:
     """Download the small pair where that can be had; the toy runs where it cannot."""
     choice = small_pair(call.user)
@@ -176,51 +150,7 @@ def _bring(call: Invocation) -> None:
         call.console.warn(f"{error.message}; the toy pair runs in its place")
 
 
-class MarkedPrinter:
-    """Prints a reply with the target's own tokens in brackets, and in colour where there is any."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._filter = terminal.TerminalFilter()
-        self._open, self._close = ("‹", "›") if console.can_show("‹›") else ("[", "]")
-        self._line_end, self._space = ("↵", "␣") if console.can_show("↵␣") else ("\\n", " ")
-        self._ends_line = True
-
-    @property
-    def legend(self) -> str:
-        return f"drafted and accepted, {self._open}chosen by the target itself{self._close}"
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Step):
-            for piece in event.pieces:
-                text = self._filter.feed(piece.text)
-                if text and piece.origin == "bonus":
-                    self._bonus(text)
-                elif text:
-                    self._put(text, "green")
-
-    def finish(self) -> None:
-        self._put(self._filter.finish(), "")
-        if not self._ends_line:
-            self._console.raw("\n")
-
-    def _bonus(self, text: str) -> None:
-        """Brackets stand around the visible part, or a sign for what has none, so that a line end stays one."""
-        core = text.strip()
-        before, _, after = text.partition(core) if core else ("", "", text)
-        if not core:
-            core, after = (self._line_end, text) if "\n" in text else (self._space, text[1:])
-        self._put(before, "")
-        self._put(f"{self._open}{core}{self._close}", "yellow")
-        self._put(after, "")
-
-    def _put(self, text: str, style: str) -> None:
-        if text:
-            self._console.raw(text, style)
-            self._ends_line = text.endswith("\n")
-
-
-def run_in_lines(racer: Racer, show: Show | None) -> Race:
+def _run_in_lines(racer: Racer, show: Show | None) -> Race:
     """Run a race, printing its replies with ``show``; the first Ctrl-C ends it in order, as Interrupted."""
     with first_interrupt(racer.cancel):
         try:
@@ -231,12 +161,12 @@ def run_in_lines(racer: Racer, show: Show | None) -> Race:
 
 
 class Show:
-    """Prints both replies under titles; ``marked``: over their figures, and with the target's own tokens marked."""
+    """Prints both replies under titles; ``marked``: the target's own tokens of the drafted one in brackets."""
 
-    def __init__(self, console: Console, marked: bool = True) -> None:
+    def __init__(self, console: Console, marked: bool) -> None:
         self._console, self._marked = console, marked
         self._mode: Mode | None = None
-        self._printer: ReplyPrinter | MarkedPrinter | None = None
+        self._printer: ReplyPrinter | None = None
 
     def __call__(self, mode: Mode, event: Event) -> None:
         if mode != self._mode or self._printer is None:
@@ -245,27 +175,14 @@ class Show:
         self._printer(event)
         if isinstance(event, Finished):
             self.finish()
-            if self._marked:
-                self._console.data(figures(event), "dim")
 
-    def _begin(self, mode: Mode) -> ReplyPrinter | MarkedPrinter:
+    def _begin(self, mode: Mode) -> ReplyPrinter:
+        marks = MarkedPrinter(self._console) if mode == "dflash" and self._marked else None
         self._console.data()
-        if mode == "dflash" and self._marked:
-            marks = MarkedPrinter(self._console)
-            self._console.data(f"{TITLES[mode]}; {marks.legend}:", "bold")
-            return marks
-        self._console.data(f"{TITLES[mode]}:", "bold")
-        return ReplyPrinter(self._console)
+        self._console.data(f"{TITLES[mode]}{f'; {marks.legend}' if marks else ''}:", "bold")
+        return marks or ReplyPrinter(self._console)
 
     def finish(self) -> None:
         if self._printer is not None:
             self._printer.finish()
             self._printer = None
-
-
-def _conclude(console: Console, result: Race, pair: Pair) -> None:
-    """The histogram of the drafted reply and what came of both."""
-    console.data()
-    console.data("how often each acceptance length (accepted drafts + 1) came:", "bold")
-    console.lines(histogram(result.dflash.finished, "█" if console.can_show("█") else "#"))
-    console.lines(["", result.verdict, result.ratios, *([f"({TOY})"] if pair.toy else [])])

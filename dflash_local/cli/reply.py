@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
-from dflash_local.events import Channel, Event, Notice, Step
+from dflash_local.events import Channel, Event, Notice, Origin, Step
 
 if TYPE_CHECKING:
     from dflash_local.service.conversation import Answer
@@ -71,7 +71,7 @@ class ReplyPrinter:
         if isinstance(event, Step):
             for piece in event.pieces:
                 self._switch(piece.channel)
-                self._put(self._filter.feed(piece.text))
+                self._show(self._filter.feed(piece.text), piece.origin)
         elif isinstance(event, Notice):
             self._console.notify(event)
 
@@ -94,11 +94,41 @@ class ReplyPrinter:
             self._console.note(f"[{channel}]", "dim")
         self._channel = channel
 
-    def _put(self, text: str) -> None:
+    def _show(self, text: str, origin: Origin) -> None:
+        """Print a piece's safe text; a subclass may mark it by where it came from."""
+        self._put(text)
+
+    def _put(self, text: str, style: str = "") -> None:
         if not text:
             return
         if self._channel == "final":
-            self._console.raw(text)
+            self._console.raw(text, style)
             self._at_line_start = text.endswith("\n")
         else:
             self._console.raw_note(text, "dim")
+
+
+class MarkedPrinter(ReplyPrinter):
+    """Prints a reply with the target's own tokens in brackets, and in colour where there is any."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._open, self._close = ("‹", "›") if console.can_show("‹›") else ("[", "]")
+        self._line_end, self._space = ("↵", "␣") if console.can_show("↵␣") else ("\\n", " ")
+
+    @property
+    def legend(self) -> str:
+        return f"drafted and accepted, {self._open}chosen by the target itself{self._close}"
+
+    def _show(self, text: str, origin: Origin) -> None:
+        if not text or origin != "bonus" or self._channel != "final":
+            self._put(text, "green")
+            return
+        # Brackets stand around the visible part, or a sign for what has none, so that a line end stays one.
+        core = text.strip()
+        before, _, after = text.partition(core) if core else ("", "", text)
+        if not core:
+            core, after = (self._line_end, text) if "\n" in text else (self._space, text[1:])
+        self._put(before)
+        self._put(f"{self._open}{core}{self._close}", "yellow")
+        self._put(after)

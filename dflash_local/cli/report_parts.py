@@ -1,4 +1,4 @@
-"""What goes into ``dflash report``: each part is one small function, and all of them pass the scrubber at the end."""
+"""Makes what ``dflash doctor --report`` writes: a function for each part, and the scrubber over all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local import settings
 from dflash_local.app import fitting
 from dflash_local.app.models import install_status, model_store, registry
-from dflash_local.cli import doctor
+from dflash_local.cli.doctor_checks import checked
 from dflash_local.errors import DFlashError, SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.load_config import LoadConfig
@@ -54,7 +54,7 @@ def main_part(user: Settings) -> dict[str, Any]:
 
 
 def doctor_part(_user: Settings) -> list[dict[str, Any]]:
-    return [asdict(check) for check in doctor.checked()[1]]
+    return [asdict(check) for check in checked()[1]]
 
 
 def kernels_part(user: Settings) -> list[dict[str, Any]]:

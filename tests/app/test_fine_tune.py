@@ -98,7 +98,7 @@ def test_it_says_so_and_asks_for_the_drafter_alone(
     result = cli("run", str(folder), "hi")
     assert result.code == 4 and result.err.splitlines() == [
         f"{folder} has the architecture of Qwen/Qwen3.5-9B: the drafter of Qwen/Qwen3.5-9B is taken; "
-        "dflash probe tells whether it serves this fine-tune",
+        f"dflash check {folder} --only drafter tells whether it serves this fine-tune",
         "error: the drafter of Qwen/Qwen3.5-9B is not on this machine (2.41 GiB)",
         f"hint: dflash pull {folder} --drafter z-lab/Qwen3.5-9B-DFlash",
     ]

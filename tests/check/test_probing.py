@@ -30,6 +30,7 @@ from tests.check import faults  # noqa: E402
 
 NEAR, FAR = 0.1, 1.0  # noise of each weight, in its tensor's standard deviations
 RUN = ("Count from 3 to 7.", "--max-new-tokens", "8", "--no-fit-check")
+DRAFTER = ("--only", "drafter")
 ADVICE = ("likely causes", "a chat template", "far from demo", "another --drafter", "--mode ar")
 
 Tune = Callable[..., Path]
@@ -72,7 +73,7 @@ def test_a_fine_tune_finds_its_drafter_and_is_probed_at_its_first_use(cli: Cli, 
     first = cli("run", str(folder), *RUN)
     assert first.code == 0 and "has the architecture of demo" in first.err and "acceptance length" in first.err
     assert "no drafts" not in first.err and len(kept(own_home)) == 1
-    probed = cli("probe", str(folder), "--no-fit-check")
+    probed = cli("check", str(folder), *DRAFTER, "--no-fit-check")
     assert probed.code == 0 and probed.out.startswith("serves: acceptance length ") and len(kept(own_home)) == 1
     assert all(kind in probed.out for kind in ("code", "counting", "spelling"))
 
@@ -90,7 +91,7 @@ def test_a_drafter_that_does_not_serve_is_refused_with_advice(
         (line,) = [line for line in used.err.splitlines() if line.startswith("warning")]
         assert f"the drafter of demo does not serve {folder}" in line and all(word in line for word in ADVICE), line
         assert len(kept(own_home)) == 1
-    probed = cli("probe", str(folder), "--no-fit-check")
+    probed = cli("check", str(folder), *DRAFTER, "--no-fit-check")
     assert probed.code == 6 and "does not serve" in probed.out and all(word in probed.err for word in ADVICE)
 
 
@@ -104,7 +105,7 @@ def test_a_chat_without_the_refused_drafter_is_checked_and_json_has_the_verdict(
     assert cli("run", str(folder), *RUN).code == 0
     talked = cli("chat", str(folder), "--no-fit-check", "--plain", stdin="/check\nhello\n")
     assert talked.code == 0 and "drafter    failed" in talked.err and talked.out.strip()
-    assert cli("probe", str(folder), "--no-fit-check", "--json").json["verdict"] == "does not serve"
+    assert cli("check", str(folder), *DRAFTER, "--no-fit-check", "--json").json["verdict"] == "does not serve"
 
 
 def test_the_users_own_word_is_kept(cli: Cli, tune: Tune, own_home: Path) -> None:  # noqa: F811
@@ -169,7 +170,7 @@ def test_a_slow_machine_probes_fewer_prompts(demo: Session, monkeypatch: pytest.
 def test_a_weak_drafter_keeps_its_exit_code(cli: Cli, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     row = replace(resolve(str(tune(NEAR)), None, settings.load(), lambda _: None), acceptance_band=7.99)
     monkeypatch.setattr("dflash_local.cli.invocation.Invocation.pair", lambda *_: row)
-    weak = cli("probe", str(row.target), "--no-fit-check")
+    weak = cli("check", str(row.target), *DRAFTER, "--no-fit-check")
     assert weak.code == 0 and weak.out.startswith("serves weakly: ") and "likely causes" in weak.out
 
 
@@ -177,8 +178,10 @@ def test_nothing_is_probed_without_a_drafter(cli: Cli, tmp_path: Path) -> None: 
     shutil.copytree(bundled.FOLDER / "demo" / "target", tmp_path / "other")
     config = tmp_path / "other" / "config.json"
     config.write_text(config.read_text(encoding="utf-8").replace('"rope_theta": 10000.0', '"rope_theta": 5000.0'))
-    none = cli("probe", str(tmp_path / "other"))
+    none = cli("check", str(tmp_path / "other"), *DRAFTER)
     assert none.code == 2 and "no drafter is known" in none.err
+    plain = cli("check", "demo", *DRAFTER, "--mode", "ar")
+    assert plain.code == 2 and plain.err.startswith("error: --mode ar loads no drafter")
     pair = Pair("a", tmp_path / "other", None, bundled=False)
     session = load(pair, LoadConfig(device="cpu", draft=False))
     assert drafting.probe(session, pair).state == "skipped"

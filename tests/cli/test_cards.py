@@ -1,4 +1,4 @@
-"""``dflash cards``: the table of usual cards, and the page of docs that is made of it."""
+"""``dflash models --cards``: the table of usual cards, and the page of docs that is made of it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ PAGE = Path(__file__).parents[2] / "docs" / "cards.md"
 
 
 def test_the_page_of_docs_is_what_the_command_prints(cli: Cli) -> None:
-    assert cli("cards", "--markdown").out == PAGE.read_text(encoding="utf-8"), "dflash cards --markdown > docs/cards.md"
+    page = PAGE.read_text(encoding="utf-8")
+    assert cli("models", "--cards", "--markdown").out == page, "dflash models --cards --markdown > docs/cards.md"
 
 
 def test_a_card_of_24_gib_runs_what_people_have_it_for(cli: Cli) -> None:
-    (card,) = cli("cards", "--gpu-memory", "24", "--json").json["cards"]
+    (card,) = cli("models", "--cards", "--gpu-memory", "24", "--json").json["cards"]
     found = {row["pair"]: row for row in card["pairs"]}
     assert found["Qwen/Qwen3.6-27B"]["command"] == "dflash chat Qwen/Qwen3.6-27B --variant autoround-int4"
     assert found["openai/gpt-oss-20b"]["option"]["plan"]["fits"] and found["openai/gpt-oss-120b"]["option"] is None
     assert found["Qwen/Qwen3.5-9B"]["option"]["prediction"]["at"][0]["plain_tokens_per_s"] > 0
     second = found["Qwen/Qwen3.8-27B"]["option"]
     assert second["plan"]["engine"] == "fused" and second["prediction"]["at"][0]["cycle_ms"] > 0
-    text = cli("cards", "--gpu-memory", "24").out
+    text = cli("models", "--cards", "--gpu-memory", "24").out
     assert "24 GiB: RTX 4090, 1,008 GB/s" in text and "Speeds are predicted" in " ".join(text.split())
 
 
 def test_a_size_that_the_table_lacks_is_named(cli: Cli) -> None:
-    found = cli("cards", "--gpu-memory", "20")
+    found = cli("models", "--cards", "--gpu-memory", "20")
     assert found.code == 2 and "--gpu-memory 20 is none of the table's" in found.err and "dflash plan" in found.err
 
 
@@ -47,8 +48,8 @@ def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, gpu: str, gib
     """The weights, the download, the context and both speeds: of every row, under five commands."""
     on = ("--gpu", gpu, "--gpu-memory", str(gib))
     listed = {one["summary"]["pair"]: one["summary"] for one in cli("models", *on, "--json").json["pairs"]}
-    (card,) = cli("cards", "--gpu-memory", str(round(gib)), "--json").json["cards"]
-    page = cli("cards", "--gpu-memory", str(round(gib)), "--markdown").out
+    (card,) = cli("models", "--cards", "--gpu-memory", str(round(gib)), "--json").json["cards"]
+    page = cli("models", "--cards", "--gpu-memory", str(round(gib)), "--markdown").out
     tabled = {row["pair"]: {key: value for key, value in row.items() if key != "option"} for row in card["pairs"]}
     assert list(listed) == ROWS and list(tabled) == LOCAL
     for name in ROWS:
@@ -71,7 +72,7 @@ def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, gpu: str, gib
 
 
 def test_no_screen_counts_cycles_and_every_range_has_its_source(cli: Cli) -> None:
-    assert "cycle" not in PAGE.read_text(encoding="utf-8") and "cycle" not in cli("cards").out
+    assert "cycle" not in PAGE.read_text(encoding="utf-8") and "cycle" not in cli("models", "--cards").out
     found = cli("models", "--gpu", "H200", "--json").json["pairs"]
     sources = {one["summary"]["pair"]: one["summary"]["acceptance_source"] for one in found}
     assert all(sources[name] for name in LOCAL)
@@ -82,7 +83,7 @@ def test_no_screen_counts_cycles_and_every_range_has_its_source(cli: Cli) -> Non
 
 def test_nothing_that_is_rounded_at_load_is_proposed_where_as_few_bits_are_published(cli: Cli) -> None:
     """That is a download of weights in 16 bits, several times what is published."""
-    for card in cli("cards", "--json").json["cards"]:
+    for card in cli("models", "--cards", "--json").json["cards"]:
         for row in card["pairs"]:
             if row["option"] is None or "rounded at load" not in row["weights"]:
                 continue

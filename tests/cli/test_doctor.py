@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.cli import doctor
+from dflash_local.cli import doctor_checks
 from dflash_local.cli.main import main
 from dflash_local.errors import MissingDependencyError, SettingsError
 from dflash_local.planner import accelerators, machine
@@ -24,15 +24,17 @@ CUDA_BUILD = TorchFacts("2.13.0", cuda="13.0")
 @pytest.fixture
 def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without a GPU and without a problem, whatever this one is."""
-    monkeypatch.setattr(doctor.hardware, "probe_torch", lambda: CPU_BUILD)
-    monkeypatch.setattr(doctor.hardware, "nvidia_driver", lambda: None)
-    monkeypatch.setattr(doctor.hardware, "memory", lambda: Memory(16 * GIB, 12 * GIB, limited=False))
-    monkeypatch.setattr(doctor.hardware, "folder", lambda path: Folder(path, True, 50 * GIB))
-    monkeypatch.setattr(doctor.software, "missing_requirements", lambda: ())
-    monkeypatch.setattr(doctor.software, "version_of", {"transformers": "5.23.0"}.get)
+    monkeypatch.setattr(doctor_checks.hardware, "probe_torch", lambda: CPU_BUILD)
+    monkeypatch.setattr(doctor_checks.hardware, "nvidia_driver", lambda: None)
+    monkeypatch.setattr(doctor_checks.hardware, "memory", lambda: Memory(16 * GIB, 12 * GIB, limited=False))
+    monkeypatch.setattr(doctor_checks.hardware, "folder", lambda path: Folder(path, True, 50 * GIB))
+    monkeypatch.setattr(doctor_checks.software, "missing_requirements", lambda: ())
+    monkeypatch.setattr(doctor_checks.software, "version_of", {"transformers": "5.23.0"}.get)
     here = tmp_path / "dflash"
     here.write_text("from dflash_local.cli.main import main\n")
-    monkeypatch.setattr(doctor.software, "command", lambda name: Command(name, here, here, ("dflash-local",), True))
+    monkeypatch.setattr(
+        doctor_checks.software, "command", lambda name: Command(name, here, here, ("dflash-local",), True)
+    )
 
 
 @pytest.mark.usefixtures("healthy")
@@ -52,7 +54,7 @@ def test_a_machine_without_gpu_has_no_problem(capsys: pytest.CaptureFixture[str]
 def test_a_problem_exits_1_and_shows_its_fix(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor.software, "version_of", {"transformers": "4.57.0"}.get)
+    monkeypatch.setattr(doctor_checks.software, "version_of", {"transformers": "4.57.0"}.get)
     assert main(["doctor"]) == 1
     shown = capsys.readouterr()
     assert "problem transformers" in shown.out and "-> pip install 'transformers>=5.17,<6'" in shown.out
@@ -90,7 +92,7 @@ def test_the_real_machine_can_be_looked_at(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_torch_is_judged(facts: TorchFacts | None, status: str, word: str) -> None:
-    check = doctor.check_torch(facts)
+    check = doctor_checks.check_torch(facts)
     assert (check.status, word in check.value, bool(check.fix)) == (status, True, status == "problem")
 
 
@@ -111,7 +113,7 @@ def test_torch_is_judged(facts: TorchFacts | None, status: str, word: str) -> No
 def test_the_gpu_is_judged(
     facts: TorchFacts, driver: Driver | None, visible: str | None, status: str, word: str
 ) -> None:
-    check = doctor.check_gpu(facts, driver, visible)
+    check = doctor_checks.check_gpu(facts, driver, visible)
     assert (check.status, word in check.value, bool(check.fix)) == (status, True, status == "problem")
 
 
@@ -125,34 +127,37 @@ def test_the_gpu_is_judged(
     ],
 )
 def test_a_missing_compiler_is_a_problem_only_with_a_gpu(compiler: Compiler, gpu: bool, status: str) -> None:
-    check = doctor.check_compiler(compiler, gpu)
+    check = doctor_checks.check_compiler(compiler, gpu)
     assert (check.status, bool(check.fix)) == (status, status == "problem")
 
 
 @pytest.mark.parametrize("version", [None, "5.16.2", "6.0.0"])
 def test_transformers_outside_its_range_is_a_problem(version: str | None) -> None:
-    check = doctor.check_transformers(version)
+    check = doctor_checks.check_transformers(version)
     assert check.status == "problem" and ">=5.17,<6" in check.fix
 
 
 def test_python_too_old_is_a_problem() -> None:
-    assert doctor.check_python((3, 9)).status == "problem" and doctor.check_python((3, 10)).status == "ok"
+    assert doctor_checks.check_python((3, 9)).status == "problem" and doctor_checks.check_python((3, 10)).status == "ok"
 
 
 def test_little_memory_is_a_problem_and_a_limit_is_named() -> None:
-    check = doctor.check_memory(Memory(4 * GIB, GIB, limited=True))
+    check = doctor_checks.check_memory(Memory(4 * GIB, GIB, limited=True))
     assert check.status == "problem" and "container" in check.value
 
 
 def test_folders_that_cannot_be_written_are_problems(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    found = {check.name: check for check in doctor.check_folders(tmp_path / "file" / "hub", tmp_path / "file" / "data")}
+    found = {
+        check.name: check
+        for check in doctor_checks.check_folders(tmp_path / "file" / "hub", tmp_path / "file" / "data")
+    }
     assert found["model cache"].status == found["data folder"].status == "problem"
     assert "HF_HOME" in found["model cache"].fix and "DFLASH_HOME" in found["data folder"].fix
 
 
 def test_no_home_folder_is_information() -> None:
-    assert [check.status for check in doctor.check_folders(None, None)] == ["info"]
+    assert [check.status for check in doctor_checks.check_folders(None, None)] == ["info"]
 
 
 class TestCommandName:
@@ -167,29 +172,29 @@ class TestCommandName:
 
     def test_ours_is_ok(self, scripts: tuple[Path, Path]) -> None:
         ours, _ = scripts
-        assert doctor.check_command(Command("dflash", ours, ours, ("dflash-local",), True)).status == "ok"
+        assert doctor_checks.check_command(Command("dflash", ours, ours, ("dflash-local",), True)).status == "ok"
 
     def test_another_package_in_this_environment_is_named(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
         both = ("dflash-local", "dflash-mlx")
         for here, is_ours in ((ours, True), (other, False)):
-            check = doctor.check_command(Command("dflash", here, here, both, is_ours))
+            check = doctor_checks.check_command(Command("dflash", here, here, both, is_ours))
             assert check.status == "problem" and "dflash-mlx" in check.value and "dflash-local" in check.fix
 
     def test_another_program_first_on_the_path(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
-        check = doctor.check_command(Command("dflash", other, ours, ("dflash-local",), True))
+        check = doctor_checks.check_command(Command("dflash", other, ours, ("dflash-local",), True))
         assert check.status == "problem" and str(other) in check.value and str(ours) in check.value
         assert "another program, dflash;" in check.value and str(ours.with_name("dflash-local")) in check.fix
         absent = Command("dflash", other, ours.with_name("absent"), (), False)
-        check = doctor.check_command(absent)
+        check = doctor_checks.check_command(absent)
         assert check.status == "problem" and str(other) in check.value and "python -m dflash_local" in check.fix
 
     def test_another_installation_of_ours_is_information(self, scripts: tuple[Path, Path], tmp_path: Path) -> None:
         ours, _ = scripts
         second = tmp_path / "second"
         second.write_bytes(ours.read_bytes())
-        assert doctor.check_command(Command("dflash", second, ours, ("dflash-local",), True)).status == "info"
+        assert doctor_checks.check_command(Command("dflash", second, ours, ("dflash-local",), True)).status == "info"
 
     def test_not_on_the_path_or_not_installed_is_information(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
@@ -198,7 +203,7 @@ class TestCommandName:
             Command("dflash", None, ours, ("dflash-local",), True),
             Command("dflash", None, absent, (), False),
         ):
-            assert doctor.check_command(command).status == "info"
+            assert doctor_checks.check_command(command).status == "info"
 
 
 @pytest.mark.needs_torch
@@ -211,7 +216,7 @@ def test_the_compiler_of_kernels_is_named_with_what_is_known_of_them(monkeypatch
     monkeypatch.setattr(nvrtc, "nvrtc", compiler)
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
     monkeypatch.setattr(kernel_record, "record_of", lambda device: record)
-    found = doctor.check_nvrtc("9.0")
+    found = doctor_checks.check_nvrtc("9.0")
     assert found.status == "ok" and found.value == "13.0; 2 kernels tried on this card, 1 of no use"
 
 
@@ -225,7 +230,7 @@ def test_settings_that_are_not_read_do_not_end_the_look_at_kernels(monkeypatch: 
     monkeypatch.setattr(nvrtc, "nvrtc", type("Compiler", (), {"version": (13, 0)}))
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
     monkeypatch.setattr(kernel_record, "record_of", unread)
-    assert doctor.check_nvrtc("9.0") == doctor.Check("nvrtc", "ok", "13.0")
+    assert doctor_checks.check_nvrtc("9.0") == doctor_checks.Check("nvrtc", "ok", "13.0")
 
 
 @pytest.mark.needs_torch
@@ -235,7 +240,7 @@ def test_a_compiler_that_is_missing_is_told_with_what_installs_it(monkeypatch: p
     asked = []
     unmet = MissingDependencyError("the compiler NVRTC is not installed", "python -m pip install nvidia-cuda-nvrtc")
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: asked.append(capability) or unmet)
-    found = doctor.check_nvrtc("12.0")
+    found = doctor_checks.check_nvrtc("12.0")
     assert found.status == "info" and found.fix == unmet.hint and "slow" in found.value and asked == [(12, 0)]
 
 
@@ -248,7 +253,7 @@ def test_a_compiler_that_is_missing_is_told_with_what_installs_it(monkeypatch: p
     ],
 )
 def test_versions_that_were_not_measured_are_a_note(versions: dict[str, str | None], status: str, word: str) -> None:
-    found = doctor.check_measured(versions)
+    found = doctor_checks.check_measured(versions)
     assert found.status == status and word in found.value and bool(found.fix) == (status == "info")
 
 
@@ -257,7 +262,7 @@ def test_versions_that_were_not_measured_are_a_note(versions: dict[str, str | No
 def test_measured_versions_are_told_of_a_torch_for_cuda_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, torch: TorchFacts, told: bool
 ) -> None:
-    monkeypatch.setattr(doctor.hardware, "probe_torch", lambda: torch)
+    monkeypatch.setattr(doctor_checks.hardware, "probe_torch", lambda: torch)
     main(["doctor", "--json"])
     names = {check["name"] for check in json.loads(capsys.readouterr().out)["checks"]}
     assert ("measured with" in names) is told
@@ -274,7 +279,7 @@ def test_of_two_cards_the_one_that_is_taken_and_what_others_use_of_it_are_told(
 ) -> None:
     monkeypatch.setattr(accelerators, "version_of", {"torch": "2.13.0+cu130"}.get)
     where = machine.this_machine("auto", {}, lambda command: TWO_CARDS)
-    check = doctor.check_device(where)
+    check = doctor_checks.check_device(where)
     assert check.status == "ok"
     assert check.value.startswith("cuda:1, NVIDIA RTX A6000: most free memory of 2 GPUs; 39.1 GiB free of 48.0 GiB")
 
@@ -283,7 +288,7 @@ def test_a_card_of_another_maker_is_named_where_the_cpu_is_taken(monkeypatch: py
     card = '{"card0": {"VRAM Total Memory (B)": "1000", "VRAM Total Used Memory (B)": "400", "Card Series": "Radeon"}}'
     monkeypatch.setattr(accelerators, "version_of", {"torch": "2.13.0+cpu"}.get)
     where = machine.this_machine("auto", {}, lambda command: card if command[0] == "rocm-smi" else None)
-    check = doctor.check_device(where)
+    check = doctor_checks.check_device(where)
     assert check.status == "info" and check.value == "CPU: Radeon: the installed torch is built without ROCm"
 
 
@@ -292,7 +297,7 @@ def test_a_card_of_another_maker_is_named_where_the_cpu_is_taken(monkeypatch: py
 def test_wsl2_has_a_line_that_names_its_page(
     wsl: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor.hardware, "is_wsl", lambda: wsl)
+    monkeypatch.setattr(doctor_checks.hardware, "is_wsl", lambda: wsl)
     assert main(["doctor", "--json"]) == 0
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert ("system" in found) == wsl

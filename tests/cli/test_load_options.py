@@ -14,7 +14,7 @@ from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client
 from tests.load_samples import SAMPLES
 
-LOADING = {"run", "chat", "race", "serve", "web", "demo", "bench", "certify", "warm", "check", "probe"}
+LOADING = {"run", "chat", "race", "serve", "web", "bench", "certify", "check"}
 PLANNING = {"plan", "show"}
 OFFERED = {name for name, option in LOAD_OPTIONS.items() if not option.spelled}
 WANTED = LoadConfig(**{name: SAMPLES[name] for name in OFFERED})
@@ -53,7 +53,7 @@ def argv_of(command: str) -> list[str]:
     return [*argv, "--plain"] if command in ("chat", "race") else argv
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "race", "demo"])
+@pytest.mark.parametrize("command", ["run", "chat", "race"])
 def test_every_option_reaches_the_load(command: str, cli: Cli, opened: Opened) -> None:
     assert cli(*argv_of(command), *WANTED.arguments()).code == 0
     assert opened.loads == [WANTED]

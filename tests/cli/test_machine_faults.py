@@ -270,7 +270,7 @@ def test_what_cannot_be_kept_is_named_by_its_folders_once(disk: Callable[[Plante
         in_json = planted.cli("show", "no-such-pair", "--json")
         assert json.loads(in_json.err)["error"] and "nothing can be kept" not in in_json.err
         patch.setattr(report_parts, "collect", lambda user: {"report": {"schema": 1}})
-        report = planted.cli("report", "--yes", "--out", str(planted.home / "report.zip"))
+        report = planted.cli("doctor", "--yes", "--report", str(planted.home / "report.zip"))
         assert report.code == 2 and "report.zip cannot be written" in report.err and "Traceback" not in report.err
     assert not (planted.home / "report.zip").exists()
     kept = planted.cli("run", "demo", "hello", "--no-fit-check")

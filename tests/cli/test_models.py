@@ -79,18 +79,16 @@ def test_a_gpu_that_is_not_known_is_an_error_with_a_suggestion(cli: Cli) -> None
     assert cli("models", "--gpu-memory", "-1").code == 2
 
 
-def test_local_shows_what_is_here_and_what_it_takes(cli: Cli, toy_hub: FakeHub) -> None:
-    assert "No pair is in" in cli("models", "--local").out
+def test_here_shows_what_is_here_and_what_it_takes(cli: Cli, toy_hub: FakeHub) -> None:
+    assert "No pair is in" in cli("models", "--here").out
     assert cli("pull", TARGET).code == 0
     toy_hub.add_repo("else/where", {"config.json": b"{}", "model.safetensors": b"\0" * 8})
-    shown = cli("models", "--local").out
+    shown = cli("models", "--here").out
     target, drafter = row_of(shown, TARGET), row_of(shown, DRAFTER)
     assert target[1:4] == ["target", "5.8", "MiB"] and target[-2:] == ["yes", "complete"]
     assert drafter[1:4] == ["drafter", "1.6", "MiB"] and len(drafter[4]) == 12
     assert "7.4 MiB in " in shown and "with the package: demo, demo-hybrid" in shown
-    assert shown == cli("list").out == cli("ls").out and "dflash list" not in shown
-    found = cli("models", "--local", "--json").json
-    assert found == cli("list", "--json").json == cli("ls", "--json").json
+    found = cli("models", "--here", "--json").json
     assert found["bundled"] == ["demo", "demo-hybrid"]
     pair = found["pairs"][0]
     assert pair["state"] == "local" and pair["verified"] and pair["bytes"] == found["total_bytes"]
@@ -105,7 +103,7 @@ def test_files_of_another_program_are_counted_and_not_listed(cli: Cli, own_home:
         snapshot = hub / repo / "snapshots" / ("a" * 40)
         snapshot.mkdir(parents=True)
         (snapshot / "config.json").write_bytes(b"{}")
-    shown = cli("models", "--local").out
+    shown = cli("models", "--here").out
     assert "some/thing" not in shown and "1 repositories that belong to no pair" in shown.replace("repository", "1")
     assert row_of(shown, "Qwen/Qwen3-4B")[-3:] == ["1", "file", "missing"]
     assert row_of(cli("models").out, "Qwen/Qwen3-4B").count("partial") == 1
@@ -116,7 +114,7 @@ def test_a_tampered_repository_is_a_remark_and_no_failure(cli: Cli, own_home: Pa
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").symlink_to("/etc/passwd")
     assert cli("models").code == 0
-    assert "not opened" in cli("models", "--local", "--json").json["pairs"][0]["target"]["notice"]
+    assert "not opened" in cli("models", "--here", "--json").json["pairs"][0]["target"]["notice"]
     run = cli("run", "Qwen/Qwen3-4B", "hi")
     assert run.code == 4 and "not opened" in run.err
 
@@ -141,7 +139,7 @@ def test_nothing_heavy_is_imported() -> None:
     """By one command after the other, in one process; the last alone asks a hub."""
     commands = [
         ["models"],
-        ["models", "--local", "--json"],
+        ["models", "--here", "--json"],
         ["show", "Qwen/Qwen3.5-9B"],
         ["plan", "Qwen/Qwen3-4B", "--gpu-memory", "24"],
         ["rm", "Qwen/Qwen3-4B", "--dry-run"],
@@ -184,9 +182,9 @@ def test_gguf_files_of_other_programs_are_listed_with_what_is_here(cli: Cli, own
     file = own_home / ".cache" / "llama.cpp" / "a-model.gguf"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"x" * 2**20)
-    listed = cli("list").out
+    listed = cli("models", "--here").out
     assert f"1.0 MiB  llama.cpp  {file}\n" in listed and "dflash plan PATH" in listed
-    (known,) = cli("list", "--json").json["gguf"]
+    (known,) = cli("models", "--here", "--json").json["gguf"]
     assert known == {"name": "a-model", "size": 2**20, "path": str(file), "program": "llama.cpp"}
 
 

@@ -77,7 +77,7 @@ def test_a_dry_run_says_what_a_pull_would_do_and_fetches_no_file(cli: Cli, toy_h
     shown = cli("pull", TARGET, "--dry-run")
     lines = shown.out.splitlines()
     assert shown.code == 0 and lines[1].split()[:4] == [TARGET, "6", "5.8", "MiB"]
-    assert not toy_hub.gets() and cli("models", "--local", "--json").json["pairs"] == []
+    assert not toy_hub.gets() and cli("models", "--here", "--json").json["pairs"] == []
     asked = cli("pull", TARGET, "--dry-run", "--json").json
     assert asked["dry_run"] and asked["to_fetch"] == sum(repo["bytes"] for repo in asked["repos"]) > 7_000_000
     assert [repo["role"] for repo in asked["repos"]] == ["target", "drafter"]

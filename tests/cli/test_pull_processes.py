@@ -68,7 +68,7 @@ def leftovers(home: Path) -> list[Path]:
 
 
 def verified(cli: Cli) -> bool:
-    pairs = cli("models", "--local", "--json").json["pairs"]
+    pairs = cli("models", "--here", "--json").json["pairs"]
     return bool(pairs) and all(pair["verified"] for pair in pairs)
 
 

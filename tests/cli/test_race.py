@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
+from dflash_local import terminal
 from dflash_local.app.examples import built_in_prompt
 from dflash_local.errors import ContextError
+from dflash_local.events import Piece, Step
 from dflash_local.request import Request
 from tests.cli.conftest import Cli, Opened
 from tests.service.scripted import HELLO, PartingSession, ScriptedFacts, ScriptedSession
@@ -20,11 +23,39 @@ def test_both_replies_a_table_and_the_verdict(cli: Cli, opened: Opened) -> None:
     result = cli("race", "demo", "hi")
     assert result.code == 0, result.err
     out = result.out
-    assert out.count("Hello, world!") == 2 and out.index("(ar):") < out.index("(dflash):")
+    assert out.index("(ar):\nHello, world!\n") < out.index("(dflash); ")
     assert (
         "time                      0.11 s      0.06 s" in out and "acceptance length              -        2.50" in out
     )
-    assert "identical: yes" in out and "1.83x wall clock, 2.00x decode speed" in out and "toy pair" in out
+    bars = {int(n): int(count) for n, count in re.findall(r"^ +(\d+) \S* *(\d+)$", out, re.M)}
+    assert bars == {1: 0, 2: 1, 3: 1, 4: 0}
+    assert "identical: yes" in out and "1.83x wall clock, 2.00x decode speed" in out
+    assert "toy pair: first-run material, not a speed claim" in out
+
+
+def test_the_runs_share_a_session_and_a_prompt_and_are_warmed_up(cli: Cli, opened: Opened) -> None:
+    assert cli("race").code == 0
+    requests = opened.session.requests
+    assert [request.mode for request in requests] == ["ar", "ar", "dflash", "dflash"]
+    assert len(opened.sessions) == 1 and len({request.messages for request in requests}) == 1
+    assert [request.limits.max_new_tokens for request in requests] == [16, 256, 16, 256]
+    assert all(request.sampling.greedy for request in requests)
+
+
+def test_the_targets_own_tokens_are_marked_and_the_marks_explained(
+    cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = cli("race").out
+    assert out.split("by the target itself›:\n")[1].startswith("‹Hello›, wor‹ld›!‹↵›\n") and "\x1b" not in out
+    monkeypatch.setattr(terminal, "colour_enabled", lambda _stream, _environ: True)
+    assert "\x1b[33m‹Hello›\x1b[0m\x1b[32m, wor\x1b[0m" in cli("race").out
+
+
+def test_thinking_is_not_marked(cli: Cli, opened: Opened) -> None:
+    thought = Step((Piece("hm", "thinking", "bonus"),), (9,), 0, 0, 0, 0.0)
+    opened.make = lambda _pair: ScriptedSession(steps=[thought, *HELLO])
+    told = cli("race", "demo", "hi")
+    assert "‹hm›" not in told.out + told.err and "hm" in told.err and "‹Hello›" in told.out
 
 
 def test_json_is_one_object(cli: Cli, opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""``dflash report``: nothing private in it, nothing written unasked, and read again anywhere."""
+"""``dflash doctor --report``: nothing private in it, nothing written unasked, and read again anywhere."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.cli import report_parts
-from dflash_local.cli.report import _memory_lines
 from dflash_local.store.paths import CHECKS
 from tests.cli.conftest import Cli, write_overlay
+from tools.replay import __main__ as replay
 
 PLANTED = {
     "token": "hf_PlantedTokenPlantedTokenPlanted1",
@@ -82,7 +82,7 @@ def planted(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
 
 @pytest.mark.needs_torch
 def test_a_report_holds_nothing_that_was_planted(cli: Cli, planted: Path, tmp_path: Path) -> None:
-    done = cli("report", "--show", "--yes", "--out", str(tmp_path / "r.zip"))
+    done = cli("doctor", "--show", "--yes", "--report", str(tmp_path / "r.zip"))
     assert done.code == 0 and "nothing was sent" in done.err
     with zipfile.ZipFile(tmp_path / "r.zip") as archive:
         raw = {name: archive.read(name) for name in archive.namelist()}
@@ -112,7 +112,7 @@ def test_a_row_of_ones_own_beside_public_ones_hides_only_itself(
     assert folder is not None
     (folder / CHECKS).mkdir(parents=True)
     (folder / CHECKS / "one.json").write_text(json.dumps(said), encoding="utf-8")
-    assert cli("report", "--yes", "--out", str(tmp_path / "r.zip")).code == 0
+    assert cli("doctor", "--yes", "--report", str(tmp_path / "r.zip")).code == 0
     with zipfile.ZipFile(tmp_path / "r.zip") as archive:
         assert json.loads(archive.read("check.json"))[0]["text"] == "Qwen/Qwen3.5-9B <path> <path> demo"
 
@@ -127,9 +127,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_nothing_is_written_where_nobody_agrees(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = cli("report")
+    done = cli("doctor", "--report", "r.zip")
     assert done.code == 2 and "report.json" in done.out and "--yes" in done.err
-    assert cli("report", "--json").out == ""
+    assert cli("doctor", "--report", "r.zip", "--json").out == ""
+    shown = cli("doctor", "--show")
+    assert shown.code == 0 and '"created": "today"' in shown.out
+    assert cli("doctor", "--show", "--json").json["file"] is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,46 +140,49 @@ def test_nothing_is_written_where_nobody_agrees(cli: Cli, tmp_path: Path, monkey
 def test_a_question_is_asked_and_its_answer_holds(cli: Cli, tmp_path: Path, answers: Callable[..., list[str]]) -> None:
     file = tmp_path / "r.zip"
     asked = answers(False, True, False)
-    assert cli("report", "--out", str(file)).code == 0 and not file.exists()
-    assert cli("report", "--out", str(file)).code == 0 and file.stat().st_mode & 0o777 == 0o600
+    assert cli("doctor", "--report", str(file)).code == 0 and not file.exists()
+    assert cli("doctor", "--report", str(file)).code == 0 and file.stat().st_mode & 0o777 == 0o600
     before = file.read_bytes()
-    assert cli("report", "--out", str(file)).code == 0 and file.read_bytes() == before
+    assert cli("doctor", "--report", str(file)).code == 0 and file.read_bytes() == before
     assert [question.split()[0] for question in asked] == ["Write", "Write", "Replace"]
 
 
 @pytest.mark.usefixtures("quick")
 def test_json_tells_what_was_written(cli: Cli, tmp_path: Path) -> None:
-    found = cli("report", "--yes", "--json", "--out", str(tmp_path / "r.zip")).json
+    found = cli("doctor", "--yes", "--json", "--report", str(tmp_path / "r.zip")).json
     assert found["bytes"] == (tmp_path / "r.zip").stat().st_size and found["parts"]["report"]["schema"] == 1
 
 
 @pytest.mark.usefixtures("quick")
 def test_places_that_cannot_be_written_are_told(cli: Cli, tmp_path: Path) -> None:
-    assert cli("report", "--yes", "--out", str(tmp_path / "no" / "r.zip")).code == 2
-    assert cli("report", "--yes", "--out", str(tmp_path)).code == 2
-    assert cli("report", "--replay", "x.zip", "--yes").code == 2
+    assert cli("doctor", "--yes", "--report", str(tmp_path / "no" / "r.zip")).code == 2
+    assert cli("doctor", "--yes", "--report", str(tmp_path)).code == 2
 
 
 @pytest.mark.needs_torch
-def test_a_report_is_read_again(cli: Cli, planted: Path, tmp_path: Path) -> None:
-    assert cli("report", "--yes", "--out", str(tmp_path / "r.zip")).code == 0
-    found = cli("report", "--replay", str(tmp_path / "r.zip"), "--json").json
+def test_a_report_is_read_again(cli: Cli, planted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.zip"
+    assert cli("doctor", "--yes", "--report", str(file)).code == 0
+    replay.main([str(file), "--json"])
+    found = json.loads(capsys.readouterr().out)
     assert [one["model"] for one in found["plans"]] == ["demo", "demo-hybrid"]
     assert all(one["now"]["fits"] and one["changes"] == [] for one in found["plans"])
-    page = cli("report", "--replay", str(tmp_path / "r.zip")).out
-    assert "hang on A card" in page and "dflash warm MODEL --again" in page and "unknown GPU …" in page
+    replay.main([str(file)])
+    page = capsys.readouterr().out
+    assert "hang on A card" in page and "--only kernels --again" in page and "unknown GPU …" in page
     assert all(len(line) <= 100 for line in page.splitlines())
 
 
 def test_memory_against_the_plan_is_a_line_for_each_pair() -> None:
     known = {"model": "a pair", "planned": 2**31, "peak": 2**30, "off": -0.5, "replanned": 2**31 + 2**28}
-    lines = _memory_lines([known, {**known, "replanned": None}], 100)
+    lines = replay.memory_lines([known, {**known, "replanned": None}], 100)
     assert lines[0] == "a pair: planned 2.00 GiB, peak 1.00 GiB, off by -50.00%; planned now 2.25 GiB"
     assert len(lines) == 2 and lines[1].endswith("no plan of that load to make again")
-    assert _memory_lines([], 100) == ["none on a card"]
+    assert replay.memory_lines([], 100) == ["none on a card"]
 
 
-def test_a_damaged_report_exits_6(cli: Cli, tmp_path: Path) -> None:
+def test_a_damaged_report_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "r.zip").write_bytes(b"PK\3\4 no zip")
-    done = cli("report", "--replay", str(tmp_path / "r.zip"))
-    assert done.code == 6 and done.out == "" and done.err.startswith("error: ") and len(done.err.splitlines()) == 2
+    for name, words in (("r.zip", "is damaged or no report"), ("none.zip", "No such file")):
+        with pytest.raises(SystemExit, match=words):
+            replay.main([str(tmp_path / name)])

@@ -32,7 +32,7 @@ def test_a_pair_goes_and_the_room_comes_back(cli: Cli, pulled: Path) -> None:
     assert shown.code == 0 and "5.8 MiB" in shown.err and len(here(pulled)) == 2
     removed = cli("rm", "toy-9b", "--yes")
     assert removed.code == 0 and f"removed {TARGET}, {DRAFTER}: 7.4 MiB freed" in removed.out
-    assert here(pulled) == set() and cli("models", "--local", "--json").json["pairs"] == []
+    assert here(pulled) == set() and cli("models", "--here", "--json").json["pairs"] == []
     again = cli("rm", TARGET, "--yes")
     assert again.code == 0 and f"nothing of {TARGET} is on this machine" in again.err
 

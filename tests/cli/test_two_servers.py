@@ -37,6 +37,7 @@ def as_sglang(*fakes: Fake) -> None:
 
 def test_a_race_runs_the_plain_lane_on_the_second_server(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
     result = both(cli, drafting, plain, "race", "demo", "hi")
+    assert "‹" not in result.out, "a server tells no origins of tokens"
     assert result.code == 0 and not opened.sessions, result.err
     assert result.out.count("Hello, world!") == 2 and result.out.index("(ar):") < result.out.index("(dflash):")
     assert "identical: yes\n" in result.out and "acceptance length              -        2.33" in result.out

@@ -11,8 +11,8 @@ from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial
 from dflash_local.kernels.few_row_gemm import FewRowConfig
 from dflash_local.kernels.few_row_trial import FewRowTrial
 from dflash_local.kernels.fragment_packing import PLAIN
-from dflash_local.kernels.recompile import recompiled
 from dflash_local.report.scrub import Secrets, scrub
+from tools.replay.recompile import recompiled
 
 NAME = FewRowTrial(PLAIN, (4096, 4096), False, FewRowConfig(), 16).kernel
 

@@ -345,7 +345,7 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
     (line,) = without_kernel([layer])
     assert "1 gave wrong numbers, 1 faulted, 1 did not end" in line and "96 x 256" in line
     assert without_kernel([layer, GateUp(layer.weight)])[0].count("96 x 256") == 1
-    assert "dflash warm MODEL --json" in line
+    assert "dflash check MODEL --only kernels --json" in line
 
 
 def test_where_no_child_can_use_the_device_the_line_says_why(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dflash_local.cli import doctor
+from dflash_local.cli import doctor_checks
 from dflash_local.errors import DriverError
 from dflash_local.planner import hardware, torch_build
 from dflash_local.planner.hardware import Driver, Gpu, TorchFacts
@@ -53,7 +53,7 @@ def test_a_card_that_torch_cannot_use_is_one_line_with_its_fix(
     error = caught.value
     assert line in error.message and "NVIDIA T4" in error.message and "\n" not in str(error)
     assert mends in error.hint and "--device cpu" in error.hint and error.exit_code == 7
-    check = doctor.check_gpu(torch, card(driver), None)
+    check = doctor_checks.check_gpu(torch, card(driver), None)
     assert (check.status, check.value) == ("problem", error.message) and error.hint.startswith(check.fix)
 
 

@@ -12,7 +12,7 @@ from dflash_local.config.read_model import read_model
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import named
 from dflash_local.planner.plan import plan
-from dflash_local.report.replay import Shapes, replayed
+from tools.replay.replayed import Shapes, replayed
 
 MODEL = "Qwen/Qwen3.5-9B"
 
@@ -102,10 +102,10 @@ def test_memory_that_is_no_size_is_left_out(planned: Any, peak: Any) -> None:
 def test_kernels_that_failed_come_with_a_command() -> None:
     card = {"card": "NVIDIA GeForce RTX 4090", "failed": {"-DCODES=2 N=4096": "hang"}}
     (found,) = replayed(parts(plans=[entry()], kernels=[card]), known)["kernels"]
-    assert found["verdict"] == "hang" and found["command"] == f"dflash warm {MODEL} --again"
+    assert found["verdict"] == "hang" and found["command"] == f"dflash check {MODEL} --only kernels --again"
     hostile = {**entry(), "model": "x; rm -rf ~"}
     (found,) = replayed(parts(plans=[hostile], kernels=[card]), known)["kernels"]
-    assert found["command"] == "dflash warm MODEL --again"
+    assert found["command"] == "dflash check MODEL --only kernels --again"
 
 
 @pytest.mark.parametrize(

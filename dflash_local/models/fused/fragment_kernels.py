@@ -25,7 +25,7 @@ from dflash_local.layout.linear import SLICE_ROWS
 
 KernelConfig = GemmConfig | FewRowConfig
 Product = tuple[FragmentWeight, bool]  # the bool: gate and up, which are multiplied with each other
-REPORT = "dflash warm MODEL --json makes a report of it"
+REPORT = "dflash check MODEL --only kernels --json reports it"
 FAILED: dict[Verdict, str] = {
     "wrong": "gave wrong numbers",
     "fault": "faulted",

@@ -95,7 +95,12 @@ def failed_kernels(parts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for card in _entries(parts.get("kernels")):
         for name, verdict in _mapping(card.get("failed")).items():
             place = {"card": card.get("card"), "capability": card.get("capability")}
-            yield {**place, "kernel": name, "verdict": verdict, "command": f"dflash warm {model} --again"}
+            yield {
+                **place,
+                "kernel": name,
+                "verdict": verdict,
+                "command": f"dflash check {model} --only kernels --again",
+            }
 
 
 def _machine(entry: Mapping[str, Any], then: Mapping[str, Any]) -> Machine:

@@ -1,0 +1,86 @@
+"""``dflash show``: everything that is known of a pair of the registry."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dflash_local.app import fitting
+from dflash_local.app.models import InstallStatus, download_gib, install_status, model_store, server_commands
+from dflash_local.app.recommending import PairPlans, pair_plans
+from dflash_local.app.resolve import choose
+from dflash_local.cli import options as opt
+from dflash_local.cli.console import Console
+from dflash_local.cli.invocation import Invocation
+from dflash_local.errors import SettingsError, UnknownModelError
+from dflash_local.load_config import LoadConfig
+from dflash_local.ui import pair_text
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.row import Row
+
+
+def show(
+    model: opt.Model,
+    gpu_memory: opt.GpuMemory = None,
+    gpu: opt.Gpu = None,
+    nodes: opt.Nodes = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+    *,
+    load: LoadConfig,
+) -> None:
+    """Show a pair: its drafter, sizes, licences, published figures, and the memory it takes."""
+    call = Invocation.begin()
+    user, console = call.user, call.console
+    choice = choose(model, None, user)
+    if choice.row is None:
+        raise UnknownModelError(f"{model!r} is a folder, not a pair of the registry", f"dflash plan {model}")
+    row = choice.row
+    if nodes is not None:
+        _show_nodes(console, row, nodes, as_json)
+        return
+    store = model_store(user)
+    item = install_status(row, store)
+    if load == user.load_config:
+        load = LoadConfig()  # settings for running pairs must not keep one that they do not suit from being shown
+    where = fitting.machine(user, gpu, gpu_memory, load.device)
+    own = fitting.row_choice(row, user)
+    plans = pair_plans(own, fitting.shapes(own, store), where, user, load, store=store)
+    console.result(_show_report(item, plans), pair_text.pair_page(item, plans, store, console.columns), as_json)
+
+
+def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:
+    """How a server of several machines is started, and reached."""
+    from dflash_local.app.engine_command import node_commands
+
+    commands = node_commands(row, nodes)
+    if not commands:
+        raise SettingsError(f"no command is known that serves {row.name}", f"dflash show {row.name} tells the rest")
+    lines = pair_text.nodes(row, nodes, commands, console.columns)
+    console.result({"model": row.name, "nodes": nodes, "server_commands": commands}, lines, as_json)
+
+
+def _show_report(item: InstallStatus, plans: PairPlans) -> dict[str, Any]:
+    row = item.row
+    return {
+        **asdict(row),
+        "why_not_here": row.why_not_here,
+        "summary": plans.summary.as_dict(),
+        "download_gib": download_gib(row),
+        "terms": list(pair_text.terms(row)),
+        "server_commands": server_commands(row),
+        "local": {
+            "state": item.state,
+            "bytes": item.size,
+            "missing": list(item.missing),
+            "verified": item.verified,
+            "target_commit": item.target.commit if item.target else None,
+            "drafter_commit": item.drafter.commit if item.drafter else None,
+        },
+        "machine": plans.where.as_dict(),
+        "plan": None if plans.plan is None else fitting.as_json(plans.plan),
+        "fits": [fitting.as_json(plan) for plan in plans.table],
+        "variant_plans": [one.as_dict() for one in plans.variants],
+        "per_token_bytes": fitting.per_token(plans.known),
+    }

@@ -1,0 +1,55 @@
+"""``dflash stop``: ends what ``dflash ps`` shows."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from dflash_local.app.attaching import running_servers, stop_server
+from dflash_local.app.models import registry
+from dflash_local.cli import options as opt
+from dflash_local.cli.invocation import Invocation
+from dflash_local.cli.ps import served
+from dflash_local.errors import UsageError
+from dflash_local.settings import Settings
+
+WHICH = "The model or the address of a server that dflash ps shows."
+
+
+def stop(
+    which: Annotated[str | None, typer.Argument(metavar="[MODEL|ADDRESS]", help=WHICH)] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all of them.")] = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Stop running dflash serve and dflash web processes, and wait until their memory is free."""
+    call = Invocation.begin()
+    user, console = call.user, call.console
+    if (which is None) != every:
+        raise UsageError("give the MODEL or ADDRESS to stop, or --all", "dflash ps shows them")
+    records = {str(record["url"]): record for record in running_servers(user)}
+    found = [one for one in served(user) if which is None or _is_meant(one, which, user)]
+    if which is not None and not found:
+        raise UsageError(f"no running server has {which!r}", "dflash ps shows what runs")
+    stopped: list[dict[str, Any]] = []
+    for one in found:
+        begin = time.monotonic()
+        console.show_progress(f"stopping {one['model']}")
+        stop_server(records[one["url"]])
+        stopped.append({**{name: one[name] for name in ("model", "url", "pid")}, "seconds": time.monotonic() - begin})
+        if not as_json:
+            console.data(f"stopped {one['model']} at {one['url']} in {stopped[-1]['seconds']:.1f} s")
+    if as_json:
+        console.json({"stopped": stopped})
+    elif not found:
+        console.data("Nothing is being served.")
+
+
+def _is_meant(server: dict[str, Any], which: str, user: Settings) -> bool:
+    """True where ``which`` is a name of the server's model, or its address with or without http://."""
+    row = registry(user).find(which)
+    names = {which.strip().casefold(), row.name.casefold() if row else ""}
+    url = server["url"]
+    return not names.isdisjoint({server["model"].casefold(), url, url.partition("://")[2]})
