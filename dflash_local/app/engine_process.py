@@ -21,7 +21,18 @@ from typing import Any
 from dflash_local import __version__, settings
 from dflash_local.app.engine_records import EngineRecord
 from dflash_local.app.loading import open_held
-from dflash_local.app.process_messages import Cancel, Failed, Generate, Left, Occupied, Open, Opened
+from dflash_local.app.process_messages import (
+    AskStatus,
+    Cancel,
+    Failed,
+    Generate,
+    Left,
+    Occupied,
+    Open,
+    Opened,
+    ProcessStatus,
+    Stop,
+)
 from dflash_local.errors import DeviceLostError, DFlashError, EngineError
 from dflash_local.service.service import Service, Ticket
 from dflash_local.settings import Settings
@@ -39,6 +50,7 @@ class EngineProcess:
         self._loading = threading.Lock()  # held while a pair is loaded or looked at
         self._leases, self._counting = 0, threading.Lock()
         self._service: Service | None = None
+        self._name = ""
 
     def accept(self, listener: Listener) -> None:
         """Answer everyone who knows the key, for ever."""
@@ -72,6 +84,11 @@ class EngineProcess:
                 self._lease(connection, message)
             elif isinstance(message, Generate):
                 self._reply(connection, message)
+            elif isinstance(message, AskStatus):
+                facts = None if self._service is None else self._service.facts
+                connection.send(ProcessStatus(self._name, facts, self._leases))
+            elif isinstance(message, Stop):
+                self.end()
 
     def _lease(self, connection: Connection[Any, Any], message: Open) -> None:
         """Hold the pair for a command until it leaves or is gone."""
@@ -96,6 +113,7 @@ class EngineProcess:
         with self._loading:
             if self._service is not None:
                 return self._shared(self._service, message)
+            self._name = message.pair.name
             try:
                 session = open_held(message.pair, message.load, self._user, connection.send)
             except DFlashError as error:

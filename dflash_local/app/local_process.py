@@ -20,7 +20,19 @@ from typing import Any
 from dflash_local import __version__, child_process
 from dflash_local.app.engine_records import EngineRecord, read_records
 from dflash_local.app.notices import Notify
-from dflash_local.app.process_messages import Cancel, Failed, Generate, Leave, Left, Occupied, Open, Opened
+from dflash_local.app.process_messages import (
+    AskStatus,
+    Cancel,
+    Failed,
+    Generate,
+    Leave,
+    Left,
+    Occupied,
+    Open,
+    Opened,
+    ProcessStatus,
+    Stop,
+)
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DeviceLostError, EngineError
 from dflash_local.events import Event, Finished, Notice
@@ -32,6 +44,7 @@ from dflash_local.settings import Settings
 
 MODULE = "dflash_local.app.engine_process"
 POLL_S = 0.05
+ANSWER_S = 2.0
 LEAVE_S = 5.0  # what the process may take to end after its last command has left
 CANCEL_S = 30.0  # what a reply may take to end; a cycle, or a piece of a prompt, ends well within this
 
@@ -111,6 +124,23 @@ def open_process(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -
         if shared is not None:
             return shared
     return _started(pair, load, notify)
+
+
+def running_engines(user: Settings) -> Iterator[tuple[EngineRecord, ProcessStatus]]:
+    """The engine's processes of this user that answer, and what each holds."""
+    for record in read_records(user):
+        with suppress(OSError, EOFError, AuthenticationError), _connect(record) as connection:
+            connection.send(AskStatus())
+            if connection.poll(ANSWER_S):
+                yield record, connection.recv()
+
+
+def stop_engine(record: EngineRecord) -> None:
+    """End a process, whoever uses it; wait until it is gone."""
+    with suppress(OSError, EOFError, AuthenticationError), _connect(record) as connection:
+        connection.send(Stop())
+        if connection.poll(LEAVE_S):
+            connection.recv()
 
 
 def _shared(record: EngineRecord, pair: Pair, load: LoadConfig, notify: Notify) -> LocalProcess | None:

@@ -1,7 +1,7 @@
 """What a command and the engine's process send each other: pickled records, over a socket of this user alone.
 
-On a connection the command sends ``Open`` or ``Generate``. The answer to ``Generate`` is its events, to ``Open``
-those of the load and then ``Opened`` or ``Occupied``; in either's place ``Failed`` may come.
+On a connection the command sends ``Open``, ``Generate``, ``AskStatus`` or ``Stop``. The answer to ``Generate`` is its
+events, to ``Open`` those of the load and then ``Opened`` or ``Occupied``; in either's place ``Failed`` may come.
 """
 
 from __future__ import annotations
@@ -51,6 +51,25 @@ class Left:
     """``ends``: nobody else uses the pair, so that the process ends now."""
 
     ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Say what is loaded; the answer is ``ProcessStatus``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """What the process holds, for so many commands; without facts while it loads."""
+
+    name: str
+    facts: SessionFacts | None
+    commands: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the process, whoever uses it; the end of the connection is the answer."""
 
 
 @dataclass(frozen=True, slots=True)

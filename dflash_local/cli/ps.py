@@ -1,10 +1,12 @@
-"""``dflash ps``: what each running ``dflash serve`` or ``dflash web`` of this user keeps loaded."""
+"""``dflash ps``: what each running ``dflash serve``, ``dflash web`` and engine's process of this user keeps loaded."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dflash_local.app.attaching import running_servers
+from dflash_local.app.local_process import running_engines
+from dflash_local.app.process_messages import ProcessStatus
+from dflash_local.app.serve_records import running_servers
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.settings import Settings
@@ -22,7 +24,7 @@ COLUMNS = (
 
 
 def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
-    """Show what each running dflash serve or dflash web keeps loaded on this machine."""
+    """Show what runs on this machine: servers, pages, and the processes that hold a model."""
     call = Invocation.begin()
     console, servers = call.console, served(call.user)
     if as_json:
@@ -36,11 +38,23 @@ def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
 
 
 def served(user: Settings) -> list[dict[str, Any]]:
-    """The servers that wrote themselves down and answer, by what they say of themselves now.
+    """The servers and the engine's processes that answer, by what they say of themselves now; the latter have no url.
 
-    The state of one is ``unknown`` where it wants a token that the user has not given.
+    The state of a server is ``unknown`` where it wants a token that the user has not given.
     """
-    return [found for record in running_servers(user) if (found := _status_of(record, user)) is not None]
+    servers = [found for record in running_servers(user) if (found := _status_of(record, user)) is not None]
+    return servers + [_engine(record.owner.pid, status) for record, status in running_engines(user)]
+
+
+def _engine(pid: int, status: ProcessStatus) -> dict[str, Any]:
+    return {
+        "model": status.name,
+        "state": "loading" if status.facts is None else "ready",
+        "url": "",
+        "pid": pid,
+        "commands": status.commands,
+        "facts": None if status.facts is None else status.facts.as_dict(),
+    }
 
 
 def _status_of(record: dict[str, Any], user: Settings) -> dict[str, Any] | None:
@@ -75,13 +89,14 @@ def _cells(server: dict[str, Any]) -> tuple[str, ...]:
     from dflash_local.remote.server_checks import passed_on
 
     facts = facts_of(server) or passed_on(server)
-    running, waiting = server["running"], server["waiting"]
+    running, waiting = server.get("running"), server.get("waiting")
+    used = f"{server['commands']} commands" if "commands" in server else ""
     return (
         server["model"],
         str(server["state"]),
         "" if facts is None else facts.loaded_as,
         "" if facts is None else tokens(facts.context),
-        "" if running is None else f"{running} running, {waiting} waiting",
+        used if running is None else f"{running} running, {waiting} waiting",
         server["url"],
         str(server["pid"] or ""),
     )

@@ -17,10 +17,10 @@ from dflash_local.api.guard import Rules
 from dflash_local.api.log import send_lines_to
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen, run
-from dflash_local.app.attaching import recorded
 from dflash_local.app.models import installed
 from dflash_local.app.resident_model import model_of
 from dflash_local.app.resolve import resolve
+from dflash_local.app.serve_records import recorded
 from dflash_local.app.thinking import default_thinking
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.address import WILDCARDS, Address, curl_line

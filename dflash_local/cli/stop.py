@@ -7,15 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from dflash_local.app.attaching import running_servers, stop_server
+from dflash_local.app.engine_records import read_records
+from dflash_local.app.local_process import stop_engine
 from dflash_local.app.models import registry
+from dflash_local.app.serve_records import running_servers, stop_server
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.ps import served
 from dflash_local.errors import UsageError
 from dflash_local.settings import Settings
 
-WHICH = "The model or the address of a server that dflash ps shows."
+WHICH = "The model or the address of what dflash ps shows."
 
 
 def stop(
@@ -24,12 +26,13 @@ def stop(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Stop running dflash serve and dflash web processes, and wait until their memory is free."""
+    """Stop what dflash ps shows, and wait until its memory is free."""
     call = Invocation.begin()
     user, console = call.user, call.console
     if (which is None) != every:
         raise UsageError("give the MODEL or ADDRESS to stop, or --all", "dflash ps shows them")
     records = {str(record["url"]): record for record in running_servers(user)}
+    engines = {record.owner.pid: record for record in read_records(user)}
     found = [one for one in served(user) if which is None or _is_meant(one, which, user)]
     if which is not None and not found:
         raise UsageError(f"no running server has {which!r}", "dflash ps shows what runs")
@@ -37,10 +40,14 @@ def stop(
     for one in found:
         begin = time.monotonic()
         console.show_progress(f"stopping {one['model']}")
-        stop_server(records[one["url"]])
+        if one["url"]:
+            stop_server(records[one["url"]])
+        else:
+            stop_engine(engines[one["pid"]])
         stopped.append({**{name: one[name] for name in ("model", "url", "pid")}, "seconds": time.monotonic() - begin})
         if not as_json:
-            console.data(f"stopped {one['model']} at {one['url']} in {stopped[-1]['seconds']:.1f} s")
+            where = one["url"] or f"process {one['pid']}"
+            console.data(f"stopped {one['model']} at {where} in {stopped[-1]['seconds']:.1f} s")
     if as_json:
         console.json({"stopped": stopped})
     elif not found:
@@ -50,6 +57,6 @@ def stop(
 def _is_meant(server: dict[str, Any], which: str, user: Settings) -> bool:
     """True where ``which`` is a name of the server's model, or its address with or without http://."""
     row = registry(user).find(which)
-    names = {which.strip().casefold(), row.name.casefold() if row else ""}
+    names = {which.strip().casefold(), *([row.name.casefold()] if row else [])}
     url = server["url"]
-    return not names.isdisjoint({server["model"].casefold(), url, url.partition("://")[2]})
+    return not names.isdisjoint({server["model"].casefold(), url, url.partition("://")[2]} - {""})

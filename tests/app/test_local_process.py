@@ -23,12 +23,14 @@ from dflash_local.app.engine_records import read_records  # noqa: E402
 from dflash_local.app.loading import start_service  # noqa: E402
 from dflash_local.app.local_process import LocalProcess, open_process  # noqa: E402
 from dflash_local.catalog.bundled import Pair, find  # noqa: E402
+from dflash_local.cli.ps import lines, served  # noqa: E402
 from dflash_local.errors import CheckpointError, DeviceLostError  # noqa: E402
 from dflash_local.events import Event, Finished, LoadProgress, Notice, Started, Step  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.request import Limits, SamplingParams, user_request  # noqa: E402
 from dflash_local.service.service import Service  # noqa: E402
 from dflash_local.settings import Settings  # noqa: E402
+from tests.cli.conftest import Cli  # noqa: E402
 
 ASK = user_request("What is 3 + 4?")
 # A reward for tokens that were said: it repeats one and never stops.
@@ -79,7 +81,9 @@ def wait_until_gone(pid: int) -> None:
     pytest.fail(f"process {pid} is still there")
 
 
-def test_commands_share_a_process_that_ends_with_the_last(opened: Callable[..., LocalProcess], user: Settings) -> None:
+def test_commands_share_a_process_that_ends_with_the_last(
+    opened: Callable[..., LocalProcess], user: Settings, cli: Cli
+) -> None:
     told: list[Event] = []
     first = opened(told)
     assert any(isinstance(event, LoadProgress) for event in told), "the load was followed"
@@ -104,10 +108,16 @@ def test_commands_share_a_process_that_ends_with_the_last(opened: Callable[..., 
     assert third.facts.pid != first.facts.pid and third.facts.context == 300
     assert any("--context 300" in event.message for event in once_more if isinstance(event, Notice))
 
+    one, other = sorted(served(user), key=lambda row: -row["commands"])
+    assert (one["model"], one["pid"], one["commands"]) == ("demo", first.facts.pid, 2)
+    assert other["pid"] == third.facts.pid and "1 commands" in lines([other], 200)[1]
+
     first.close()
     assert text_of(list(second.generate(ASK))) == text_of(events), "the other one still has it"
     second.close()
-    third.close()
+    assert cli("stop", "demo").out.startswith(f"stopped demo at process {third.facts.pid} in ")
+    with pytest.raises(DeviceLostError, match=r"ended \(exit code 0\)"):
+        list(third.generate(ASK))
     for session in (first, third):
         assert session.facts.pid is not None
         wait_until_gone(session.facts.pid)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dflash_local import settings
-from dflash_local.app.attaching import recorded
+from dflash_local.app.serve_records import recorded
 from dflash_local.catalog.bundled import find
 from dflash_local.cli.ps import lines, served
 from tests.cli.conftest import Cli, Opened, Result

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from dflash_local.app import attaching
-from dflash_local.app.attaching import stop_server
+from dflash_local.app import serve_records
+from dflash_local.app.serve_records import stop_server
 from tests.cli.conftest import Cli
 from tests.cli.served import records_of
 
@@ -80,7 +80,7 @@ def test_a_process_that_took_the_number_of_a_server_is_left_alone() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as on POSIX")
 def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attaching, "STOP_S", 0.3)
+    monkeypatch.setattr(serve_records, "STOP_S", 0.3)
     deaf = sleeper("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     stop_server({"pid": deaf.pid, "started": time.time()})
     assert deaf.wait(10) == -9
