@@ -62,12 +62,6 @@ class LocalProcess:
     facts: SessionFacts
     process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def lost(self) -> DeviceLostError | None:
-        """That the process has ended, where it has."""
-        ended = self.process is not None and self.process.poll() is not None
-        return self._ended() if ended else None
-
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Answer ``request``: the events of the process up to and including ``Finished``.
 

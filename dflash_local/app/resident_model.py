@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dflash_local.app.load_planning import planned_context
 from dflash_local.app.loading import open_for_replies
-from dflash_local.app.local_process import LocalProcess
 from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
@@ -15,7 +13,6 @@ from dflash_local.catalog.generation_config import sampling_defaults
 from dflash_local.chat.tokenizer_files import chat_template
 from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
 from dflash_local.checkpoint_files.source import is_on_disk, open_source
-from dflash_local.errors import DFlashError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.resident import Model
@@ -28,43 +25,26 @@ def model_of(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, think
     source = open_source(pair.target)
     parts = source.tokenizer()
     name, aliases = names_of(pair, user)
-    loader = _Loader(pair, load, user, notify)
+
+    def opened(progress: Callable[[LoadProgress], None]) -> Session:
+        def forward(event: Notice | LoadProgress) -> None:
+            if isinstance(event, LoadProgress):
+                progress(event)
+            else:
+                notify(event)
+
+        return open_for_replies(pair, load, user, forward)
+
     return Model(
         name=name,
-        load=loader.open,
+        load=opened,
         aliases=aliases,
         sampling=sampling_defaults(source, pair.sampling),
         thinking=thinking,
         mode="dflash" if load.draft else "ar",
         call_format=format_of(None if parts is None else chat_template(parts)) or GENERAL_FORM,
         context=planned_context(pair, load, user),
-        lost=loader.lost,
     )
-
-
-@dataclass(slots=True)
-class _Loader:
-    """Opens a pair for the resident service, and knows how its last session is."""
-
-    pair: Pair
-    load: LoadConfig
-    user: Settings
-    notify: Notify
-    session: Session | None = None
-
-    def open(self, progress: Callable[[LoadProgress], None]) -> Session:
-        def forward(event: Notice | LoadProgress) -> None:
-            if isinstance(event, LoadProgress):
-                progress(event)
-            else:
-                self.notify(event)
-
-        self.session = open_for_replies(self.pair, self.load, self.user, forward)
-        return self.session
-
-    def lost(self) -> DFlashError | None:
-        """That the engine's process has ended, where it has."""
-        return self.session.lost if isinstance(self.session, LocalProcess) else None
 
 
 def names_of(pair: Pair, user: Settings) -> tuple[str, tuple[str, ...]]:

@@ -90,7 +90,8 @@ def _cells(server: dict[str, Any]) -> tuple[str, ...]:
 
     facts = facts_of(server) or passed_on(server)
     running, waiting = server.get("running"), server.get("waiting")
-    used = f"{server['commands']} commands" if "commands" in server else ""
+    commands = server.get("commands", 0)
+    used = f"{commands} command{'s' if commands > 1 else ''}" if commands else ""
     return (
         server["model"],
         str(server["state"]),

@@ -266,7 +266,6 @@ class Resident:
         """Close the old service, load the model if wanted, and let the others in again."""
         error: DFlashError | None = self._error
         service: Service | None = None
-        watched: WatchedSession | None = None
         try:
             if load:
                 error = EngineError("the load ended without a result", "see the server's messages")
@@ -274,20 +273,30 @@ class Resident:
             if stale is not None:
                 stale.close()
             if load:
-                watched = WatchedSession(model.load(self._progress), self._happened, self._ended)
-                service = Service(watched, self._max_queue)
+                service = Service(self._open(model), self._max_queue, load_again=lambda: self._open_again(model))
                 error = None
         except DFlashError as raised:
             error = raised
             raise
         finally:
             with self._changed:
-                self._service, self._watched, self._error = service, watched, error
+                self._service, self._error = service, error
                 if service is not None:
                     self._model, self._facts = model, service.facts
                 self._loading, self._changing = None, False
                 self._last = self._idle_since = time.monotonic()
                 self._changed.notify_all()
+
+    def _open(self, model: Model) -> WatchedSession:
+        self._watched = WatchedSession(model.load(self._progress), self._happened, self._ended)
+        return self._watched
+
+    def _open_again(self, model: Model) -> WatchedSession:
+        """In a request: the model's process or device was lost."""
+        try:
+            return self._open(model)
+        finally:
+            self._loading = None
 
     def _progress(self, event: LoadProgress) -> None:
         self._loading, self._last = event, time.monotonic()

@@ -110,7 +110,7 @@ def test_commands_share_a_process_that_ends_with_the_last(
 
     one, other = sorted(served(user), key=lambda row: -row["commands"])
     assert (one["model"], one["pid"], one["commands"]) == ("demo", first.facts.pid, 2)
-    assert other["pid"] == third.facts.pid and "1 commands" in lines([other], 200)[1]
+    assert other["pid"] == third.facts.pid and "1 command" in lines([other], 200)[1]
 
     first.close()
     assert text_of(list(second.generate(ASK))) == text_of(events), "the other one still has it"

@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Cli, Opened, Result
-from tests.cli.served import record_by_hand, records_of
+from tests.cli.served import records_of
 from tests.remote.launched_fake import fake_program, wait_until_gone
 from tests.remote.openai_fake import Fake, running
 from tests.service.scripted import ScriptedFacts, ScriptedSession
@@ -147,34 +147,6 @@ def test_page_and_endpoint_are_one_server_with_a_record(web: Web, opened: Opened
     assert seen["record"]["model"] == "demo" and seen["record"]["port"] == seen["port"]
     assert f"in a browser: http://127.0.0.1:{seen['port']}/" in result.err
     assert not records_of(own_home) and all(session.closed for session in opened.sessions)
-
-
-@needs_page
-def test_it_uses_the_pair_of_a_running_server_and_leaves_its_record(
-    web: Web, opened: Opened, own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.api.conftest import _start, _stop
-
-    other = _start(as_loaded(), model=lambda model: replace(model, name="demo"))
-    other.resident.load()
-    record = {
-        "pid": os.getpid(),
-        "url": f"http://127.0.0.1:{other.port}",
-        "model": "demo",
-        "token": False,
-        "started": 1.0,
-    }
-    written = record_by_hand(own_home, record)
-
-    def visit(here: Visit) -> None:
-        while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
-            time.sleep(0.01)
-
-    result = web(visit, "demo")
-    assert result.code == 0 and "using the pair that dflash serve keeps loaded" in result.err
-    assert not opened.sessions, "nothing is loaded twice"
-    assert records_of(own_home) == [written] and json.loads(written.read_text(encoding="utf-8")) == record
-    _stop(other)
 
 
 @needs_page
