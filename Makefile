@@ -113,7 +113,7 @@ test-engines: $(INSTALLED_DEV)
 	@$(TEST) $(BIN)/python -m pytest -m engines $(PYTEST_FLAGS) tests/engines
 
 soak: $(INSTALLED_DEV)
-	@PYTHONPATH=. $(TEST) $(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES) \
+	@$(TEST) $(BIN)/python -m tests.soak.run --minutes $(SOAK_MINUTES) \
 	  --out benchmarks/results/soak_demo.json
 
 lint: $(INSTALLED_DEV)

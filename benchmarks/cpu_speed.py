@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from benchmarks.random_checkpoint import build
-from benchmarks.random_qwen35_9b import random_ids
 from dflash_local.app.fitting import folder_shapes
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, load
@@ -50,7 +49,7 @@ def measure(pair: Pair, dtype: str) -> dict[str, Any]:
         call()
         seconds[name] = min(seconds.get(name, float("inf")), time.perf_counter() - begun)
 
-    prompt = random_ids(runner.target.vocab_size, CONTEXT, 5).tolist()
+    prompt = torch.randint(0, runner.target.vocab_size, (CONTEXT,)).tolist()
     sampler = Sampler(SamplingParams(), 0, runner.target.vocab_size, torch.tensor(prompt))
     for drafted, rounds in ROUNDS.items():
         session.reset()

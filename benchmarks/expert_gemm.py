@@ -1,4 +1,4 @@
-"""The kernels of a mixture of experts on one CUDA GPU: whether they are right, and the microseconds of a layer.
+"""The kernels of a mixture of experts on one CUDA GPU: the microseconds of a layer.
 
     PYTHONPATH=. python benchmarks/expert_gemm.py --out FILE.json
 
@@ -21,29 +21,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.few_row_gemm import BF16, FORMATS, microseconds, shared_memory
 from dflash_local.bench.provenance import machine, versions
-from dflash_local.kernels import cuda_driver, expert_gemm, nvrtc
+from dflash_local.kernels import expert_gemm
 from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture
 from dflash_local.kernels.experts import ExpertWeight
-from dflash_local.kernels.few_row_gemm import source_text
-from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
-from dflash_local.kernels.split_kv import device_properties
-from dflash_local.kernels.timing import span_ms
 
 ROWS = (1, 8, 16)
 ROUTINGS = 24  # of a graph's launches
-REPLAYS = 7
-BF16 = torch.bfloat16
-FORMATS: dict[str, FragmentFormat] = {
-    "bf16": PLAIN,
-    "int4 g128": FragmentFormat("int4", (1, 128), False, BF16),
-    "int4 g32 zeros": FragmentFormat("int4", (1, 32), True, BF16),
-    "fp8": FragmentFormat("e4m3", (128, 128), False, BF16),
-    "MXFP4": FragmentFormat("e2m1", (1, 32), False, torch.uint8),
-    "Q4_K": FragmentFormat("int4", (1, 32), False, torch.uint8, minima=True),
-    "Q6_K": FragmentFormat("int6", (1, 16), False, torch.int8),
-}
 
 
 class Layer(NamedTuple):
@@ -67,7 +54,7 @@ LAYERS = {
 
 def matrices(layer: Layer, name: str, features: int, columns: int) -> ExpertWeight:
     """Random ones of all experts."""
-    kind, experts = FORMATS[name], layer.mixture.all_experts
+    kind, experts = FORMATS.get(name, PLAIN), layer.mixture.all_experts
     generator = torch.Generator("cuda").manual_seed(features)
     bias = torch.randn(experts, features, device="cuda", generator=generator).bfloat16() if layer.bias else None
     if kind == PLAIN:
@@ -114,75 +101,6 @@ class Rows:
         expert_gemm.down(self.intermediate, weight, self.mixture, routed, self.out, config)
 
 
-def plain_rows(weight: ExpertWeight, expert: int) -> torch.Tensor:
-    """An expert's matrix in float64."""
-    return weight.rows(expert, slice(0, weight.out_features), torch.float32).double()
-
-
-def faults(layer: Layer, up: ExpertWeight, down: ExpertWeight, rows: int) -> list[str]:
-    """What is wrong with any configuration, at one routing."""
-    mixture, block, wrong = layer.mixture, Rows(layer, rows, 1), []
-    torch.cuda.synchronize()
-    probabilities = torch.softmax(block.logits[:, : mixture.experts].float(), -1)
-    order = torch.sort(probabilities, descending=True, stable=True, dim=-1)
-    if not torch.equal(order.indices[:, : mixture.top_k].int(), block.experts[:, : mixture.top_k]):
-        wrong.append("routing")
-    used = sorted(set(block.experts.flatten().tolist()))
-    if int(block.list[0]) != len(used) or block.list[1 : 1 + len(used)].tolist() != used:
-        wrong.append("list of experts")
-    want = torch.empty(rows, mixture.slots, layer.size, device="cuda", dtype=torch.float64)
-    for expert in used:
-        at = block.experts == expert
-        products = block.x.double()[at.any(1)] @ plain_rows(up, expert).t()
-        if up.bias is not None:
-            products += up.bias[expert].double()
-        gate, inner = products.chunk(2, -1)
-        if mixture.clamp is None:
-            want[at] = torch.nn.functional.silu(gate) * inner
-        else:
-            limit, alpha = mixture.clamp
-            gate, inner = gate.clamp(max=limit), inner.clamp(-limit, limit)
-            want[at] = (inner + 1) * gate * torch.sigmoid(alpha * gate)
-    shared = device_properties(torch.device("cuda", 0)).shared_memory
-    size = expert_gemm.slice_rows(rows)
-
-    def differs(got: torch.Tensor, wanted: torch.Tensor, bar: float) -> bool:
-        return not float((got.double() - wanted).norm() / wanted.norm()) < bar
-
-    for config in expert_gemm.candidates(True, up, mixture, size, shared):
-        block.intermediate.fill_(float("nan"))
-        block.gate_up(up, config)  # type: ignore[arg-type]
-        if differs(block.intermediate, want, 6e-3):
-            wrong.append(str(config))
-    block.intermediate.copy_(want)
-    results = torch.empty(rows, mixture.slots, layer.hidden, device="cuda", dtype=torch.float64)
-    for expert in used:
-        at = block.experts == expert
-        results[at] = block.intermediate.double()[at] @ plain_rows(down, expert).t()
-        if down.bias is not None:
-            results[at] += down.bias[expert].double()
-    summed = (results * block.weights.double().unsqueeze(2)).sum(1)
-    for config in expert_gemm.candidates(False, down, mixture, size, shared):
-        block.out.fill_(float("nan"))
-        block.down(down, config)  # type: ignore[arg-type]
-        if differs(block.out, summed, 6e-3):
-            wrong.append(str(config))
-    return wrong
-
-
-def microseconds(calls: Sequence[Callable[[], None]]) -> float:
-    """Of one call: the median of replays of a graph of them all."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    return sorted(span_ms(graph.replay) for _ in range(REPLAYS))[REPLAYS // 2] * 1000 / len(calls)
-
-
 def best(
     calls: Callable[[Any], list[Callable[[], None]]], configs: Sequence[ExpertConfig]
 ) -> tuple[Any, dict[str, float]]:
@@ -194,20 +112,19 @@ def best(
 
 def layer_times(layer: Layer, up: ExpertWeight, down: ExpertWeight, rows: int, correlated: bool) -> dict[str, Any]:
     """Microseconds of each launch at its best, and of the three."""
-    mixture, size = layer.mixture, expert_gemm.slice_rows(rows)
-    shared = device_properties(torch.device("cuda", 0)).shared_memory
+    mixture = layer.mixture
     blocks = [Rows(layer, rows, seed, correlated) for seed in range(ROUTINGS)]
     distinct = sum(int(block.list[0]) for block in blocks) / len(blocks)
-    of_expert = (_bytes(up) + _bytes(down)) / mixture.all_experts
+    of_expert = (up.weight.nbytes + down.weight.nbytes) / mixture.all_experts
     first, first_times = best(
         lambda config: [partial(block.gate_up, up, config) for block in blocks],
-        list(expert_gemm.candidates(True, up, mixture, size, shared)),
+        candidates(layer, up, True, rows),
     )
     second, second_times = best(
         lambda config: [partial(block.down, down, config) for block in blocks],
-        list(expert_gemm.candidates(False, down, mixture, size, shared)),
+        candidates(layer, down, False, rows),
     )
-    whole = []
+    whole: list[Callable[[], None]] = []
     for block in blocks:
         whole += [block.route, partial(block.gate_up, up, first), partial(block.down, down, second)]
     both = [call for at, call in enumerate(whole) if at % 3]
@@ -222,30 +139,19 @@ def layer_times(layer: Layer, up: ExpertWeight, down: ExpertWeight, rows: int, c
     }
 
 
-def _bytes(weight: ExpertWeight) -> int:
-    return weight.weight.nbytes
-
-
-def compile_ahead(layers: Sequence[tuple[Layer, ExpertWeight, ExpertWeight]]) -> int:
-    """All kernels, on all cores."""
-    capability, driver = torch.cuda.get_device_capability(), cuda_driver.driver_version()
-    shared = device_properties(torch.device("cuda", 0)).shared_memory
-    jobs = {}
-    for layer, up, down in layers:
-        for rows in (8, 16):
-            for gate_up, weight in ((True, up), (False, down)):
-                source = source_text(expert_gemm.SOURCES["expert_gate_up" if gate_up else "expert_down"])
-                for config in expert_gemm.candidates(gate_up, weight, layer.mixture, rows, shared):
-                    options = expert_gemm.spec_of(weight, layer.mixture, config, rows).options
-                    jobs[source, tuple(options)] = None
+def candidates(layer: Layer, weight: ExpertWeight, gate_up: bool, rows: int) -> list[ExpertConfig]:
+    """Find what a load chooses from, compiled on all cores."""
+    size = expert_gemm.slice_rows(rows)
+    found = list(expert_gemm.candidates(gate_up, weight, layer.mixture, size, shared_memory()))
+    specs = [expert_gemm.spec_of(weight, layer.mixture, config, size) for config in found]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda job: nvrtc.cubin(job[0], job[1], capability, driver), jobs))
-    return len(jobs)
+        list(pool.map(partial(expert_gemm.compiled, weight.weight.device), specs))
+    return found
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Check, measure, print, and keep."""
+    """Measure, print, and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=list(LAYERS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
@@ -259,13 +165,8 @@ def main() -> None:
         for name in layer.formats:
             up = matrices(layer, name, 2 * layer.size, layer.hidden)
             down = matrices(layer, name, layer.hidden, layer.size)
-            count = compile_ahead([(layer, up, down)])
-            wrong = [f"{rows} rows: {line}" for rows in args.rows for line in faults(layer, up, down, rows)]
-            seconds = time.perf_counter() - began
-            print(f"{model} {name}: {count} kernels, {len(wrong)} wrong; {seconds:.0f} s", flush=True)
-            for line in wrong[:6]:
-                print("  WRONG", line, flush=True)
-            of_format: dict[str, Any] = {"wrong": wrong}
+            print(f"{model} {name}; {time.perf_counter() - began:.0f} s", flush=True)
+            of_format: dict[str, Any] = {}
             for rows in args.rows:
                 for routing in ("uniform", "correlated") if rows > 1 else ("uniform",):
                     at = of_format[f"{rows} rows, {routing}"] = layer_times(

@@ -4,8 +4,8 @@
 
 ``--stored``: the target in a quantised layout of ``stored_layouts``, or as a GGUF file; gpt-oss has one of its own.
 ``--tiled``: one layer of each kind is drawn and written again under the others' names, so that a file of 27B takes
-seconds. ``FOLDER/target`` and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Values that no source
-quotes are taken from the registry's inferred ones, then from ``ASSUMED``; each one taken is printed.
+seconds. ``FOLDER/target`` and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Shapes are those of
+``dflash bench --weights random``; each value that no source quotes is printed.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from benchmarks import random_gguf
-from benchmarks.random_pair import Make, Stored, plain, save, target_shapes, values_of
-from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, peaked, stacked_mxfp4, stored_tensors
+from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, Tensors, stacked_mxfp4, stored_tensors
+from dflash_local.bench.random_pair import of_row
 from dflash_local.catalog import registry
-from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.quantization import MXFP4, Quantization, StoredFp4
 from dflash_local.config.quantizers import read_quantization
 
-# Where neither a source nor the registry's inference has a value. The three of llama3 scaling are the public ones.
-ASSUMED: dict[str, Any] = {"mask_token_id": 7, "block_size": 16, "rope_theta": 1e7, "rms_norm_eps": 1e-6}
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LOGIT_STD = 4.0  # spread of the logits of trained models; without it near-ties would decide everything
+PEAKED, PEAK = 4, 3.0  # weights of a norm of queries or keys, and what is added: attention looks at few keys then
+SHARD_BYTES = 4 * 2**30
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 TINY = {
     "vocab_size": 512,
@@ -59,11 +58,49 @@ NO_IDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_tok
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Two folders, and what had to be assumed of their shapes: by whose name, which value."""
+    """Two folders, and what had to be assumed of the shapes of ``target`` and ``drafter``."""
 
     target: Path
     drafter: Path
-    assumed: dict[str, Any]
+    assumed: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Draws bfloat16 tensors whose activations stay of order one through all layers.
+
+    Attributes:
+        layers: of the model, for the scale of what is added to the residual. centre: of the norms' weights.
+    """
+
+    generator: torch.Generator
+    layers: int
+    centre: float
+
+    def gain(self, module: str) -> float:
+        """Scale what a matrix adds to the residual stream."""
+        return (2 * self.layers) ** -0.5 if module.endswith(RESIDUAL) else 1.0
+
+    def draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Draw the tensor of that name."""
+        out, generator = torch.empty(shape, dtype=torch.bfloat16, device=self.generator.device), self.generator
+        if name.endswith("A_log"):
+            return out.uniform_(0.0, 2.7, generator=generator)  # log of 1..15
+        if name.endswith("dt_bias"):
+            return out.normal_(-2.0, 1.0, generator=generator)
+        if name.endswith("linear_attn.norm.weight"):
+            return out.fill_(1.0)
+        if name.endswith("norm.weight") and "visual" not in name:
+            return out.normal_(self.centre, 0.02, generator=generator)
+        if name == "lm_head.weight":  # the final norm gives unit rows
+            return out.normal_(0.0, LOGIT_STD / shape[-1] ** 0.5, generator=generator)
+        if name.endswith("embed_tokens.weight"):
+            return out.normal_(generator=generator)
+        if name.endswith("conv1d.weight"):
+            return out.normal_(0.0, 0.5, generator=generator)
+        if len(shape) < 2:
+            return out.zero_() if name.endswith("bias") else out.fill_(1.0)
+        return out.normal_(0.0, self.gain(name.removesuffix(".weight")) * shape[-1] ** -0.5, generator=generator)
 
 
 def build(
@@ -84,88 +121,107 @@ def build(
         tiled: layers that are alike hold the same numbers.
 
     Raises:
-        SystemExit: the registry has no such pair, or no shape of it.
+        SystemExit: the registry has no such pair. UsageError: the fused engine does not know its target or drafter.
     """
     row = registry.load().find(model)
-    if row is None or row.target is None or row.drafter is None:
-        raise SystemExit(f"{model} is no pair of the registry with a drafter of its own")
-    assumed: dict[str, Any] = {}
-    target = _completed(row.target.id, "target", assumed)
-    drafter = _completed(row.drafter.id, "drafter", assumed)
-    text = target.get("text_config") or target
+    if row is None:
+        raise SystemExit(f"{model} is no pair of the registry")
+    pair = of_row(row)
+    text = pair.target_config.get("text_config") or pair.target_config
     if layers is not None:
-        _shorten(text, drafter, layers)
+        _shorten(text, pair.drafter_config, layers)
     if tiny:
-        _shrink(text, drafter)
-    config = _transformers_config(target)
+        _shrink(text, pair.drafter_config)
+    config = _transformers_config(pair.target_config)
+    built = Built(out / "target", out / "drafter", pair.assumed)
     if stored in random_gguf.FORMATS:
         out.mkdir(parents=True, exist_ok=True)
-        random_gguf.write_target(out / "target", config, stored, device)
+        random_gguf.write_target(built.target, target_shapes(config), config.get_text_config(), stored, device)
     else:
-        build_target(out / "target", config, device, stored, tiled)
-    build_drafter(out / "drafter", drafter, text, device)
-    return Built(out / "target", out / "drafter", assumed)
+        build_target(built.target, config, device, stored, tiled)
+    build_drafter(built.drafter, pair.drafter_config, text["hidden_size"], device)
+    return built
+
+
+def target_shapes(config: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Ask transformers for names and shapes of every tensor in a file, without allocating one."""
+    import transformers
+
+    with torch.device("meta"):
+        model = getattr(transformers, config.architectures[0])(config)
+    left_out = "lm_head.weight" if config.tie_word_embeddings else ""
+    return [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items() if name != left_out]
 
 
 def build_target(folder: Path, config: Any, device: str, stored: str | None = None, tiled: bool = False) -> None:
-    """A target of transformers' configuration ``config``, in bfloat16 or ``stored`` in a quantised layout."""
+    """Write a target of transformers' configuration ``config``, in bfloat16 or ``stored`` in a quantised layout."""
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     text = config.get_text_config()
-    # Qwen3.5's norms are zero-centred, their gain is 1 + w; the others' gain is w itself.
-    centre = 0.0 if hasattr(text, "linear_num_key_heads") else 1.0
-    make = values_of(torch.Generator(device).manual_seed(1), text.num_hidden_layers, centre)
-    names = target_shapes(config)
-    if config.tie_word_embeddings:
-        names = [(name, size) for name, size in names if name != "lm_head.weight"]
-    tensors = plain(names, make)
     file = folder / "config.json"
-    values = json.loads(file.read_text(encoding="utf-8"))
+    told = json.loads(file.read_text(encoding="utf-8"))
     if stored is not None:
-        values["quantization_config"] = dict(LAYOUTS[stored])
-        file.write_text(json.dumps(values, indent=1), encoding="utf-8")
-    if "quantization_config" in values:
-        quantization = read_quantization(Fields(values["quantization_config"], stored or config.model_type))
+        told["quantization_config"] = dict(LAYOUTS[stored])
+        file.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    quantization = None
+    if "quantization_config" in told:
+        quantization = read_quantization(Fields(told["quantization_config"], stored or config.model_type))
         if quantization is None or quantization.unread:
             raise SystemExit(f"{stored or config.model_type} is not read: {quantization and quantization.unread}")
-        generator, layers = torch.Generator(device).manual_seed(3), text.num_hidden_layers
-        tensors = list(_quantised(names, make, quantization, generator, layers))
-    save(folder, _tiled(tensors, _period(text)) if tiled else tensors)
+    # Qwen3.5's norms are zero-centred, their gain is 1 + w; the others' gain is w itself.
+    centre = 0.0 if hasattr(text, "linear_num_key_heads") else 1.0
+    values = Values(torch.Generator(device).manual_seed(1), text.num_hidden_layers, centre)
+    period = _period(text) if tiled else text.num_hidden_layers
+    save(folder, _tensors(target_shapes(config), values, quantization, period))
 
 
-def _quantised(
-    names: Sequence[tuple[str, tuple[int, ...]]],
-    make: Make,
-    quantization: Quantization,
-    generator: torch.Generator,
-    layers: int,
-) -> Iterator[Stored]:
-    """The tensors of a quantised checkpoint; outside of the text model's layers everything stays.
-
-    transformers keeps the experts of a layer together. Files have them one by one, but for gpt-oss's.
-    """
-    signed = quantization.method == "auto-round"
+def _tensors(
+    names: Iterable[tuple[str, tuple[int, ...]]], values: Values, quantization: Quantization | None, period: int
+) -> Tensors:
+    """Yield all tensors; layers from ``period`` on hold the numbers of the first layer of their kind."""
+    drawn: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, size in names:
-        matrices = list(_matrices(name, size))
-        forms = [quantization.stored(module) for module, _, _ in matrices]
-        if not matrices or forms[0] is None:
-            yield Stored(name, "BF16", size, lambda name=name, size=size: peaked(name, make(name, size)))  # type: ignore[misc]
-            continue
-        gain = (2 * layers) ** -0.5 if matrices[0][0].endswith(RESIDUAL) else 1.0
-        if isinstance(forms[0], StoredFp4) and forms[0].dialect == MXFP4:
-            experts, columns, rows = size  # in memory [E, in, out], stored by output row
-            yield from stacked_mxfp4(Matrix(name, experts * rows, columns, gain, generator), experts)
-            continue
-        for (module, rows, columns), form in zip(matrices, forms, strict=True):
-            if form is None:
-                raise SystemExit(
-                    f"{module} stays plain beside matrices of {name} that do not, which is not written here"
-                )
-            yield from stored_tensors(Matrix(module, rows, columns, gain, generator, signed), form)
+        found = LAYER.search(name)
+        number = int(found[1]) if found and "visual" not in name else 0
+        first = LAYER.sub(f".layers.{number % period}.", name, count=1)
+        if first in drawn:
+            for stored, tensor in drawn[first]:
+                yield LAYER.sub(f".layers.{number}.", stored, count=1), tensor.clone()
+        elif number + period < values.layers:  # later layers are alike
+            drawn[name] = [(stored, tensor.cpu()) for stored, tensor in _stored(name, size, values, quantization)]
+            yield from drawn[name]
+        else:
+            yield from _stored(name, size, values, quantization)
+
+
+def _stored(name: str, size: tuple[int, ...], values: Values, quantization: Quantization | None) -> Tensors:
+    """Yield the tensors that stand for one of transformers'; outside of the text model's layers everything stays.
+
+    transformers keeps the experts of a layer together. Quantised files have them one by one, but for gpt-oss's.
+    """
+    matrices = list(_matrices(name, size)) if quantization is not None else []
+    forms = [quantization.stored(module) if quantization is not None else None for module, _, _ in matrices]
+    if not matrices or forms[0] is None:
+        tensor = values.draw(name, size)
+        if quantization is not None and name.endswith(("q_norm.weight", "k_norm.weight")):
+            tensor[:PEAKED] += PEAK
+        yield name, tensor
+        return
+    signed = quantization is not None and quantization.method == "auto-round"
+    if isinstance(forms[0], StoredFp4) and forms[0].dialect == MXFP4:
+        experts, columns, rows = size  # in memory [E, in, out], stored by output row
+        gain = values.gain(matrices[0][0])
+        yield from stacked_mxfp4(Matrix(name, experts * rows, columns, gain, values.generator), experts)
+        return
+    for (module, rows, columns), form in zip(matrices, forms, strict=True):
+        if form is None:
+            raise SystemExit(f"{module} stays plain beside matrices of {name} that do not, which is not written here")
+        matrix = Matrix(module, rows, columns, values.gain(module), values.generator, signed)
+        yield from stored_tensors(matrix, form)
 
 
 def _matrices(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
-    """Modules, rows and columns of the matrices that a tensor of the text model's layers holds; none of others."""
+    """Yield modules, rows and columns of the matrices that a tensor of the text model's layers holds."""
     if ".layers." not in name or "visual" in name:
         return
     if name.endswith(".weight") and len(size) == 2:
@@ -179,66 +235,41 @@ def _matrices(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, int, int]
 
 
 def _period(text: Any) -> int:
-    """Layers after which their kinds repeat."""
+    """Count the layers after which their kinds repeat."""
     kinds = list(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
     fits = (count for count in range(1, len(kinds)) if all(kinds[at] == kinds[at % count] for at in range(len(kinds))))
     return next(fits, len(kinds))
 
 
-def _tiled(tensors: Sequence[Stored], period: int) -> list[Stored]:
-    """Tensors of which each layer's are those of the first layer of its kind, drawn once and kept on the host."""
-    drawn: dict[str, torch.Tensor] = {}
-
-    def tile(tensor: Stored) -> torch.Tensor:
-        if not (found := LAYER.search(tensor.name)):
-            return tensor.make()
-        name = f"{tensor.name[: found.start(1)]}{int(found[1]) % period}{tensor.name[found.end(1) :]}"
-        if name not in drawn:
-            drawn[name] = tensor.make().cpu()
-        return drawn[name]
-
-    return [replace(tensor, make=partial(tile, tensor)) for tensor in tensors]
-
-
-def build_drafter(folder: Path, config: dict[str, Any], text: dict[str, Any], device: str) -> None:
-    """A drafter for a target of that text configuration."""
+def build_drafter(folder: Path, config: dict[str, Any], target_hidden: int, device: str) -> None:
+    """Write a drafter for a target so wide, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(text["hidden_size"])
-    make = values_of(torch.Generator(device).manual_seed(2), config["num_hidden_layers"], 1.0)
-    save(folder, plain(list(shapes.items()), make))
+    shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(target_hidden)
+    values = Values(torch.Generator(device).manual_seed(2), config["num_hidden_layers"], 1.0)
+    save(folder, ((name, values.draw(name, size)) for name, size in shapes.items()))
+
+
+def save(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write shards with an index; one shard is held at a time."""
+    places: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    total = begun = 0
+    for name, tensor in itertools.chain(tensors, [("", torch.empty(0))]):
+        if shard and (total - begun >= SHARD_BYTES or not name):
+            file = f"model-{len(set(places.values())) + 1:05d}.safetensors"
+            save_file(shard, folder / file, metadata={"format": "pt"})
+            places |= dict.fromkeys(shard, file)
+            shard, begun = {}, total
+        shard[name] = tensor.contiguous().cpu()
+        total += tensor.nbytes
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Of a checkpoint: those of a folder, or a GGUF file."""
+    """Find those of a folder, or a GGUF file itself."""
     return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-
-
-def _completed(repo: str, part: str, assumed: dict[str, Any]) -> dict[str, Any]:
-    """A config.json from the registry's shape; what it did not know is written down in ``assumed``."""
-    found = known_shape(repo)
-    if found is None:
-        raise SystemExit(f"no shape of {repo} is known")
-    config = {key: value for key, value in found.items() if not key.startswith("_") and value is not None}
-    gaps = dict(found.get("_inferred") or {})
-    if part == "drafter":
-        names = config.get("rope_parameters") or gaps.get("rope_parameters")
-        missing = {"dflash_config.mask_token_id", "rms_norm_eps", *(() if names else ("rope_theta",))}
-        if (config.get("dflash_config") or {}).get("block_size") is None:
-            missing.add("block_size")
-        gaps = {key: ASSUMED[key.rpartition(".")[2]] for key in missing} | gaps
-    for key, value in gaps.items():
-        outer, _, inner = key.rpartition(".")
-        place = config.setdefault(outer, {}) if outer else config
-        if place.get(inner) is None:
-            place[inner] = value
-            assumed[f"{part} {key}"] = value
-    text = config.get("text_config") or config
-    scaling = text.get("rope_scaling")
-    if scaling and scaling.get("rope_type") == "llama3":
-        text["rope_scaling"] = {**LLAMA3, **scaling}
-        assumed[f"{part} rope_scaling"] = {key: value for key, value in LLAMA3.items() if key not in scaling}
-    return config
 
 
 def _shorten(text: dict[str, Any], drafter: dict[str, Any], layers: int) -> None:
@@ -264,7 +295,7 @@ def _shrink(text: dict[str, Any], drafter: dict[str, Any]) -> None:
 
 
 def _transformers_config(config: dict[str, Any]) -> Any:
-    """transformers' own, of the published layout: a multimodal wrapper gets a vision tower of no size."""
+    """Make transformers' own, of the published layout: a multimodal wrapper gets a vision tower of no size."""
     import transformers
 
     model = getattr(transformers, config["architectures"][0])
@@ -284,29 +315,21 @@ def _transformers_config(config: dict[str, Any]) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write one pair and say what it is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", help="a name, alias or target repository of the registry")
+    parser.add_argument("model", help="a name, alias or target repository of the registry")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--stored", choices=STORED)
     parser.add_argument("--tiled", action="store_true", help="layers that are alike hold the same numbers")
     parser.add_argument("--tiny", action="store_true", help="toy widths")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(arguments)
+    options = vars(parser.parse_args(arguments))
     began = time.perf_counter()
-    built = build(
-        args.target,
-        args.out,
-        layers=args.layers,
-        tiny=args.tiny,
-        device=args.device,
-        stored=args.stored,
-        tiled=args.tiled,
-    )
+    built = build(options.pop("model"), options.pop("out"), **options)
     for part in (built.target, built.drafter):
         size = sum(file.stat().st_size for file in weight_files(part))
         print(f"{part}: {size / 2**30:.2f} GiB, random weights")
-    for name, value in built.assumed.items():
-        print(f"assumed: {name} = {value}")
+    for role, values in built.assumed.items():
+        print(f"assumed of the {role}: {values}")
     print(f"{time.perf_counter() - began:.1f} s")
     return 0
 

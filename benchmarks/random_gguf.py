@@ -6,14 +6,13 @@ Matrices of one shape and type hold the same numbers, so that a file of 5 GB tak
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.random_pair import target_shapes
 from dflash_local.checkpoint_files.config_values import Fields
 from dflash_local.checkpoint_files.gguf_config import EXPERTS, RECURRENT, SHARED, TARGETS
 from dflash_local.checkpoint_files.gguf_keys import COMMON
@@ -26,6 +25,8 @@ from dflash_local.kernels.gguf_blocks import decode_blocks
 from dflash_local.kernels.gguf_codes import FLOAT16_AT
 
 FORMATS = tuple(name for name, each in USUAL.items() if each["quant_method"] == "gguf")
+Shapes = Sequence[tuple[str, tuple[int, ...]]]  # of transformers' tensors, by name
+
 ALIGNMENT = 32
 NUMBERS = {kind: number for number, kind in GGML_TYPES.items()}
 UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9  # of values in a header
@@ -45,13 +46,12 @@ class Tensor(NamedTuple):
         return prod(self.shape) // weights * size
 
 
-def write_target(file: Path, config: Any, stored: str, device: str) -> None:
-    """A target of transformers' configuration ``config``. Raises SystemExit: its family has no GGUF here."""
-    text = config.get_text_config()
+def write_target(file: Path, shapes: Shapes, text: Any, stored: str, device: str) -> None:
+    """Write a target of these tensors and transformers' text configuration. SystemExit: its family has no GGUF here."""
     architecture = next((name for name, each in TARGETS.items() if each.model_type == text.model_type), None)
     if architecture is None:
         raise SystemExit(f"no GGUF file of {text.model_type} is written here")
-    tensors = list(_tensors(config, architecture, stored))
+    tensors = list(_tensors(shapes, architecture, stored))
     offsets, end = [], 0
     for tensor in tensors:
         offsets.append(end)
@@ -69,12 +69,10 @@ def write_target(file: Path, config: Any, stored: str, device: str) -> None:
             stream.write(make(tensor).numpy().data)
 
 
-def _tensors(config: Any, architecture: str, stored: str) -> Iterator[Tensor]:
+def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[Tensor]:
     quantization = read_quantization(Fields(USUAL[stored], stored))
     assert quantization is not None
-    for name, shape in target_shapes(config):
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
+    for name, shape in shapes:
         module, _, kind = name.replace("language_model.", "").removeprefix("model.").rpartition(".")
         for own, of_rule, size in _named(module, kind, shape, architecture):
             rule = quantization.rule(of_rule) if len(size) > 1 else None

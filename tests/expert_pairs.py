@@ -52,5 +52,5 @@ def write_expert_pair(family: str, stored: str, folder: Path, width: int = 256) 
         quantise(target, folder / "quantised", stored)
         target = folder / "quantised"
     config = {**DRAFTER, "hidden_size": width, "head_dim": width // 4}
-    build_drafter(drafter, config, sizes, "cpu")
+    build_drafter(drafter, config, width, "cpu")
     return Pair(f"{family} {stored}".strip(), target, drafter, bundled=False)

@@ -44,7 +44,8 @@ class RandomPair:
 
     Attributes:
         generation: of the drafter's shape, as the registry names it. toy: of a bundled pair.
-        assumed: values that no source quotes, by ``target`` and ``drafter``; in ``drafter_config`` they are filled in.
+        assumed: values that no source quotes, by ``target`` and ``drafter``; in the two configurations, which look like
+            a config.json, they are filled in.
     """
 
     target: str
@@ -53,6 +54,7 @@ class RandomPair:
     facts: TargetFacts
     model: ModelConfig
     config: DrafterConfig
+    target_config: dict[str, Any]
     drafter_config: dict[str, Any]
     assumed: dict[str, dict[str, Any]]
     toy: bool = False
@@ -72,7 +74,8 @@ def read_pair(
     """
     (target_name, given), (drafter_name, wanted) = target, drafter
     known, of_target = filled(given, {})
-    facts = _facts(known, target_name, of_target)
+    _drop_unknown_scaling(known.get("text_config", known), of_target)
+    facts = _facts(known, target_name)
     if why := fused_refusal(facts.model):
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
@@ -85,7 +88,7 @@ def read_pair(
     generation = next((known.generation for known in generations if known.matches(found)), None)
     assumed = {role: values for role, values in (("target", of_target), ("drafter", of_drafter)) if values}
     model = facts.model
-    return RandomPair(target_name, drafter_name, generation, facts, model, config, filled_in, assumed, toy)
+    return RandomPair(target_name, drafter_name, generation, facts, model, config, known, filled_in, assumed, toy)
 
 
 def of_row(row: Row) -> RandomPair:
@@ -121,15 +124,17 @@ def _is_present(config: Mapping[str, Any], key: str) -> bool:
     return any(key in place for place in (config, *(part for part in nested if isinstance(part, Mapping))))
 
 
-def _facts(config: dict[str, Any], name: str, assumed: dict[str, Any]) -> TargetFacts:
-    """What a checkpoint of this configuration would tell."""
-    nested = config.get("text_config")
-    text = dict(nested) if isinstance(nested, Mapping) else dict(config)
+def _drop_unknown_scaling(text: dict[str, Any], assumed: dict[str, Any]) -> None:
+    """Assume plain positions where a factor of llama3's scaling is not public."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope.get("rope_type") == "llama3" and not all(key in rope for key in ROPE_OF_LLAMA3):
-        text["rope_parameters"], text["rope_scaling"] = None, None
-        assumed["rope_scaling"] = None
-    model = read_model({**config, "text_config": text} if isinstance(nested, Mapping) else text, name)
+        text["rope_parameters"] = text["rope_scaling"] = assumed["rope_scaling"] = None
+
+
+def _facts(config: dict[str, Any], name: str) -> TargetFacts:
+    """What a checkpoint of this configuration would tell."""
+    text = config.get("text_config", config)
+    model = read_model(config, name)
     return TargetFacts(
         model=model,
         model_type=str(text.get("model_type") or config.get("model_type")),

@@ -1,7 +1,7 @@
 """Predicts what the reference engine's allocations come to: caches, state, workspace, loading.
 
-Every formula follows an allocation of `engine` or `models`; the tests and `benchmarks/memory.py` hold
-the two together. Knows shapes and bytes, nothing of devices.
+Every formula follows an allocation of `engine` or `models`; the tests hold the two together. Knows shapes and bytes,
+nothing of devices.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dflash_local.store.file_download import CONTENT_RANGE, FileDownload, TooLon
 from dflash_local.store.http_client import HubClient
 
 # Bytes that are written at once. Of 1 MiB glibc gives the memory back to the system after each block, and faulting its
-# pages in again took half of the receiving thread's time (`benchmarks/pull_speed.py`).
+# pages in again took half of the receiving thread's time.
 BLOCK = 1 << 18
 BLOCK_S = 0.2  # and how old they get at most: what is not written is lost with the process
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.agent_trace import served
+from tests.serve_process import served
 from tests.ui.web.conftest import chromium, profile, visitor  # noqa: F401  (the browser of the page's own tests)
 
 FOLDER = Path(__file__).resolve().parents[2] / ".venv-clients"

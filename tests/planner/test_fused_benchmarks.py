@@ -1,4 +1,4 @@
-"""The benchmarks of the fused engine's memory and loading, on a toy checkpoint and a CPU."""
+"""Random checkpoints of true shapes and the benchmark that loads one, in toy widths on a CPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
 
-from benchmarks import fused_memory, load_speed, random_checkpoint  # noqa: E402
+from benchmarks import loaded_pair, random_checkpoint  # noqa: E402
 from benchmarks.stored_layouts import LAYOUTS, OUTLIER  # noqa: E402
-from dflash_local.engine import LoadConfig  # noqa: E402
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.decoded_tensors import decoded_tensors  # noqa: E402
@@ -34,30 +33,10 @@ def test_a_random_pair_keeps_its_contract(name: str, toy: Path, tmp_path: Path) 
     folder = toy if name.endswith("9B") else tmp_path
     if folder is tmp_path:
         built = random_checkpoint.build(name, folder, layers=2, tiny=True, device="cpu")
-        assert any("mask_token_id" in key for key in built.assumed) == ("lama" in name)
+        assert any("mask_token_id" in key for key in built.assumed.get("drafter", ())) == ("lama" in name)
     facts = check_pair(Checkpoint.open(folder / "target"), Checkpoint.open(folder / "drafter"))
     assert facts.target.model.num_layers == (2 if folder is tmp_path else 4)
     assert facts.drafter.taps and max(facts.drafter.taps) < facts.target.model.num_layers - 1
-
-
-@pytest.mark.slow  # a script of benchmarks/ from end to end
-def test_the_memory_benchmark_fills_the_context(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "memory.json"
-    arguments = [str(toy), "--context", "200", "--device", "cpu", "--cap", "1", "--out", str(out)]
-    assert fused_memory.main(arguments) == 0
-    assert "the planner, before: fits" in capsys.readouterr().out
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert found["planned"]["engine"] == "fused" and found["measured"]["error"] is None
-    for name in fused_memory.SAMPLINGS:
-        assert found["measured"][name]["emitted"] == fused_memory.TOKENS
-    assert found["predicted_peak"] == found["predicted"]["peak"] > 0
-
-
-def test_the_loading_benchmark_times_both(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert load_speed.main([str(toy), "--device", "cpu", "--runs", "1", "--context", "64"]) == 0
-    found = load_speed.measure(toy, LoadConfig(device="cpu", engine="fused", dtype="bfloat16", context=64), 1)
-    assert "plain read" in capsys.readouterr().out
-    assert 0 < found["weights_in_place_s"] <= found["ready_s"] and found["ratio"] > 0
 
 
 @pytest.mark.parametrize(
@@ -68,27 +47,31 @@ def test_the_loading_benchmark_times_both(toy: Path, capsys: pytest.CaptureFixtu
         ("Qwen3-Coder-30B-A3B", "q4_1", "Q4_1 and Q8_0"),
     ],
 )
-def test_a_pair_is_written_in_a_layout_loaded_and_timed(
+def test_a_pair_is_written_in_a_layout_loaded_filled_and_timed(
     model: str, stored: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "load.json"
-    arguments = [
-        model,
-        "--stored",
-        stored,
-        "--tiny",
-        "--layers",
-        "4",
-        "--device",
-        "cpu",
-        "--runs",
-        "1",
-    ]
-    more = ["--context", "256", "--timing", "64", "--at", str(tmp_path), "--out", str(out)]
-    assert load_speed.main([*arguments, *more]) == 0
+    shape = ["--stored", stored, "--tiny", "--layers", "4", "--device", "cpu", "--runs", "1"]
+    more = ["--context", "256", "--timing", "64", "--cap", "1", "--at", str(tmp_path), "--out", str(out)]
+    fill = ["--fill"] if model == "qwen3.5-9b" else []
+    assert loaded_pair.main([model, *shape, *more, *fill]) == 0
     found = json.loads(out.read_text())
     assert found["stored"] == name and found["timing"]["step"]["ms"] > 0
-    assert "ready after" in capsys.readouterr().out and [each.name for each in tmp_path.iterdir()] == ["load.json"]
+    assert found["planned"]["engine"] == "fused" and 0 < found["rounds"][0]["placed_s"] <= found["rounds"][0]["ready_s"]
+    written = {name: each["emitted"] for name, each in found["replies"].items()}
+    assert written == (dict.fromkeys(loaded_pair.SAMPLINGS, loaded_pair.TOKENS) if fill else {})
+    said = capsys.readouterr().out
+    assert "the planner, before: fits" in said and "ready after" in said
+    assert [each.name for each in tmp_path.iterdir()] == ["load.json"]
+
+
+def test_a_large_checkpoint_is_cut_into_files(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_checkpoint, "SHARD_BYTES", 400_000)
+    random_checkpoint.build("Qwen/Qwen3.5-9B", tmp_path, layers=4, tiny=True, device="cpu")
+    assert len(list((tmp_path / "target").glob("model-*.safetensors"))) > 2
+    cut, whole = (Checkpoint.open(folder / "target") for folder in (tmp_path, toy))
+    assert cut.tensors.keys() == whole.tensors.keys()
+    assert any(name.startswith("model.visual.") for name in cut.tensors)
 
 
 @pytest.mark.parametrize("stored", LAYOUTS)

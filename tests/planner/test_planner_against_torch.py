@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import random_pair  # noqa: E402
+from dflash_local.bench.random_pair import of_row  # noqa: E402
+from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
@@ -22,7 +23,8 @@ from dflash_local.models import drafter_weights, kv_cache, load_target, rope, tr
 from dflash_local.models.drafter import Drafter  # noqa: E402
 from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
 from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
-from tests.families import FAMILIES, VOCAB, random_model  # noqa: E402
+from tests.expert_pairs import DRAFTER  # noqa: E402
+from tests.families import FAMILIES, HIDDEN, VOCAB, random_model  # noqa: E402
 
 RECORD = Path(__file__).resolve().parents[2] / "benchmarks/results/h200_memory_reference.json"
 DENSE = ["llama", "mistral", "gemma2", "qwen3", "qwen3_5"]
@@ -41,7 +43,7 @@ def shape_of(family: str) -> ModelConfig:
 
 
 def drafter_of(biased: bool = False, second: bool = False) -> DrafterConfig:
-    config = random_pair.drafter_config(random_pair.TINY_DRAFTER, random_pair.TINY) | {"attention_bias": biased}
+    config = DRAFTER | {"attention_bias": biased}
     if second:
         parts = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
         config |= {"architectures": ["DFlash2DraftModel"], **parts}
@@ -80,12 +82,11 @@ def test_quantised_weights_are_the_linear_layers_the_loader_names(family: str) -
 
 
 def test_a_multimodal_checkpoint_is_counted_as_its_text_model() -> None:
-    config = json.loads(random_pair.target_config(random_pair.TINY).to_json_string(use_diff=False))
-    found = parameters.target_parameters(read_model(config, "wrapped"))
-    tensors = random_pair.target_shapes(random_pair.target_config(random_pair.TINY))
-    text = [size for name, size in tensors if ".visual." not in name]
+    tensors = text_model("qwen3_5_wrapped").state_dict()
+    text = [tensor for name, tensor in tensors.items() if ".visual." not in name]
     assert len(text) < len(tensors)
-    assert found.total == sum(torch.Size(size).numel() for size in text)
+    found = parameters.target_parameters(shape_of("qwen3_5_wrapped"))
+    assert found.total == sum(tensor.numel() for tensor in text)
 
 
 @pytest.mark.parametrize("family", LOADED)
@@ -114,11 +115,10 @@ def test_the_log_of_a_block_is_counted() -> None:
 @pytest.mark.parametrize(("biased", "second"), [(False, False), (True, False), (False, True), (True, True)])
 def test_a_loaded_drafter_takes_what_the_planner_says(biased: bool, second: bool) -> None:
     config = drafter_of(biased, second)
-    hidden = random_pair.TINY["hidden_size"]
-    weights = drafter_weights.random_weights(config, hidden, 0, torch.device("cpu"), torch.float32)
-    assert weights.nbytes == 4 * parameters.drafter_resident(config, hidden)
-    in_file = sum(torch.Size(size).numel() for size in config.tensor_shapes(hidden).values())
-    assert parameters.drafter_parameters(config, hidden) == in_file
+    weights = drafter_weights.random_weights(config, HIDDEN, 0, torch.device("cpu"), torch.float32)
+    assert weights.nbytes == 4 * parameters.drafter_resident(config, HIDDEN)
+    in_file = sum(torch.Size(size).numel() for size in config.tensor_shapes(HIDDEN).values())
+    assert parameters.drafter_parameters(config, HIDDEN) == in_file
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 256, 511, 512, 513, 1000, 1024, 1025, 2048, 3000])
@@ -141,15 +141,10 @@ def test_the_drafters_cache_grows_as_the_planner_says(tokens: int) -> None:
 
 @pytest.mark.parametrize("row", json.loads(RECORD.read_text(encoding="utf-8"))["rows"], ids=lambda row: "")
 def test_the_recorded_peaks_of_an_h200_are_predicted(row: dict[str, Any]) -> None:
-    sizes = {
-        "Qwen3-8B": (random_pair.QWEN3_8B, random_pair.DRAFTER_8B),
-        "Qwen3.5-9B": (random_pair.QWEN35_9B, random_pair.DRAFTER_9B),
-    }[row["shape"]]
-    config = json.loads(random_pair.target_config(sizes[0]).to_json_string(use_diff=False))
-    target = read_model(config, row["shape"])
-    drafter = DrafterConfig.from_shape(random_pair.drafter_config(sizes[1], sizes[0]), "drafter")
-    drafts = row["mode"] == "dflash"
-    loading = load.Load("bfloat16", None, row["context"], sizes[1]["block_size"] if drafts else 1, snapshots=1)
-    found = memory.ledger(target, drafter if drafts else None, loading)
+    known = registry.load().find(row["shape"])
+    assert known is not None
+    pair, drafts = of_row(known), row["mode"] == "dflash"
+    loading = load.Load("bfloat16", None, row["context"], pair.config.block_size if drafts else 1, snapshots=1)
+    found = memory.ledger(pair.model, pair.config if drafts else None, loading)
     assert found.running == pytest.approx(row["measured"]["peak"], rel=0.01)
     assert found.loading.bytes == pytest.approx(row["measured"]["loading_peak"], rel=0.01)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
-from benchmarks import dflash2_cycle  # noqa: E402
 from benchmarks.predicted_speed import FORMATS, KINDS, errors, predicted_today, table  # noqa: E402
 from benchmarks.speed_table import stored_as  # noqa: E402
+from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
+from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
+from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.quantization import GGUF_TYPES  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
@@ -60,20 +63,35 @@ def test_the_docs_show_what_is_predicted_of_an_h200() -> None:
     assert "\n".join(table(predicted_today(record("h200")))) in docs()
 
 
+def dflash2_pairs() -> dict[str, RandomPair]:
+    """A pair with a DFlash 2 drafter, by what was measured: whole, without its parts, with a published one in codes,
+    and the DFlash pair of the same shape.
+    """
+    rows = registry.load()
+    second, first = (of_row(row) for name in ("qwen3.8-27b", "qwen3.6-27b") if (row := rows.find(name)) is not None)
+    coded = "syvai/Qwen3.8-27B-DFlash2-W4A16"
+    return {
+        "qwen3.8-27b, DFlash 2": second,
+        "qwen3.8-27b, without its parts": replace(second, config=replace(second.config, dflash2=None)),
+        "qwen3.8-27b, W4A16": replace(second, config=DrafterConfig.from_shape(shape(coded) or {}, coded)),
+        "qwen3.6-27b, DFlash": first,
+    }
+
+
 def test_a_dflash2_drafter_is_predicted_as_well() -> None:
     """Cycles with and without its convolutions and selector, by the table of today; and the docs show them."""
-    text = (ROOT / "benchmarks/results/h200_dflash2_cycle.json").read_text(encoding="utf-8")
-    found = json.loads(text)
-    assert "\n".join(dflash2_cycle.table(found["entries"])) in (ROOT / "docs/figures.md").read_text(encoding="utf-8")
-    known = dflash2_cycle.pairs()
+    found = json.loads((ROOT / "benchmarks/results/h200_dflash2_cycle.json").read_text(encoding="utf-8"))
+    known, shown = dflash2_pairs(), docs()
     for entry in found["entries"]:
-        pair = known[entry["pair"]]
+        pair, at = known[entry["pair"]], entry["measured"]
         load = Load.of("cuda", LoadConfig(drafter_precision="8bit"), found["context"], pair.config.block_size)
-        model = stored_as(pair.model, dflash2_cycle.FORMATS[entry["format"]])
+        model = stored_as(pair.model, FORMATS[entry["format"]])
         predicted = predict_load(Machine("NVIDIA H200", "cuda", 0, 0, ""), model, pair.config, load)
-        cycle = entry["measured"]["cycle_ms"][str(pair.config.block_size)]
+        cycle = at["cycle_ms"][str(pair.config.block_size)]
         assert predicted is not None and predicted.times[0].cycle_ms == pytest.approx(cycle, rel=TIME)
-        assert predicted.times[0].step_ms == pytest.approx(entry["measured"]["step_ms"], rel=TIME)
+        assert predicted.times[0].step_ms == pytest.approx(at["step_ms"], rel=TIME)
+        times = " | ".join(f"{ms:.3f}" for ms in (at["step_ms"], at["draft_ms"], at["cycle_ms"]["8"], cycle))
+        assert f"| {entry['pair']} | {entry['format']} | {at['block']} | {times} |" in shown
 
 
 @pytest.mark.parametrize("card", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])

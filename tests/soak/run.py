@@ -1,9 +1,9 @@
 """A long mixed load on ``dflash serve``: do memory, descriptors or threads grow, and is any text wrong?
 
-    PYTHONPATH=. python3 benchmarks/soak.py [--minutes 60] [--model demo] [--out FILE]
+    python -m tests.soak.run [--minutes 60] [--model demo] [--out FILE]
 
 Starts the server on a free loopback port, records what it says without drafting, and then compares every reply with
-that under clients of all kinds (``soak_load``). Exits with 1 when a bar is missed.
+that under clients of all kinds (``load``). Exits with 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agent_trace import served
-from benchmarks.soak_load import Client, Load
-from benchmarks.soak_watch import Sample, Watch, complaints, points, slope
 from dflash_local.bench import provenance, report
 from dflash_local.store.atomic import write_atomic
+from tests.serve_process import served
+from tests.soak.load import Client, Load
+from tests.soak.watch import Sample, Watch, complaints, points, slope
 
 CLIENTS = 5
 BURST = 14  # at once: one runs, eight wait, the rest is told to come again
@@ -117,7 +117,6 @@ def measured(model: str, minutes: float) -> dict[str, Any]:
     missed += [f"{load.wrong} of {load.compared} texts are wrong"] if load.wrong else []
     missed += [f"{load.faulty} requests went wrong"] if load.faulty else []
     missed += [] if load.compared else ["no text was compared"]
-    named = {"idle before": before, "start": start, "half": middle, "end": end, "idle after": after}
     return {
         "report": "soak",
         "model": model,
@@ -125,7 +124,13 @@ def measured(model: str, minutes: float) -> dict[str, Any]:
         "clients": CLIENTS,
         "machine": provenance.machine(),
         "versions": provenance.versions(),
-        "points": {name: asdict(one) for name, one in named.items()},
+        "points": {
+            "idle before": asdict(before),
+            "start": asdict(start),
+            "half": asdict(middle),
+            "end": asdict(end),
+            "idle after": asdict(after),
+        },
         "growth_bytes": end.resident - middle.resident,
         "slope_bytes": slope(samples) * samples[-1].at / 2,
         "requests": [[kind, status, count] for (kind, status), count in sorted(load.counts.items())],

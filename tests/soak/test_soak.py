@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import soak
-from benchmarks.soak_load import Client, Load
-from benchmarks.soak_watch import MAX_GROWTH, MAX_MORE, Sample, complaints, slope
+from tests.soak import run
+from tests.soak.load import Client, Load
+from tests.soak.watch import MAX_GROWTH, MAX_MORE, Sample, complaints, slope
 
 MB = 10**6
 IDLE = Sample(0.0, 500 * MB, 12, 20, 2)
@@ -75,6 +75,6 @@ def test_a_wrong_text_is_counted_and_quoted() -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_a_short_soak_of_the_demo_pair() -> None:
-    found = soak.measured("demo", 0.5)
+    found = run.measured("demo", 0.5)
     assert found["compared"] > 20 and found["wrong"] == 0 and found["faults"] == []
-    assert "texts compared" in "\n".join(soak.lines(found))
+    assert "texts compared" in "\n".join(run.lines(found))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.soak_requests import BAD, CASES, CHAT, GENERATE, LONG, RARE, RARE_ONE_IN, WATCHED, Bad
+from tests.soak.requests import BAD, CASES, CHAT, GENERATE, LONG, RARE, RARE_ONE_IN, WATCHED, Bad
 
 ANSWER_S = 120.0  # a reply that takes longer than this is a hang
 CUT_S = 30.0  # by then a connection that sends no whole request is closed

@@ -1,0 +1,218 @@
+"""A pair in files on the fused engine, random weights: time to load, memory beside its plan, and times of a cycle.
+
+    PYTHONPATH=. python benchmarks/loaded_pair.py qwen3.5-27b --stored int4-g128 --context 32768 --cap 21 --fill
+
+A pair is a folder of ``random_checkpoint.py``, or a name of the registry: that is written into memory (``--at``) first,
+layers that are alike with the same numbers unless ``--whole``, and removed in the end. Loading stands beside a plain
+read of the same files by one thread; the first run compiles kernels and stands by itself. ``--cap`` lets torch's
+allocator take so many GiB only, as on a smaller card; what the planner says of such a card is printed first. Then, with
+``--fill``, two replies to the context's end; and a plain step and a cycle as ``dflash bench`` measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.random_checkpoint import STORED, build, weight_files
+from dflash_local.app.fitting import folder_shapes
+from dflash_local.bench import random_run
+from dflash_local.bench.provenance import machine, versions
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.events import Finished, LoadProgress, Step
+from dflash_local.planner.machine import Machine
+from dflash_local.planner.memory import GPU_RESERVE
+from dflash_local.planner.plan import Plan, plan
+from dflash_local.request import Limits, Request, SamplingParams
+
+GIB = 2**30
+BUFFER = 64 * 2**20
+TOKENS = 63  # of each reply: the last block reaches the context's end
+WEIGHTS = ("checking", "target", "drafter")  # stages until the weights are in place
+MEMORY = Path("/dev/shm")
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "filtered": SamplingParams(temperature=0.8, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, seed=1),
+}
+
+
+def card(cap: float | None, device: str) -> Machine:
+    """Describe the device with what is free of it; with a cap, one whose allocator may take so much."""
+    free, total = torch.cuda.mem_get_info() if device != "cpu" else (GIB, GIB)
+    if cap is not None:
+        free = round(cap * GIB) + GPU_RESERVE
+        if device != "cpu":
+            torch.cuda.set_per_process_memory_fraction(cap * GIB / total)
+    return Machine(f"a card of {cap or total / GIB:g} GiB", "cuda", total, free, "", device)
+
+
+def peak_bytes(device: str) -> int:
+    """Read the most that torch's allocator held since the last call; 0 on a CPU."""
+    if device == "cpu":
+        return 0
+    torch.cuda.synchronize()
+    found = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+def plain_read(files: Sequence[Path], buffer: torch.Tensor) -> float:
+    """Read the files into one buffer, over and over; the seconds."""
+    into = memoryview(buffer.numpy())
+    began = time.perf_counter()
+    for file in files:
+        with file.open("rb", buffering=0) as stream:
+            while stream.readinto(into):
+                pass
+    return time.perf_counter() - began
+
+
+def loading(pair: Pair, config: LoadConfig) -> tuple[Session, dict[str, Any]]:
+    """Load the pair; seconds until the weights are in place and until it is ready, and the peak in bytes."""
+    marks: list[tuple[str, float]] = []
+
+    def heard(event: LoadProgress) -> None:
+        marks.append((event.stage, time.perf_counter()))
+
+    peak_bytes(config.device)
+    began = time.perf_counter()
+    session = load(pair, config, heard)
+    ready = time.perf_counter() - began
+    placed = next(at for stage, at in marks if stage not in WEIGHTS) - began
+    return session, {"placed_s": placed, "ready_s": ready, "peak": peak_bytes(config.device)}
+
+
+def reply(session: Session, sampling: SamplingParams) -> dict[str, Any]:
+    """Write one reply whose last token is the context's last."""
+    count, vocab = session.facts.context - TOKENS, session.runner.target.vocab_size
+    ids = tuple(torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(1)).tolist())
+    found: dict[str, Any] = {"emitted": 0, "drafted": 0}
+    # The block size by name: random weights accept next to nothing, and drafting must not be switched off here.
+    block = session.facts.block_size
+    for event in session.generate(Request(prompt_ids=ids, sampling=sampling, limits=Limits(TOKENS), block_size=block)):
+        if isinstance(event, Step):
+            found["emitted"] += len(event.token_ids)
+            found["drafted"] += event.drafted
+        if isinstance(event, Finished):
+            found["reason"] = event.reason
+    return found | {"peak": peak_bytes(str(session.facts.device))}
+
+
+def timing(session: Session, context: int) -> dict[str, Any]:
+    """Measure a plain step and cycles at so many committed tokens, in milliseconds."""
+    runner = session.runner
+    assert isinstance(runner, FusedRunner)
+    clock = random_run.replay_ms if runner.device.type == "cuda" else random_run.host_ms
+    place = random_run.Place(runner.device, runner.target.dtype, clock)
+    with torch.inference_mode():
+        return asdict(random_run.at_context(runner, context, (runner.target.rows,), place))
+
+
+def measure(folder: Path, config: LoadConfig, runs: int, timed: int, samplings: Sequence[str]) -> dict[str, Any]:
+    """Load several times, each beside a plain read; the last one replies, and is timed at ``timed`` tokens."""
+    pair = Pair(folder.name, folder / "target", folder / "drafter", bundled=False)
+    files = [file for part in ("target", "drafter") for file in weight_files(folder / part)]
+    buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=config.device != "cpu")
+    plain_read(files, buffer)  # into the page cache
+    found: dict[str, Any] = {"gib": sum(file.stat().st_size for file in files) / GIB, "rounds": []}
+    for run in range(runs):
+        plain = plain_read(files, buffer)
+        session, told = loading(pair, config)
+        found["rounds"].append({"plain_s": plain, **told})
+        if run == runs - 1:
+            found |= {"stored": session.facts.stored, "notices": list(session.facts.notices)}
+            found["replies"] = {name: reply(session, SAMPLINGS[name]) for name in samplings}
+            found["timing"] = timing(session, timed)
+        session.close()
+        del session
+        gc.collect()
+        if config.device != "cpu":
+            torch.cuda.empty_cache()
+    found["peak"] = max(part["peak"] for part in (*found["rounds"], *found["replies"].values()))
+    return found
+
+
+def tell(said: Plan, found: dict[str, Any]) -> None:
+    """Print plan and measurements beside each other."""
+    size, first = found["gib"], found["rounds"][0]
+    plain, placed, ready = (
+        min(each[key] for each in found["rounds"][1:] or [first]) for key in ("plain_s", "placed_s", "ready_s")
+    )
+    print(
+        f"{size:.2f} GiB: plain read {plain:.2f} s ({size / plain:.1f} GiB/s), weights in place after {placed:.2f} s "
+        f"({size / placed:.1f} GiB/s), ready after {ready:.2f} s, the first time {first['ready_s']:.2f}"
+    )
+    for line in (*said.ledger.lines, *said.ledger.host):
+        print(f"  {line.name:<22} {(line.bytes or 0) / GIB:8.3f} GiB  {line.note}")
+    peak = said.ledger.peak or 0
+    off = f", off by {peak / found['peak'] - 1:+.2%}" if found["peak"] else ""
+    print(f"predicted peak {peak / GIB:.3f} GiB, measured {found['peak'] / GIB:.3f} GiB{off}")
+    for name, written in found["replies"].items():
+        print(f"  {name}: {written['emitted']} tokens, ended by {written['reason']}")
+    at = found["timing"]
+    cycles = ", ".join(f"{rows} rows {figure['ms']:.3f} ms" for rows, figure in at["cycle"].items())
+    print(f"at {at['context']} tokens: plain step {at['step']['ms']:.3f} ms, cycle {cycles}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure one pair and say how it compares."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pair", help="a folder, or a name of the registry")
+    parser.add_argument("--stored", choices=STORED, help="the layout that a named pair is written in; else bfloat16")
+    parser.add_argument("--whole", action="store_true", help="each layer has numbers of its own")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--tiny", action="store_true", help="toy widths")
+    parser.add_argument("--at", type=Path, default=MEMORY if MEMORY.is_dir() else None, help="where it is written")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--drafter-precision", default="full", help="auto tries coarser ones, which no plan counts")
+    parser.add_argument("--offload", default="auto", help="auto: as planned")
+    parser.add_argument("--fill", action="store_true", help="two replies to the context's end, one with every filter")
+    parser.add_argument("--timing", type=int, default=1024, metavar="TOKENS")
+    parser.add_argument("--cap", type=float, metavar="GIB", help="what torch's allocator may take")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(arguments)
+    asked = LoadConfig(
+        device=args.device,
+        engine="fused",
+        dtype="bfloat16",
+        context=args.context,
+        drafter_precision=args.drafter_precision,
+        offload=args.offload,
+    )
+    with ExitStack() as stack:
+        folder = Path(args.pair)
+        if not folder.is_dir():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="random-", dir=args.at)))
+            shape = {"layers": args.layers, "tiny": args.tiny, "stored": args.stored, "tiled": not args.whole}
+            build(args.pair, folder, device=args.device, **shape)
+        known = folder_shapes(args.pair, folder / "target", folder / "drafter")
+        assert known is not None
+        said = plan(known.target, known.drafter, card(args.cap, args.device), asked)
+        print(f"the planner, before: {'fits' if said.fits else 'does not fit'}; {said.reason}")
+        config = said.load if said.fits else asked
+        found = measure(folder, config, args.runs, args.timing, list(SAMPLINGS) if args.fill else ())
+    tell(said, found)
+    if args.out is not None:
+        record = {"what": "random weights of true shapes, fused engine", "pair": args.pair, "layout": args.stored}
+        record |= {"cap_gib": args.cap, "load": asdict(config), "planned": said.as_dict(), **found}
+        text = json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2)
+        args.out.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
