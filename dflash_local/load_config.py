@@ -63,7 +63,6 @@ class LoadOption:
         choices, pattern, low, high: what is allowed of words, text and numbers; ``allowed`` says it.
         spelled: what a command line says instead of the default where there is no option of this name.
         has_variable: may also be a ``DFLASH_`` variable or stand in settings.json.
-        former_name: still understood in its place. former_values: words that are still understood, and their choices.
         planned: the memory plan depends on it. needs_fused: no other engine knows more than its default.
         compared: two loads that differ in it are different; else it only matters while loading.
         not_shown: values that go without saying, besides the default.
@@ -81,8 +80,6 @@ class LoadOption:
     metavar: str | None = None
     spelled: str = ""
     has_variable: bool = True
-    former_name: str = ""
-    former_values: Mapping[str, str] = field(default_factory=dict)
     planned: bool = True
     needs_fused: bool = False
     compared: bool = True
@@ -145,7 +142,6 @@ class LoadConfig:
         None,
         "Round a target's plain weights to 8 or 4 bits as they are read; bnb-: with bitsandbytes, which is slow.",
         choices=(*QUANTIZED, *BITSANDBYTES),
-        former_values={"nf4": "bnb-nf4"},
         metavar="FORMAT",
         has_variable=False,
     )
@@ -173,7 +169,6 @@ class LoadConfig:
         "Weights and head of the drafter; no reply changes. auto: 8 bits where that pays.",
         choices=("auto", *DRAFTER_PRECISIONS),
         metavar="NAME",
-        former_name="draft_side",
         not_shown=("full",),
     )
     kv_cache: str = _option(
@@ -218,11 +213,7 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         for name, option in LOAD_OPTIONS.items():
-            value = getattr(self, name)
-            if isinstance(value, str) and value in option.former_values:
-                value = option.former_values[value]
-                object.__setattr__(self, name, value)
-            option.check(value)
+            option.check(getattr(self, name))
 
     @property
     def needs_fused(self) -> str:

@@ -36,7 +36,6 @@ class Key:
 
     allowed: str
     read: Callable[[Any], Any]
-    former_name: str = ""
 
 
 def _text(value: Any) -> str:
@@ -92,7 +91,7 @@ def _load_key(option: LoadOption) -> Key:
             raise ValueError(value) from error
         return found
 
-    return Key(option.allowed, read, option.former_name)
+    return Key(option.allowed, read)
 
 
 KEYS: dict[str, Key] = {
@@ -293,11 +292,9 @@ def _token(env: Mapping[str, str], home: Path | None) -> str | None:
 def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
     given = {}
     for name, key in KEYS.items():
-        for spelled in filter(None, (name, key.former_name)):
-            variable = f"DFLASH_{spelled.upper()}"
-            if env.get(variable, "") != "":
-                given[name] = _read(key, env[variable], f"{variable}={env[variable]!r}")
-                break
+        variable = f"DFLASH_{name.upper()}"
+        if env.get(variable, "") != "":
+            given[name] = _read(key, env[variable], f"{variable}={env[variable]!r}")
     return given
 
 
@@ -313,15 +310,13 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not JSON: {error}", "correct it or remove it") from error
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must hold one JSON object", f"allowed keys: {', '.join(KEYS)}")
-    names = {key.former_name: name for name, key in KEYS.items() if key.former_name} | {name: name for name in KEYS}
     given = {}
-    for name in sorted(content, key=KEYS.__contains__):  # a former name first, so that the present one wins
-        value = content[name]
-        if name not in names:
+    for name, value in content.items():
+        if name not in KEYS:
             close = difflib.get_close_matches(name, KEYS, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise SettingsError(f"{path}: unknown key {name!r}", f"{hint}allowed keys: {', '.join(KEYS)}")
-        given[names[name]] = _read(KEYS[names[name]], value, f"{path}: {name} = {json.dumps(value)}")
+        given[name] = _read(KEYS[name], value, f"{path}: {name} = {json.dumps(value)}")
     return given
 
 

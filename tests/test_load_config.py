@@ -78,12 +78,6 @@ def test_facts_tell_what_is_loaded_and_survive_json() -> None:
             SessionFacts.from_dict({**facts.as_dict(), **broken})
 
 
-def test_a_former_word_is_still_understood() -> None:
-    assert LoadConfig(quantize="nf4") == LoadConfig(quantize="bnb-nf4")
-    assert LoadConfig(quantize="nf4").arguments() == ["--quantize", "bnb-nf4"]
-    assert LoadConfig(quantize="bnb-nf4").bitsandbytes == "bnb-nf4" and LoadConfig(quantize="int4").bitsandbytes is None
-
-
 def test_facts_tell_what_a_target_is_made_of() -> None:
     def weights(quantize: str | None, stored: str | None) -> str:
         return SessionFacts("t", None, 1, True, LoadConfig(dtype="bfloat16", quantize=quantize), stored=stored).weights
@@ -91,3 +85,7 @@ def test_facts_tell_what_a_target_is_made_of() -> None:
     assert weights(None, None) == "bfloat16"
     assert weights(None, "int4 g128") == "int4 g128, as published"
     assert weights("int4", None) == "int4: the checkpoint's own, rounded as they were read"
+
+
+def test_formats_of_bitsandbytes_are_told_apart() -> None:
+    assert LoadConfig(quantize="bnb-nf4").bitsandbytes == "bnb-nf4" and LoadConfig(quantize="int4").bitsandbytes is None

@@ -61,13 +61,12 @@ def _folders_on_disk() -> set[str]:
 
 
 def _folders_in_docs() -> set[str]:
-    text = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
-    block = re.search(r"^## The tree\n.*?^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert block, "docs/development.md has no tree"
-    folders, top = set(), ""
-    for line in block.group(1).splitlines():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    picture, tree = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    folders, top = {f"dflash_local/{room}" for room in re.findall(r"(\w+)/(?=\s)", picture)}, ""
+    for line in tree.splitlines():
         found = re.match(r"( *)([\w.]+)/ +\S", line)
-        if found and not found.group(2).startswith("."):
+        if found:
             top = top if found.group(1) else found.group(2)
             folders.add(f"{top}/{found.group(2)}" if found.group(1) else top)
     return folders

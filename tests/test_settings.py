@@ -66,16 +66,6 @@ def test_every_load_option_is_a_variable_and_a_key_unless_it_says_otherwise(tmp_
         assert settings.load({f"DFLASH_{name.upper()}": "1"}).load_config == LoadConfig()
 
 
-def test_a_former_name_is_understood_and_the_present_one_wins(tmp_path: Path) -> None:
-    write(tmp_path, '{"drafter_precision": "8bit", "draft_side": "full"}')
-    home = {"HOME": str(tmp_path)}
-    assert settings.load(home).load_config.drafter_precision == "8bit"
-    former = {**home, "DFLASH_DRAFT_SIDE": "frequent"}
-    assert settings.load(former).load_config.drafter_precision == "frequent"
-    both = {**former, "DFLASH_DRAFTER_PRECISION": "8bit-head"}
-    assert settings.load(both).load_config.drafter_precision == "8bit-head"
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
@@ -85,7 +75,6 @@ def test_a_former_name_is_understood_and_the_present_one_wins(tmp_path: Path) ->
         ("DFLASH_DTYPE", "fp8", "auto, float32, bfloat16, float16"),
         ("DFLASH_EXACT", "perhaps", "true or false"),
         ("DFLASH_DRAFT_WINDOW", "0", "a whole number from 1 to 1,000,000"),
-        ("DFLASH_DRAFT_SIDE", "4bit", "auto, full, 8bit-head"),
         ("DFLASH_MAX_NEW_TOKENS", "-1", "a whole number"),
     ],
 )

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "PLAIN", "DRAFTED")
 NOTE = (
-    "Speeds are predicted at 1,024 tokens of context: fitted to one NVIDIA H200 with random weights and scaled to each "
-    "card, to the H100 by a probe of one, to the others by the makers' data sheets. GiB is the download, drafter "
-    "included; ~ is computed from the model's shape, the text model alone. PLAIN is tokens/s without the drafter. "
-    "DRAFTED is tokens/s at the lowest and the highest acceptance length: this machine's own where it has a record of "
-    "the pair, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."
+    "Speeds are predicted at 1,024 tokens of context: fitted to one NVIDIA H200 with random weights, scaled to the "
+    "H100 by a probe, to others by data sheets. GiB is the download, drafter included; ~ is computed from the shape. "
+    "PLAIN is tokens/s without the drafter, DRAFTED at the lowest and the highest acceptance length: this machine's "
+    "own, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."
 )
 
 
@@ -45,11 +44,15 @@ def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
         yield ""
         yield f"## {_head(each)}"
         yield ""
-        yield "| pair | weights | GiB | context | plain | drafted | command |"
+        yield "| pair | weights | GiB | context | plain | drafted | options of `dflash chat` |"
         yield "|---|---|---|---|---|---|---|"
         for row in each.rows:
-            cells = [*_row(row), f"`{row.command}`" if row.command else ""]
-            yield f"| {' | '.join(cells)} |"
+            if row.command:
+                options = row.command.removeprefix(f"dflash chat {row.pair}").strip()
+                yield f"| {' | '.join([*_row(row), f'`{options}`' if options else ''])} |"
+        if rest := [row.pair for row in each.rows if not row.command]:
+            yield ""
+            yield f"Does not fit: {', '.join(rest)}."
 
 
 def _head(each: CardTable) -> str:

@@ -84,7 +84,7 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
             given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
         return command(**given, **{PARAMETER: load})
 
-    parameters = [*own, *(parameter for option in offered for parameter in _parameters(option))]
+    parameters = [*own, *map(_parameter, offered)]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
@@ -124,27 +124,18 @@ def _taken(offered: list[LoadOption], given: dict[str, Any]) -> Mapping[str, Any
     """The values of the load options, taken out of what was given."""
     found = {}
     for option in offered:
-        former = given.pop(option.former_name, None)
         value = given.pop(option.name)
-        value = former if value is None else value
         if value is not None:
             one_way = option.kind is bool and not option.has_variable
             found[option.name] = not option.default if one_way else value.value if isinstance(value, Enum) else value
     return found
 
 
-def _parameters(option: LoadOption) -> list[inspect.Parameter]:
-    """The option as a command's parameter, None where it is not given; and its former name, hidden."""
+def _parameter(option: LoadOption) -> inspect.Parameter:
+    """The option as a command's parameter, None where it is not given."""
     kind: Any = option.kind
     if option.choices:
-        words = (*option.choices, *option.former_values)
-        kind = cast(Any, Enum)(option.name, [(each, each) for each in words], type=str)
-    names = {option.name: (option.switch, False)}
+        kind = cast(Any, Enum)(option.name, [(each, each) for each in option.choices], type=str)
     help_ = f"{option.help} One of {option.allowed}." if option.choices and option.metavar else option.help
-    if option.former_name:
-        names[option.former_name] = (f"--{option.former_name.replace('_', '-')}", True)
-    shown: dict[str, Any] = {"help": help_, "metavar": option.metavar, "rich_help_panel": PANEL}
-    return [
-        _keyword(name, Annotated[kind | None, typer.Option(flag, hidden=hidden, **shown)])
-        for name, (flag, hidden) in names.items()
-    ]
+    shown = typer.Option(option.switch, help=help_, metavar=option.metavar, rich_help_panel=PANEL)
+    return _keyword(option.name, Annotated[kind | None, shown])

@@ -75,7 +75,7 @@ class AcceptanceRecord:
 
 
 def _count(entry: Any) -> Count | None:
-    """Of an entry of the file. None of two numbers, as older versions wrote: how many rows their cycles had is lost."""
+    """Read an entry of the file; None where it is none."""
     try:
         found = Count(entry["tokens"], {int(rows): count for rows, count in entry["cycles"].items()})
     except (AttributeError, KeyError, TypeError, ValueError):

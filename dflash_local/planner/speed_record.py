@@ -29,8 +29,7 @@ class SpeedMeasurement:
 
     Attributes:
         target: as ``ModelConfig.source``. format, drafter_precision, kv_cache: of the plan. rows: of a cycle; 1 where
-            there is no drafter, and then ``cycle_ms`` is None. shorter: as of ``Times``. basis: of what was predicted;
-            older versions kept none.
+            there is no drafter, and then ``cycle_ms`` is None. shorter: as of ``Times``. basis: of what was predicted.
     """
 
     card: str
@@ -44,8 +43,8 @@ class SpeedMeasurement:
     cycle_ms: float | None
     predicted_step_ms: float | None
     predicted_cycle_ms: float | None
-    shorter: tuple[tuple[int, float], ...] = ()
-    basis: str = ""
+    shorter: tuple[tuple[int, float], ...]
+    basis: str
 
     @classmethod
     def of(
@@ -138,8 +137,7 @@ def _of_own(own: list[SpeedMeasurement], one: Times) -> Times:
     if not near:
         return one
     best = min(near, key=lambda each: abs(each.context - one.context))
-    shorter = best.shorter or one.shorter  # older versions measured them, and kept none
-    return Times(one.context, best.step_ms, best.cycle_ms, best.rows, shorter, measured=True)
+    return Times(one.context, best.step_ms, best.cycle_ms, best.rows, best.shorter, measured=True)
 
 
 def _scaled(one: Times, step: float, cycle: float) -> Times:
@@ -155,9 +153,9 @@ def _factor(pairs: Iterable[tuple[float | None, float | None]]) -> float:
 
 def _measurement(entry: Any) -> SpeedMeasurement | None:
     try:
-        shorter = dict(entry.get("shorter", ()))
+        shorter = dict(entry["shorter"])
         found = SpeedMeasurement(**{**entry, "shorter": tuple(shorter.items())})
-    except (AttributeError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None
     texts = found.card, found.target, found.format, found.drafter_precision, found.kv_cache, found.basis
     times = found.cycle_ms, found.predicted_step_ms, found.predicted_cycle_ms

@@ -44,7 +44,7 @@ def test_they_stand_in_a_panel_of_their_own(command: str, cli: Cli) -> None:
     for name in options_of(command):
         assert (LOAD_OPTIONS[name].flag in loading) or (command, name) == ("bench", "context")
         assert LOAD_OPTIONS[name].flag not in usual or (command, name) == ("bench", "context")
-    assert "--draft-side" not in shown and "Options:" in usual
+    assert "Options:" in usual
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -71,13 +71,11 @@ def test_serve_loads_with_every_option_and_again_when_it_loads_again(
     assert opened.loads == [WANTED] * 3 and len({pair.name for pair in opened.pairs}) == 2
 
 
-def test_the_command_line_wins_over_the_variable_and_its_former_name_is_understood(
-    cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_wins_over_the_variable(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASH_EXACT", "1")
     monkeypatch.setenv("DFLASH_DRAFTER_PRECISION", "8bit-head")
     assert cli("run", "demo", "hi", "--no-fit-check").code == 0
-    assert cli("run", "demo", "hi", "--no-fit-check", "--no-exact", "--draft-side", "frequent").code == 0
+    assert cli("run", "demo", "hi", "--no-fit-check", "--no-exact", "--drafter-precision", "frequent").code == 0
     found = [(load.exact, load.drafter_precision) for load in opened.loads]
     assert found == [(True, "8bit-head"), (False, "frequent")]
 

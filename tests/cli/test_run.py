@@ -63,7 +63,7 @@ def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened,
     options = (
         "--max-new-tokens 9 --temperature 0.8 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1"
         " --presence-penalty 0.2 --frequency-penalty 0.3 --seed 18446744073709551615 --block-size 3 --dtype bfloat16"
-        " --device cuda:1 --engine reference --quantize nf4 --allow-mismatch --think --system sys --stop A --stop B"
+        " --device cuda:1 --engine reference --quantize bnb-nf4 --allow-mismatch --think --system sys --stop A --stop B"
     )
     result = cli("run", str(local), "hi", "--drafter", str(tmp_path / "drafter"), *options.split())
     assert result.code == 0, result.err

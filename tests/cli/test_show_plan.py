@@ -141,7 +141,7 @@ def test_plan_takes_what_fits_and_says_why_nothing_finer_does(cli: Cli) -> None:
     assert "take them with: dflash chat Qwen/Qwen3.6-27B --variant autoround-int4" in flat
     assert re.search(r"fp8, rounded at load: .* needs .* GiB too little", flat)
     assert re.search(r"bfloat16 +no +2,048 +\d+\.\d\d GiB +\d+\.\d\d GiB too little", found.out)
-    asked = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32", "--quantize", "nf4")
+    asked = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "32", "--quantize", "bnb-nf4")
     assert asked.code == 0 and "in bnb-nf4" in asked.out and asked.err == ""
 
 
@@ -200,10 +200,10 @@ def test_plan_names_the_engine_that_would_run(cli: Cli) -> None:
         name: cli(*asked, *more, "--json").json["plan"]
         for name, more in {
             "auto": (),
-            "bnb-nf4": ("--quantize", "nf4"),
+            "bnb-nf4": ("--quantize", "bnb-nf4"),
             "int4": ("--quantize", "int4"),
             "exact": ("--exact", "--context", "4096"),
-            "8bit": ("--draft-side", "8bit"),
+            "8bit": ("--drafter-precision", "8bit"),
         }.items()
     }
     assert {name: found["engine"] for name, found in plans.items()} == {
@@ -211,7 +211,7 @@ def test_plan_names_the_engine_that_would_run(cli: Cli) -> None:
         "bnb-nf4": "reference",
     }
     assert plans["exact"]["exact"] and plans["8bit"]["context"] > plans["auto"]["context"]
-    refused = cli(*asked, "--engine", "fused", "--quantize", "nf4")
+    refused = cli(*asked, "--engine", "fused", "--quantize", "bnb-nf4")
     assert refused.code == 2 and "it does not know bnb-nf4 weights" in refused.err
 
 

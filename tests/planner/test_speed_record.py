@@ -37,8 +37,6 @@ def test_a_measured_plan_has_its_own_times_and_scaled_ones_at_other_contexts() -
     other = corrected(replace(PREDICTED, basis="by a probe taken since"), PLAN, "a/b", (MEASURED,))
     assert other is not None and other.basis.endswith("of context; other contexts predicted")
     assert other.times == (found.times[0], PREDICTED.times[1])
-    old = corrected(PREDICTED, PLAN, "a/b", (replace(MEASURED, shorter=()),))
-    assert old is not None and old.times[0].shorter == ((4, 15.0), (8, 18.0)), "scaled, as it knows none"
 
 
 def test_where_every_context_was_measured_none_is_scaled() -> None:
