@@ -24,7 +24,6 @@ NOTE = (
 
 
 def lines(tables: Sequence[CardTable], width: int) -> list[str]:
-    """One table after the other."""
     columns = [Column(title, right=title not in TITLES[:2], shrinks=title == "WEIGHTS") for title in TITLES]
     page: list[str] = []
     for each in tables:
@@ -36,7 +35,7 @@ def lines(tables: Sequence[CardTable], width: int) -> list[str]:
 
 
 def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
-    """As ``docs/cards.md``."""
+    """Write ``docs/cards.md``."""
     yield "# Which pair runs on which card"
     yield ""
     yield f"Made by `dflash models --cards --markdown`. {NOTE}"

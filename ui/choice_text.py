@@ -24,14 +24,14 @@ COLUMNS = (
 
 
 class ChoiceRow(NamedTuple):
-    """One way to load a pair: a text for each of ``COLUMNS``, and what is to be known beside them."""
+    """Holds one way to load a pair: a text for each of ``COLUMNS``, and what is to be known beside them."""
 
     cells: tuple[str, ...]
     remark: str
 
 
 def choice_row(choice: LoadChoice) -> ChoiceRow:
-    """Of one way; that which does not fit has its reason as the remark, else what its weights are."""
+    """Word one way; that which does not fit has its reason as the remark, else what its weights are."""
     plan, prediction = choice.plan, choice.option.prediction
     engine = plan.engine if plan.engine == FUSED else f"{plan.engine} (slow)"
     download = "here" if choice.here else gib(choice.download_gib, choice.computed)
@@ -55,7 +55,7 @@ def _drafted(choice: LoadChoice) -> str:
 
 
 def basis(choices: LoadChoices) -> str:
-    """What the predicted speeds rest on; empty where there are none."""
+    """Say what the predicted speeds rest on; empty where there are none."""
     found = next((each.option.prediction for each in choices.choices if each.option.prediction is not None), None)
     if found is None:
         return ""

@@ -13,27 +13,6 @@ from dflash_local.terminal import byte_size, duration
 WINDOW_S = 8.0  # over which the speed is taken: long enough to be calm, short enough to follow
 
 
-class Speed:
-    """Bytes per second over the last few seconds."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque()
-
-    def add(self, now: float, done: int) -> None:
-        """``done`` bytes in all at this time."""
-        self._points.append((now, done))
-        while len(self._points) > 2 and now - self._points[0][0] > WINDOW_S:
-            self._points.popleft()
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """None before there is anything to measure."""
-        if len(self._points) < 2:
-            return None
-        (start, before), (end, after) = self._points[0], self._points[-1]
-        return (after - before) / (end - start) if end > start and after > before else None
-
-
 class Download:
     """The repositories of a pull, in the order in which they were heard of.
 
@@ -48,51 +27,53 @@ class Download:
         self, clock: Callable[[], float] = time.monotonic, totals: Mapping[str, int] = MappingProxyType({})
     ) -> None:
         self.repos = {repo: PullProgress(repo, 0, total) for repo, total in totals.items()}
-        self._clock, self._speed = clock, Speed()
-        if totals:
-            self._speed.add(clock(), 0)
+        self._clock = clock
+        self._points: deque[tuple[float, int]] = deque([(clock(), 0)] if totals else ())
 
     def take(self, event: PullProgress) -> None:
         """Count one event in."""
         if event.repo not in self.repos:
-            self._speed = Speed()
+            self._points.clear()
         self.repos[event.repo] = event
-        self._speed.add(self._clock(), self.done - self.resumed)
+        self._points.append((self._clock(), self.done - self.resumed))
+        while len(self._points) > 2 and self._points[-1][0] - self._points[0][0] > WINDOW_S:
+            self._points.popleft()
 
     @property
     def done(self) -> int:
-        """Bytes that are here."""
         return sum(event.done for event in self.repos.values())
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
         return sum(event.total for event in self.repos.values())
 
     @property
     def resumed(self) -> int:
-        """Bytes that came over no line in this pull."""
+        """Counts bytes that came over no line in this pull."""
         return sum(event.resumed for event in self.repos.values())
 
     @property
     def verified(self) -> int:
-        """Bytes of whole files that were proven."""
+        """Counts bytes of whole files that were proven."""
         return sum(event.verified for event in self.repos.values())
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Over the last seconds; None before there is anything to measure."""
-        return self._speed.bytes_per_s
+        """Takes the last seconds; None before there is anything to measure."""
+        if len(self._points) < 2:
+            return None
+        (start, before), (end, after) = self._points[0], self._points[-1]
+        return (after - before) / (end - start) if end > start and after > before else None
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until all is here at this speed; None while that is not known."""
+        """Gives seconds until all is here at this speed; None while that is not known."""
         rate = self.bytes_per_s
         return None if rate is None else (self.total - self.done) / rate
 
     @property
     def line(self) -> str:
-        """All of it in words: bytes, how many of them are proven and were here before, speed, time left."""
+        """Says all of it: bytes, how many of them are proven and were here before, speed, time left."""
         parts = [f"{byte_size(self.done)} of {byte_size(self.total)}"]
         parts += [f"{byte_size(self.verified)} verified"] if self.verified else []
         parts += [f"{byte_size(self.resumed)} resumed"] if self.resumed else []

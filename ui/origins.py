@@ -8,7 +8,7 @@ LEGEND = "underlined: drafted and accepted; ‹in marks›: chosen by the target
 
 
 def marked(piece: Piece) -> str:
-    """The piece's text; a token of the target's own stands in marks, a line end stays one."""
+    """Return the text; a token of the target's own stands in marks, a line end stays one."""
     if piece.origin == "accepted":
         return piece.text
     core = piece.text.strip()

@@ -30,7 +30,7 @@ GATED_URL = "https://huggingface.co/{}"
 
 
 def pair_page(item: InstallStatus, plans: PairPlans, store: ModelStore | None, width: int) -> list[str]:
-    """All that is known of a pair, as ``dflash show`` and the page tell it."""
+    """Tell all that is known of a pair, for ``dflash show`` and the page."""
     row = item.row
     kind = ", ".join([row.family] * bool(row.family) + [row.kind, row.status])
     return spaced(
@@ -48,7 +48,7 @@ def pair_page(item: InstallStatus, plans: PairPlans, store: ModelStore | None, w
 
 
 def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str]:
-    """What is on this disk, and the next command."""
+    """Tell what is on this disk, and the next command."""
     row = item.row
     if row.bundled:
         return field("here", f"yes; dflash run {row.name}, dflash race {row.name}", width)
@@ -67,7 +67,7 @@ def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str
 
 
 def _plans(name: str, plans: PairPlans, width: int) -> list[str]:
-    """What to take, the ledger of its plan and the table of formats."""
+    """Tell what to take, the ledger of its plan and the table of formats."""
     found, known = plans.plan, plans.known
     if known is None or found is None:
         return ["memory", "  unknown: no source tells the target's shape"]
@@ -90,7 +90,7 @@ def _plans(name: str, plans: PairPlans, width: int) -> list[str]:
 
 
 def marks(row: Row) -> list[str]:
-    """What a reader should know about a row before anything else."""
+    """Name what a reader should know about a row before anything else."""
     found: list[str] = [] if row.status == "released" else [row.status]
     found += [row.kind] if row.kind != "dflash" else []
     found += ["gated"] if row.gated else []
@@ -98,7 +98,7 @@ def marks(row: Row) -> list[str]:
 
 
 def facts(row: Row, width: int) -> list[str]:
-    """Names, sizes, context, advice and licences."""
+    """Tell names, sizes, context, advice and licences."""
     lines = field("target", row.target.id if row.target else f"{row.bundled}, comes with the package", width)
     lines += field("drafter", _drafter(row), width)
     if row.mirrors:
@@ -122,7 +122,7 @@ def facts(row: Row, width: int) -> list[str]:
 
 
 def download(row: Row) -> str:
-    """``17.98 GiB target + 2.41 GiB drafter = 20.39 GiB``, as far as it is known."""
+    """Write ``17.98 GiB target + 2.41 GiB drafter = 20.39 GiB``, as far as it is known."""
     if row.bundled:
         return "nothing: comes with the package"
     if row.package is not None and row.bundled_drafter:
@@ -134,7 +134,7 @@ def download(row: Row) -> str:
 
 
 def generations(row: Row, width: int) -> list[str]:
-    """One line for each known shape of the drafter."""
+    """Write one line for each known shape of the drafter."""
     if not row.fingerprints:
         return []
     columns = (
@@ -162,7 +162,7 @@ def generations(row: Row, width: int) -> list[str]:
 
 
 def other_drafters(row: Row, width: int) -> list[str]:
-    """Drafters that are published beside the row's own, and their licences."""
+    """List drafters that are published beside the row's own, and their licences."""
     lines = ["other drafters, by name or with --drafter"] if row.other_drafters else []
     for one in row.other_drafters:
         words = (f"kind {one.kind}", f"licence {one.licence or UNKNOWN}", one.note)
@@ -171,7 +171,7 @@ def other_drafters(row: Row, width: int) -> list[str]:
 
 
 def published(row: Row, width: int) -> list[str]:
-    """Published figures of single requests, or of few at once: the tables of one source below another's."""
+    """Write figures of single requests, or of few at once: the tables of one source below another's."""
     from dflash_local.catalog.row import lengths_of
 
     few = lengths_of(row.published, None)
@@ -192,13 +192,13 @@ def published(row: Row, width: int) -> list[str]:
 
 
 def _heading(generation: str, block: int | None, concurrency: int | None) -> str:
-    """``BLOCK 16 (v1)``, and how many requests where that is not one."""
+    """Write ``BLOCK 16 (v1)``, and how many requests where that is not one."""
     requests = {1: "", None: ", requests not stated"}.get(concurrency, f", {concurrency} at once")
     return f"BLOCK {block or UNKNOWN} ({generation}{requests})"
 
 
 def variants(row: Row, width: int) -> list[str]:
-    """Targets that others published in fewer bits."""
+    """List targets that others published in fewer bits."""
     if not row.variants:
         return []
     columns = (Column("REPOSITORY"), Column("VARIANT"), Column("SIZE", right=True))
@@ -211,7 +211,7 @@ def variants(row: Row, width: int) -> list[str]:
 
 
 def _recipe(item: Variant) -> str:
-    """What is known of how it was made, and its licence."""
+    """Tell what is known of how it was made, and its licence."""
     parts = [item.format if item.group_size is None else f"{item.format} g{item.group_size}"]
     if item.kept_16_bits is None:
         parts.append("what stays in 16 bits is not known")
@@ -222,7 +222,7 @@ def _recipe(item: Variant) -> str:
 
 
 def server(row: Row, width: int) -> list[str]:
-    """The commands that serve this pair, each on one line that can be copied."""
+    """Write the commands that serve this pair, each on one line that can be copied."""
     commands = server_commands(row)
     if not commands:
         return []
@@ -242,7 +242,7 @@ def server(row: Row, width: int) -> list[str]:
 
 
 def nodes(row: Row, count: int, commands: Mapping[str, Sequence[str]], width: int) -> list[str]:
-    """The commands that serve a pair on several machines, each on one line that can be copied."""
+    """Write the commands that serve a pair on several machines, each on one line that can be copied."""
     from dflash_local.app.engine_command import HEAD, HEAD_PORT
 
     each = row.server.tensor_parallel if row.server else None
@@ -259,7 +259,7 @@ def nodes(row: Row, count: int, commands: Mapping[str, Sequence[str]], width: in
 
 
 def terms(row: Row) -> tuple[str, ...]:
-    """Where terms must be accepted before the target can be downloaded."""
+    """Name where terms must be accepted before the target can be downloaded."""
     return (GATED_URL.format(row.target.id),) if row.gated and row.target else ()
 
 
@@ -297,7 +297,7 @@ def _cell(cell: Published | None) -> str:
 
 
 def spaced(sections: Iterable[list[str]]) -> list[str]:
-    """Sections with an empty line before each but the first; empty ones are left out."""
+    """Put an empty line before each section but the first; empty ones are left out."""
     lines: list[str] = []
     for section in sections:
         lines += ["", *section] if lines and section else section

@@ -18,13 +18,13 @@ HELPS = 1.1  # times plain speed from which drafting is said to help: prediction
 
 
 def machine_line(where: Machine) -> str:
-    """``CPU, 13.5 GiB usable of 15.6 GiB (no GPU was found)``."""
+    """Write ``CPU, 13.5 GiB usable of 15.6 GiB (no GPU was found)``."""
     why = f" ({where.why})" if where.why else ""
     return f"{where.name}, {amount(where.free)} {where.room} of {amount(where.memory)}{why}"
 
 
 def engine_line(found: Plan) -> str:
-    """``engine: fused``, whether that has run on such a card, and when all of its context is taken."""
+    """Write ``engine: fused``, whether that has run on such a card, and when all of its context is taken."""
     from dflash_local.planner.verified import standing
 
     verified = [standing(found)] if standing(found) else []
@@ -38,7 +38,7 @@ def engine_line(found: Plan) -> str:
 
 
 def summary_lines(name: str, plans: PairPlans, width: int) -> list[str]:
-    """How to take the best weights, what is fetched, why finer ones do not fit, and how fast they will be."""
+    """Tell how to take the best weights, what is fetched, why finer ones do not fit, and how fast they will be."""
     found = plans.summary
     best = found.best
     if best is None or found.recommendation is None:
@@ -58,7 +58,7 @@ def summary_lines(name: str, plans: PairPlans, width: int) -> list[str]:
 
 
 def speed_lines(found: Prediction | None, width: int) -> list[str]:
-    """Predicted tokens per second by context, and what they rest on."""
+    """Predict tokens per second by context, and say what that rests on."""
     if found is None:
         return []
     columns = (Column("CONTEXT", right=True), Column("PLAIN", right=True), Column("DRAFTED", right=True))
@@ -77,7 +77,7 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
 
 
 def _verdict(found: Prediction) -> list[str]:
-    """Whether drafting helps, in a sentence; none where that is not known."""
+    """Say in a sentence whether drafting helps; none where that is not known."""
     if found.gain is None:
         return []
     low, high = found.gain
@@ -93,12 +93,12 @@ def _span(lengths: Acceptance) -> str:
 
 
 def drafted_speed(found: Prediction, one: Times) -> str:
-    """Tokens per second with the drafter, ``320 to 610``; a dash where none is expected."""
+    """Write tokens per second with the drafter, ``320 to 610``; a dash where none is expected."""
     return speed_range(found.drafted_tokens_per_s(one))
 
 
 def speed_range(found: tuple[float, float] | None) -> str:
-    """``320 to 610``; a dash for none."""
+    """Write ``320 to 610``; a dash for none."""
     if found is None:
         return "-"
     low, high = map(rate, found)
@@ -106,14 +106,14 @@ def speed_range(found: tuple[float, float] | None) -> str:
 
 
 def rounding_remark(found: Plan) -> str:
-    """What rounding the weights as they are read comes to on the reference engine; empty where it keeps the codes."""
+    """Say what rounding weights as they are read does on the reference engine; empty where it keeps the codes."""
     if found.load.bitsandbytes:
         return "bitsandbytes: slow"
     return "decoded again: saves no memory here" if found.engine != "fused" and found.load.quantize else ""
 
 
 def ledger_lines(found: Plan, width: int) -> list[str]:
-    """The memory of a plan, line by line, and what it comes to."""
+    """Write the memory of a plan, line by line, and what it comes to."""
     book = found.ledger
     columns = (Column("MEMORY"), Column("SIZE", right=True), Column("", shrinks=True))
     rows = [(line.name, amount(line.bytes), line.note) for line in book.lines]
@@ -130,7 +130,7 @@ def ledger_lines(found: Plan, width: int) -> list[str]:
 
 
 def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
-    """What fits at which context in which format, or why it does not; the engine's objections stand below."""
+    """Tell what fits at which context in which format, or why not; the engine's objections stand below."""
     from dflash_local.planner.formats import refusal
 
     columns = (
@@ -154,7 +154,7 @@ def fit_lines(known: Shapes, plans: tuple[Plan, ...], width: int) -> list[str]:
 
 
 def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
-    """What each pre-quantised target takes on a machine."""
+    """Tell what each pre-quantised target takes on a machine."""
     columns = (
         Column("VARIANT"),
         Column("FITS"),
@@ -177,7 +177,7 @@ def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
 
 
 def _how(found: Plan) -> str:
-    """What a plan takes beside its format to fit, or by how much it does not."""
+    """Say what a plan takes beside its format to fit, or by how much it does not."""
     from dflash_local.planner.verified import standing
 
     total = found.ledger.total
@@ -195,7 +195,7 @@ def _how(found: Plan) -> str:
 
 
 def remarks(known: Shapes, width: int) -> list[str]:
-    """What the figures leave out, and what they rest on that no source quotes."""
+    """Say what the figures leave out, and what they rest on that no source quotes."""
     texts = ["the drafter's shape is unknown: its memory is not counted"] if known.drafter_unknown else []
     if known.target.quantization is not None and known.target.quantization.remark:
         texts.append(known.target.quantization.remark)
@@ -203,7 +203,7 @@ def remarks(known: Shapes, width: int) -> list[str]:
 
 
 def per_token_text(known: Shapes) -> str:
-    """The same, as one sentence."""
+    """Say in one sentence what a token of context takes."""
     found = per_token(known)
     parts = [f"target KV {amount(found['target_kv'])}", f"drafter KV {amount(found['drafter_kv'])}"]
     if known.drafter is None:

@@ -56,7 +56,7 @@ class Readings:
     _first: tuple[float, int] | None = None
 
     def load(self, facts: SessionFacts) -> None:
-        """A pair was loaded: what was measured of another does not hold for it."""
+        """Forget what was measured of another pair: a new one was loaded."""
         self.begin(self.mode)
         self.context, self.block_size = facts.context, facts.block_size
         self.precision = facts.promise
@@ -64,7 +64,7 @@ class Readings:
         self.alarms.clear()
 
     def begin(self, mode: Mode) -> None:
-        """A reply was asked for."""
+        """Begin the figures of a reply that was asked for."""
         self.mode, self.state = mode, "waiting"
         self.tokens = self.cycles = self.rows = self._accepted = self._single = 0
         self.now = self.mean = self.acceptance_now = self.acceptance_mean = self._first = None
@@ -92,27 +92,27 @@ class Readings:
 
     @property
     def per_position(self) -> tuple[float, ...]:
-        """Of the finished reply, else of what has come."""
+        """Tells it of the finished reply, else of what has come."""
         if self.stats is not None:
             return self.stats.acceptance_per_position
         return tuple(count / self._single for count in self._kept) if self._single else ()
 
     @property
     def verifying(self) -> tuple[str, ...]:
-        """Lines that say what a cycle verifies at the moment."""
+        """Says in lines what a cycle verifies at the moment."""
         rows = (f"verifying {self.rows} rows a cycle",) if self.rows else ()
         return rows if self.experts is None else (*rows, f"{self.experts:.0f} different experts a layer")
 
     @property
     def speed_up(self) -> float | None:
-        """Against this machine's own AR step, when that was seen."""
+        """Compares with this machine's own AR step, when that was seen."""
         if self.mode == "ar" or not self.ar_speed or self.mean is None:
             return None
         return self.mean / self.ar_speed
 
     @property
     def split(self) -> tuple[float, float, float] | None:
-        """Shares of the decode time: draft, verify, other."""
+        """Shares the decode time out: draft, verify, other."""
         stats = self.stats
         whole = stats.draft_s + stats.verify_s + stats.other_s if stats is not None else 0.0
         return (stats.draft_s / whole, stats.verify_s / whole, stats.other_s / whole) if stats and whole else None

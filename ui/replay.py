@@ -58,7 +58,7 @@ class Track:
 
 
 class Replay:
-    """Both lanes of a race again, at the speed they had."""
+    """Shows both lanes of a race again, at the speed they had."""
 
     def __init__(self, race: Race) -> None:
         self.tracks: dict[Mode, Track] = {mode: Track() for mode in MODES}

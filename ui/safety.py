@@ -23,7 +23,7 @@ class SafePieces:
         self._last: dict[Channel, Origin] = {}
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """The safe pieces, neighbours of one kind as one."""
+        """Return the safe pieces, neighbours of one kind as one."""
         joined: list[Piece] = []
         for piece in pieces:
             self._last[piece.channel] = piece.origin
@@ -32,7 +32,7 @@ class SafePieces:
         return joined
 
     def finish(self) -> list[Piece]:
-        """What was held back."""
+        """Return what was held back."""
         joined: list[Piece] = []
         for channel, held in self._filters.items():
             _join(joined, Piece(held.finish(), channel, self._last[channel]))
@@ -74,5 +74,5 @@ class MarkdownGuard:
 
 
 def parser() -> MarkdownIt:
-    """Markdown with tables, where HTML is text: it is shown, never obeyed and never swallowed."""
+    """Make a parser with tables, where HTML is text: it is shown, never obeyed and never swallowed."""
     return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])

@@ -303,7 +303,7 @@ from dflash_local import settings
 settings.quiet_libraries()
 from tests.ui.web.stand import site
 
-PATHS = ["/", "/config", "/gradio_api/info", "/gradio_api/file=/etc/hostname", "/gradio_api/mcp/",
+PATHS = ["/", "/config", "/gradio_api/app_id", "/gradio_api/file=/etc/hostname", "/gradio_api/mcp/",
          "/gradio_api/mcp/sse", "/monitoring", "/gradio_api/runs", "/gradio_api/profiling/summary", "/elsewhere/"]
 with site() as here:
     seen = {}
@@ -332,7 +332,7 @@ def test_no_variable_shares_opens_or_reports_anything(own_home: Path) -> None:
     done = subprocess.run([sys.executable, "-c", INSIDE], env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["status"].pop("/") == seen["status"].pop("/config") == seen["status"].pop("/gradio_api/info") == 200
+    assert seen["status"].pop("/") == seen["status"].pop("/config") == seen["status"].pop("/gradio_api/app_id") == 200
     assert set(seen["status"].values()) == {404}, seen["status"]
     assert seen["analytics"] is False and not seen["elsewhere"]
     assert seen["listening"] == ["127.0.0.1"] and seen["children"] == []

@@ -104,7 +104,7 @@ def test_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Terminal)
     assert terminal.modes.startswith("1 ")
     terminal.type("Count from 1 to 30.")
     terminal.keys("Enter")
-    terminal.until(lambda text: "28, 29, 30" in text and "stop · seed" in text)
+    terminal.until(lambda text: "28, 29, 30" in text and "· seed" in text)
     terminal.keys("F5")
     terminal.until(lambda text: "identical: yes" in text)
     terminal.keys("Escape")
@@ -192,7 +192,7 @@ def test_ctrl_z_sleeps_and_fg_goes_on_after_kill_9_reset_helps(terminal: Termina
     assert chat.status() == psutil.STATUS_STOPPED, "a reply waits as well"
     terminal.type("fg")
     terminal.keys("Enter")
-    terminal.until(lambda text: "28, 29, 30" in text and "stop · seed" in text and "Speed" in text)
+    terminal.until(lambda text: "28, 29, 30" in text and "· seed" in text and "Speed" in text)
     assert terminal.modes.startswith("1 ")
 
     family = [chat, *chat.children(recursive=True)]

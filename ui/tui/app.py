@@ -27,7 +27,7 @@ STOP_S = 10.0  # a cycle or a prefill chunk ends well within this
 
 
 class ChatApp(App[DFlashError]):
-    """Chat with a loaded pair. It returns the error that ended it, if one did."""
+    """Chats with a loaded pair. It returns the error that ended it, if one did."""
 
     TITLE = "dflash"
     BINDINGS = [
@@ -71,7 +71,6 @@ class ChatApp(App[DFlashError]):
         return self.screen.stop() if isinstance(self.screen, PullScreen) else self.chat.stop()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The palette: Textual's own, and the chat's."""
         yield from super().get_system_commands(screen)
         chat = self.chat
         yield SystemCommand("Regenerate", "The last reply with a fresh seed", partial(chat.action_command, "/regen"))
@@ -88,7 +87,7 @@ class ChatApp(App[DFlashError]):
 
 
 class RaceApp(App[DFlashError]):
-    """A race of its own, with a pair that is loaded for it."""
+    """Shows one race, with a pair that is loaded for it."""
 
     TITLE = "dflash race"
     BINDINGS = [Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, priority=True), SLEEP]
@@ -107,7 +106,7 @@ class RaceApp(App[DFlashError]):
 
 
 def end_on_signals(app: ChatApp | RaceApp) -> None:
-    """SIGTERM and SIGHUP end the application as leaving does, so that the terminal is restored."""
+    """Let SIGTERM and SIGHUP end the application as leaving does, so that the terminal is restored."""
 
     def end(number: int) -> None:
         app.ended_by = number

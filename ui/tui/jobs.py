@@ -16,7 +16,7 @@ from dflash_local.errors import DFlashError, EngineError
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last word of a job: its result, or why there is none."""
+    """Is the last word of a job: its result, or why there is none."""
 
     result: Any
     error: DFlashError | None
@@ -24,14 +24,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One thing that the program, and no reply of the model, has to say."""
+    """Is one thing that the program, and no reply of the model, has to say."""
 
     text: str
     level: Literal["note", "warning"] = "note"
 
 
 class Inbox:
-    """What threads have to say to the screen, in order."""
+    """Keeps in order what threads have to say to the screen."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -30,7 +30,7 @@ class Line:
 
     @property
     def plain(self) -> str:
-        """What is copied of it."""
+        """Is what is copied of it."""
         return self.lead.plain + self.text.plain
 
     def at(self, _width: int) -> list[Line]:
@@ -40,8 +40,6 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line across."""
-
     lead: Content = EMPTY
     style: str = "$text 60%"
 
@@ -114,7 +112,7 @@ class Row:
 
 
 def rows_of(line: Line, number: int, width: int) -> list[Row]:
-    """The rows of the line with that number."""
+    """Wrap the line with that number."""
     room = max(LEAST, width - max(line.lead.cell_length, line.hang.cell_length))
     if line.text.cell_length <= room:
         return [Row(number, 0, line.lead + line.text if line.lead else line.text, EMPTY, line.paint)]
@@ -131,7 +129,7 @@ def rows_of(line: Line, number: int, width: int) -> list[Row]:
 
 
 def shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Widths of columns: what each wants while there is room, else the wide ones share what the narrow ones leave."""
+    """Give each column the width it wants while there is room; else the wide ones share what is left."""
     widths = [max(1, cells) for cells in wanted]
     left, rest = room, sorted(range(len(widths)), key=lambda slot: widths[slot])
     for place, slot in enumerate(rest):

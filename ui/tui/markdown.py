@@ -48,7 +48,7 @@ class MarkdownLayout:
 
     @property
     def open_size(self) -> int:
-        """Characters that are laid out anew by each addition."""
+        """Counts the characters that are laid out anew by each addition."""
         return len(self._source)
 
     def add(self, text: str) -> None:
@@ -85,7 +85,7 @@ class MarkdownLayout:
 
 
 def _last_part(tokens: Sequence[Token]) -> int:
-    """Where the block begins that later text may change: the last one; of a list, its last item."""
+    """Find where the block begins that later text may change: the last one; of a list, its last item."""
     blocks = [place for place, token in enumerate(tokens) if token.level == 0 and token.nesting >= 0]
     if not blocks:
         return 0
@@ -103,7 +103,7 @@ def _first_line(token: Token) -> int:
 
 @dataclass(slots=True)
 class _Prefix:
-    """What stands before the lines of a quote or of a list's item."""
+    """Stands before the lines of a quote or of a list's item."""
 
     first: Content
     rest: Content
@@ -168,7 +168,7 @@ class _Writer:
             self.due = self.due or not self._lists
 
     def _begin(self) -> None:
-        """An empty line between blocks, with the marks of the quote that it is in."""
+        """Put an empty line between blocks, with the marks of the quote that it is in."""
         if self.due:
             marks = [prefix.rest for prefix in takewhile(lambda prefix: prefix.used, self._prefixes)]
             self.items.append(Line(EMPTY, _joined(marks).rstrip()))
@@ -227,7 +227,7 @@ def _joined(parts: Sequence[Content]) -> Content:
 
 
 def inline(token: Token) -> Content:
-    """Words with their emphasis; a link keeps its address in the style, as ``href``."""
+    """Style words by their emphasis; a link keeps its address in the style, as ``href``."""
     words: list[str] = []
     spans: list[Span] = []
     begun: list[tuple[int, str | Style]] = []
@@ -263,14 +263,14 @@ def _linked(address: object) -> Style:
 
 
 def coloured(code: str, language: str) -> Content:
-    """Code with the colours of its language; as it is where the language is not known."""
+    """Colour code as its language has it; as it is where the language is not known."""
     code = code.expandtabs(4)
     return highlight(code, language=language) if _known(language) else Content(code)
 
 
 @lru_cache(maxsize=64)
 def _known(language: str) -> bool:
-    """True for a language that can be coloured; asking each time would look through every package."""
+    """Tell whether a language can be coloured; asking each time would look through every package."""
     if not language:
         return False
     try:

@@ -38,7 +38,7 @@ async def _help(screen: ChatScreen, _argument: str) -> None:
 
 
 async def _regenerate(screen: ChatScreen, _argument: str) -> None:
-    """The last reply again; the old one stays where nothing comes."""
+    """Make the last reply again; the old one stays where nothing comes."""
     if screen.busy or not screen.transcript.replies or not screen.conversation.turns:
         screen.notify("a reply is coming" if screen.busy else "there is no reply to make again", markup=False)
         return
@@ -57,7 +57,7 @@ async def _regenerate(screen: ChatScreen, _argument: str) -> None:
 
 
 async def _edit(screen: ChatScreen, _argument: str) -> None:
-    """The last message back into the field, and its reply out of the conversation."""
+    """Put the last message back into the field, and take its reply out of the conversation."""
     if screen.busy:
         screen.notify("a reply is coming; Esc stops it", markup=False)
         return
@@ -71,7 +71,7 @@ async def _edit(screen: ChatScreen, _argument: str) -> None:
 
 
 async def _copy(screen: ChatScreen, argument: str) -> None:
-    """The last reply, or its code block of that number, to the clipboard."""
+    """Copy the last reply, or its code block of that number, to the clipboard."""
     replies = [turn.content for turn in screen.conversation.turns if turn.role == "assistant"]
     if not replies:
         screen.notify("there is no reply to copy", markup=False)
@@ -96,7 +96,7 @@ async def _editor(screen: ChatScreen, _argument: str) -> None:
 
 
 async def _race(screen: ChatScreen, argument: str) -> None:
-    """The typed message, or the last one, with and without drafting."""
+    """Race the typed message, or the last one, with and without drafting."""
     if screen.busy:
         screen.notify("a reply is coming; Esc stops it", markup=False)
         return
@@ -120,7 +120,7 @@ async def _race(screen: ChatScreen, argument: str) -> None:
 
 
 async def _models(screen: ChatScreen, name: str) -> None:
-    """The registry, to choose from, that pair first."""
+    """Show the registry, to choose from, that pair first."""
     if not screen.session.loads_here:
         await screen.show(ON_A_SERVER)
         return
@@ -224,7 +224,7 @@ async def _quit(screen: ChatScreen, _argument: str) -> None:
 
 
 def edited(app: App[object], text: str) -> str | None:
-    """What the editor left of ``text``; None when there is no editor, or none can be shown here."""
+    """Return what the editor left of ``text``; None when there is no editor, or none can be shown here."""
     environ = settings.load().environ
     command = shlex.split(environ.get("VISUAL") or environ.get("EDITOR") or "")
     if not command:
@@ -242,7 +242,7 @@ def edited(app: App[object], text: str) -> str | None:
 
 
 def code_blocks(text: str) -> list[str]:
-    """The insides of the fenced blocks of a Markdown text, in order; an unclosed one counts."""
+    """Return the insides of the fenced blocks of a Markdown text, in order; an unclosed one counts."""
     blocks: list[list[str]] = []
     fence = ""
     for line in text.split("\n"):
@@ -273,13 +273,13 @@ OWN: dict[str, tuple[str, Act]] = {
 
 
 def own_command(word: str) -> Act | None:
-    """The screen's own command of that name."""
+    """Find the screen's own command of that name."""
     name = ALIASES.get(word.lower(), word.lower())
     return next((act for usage, (_, act) in OWN.items() if usage.split()[0] == name), None)
 
 
 def named_model(word: str, argument: str) -> str:
-    """The one model that a command is to load; empty for every other command."""
+    """Name the one model that a command is to load; empty for every other command."""
     try:
         named = words(argument) if word.lower() == "/model" else []
     except UsageError:  # the command itself refuses it

@@ -23,13 +23,8 @@ TITLES = ("Prompt", "Case", "Block", "Tokens", "Per cycle", "Verdict")
 Updates = list[Any]
 
 
-def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
-    """The tab's components and what they do."""
-    _Tab(served, visitors).connect(opened)
-
-
-class _Tab:
-    def __init__(self, served: ServedPair, visitors: Visitors) -> None:
+class AboutTab:
+    def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
         self._served, self._visitors = served, visitors
         self.facts = gr.HTML(apply_default_css=False, elem_id="df-about")
         gr.HTML(markup.paragraph(EXPLAINED))
@@ -39,9 +34,9 @@ class _Tab:
         self.status = gr.HTML(elem_id="df-certificate", elem_classes="df-maybe")
         self.runs = gr.HTML(apply_default_css=False, elem_id="df-certificate-runs", elem_classes="df-maybe")
         self.saved = gr.HTML(elem_id="df-certificate-file", elem_classes="df-maybe")
+        self._connect(opened)
 
-    def connect(self, opened: gr.Tab) -> None:
-        """Who calls what."""
+    def _connect(self, opened: gr.Tab) -> None:
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         opened.select(self._facts, None, self.facts, **quiet)
         shown = [self.make, self.cancel, self.status, self.runs, self.saved]
@@ -73,12 +68,12 @@ class _Tab:
 
 
 def _shown(running: bool, status: str, runs: str = "", link: str = "") -> Updates:
-    """Make, cancel, status, runs, file."""
+    """Update make, cancel, status, runs, file."""
     return [gr.update(interactive=not running), gr.update(interactive=running), status, runs, link]
 
 
 def _certificate(report: Mapping[str, Any]) -> Updates:
-    """The verdict in the report's own words, its runs, and the report to be saved."""
+    """Show the verdict in the report's own words, its runs, and the report to be saved."""
     bug = report.get("verdict") == "BUG"
     words = markup.paragraph(f"Verdict: {report.get('statement', report.get('verdict'))}", "error" if bug else "note")
     words += "".join(markup.paragraph(str(report[name])) for name in ("promise", "note") if report.get(name))

@@ -31,13 +31,8 @@ FILE = "dflash-bench.json"
 Updates = list[Any]
 
 
-def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
-    """The tab's components and what they do."""
-    _Tab(served, visitors).connect(opened)
-
-
-class _Tab:
-    def __init__(self, served: ServedPair, visitors: Visitors) -> None:
+class BenchTab:
+    def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
         self._served, self._visitors = served, visitors
         gr.HTML(markup.paragraph(EXPLAINED))
         self.prompts = gr.CheckboxGroup(label="Prompts", choices=[], elem_id="df-prompts")
@@ -56,9 +51,9 @@ class _Tab:
                 self.speeds = gr.BarPlot(**_SPEEDS, elem_id="df-plot-prompts")
             self.which = gr.Dropdown(label="Speed over time of", choices=[], elem_id="df-which")
             self.time = gr.LinePlot(**_TIME, elem_id="df-plot-time")
+        self._connect(opened)
 
-    def connect(self, opened: gr.Tab) -> None:
-        """Who calls what."""
+    def _connect(self, opened: gr.Tab) -> None:
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         opened.select(self._offer, None, self.prompts, **quiet)
         shown = [self.run, self.stop, self.status, self.table, self.saved]
@@ -68,7 +63,7 @@ class _Tab:
         self.which.input(self._speed_of, self.which, self.time, **quiet)
 
     def _offer(self) -> Any:
-        """The prompts for the pair that is served now; another pair may have others."""
+        """Offer the prompts for the pair that is served now; another pair may have others."""
         labels = _labels(self._prompts())
         return gr.update(choices=labels, value=[value for _, value in labels])
 
@@ -150,13 +145,13 @@ def _labels(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
 
 
 def _shown(running: bool, status: str, table: str | None = None, link: str = "") -> Updates:
-    """Run, stop, status, table (None leaves it as it is), file."""
+    """Update run, stop, status, table (None leaves it as it is), file."""
     shown = gr.skip() if table is None else table
     return [gr.update(interactive=not running), gr.update(interactive=running), status, shown, link]
 
 
 def _ended(job: Job[None], run: BenchRun, source: Mapping[str, Any]) -> Updates:
-    """The last state: all rows that were done, and what can be saved of them."""
+    """Show all rows that were done, and what can be saved of them."""
     status = markup.paragraph(MEASURED) if job.error is None else markup.failed(job.error)
     if not run.rows:
         return [*_shown(False, status, ""), *[gr.skip()] * 5]
@@ -172,7 +167,7 @@ def _table(run: BenchRun) -> str:
 
 
 def _drawn(run: BenchRun) -> Updates:
-    """The plots, those over time of the last prompt."""
+    """Draw the plots, those over time of the last prompt."""
     positions = pd.DataFrame(
         [(str(slot), share) for slot, share in bench_run.per_position(run.rows)], columns=["draft slot", "accepted"]
     )
@@ -188,7 +183,7 @@ def _drawn(run: BenchRun) -> Updates:
 
 
 def _cleared() -> Updates:
-    """Nothing of an earlier run stays. Empty plots, not hidden ones: Gradio's fail in the browser while they change."""
+    """Clear an earlier run. Empty plots, not hidden ones: Gradio's fail in the browser while they change."""
     positions, speeds, time = (
         pd.DataFrame({name: [] for name in names})
         for names in (("draft slot", "accepted"), ("prompt", "mode", "tok/s"), ("seconds", "mode", "tok/s"))
@@ -202,5 +197,5 @@ def _time(row: bench_run.Row) -> Any:
 
 
 def _limits(points: pd.DataFrame) -> list[float | None]:
-    """From nothing to a little over the fastest, so that no bar or line is cut."""
+    """Reach from nothing to a little over the fastest, so that no bar or line is cut."""
     return [0, 1.08 * float(points["tok/s"].max()) if len(points) else None]

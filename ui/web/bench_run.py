@@ -25,13 +25,11 @@ WINDOW = 0.08  # of the longer reply: tokens per second are taken over so much o
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt both ways."""
-
     prompt: Prompt
     race: Race
 
     def cells(self, number: int) -> tuple[str, ...]:
-        """As the table shows it, which counts from 1."""
+        """Is a row of the table, which counts from 1."""
         ar, dflash = self.race.ar.finished.stats, self.race.dflash.finished.stats
         length = dflash.mean_acceptance_length
         return (
@@ -116,7 +114,7 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Over all rows: decode rates (first tokens left out), their ratio, mean acceptance length over all cycles."""
+    """Sums all rows: decode rates (first tokens left out), mean acceptance length over all cycles."""
 
     ar: float
     dflash: float
@@ -126,7 +124,7 @@ class Totals:
 
     @property
     def ratio(self) -> float:
-        """Of the decode rates."""
+        """Divides the decode rates."""
         return self.dflash / self.ar if self.ar else 0.0
 
     @property
@@ -143,7 +141,7 @@ class Totals:
 
 
 def totals(rows: Sequence[Row]) -> Totals:
-    """The rows together."""
+    """Sum the rows."""
     lengths = [length for row in rows for length in row.race.dflash.finished.stats.acceptance_lengths]
     return Totals(
         ar=_rate([row.race.ar for row in rows]),
@@ -161,7 +159,7 @@ def _rate(lanes: Sequence[Lane]) -> float:
 
 
 def per_position(rows: Sequence[Row]) -> list[tuple[int, float]]:
-    """Draft slot, from 1, and the share of cycles in which it was accepted, over all rows."""
+    """Return draft slot, from 1, and the share of cycles in which it was accepted, over all rows."""
     stats = [row.race.dflash.finished.stats for row in rows]
     found = []
     for slot in range(max((len(one.acceptance_per_position) for one in stats), default=0)):
@@ -174,7 +172,7 @@ def per_position(rows: Sequence[Row]) -> list[tuple[int, float]]:
 
 
 def per_prompt(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
-    """Prompt and mode as one name (bars of one name would be stacked), mode, tokens per second."""
+    """Return prompt and mode as one name (bars of one name would be stacked), mode, tokens per second."""
     found = []
     for number, row in enumerate(rows, 1):
         for lane in (row.race.ar, row.race.dflash):
@@ -184,14 +182,14 @@ def per_prompt(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
 
 
 def over_time(row: Row) -> list[tuple[float, str, float]]:
-    """Seconds since the request began, mode, tokens per second around that moment."""
+    """Return seconds since the request began, mode, tokens per second around that moment."""
     ends = [lane.steps[-1].t_s for lane in (row.race.ar, row.race.dflash) if lane.steps]
     window = WINDOW * max(ends, default=0.0)
     return [point for lane in (row.race.ar, row.race.dflash) for point in _curve(lane, window, max(ends, default=0.0))]
 
 
 def _curve(lane: Lane, window: float, whole: float) -> list[tuple[float, str, float]]:
-    """The rate over the last ``window`` seconds at evenly spaced moments of a reply."""
+    """Return the rate over the last ``window`` seconds at evenly spaced moments of a reply."""
     marks: list[tuple[float, int]] = []
     for step in lane.steps:
         marks.append((step.t_s, (marks[-1][1] if marks else 0) + len(step.token_ids)))
@@ -208,7 +206,7 @@ def _curve(lane: Lane, window: float, whole: float) -> list[tuple[float, str, fl
 
 
 def _known(marks: Sequence[tuple[float, int]], at: float) -> float:
-    """Tokens that had come by a moment; those of a step are taken as spread over the time since the one before."""
+    """Count tokens that had come by a moment; those of a step are spread over the time since the one before."""
     for (begin, before), (end, after) in zip(marks, marks[1:]):
         if at < end:
             return before + (after - before) * (at - begin) / (end - begin) if end > begin else float(after)
@@ -216,7 +214,7 @@ def _known(marks: Sequence[tuple[float, int]], at: float) -> float:
 
 
 def report(run: BenchRun, source: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it, to be saved. ``source``: versions, machine and pair."""
+    """Report all of it, to be saved. ``source``: versions, machine and pair."""
     sums = totals(run.rows)
     return {
         "report": "dflash web bench",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import gradio as gr
@@ -17,7 +17,7 @@ from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions
 from dflash_local.ui.origins import LEGEND
 from dflash_local.ui.reading_text import reply_line
 from dflash_local.ui.web import follow, markup
-from dflash_local.ui.web.chat_view import chat_options, shown
+from dflash_local.ui.web.chat_view import ChatView, chat_options, shown
 from dflash_local.ui.web.figures import figures
 from dflash_local.ui.web.reply import Reply
 from dflash_local.ui.web.visitors import Visitor, Visitors
@@ -29,19 +29,12 @@ Given = dict[Component, Any]
 Changes = dict[Component, Any]
 
 
-def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
-    """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
-    ChatTab(served, visitors, opened)
-
-
 def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbox:
-    """A field for a number; empty means what its placeholder says."""
+    """Make a field for a number; empty means what its placeholder says."""
     return gr.Textbox(label=label, value=value, placeholder=placeholder, lines=1, max_lines=1, min_width=120)
 
 
 class ChatTab:
-    """The components and what they do."""
-
     def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
         self._served, self._visitors = served, visitors
         with gr.Row(elem_classes="df-split"):
@@ -127,43 +120,37 @@ class ChatTab:
     # What the user does
 
     async def _send(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
-        async for changes in self._ask(given[self.field] or "", given, request):
+        text = given[self.field] or ""
+        async for changes in self._ask(text, lambda chat: chat.ask(text, self._options(given)), request):
             yield changes
 
     async def _try(self, given: Given, event: gr.SelectData, request: gr.Request) -> AsyncIterator[Changes]:
-        """One of the prompts to begin with; what was typed meanwhile stays in the field."""
-        async for changes in self._ask(str(event.value["text"]), given, request):
+        """Send one of the prompts to begin with; what was typed meanwhile stays in the field."""
+        text = str(event.value["text"])
+        async for changes in self._ask(text, lambda chat: chat.ask(text, self._options(given)), request):
             if given[self.field]:
                 changes.pop(self.field, None)
             yield changes
 
-    async def _ask(self, text: str, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
+    async def _again(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
+        async for changes in self._ask("", lambda chat: chat.again(self._options(given)), request):
+            yield changes
+
+    async def _ask(self, text: str, ask: Callable[[ChatView], Reply], request: gr.Request) -> AsyncIterator[Changes]:
+        """Start a reply and show it; ``text`` leaves the field for it, empty where it is the last one again."""
         visitor = self._visitors.of(request)
         try:
-            reply = visitor.chat.ask(text, self._options(given))
+            reply = ask(visitor.chat)
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
         try:
-            yield {self.field: "", self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
+            emptied: Changes = {self.field: ""} if text else {}
+            yield {**emptied, self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
             async for changes in self._follow(visitor, reply, text):
                 yield changes
         finally:  # a window that is closed ends its reply: nobody listens then
-            visitor.chat.leave(reply)
-
-    async def _again(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
-        visitor = self._visitors.of(request)
-        try:
-            reply = visitor.chat.again(self._options(given))
-        except DFlashError as error:
-            yield {self.status: markup.failed(error)}
-            return
-        try:
-            yield {self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
-            async for changes in self._follow(visitor, reply):
-                yield changes
-        finally:
-            visitor.chat.leave(reply)
+            reply.cancel()
 
     def _stop(self, request: gr.Request) -> None:
         self._visitors.of(request).chat.stop()
@@ -203,7 +190,7 @@ class ChatTab:
         }
 
     def _look(self, request: gr.Request) -> Changes:
-        """The window is new, or was elsewhere: another pair may have been loaded meanwhile."""
+        """Look anew: another pair may have been loaded while the window was elsewhere."""
         visitor, model = self._visitors.of(request), self._served.resident.model
         own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
         changes: Changes = {
@@ -220,13 +207,9 @@ class ChatTab:
     # What the user sees
 
     async def _follow(self, visitor: Visitor, reply: Reply, text: str = "") -> AsyncIterator[Changes]:
-        """The reply as it comes."""
-        job = visitor.chat.job
-        if job is None:
-            return
         seen: tuple[int, str] | None = None
         drawn = figured = 0.0
-        async for _ in job.pulses(PULSE_S):
+        async for _ in reply.pulses(PULSE_S):
             now, stamp = time.monotonic(), (reply.version, reply.state)
             pause = PULSE_S * (1 + len(reply.source.text) // CHARS_A_PULSE)
             if visitor.chat.reply is not reply or stamp == seen or now - drawn < pause * 0.9:
@@ -247,13 +230,13 @@ class ChatTab:
         return {
             self.chatbot: visitor.chat.messages(visitor.origins),
             self.status: markup.paragraph(reply.state),
-            self.figures: figures(reply.readings, reply.curve),
+            self.figures: figures(reply.readings, tuple(reply.curve)),
         }
 
     def _ended(self, visitor: Visitor, reply: Reply, text: str) -> Changes:
-        """The last look of a reply; a message that got none goes back into the field."""
+        """Show a reply for the last time; a message that got none goes back into the field."""
         changes = self._drawn(visitor, reply)
-        error = visitor.chat.error
+        error = reply.error
         if error is None and reply.source.turn is not None:
             turns = visitor.chat.conversation.turns
             words = [turns[-1].ending] if turns and turns[-1].ending else []
@@ -277,13 +260,12 @@ class ChatTab:
         return markup.paragraph(f"{resident.model.name} · {how}") + notices
 
     def _welcome(self) -> str:
-        """What stands in an empty conversation."""
         return "\n\n".join(
             ("Type a message below, or begin with one of these.", *(shown(note) for note in self._served.notes))
         )
 
     def _examples(self) -> list[ExampleMessage]:
-        """The prompts to begin with; a click sends one."""
+        """Offer the prompts to begin with; a click sends one."""
         return [{"text": prompt} for prompt in self._served.examples]
 
     def _options(self, given: Given) -> ChatOptions:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from dflash_local.errors import DFlashError
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.chat_options import ChatOptions, parse_setting
 from dflash_local.service.conversation import Answer, Conversation
@@ -16,41 +15,28 @@ from dflash_local.store import export
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.reply import Reply
 from dflash_local.ui.web.text import SafeMarkdown, by_origin
 
 
 class ChatView:
-    """One conversation with the resident pair. Its methods may be called from any thread."""
+    """Holds one conversation with the resident pair. Its methods may be called from any thread."""
 
     def __init__(self, resident: Resident) -> None:
         self.conversation = Conversation(resident, ChatOptions())
         self.readings = Readings(mode=resident.model.mode)
         self._resident = resident
         self._replies: list[Reply] = []  # those of the conversation, and the last one
-        self._job: Job[None] | None = None
         self._known: SessionFacts | None = None  # what the readings are of
 
     @property
     def busy(self) -> bool:
         """True while a reply is on its way."""
-        job = self._job
-        return job is not None and job.running
-
-    @property
-    def job(self) -> Job[None] | None:
-        """The work of the last reply."""
-        return self._job
-
-    @property
-    def error(self) -> DFlashError | None:
-        """Why the last reply failed, when it did and has ended."""
-        return None if self._job is None or self._job.running else self._job.error
+        return self.reply is not None and self.reply.running
 
     @property
     def reply(self) -> Reply | None:
-        """The last reply, or the one under way; None for a new conversation."""
+        """Is the last reply, or the one under way; None for a new conversation."""
         return self._replies[-1] if self._replies else None
 
     def ask(self, text: str, options: ChatOptions) -> Reply:
@@ -81,12 +67,8 @@ class ChatView:
         if pending is not None:
             pending.cancel()
 
-    def leave(self, reply: Reply) -> None:
-        """Nobody looks at this reply any more: it ends, if it has not."""
-        reply.stop()
-
     def look(self, ar_speed: float | None = None) -> Readings:
-        """The figures, of the pair that is loaded now; how fast it is without drafting may be known from a race."""
+        """Return the figures of the pair that is loaded now; a race may have told how fast it is without drafting."""
         with self.conversation.lock:
             facts = self._resident.facts
             if not self.busy and facts is not None:
@@ -97,7 +79,7 @@ class ChatView:
             return self.readings
 
     def messages(self, origins: bool = False) -> list[dict[str, Any]]:
-        """The conversation as the page's component takes it, the reply under way included."""
+        """Write the conversation as the page's component takes it, the reply under way included."""
         with self.conversation.lock:
             turns = list(self.conversation.turns)
             replies = {id(reply.source.turn): reply for reply in self._replies if reply.source.turn is not None}
@@ -106,7 +88,7 @@ class ChatView:
         return rows if coming is None else [*rows, *_rows(None, coming, origins)]
 
     def exported(self, form: str) -> str:
-        """The conversation as a file: ``md`` or ``json``."""
+        """Write the conversation as a file: ``md`` or ``json``."""
         write = export.to_json if form == "json" else export.to_markdown
         return write(self._resident.name, self.conversation.options.system, tuple(self.conversation.turns))
 
@@ -116,26 +98,22 @@ class ChatView:
             answer = ask()
             self._replies = [reply for reply in self._replies if id(reply.source.turn) in kept]
             self.readings.begin(answer.request.mode)
-            reply = Reply(answer, self._resident, self.readings, self._known)
+            reply = Reply(answer, self._resident, self.readings, self._known, self._ended)
             self._replies.append(reply)
-            self._job = Job(lambda: self._run(reply), reply.stop)
             return reply
 
-    def _run(self, reply: Reply) -> None:
-        try:
-            reply.run()
-        finally:
-            with self.conversation.lock:
-                self._known = reply.facts or self._known
-                if reply is self.reply and reply.source.turn is None:
-                    self.readings.state = "ready"
+    def _ended(self, reply: Reply) -> None:
+        with self.conversation.lock:
+            self._known = reply.facts or self._known
+            if reply is self.reply and reply.source.turn is None:
+                self.readings.state = "ready"
 
 
 def _rows(turn: Turn | None, reply: Reply | None, origins: bool) -> list[dict[str, Any]]:
-    """A turn as the page's component takes it; without a turn a reply that is coming."""
+    """Write a turn as the page's component takes it; without a turn a reply that is coming."""
     if reply is None:
         return [] if turn is None else _messages(turn.role, shown(turn.content), "", "", "done")
-    answer = by_origin(reply.pieces) if origins and reply.pieces else reply.answer
+    answer = by_origin(tuple(reply.pieces)) if origins and reply.pieces else reply.answer
     if turn is not None and turn.ending:
         answer = f"{answer}\n\n*({turn.ending})*"
     status = "pending" if turn is None and reply.is_thinking else "done"
@@ -144,7 +122,7 @@ def _rows(turn: Turn | None, reply: Reply | None, origins: bool) -> list[dict[st
 
 @lru_cache(maxsize=256)
 def shown(text: str) -> str:
-    """A user's own words as Markdown for the page."""
+    """Write a user's own words as Markdown for the page."""
     whole = SafeMarkdown()
     whole.feed(safe(text))
     return whole.text
@@ -160,7 +138,7 @@ def _messages(role: str, answer: str, thoughts: str, title: str, status: str) ->
 
 
 def _content(text: str) -> list[dict[str, str]]:
-    """Text as a part: a bare string would lose its indentation."""
+    """Make a part of text: a bare string would lose its indentation."""
     return [{"type": "text", "text": text}]
 
 

@@ -10,14 +10,15 @@ from dflash_local.request import Request
 from dflash_local.service.race import MODES, Race, Racer
 from dflash_local.service.resident import Resident
 from dflash_local.ui.replay import COMPARING, RUNNING, Track
+from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.reply import waiting_for
 
 
-class Contest:
-    """One race. ``run`` is called on a thread, everything else from any thread.
+class Contest(Job[Race]):
+    """One race on its thread; it loads the pair if need be. It may be looked at from any thread.
 
     Attributes:
-        version: grows with everything that came.
+        stopped: it was asked to end. version: grows with everything that came.
     """
 
     def __init__(self, resident: Resident, request: Request) -> None:
@@ -27,30 +28,20 @@ class Contest:
         self._lock = threading.Lock()
         self._racer: Racer | None = None
         self._phase = "warming both up"
-        self._stopped = threading.Event()
+        self.stopped = False
+        super().__init__(self._race, self._end)
 
-    def run(self) -> Race:
-        """Load the pair if need be, and race.
-
-        Raises:
-            Interrupted: it was stopped. UsageError: there is no drafter. DFlashError: a request failed.
-        """
+    def _race(self) -> Race:
         self._resident.load()
         self._racer = racer = Racer(self._resident, self._request)
-        if self._stopped.is_set():
+        if self.stopped:
             raise Interrupted("the race was stopped")
         return racer.run(self._on_event)
 
-    def stop(self) -> None:
-        """End it early."""
-        self._stopped.set()
+    def _end(self) -> None:
+        self.stopped = True
         if self._racer is not None:
             self._racer.cancel()
-
-    @property
-    def stopped(self) -> bool:
-        """True when ``stop`` was called."""
-        return self._stopped.is_set()
 
     @property
     def state(self) -> str:

@@ -12,7 +12,6 @@ WIDE, HIGH = 280, 60  # of the curve, in its own units
 
 
 def figures(readings: Readings, curve: Sequence[tuple[float, float]] = ()) -> str:
-    """The whole panel."""
     parts = [
         _part("Speed", _speed(readings) + _curve(curve)),
         _part("Acceptance length", _acceptance(readings)),
@@ -53,7 +52,7 @@ def _positions(readings: Readings) -> str:
 
 
 def bar(label: str, share: float) -> str:
-    """A share as a bar with its number."""
+    """Draw a share as a bar with its number."""
     percent = round(100 * min(max(share, 0.0), 1.0))
     return (
         f'<div class="df-share"><span>{word(label)}</span>'
@@ -74,7 +73,7 @@ def _context(readings: Readings) -> str:
 
 
 def _curve(curve: Sequence[tuple[float, float]]) -> str:
-    """Tokens per second over the seconds of the reply."""
+    """Draw tokens per second over the seconds of the reply."""
     if len(curve) < 2:
         return ""
     top, end = max(speed for _, speed in curve) or 1.0, curve[-1][0] or 1.0

@@ -41,7 +41,7 @@ class Job(Generic[T]):
 
     @property
     def error(self) -> DFlashError | None:
-        """Why nothing came of it, when it is not running any more."""
+        """Says why nothing came of it, when it is not running any more."""
         return self._error
 
     @property
@@ -60,7 +60,7 @@ class Job(Generic[T]):
         self._cancel()
 
     async def pulses(self, every_s: float = PULSE_S) -> AsyncIterator[None]:
-        """Again and again while it runs. Who stops listening before the end also calls ``cancel``."""
+        """Yield again and again while it runs. Who stops listening before the end also calls ``cancel``."""
         while self.running:
             yield
             await asyncio.sleep(every_s)

@@ -82,7 +82,7 @@ STALE = "the plans have changed since: look at them again"
 
 
 class Asked(NamedTuple):
-    """What a window wants planned; ``number`` is that of its table."""
+    """Is what a window wants planned; ``number`` is that of its table."""
 
     number: int
     name: str
@@ -91,20 +91,20 @@ class Asked(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What a window was shown; ``found`` is None where the pair's shape is not known before it is here."""
+    """Is what a window was shown; ``found`` is None where the pair's shape is not known before it is here."""
 
     asked: Asked
     found: LoadChoices | None
 
     @property
     def contexts(self) -> tuple[int | None, ...]:
-        """What may be asked for: None, the most that fits, comes first."""
+        """Lists what may be asked for: None, the most that fits, comes first."""
         lengths = set(self.found.contexts if self.found is not None else ())
         return (None, *sorted(lengths | ({self.asked.context} if self.asked.context else set())))
 
 
 class LoadDialog:
-    """The component and what it does. Each window has its own."""
+    """Is the component and what it does. Each window has its own."""
 
     def __init__(self, models_view: ModelsView, visitors: Visitors) -> None:
         self._models, self._served, self._visitors = models_view, models_view.served, visitors
@@ -210,7 +210,6 @@ class LoadDialog:
         )
 
     def _row(self, index: int, choice: LoadChoice, picked: bool) -> str:
-        """One way that fits."""
         cells = choice_row(choice).cells
         titled = list(zip(TITLES, cells, strict=True))[1:]
         words = ", ".join([cells[0], *(f"{title} {cell}" for title, cell in titled)])
@@ -224,7 +223,7 @@ class LoadDialog:
         return f'<tr data-key="{key}"><td>{radio}{loaded}</td>{others}</tr>'
 
     def _way(self, index: int, choice: LoadChoice, busy: bool) -> str:
-        """What is to be known of a way before it is taken, and its button."""
+        """Tell what is to be known of a way before it is taken, and its button."""
         served = self._served
         lines = [f"{choice_row(choice).remark}: {choice.model}"]
         action = "Load again" if served.is_loaded(choice) else "Load"
@@ -238,7 +237,6 @@ class LoadDialog:
 
 
 def _table(title: str, rows: str, found: LoadChoices) -> str:
-    """The ways that fit."""
     if not rows:
         return markup.paragraph(f"Nothing of {found.name} fits {machine_line(found.machine)}.", "error")
     titles = "".join(f'<th scope="col">{title}</th>' for title in TITLES)
@@ -247,7 +245,7 @@ def _table(title: str, rows: str, found: LoadChoices) -> str:
 
 
 def _unfit(found: LoadChoices) -> str:
-    """Those that do not fit, with the reason: they cannot be picked."""
+    """List those that do not fit, with the reason: they cannot be picked."""
     rows = [choice_row(each) for each in found.choices if not each.fits]
     if not rows:
         return ""
@@ -265,7 +263,7 @@ def _unfit(found: LoadChoices) -> str:
 
 
 def _options(planned: Planned) -> str:
-    """What holds for every way: the drafter, where there is one, and the context, where there is a choice."""
+    """Show what holds for every way: the drafter, where there is one, and the context, where there is a choice."""
     asked, found = planned
     parts = []
     if found is not None and found.has_drafter:
@@ -290,6 +288,6 @@ def _button(action: str, busy: bool) -> str:
 
 
 def _integer(event: gr.EventData, field: str) -> int:
-    """A number that a window sent; -1 for anything else."""
+    """Return a number that a window sent; -1 for anything else."""
     value = getattr(event, field, -1)
     return value if type(value) is int and value >= 0 else -1

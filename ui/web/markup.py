@@ -15,34 +15,33 @@ BADGE = '<span class="df-served">served</span>'
 
 
 def word(value: object) -> str:
-    """One line of text."""
     return html.escape(safe_line(str(value)))
 
 
 def paragraph(text: str, kind: str = "note") -> str:
-    """A line of its own; ``kind`` is note or error. Empty for no text."""
+    """Make a line of its own; ``kind`` is note or error. Empty for no text."""
     role = "alert" if kind == "error" else "status"
     return f'<p class="df-line df-{kind}" role="{role}">{word(text)}</p>' if text else ""
 
 
 def failed(error: DFlashError) -> str:
-    """An error as one plain line, with the fix."""
+    """Show an error as one plain line, with the fix."""
     return paragraph(str(error), "error")
 
 
 def block(text: str) -> str:
-    """Text that is laid out already, in columns."""
+    """Show text that is laid out already, in columns."""
     return f'<pre class="df-text" tabindex="0">{html.escape(safe(text))}</pre>'
 
 
 def facts(pairs: Mapping[str, object]) -> str:
-    """Names and their values."""
+    """Show names and their values."""
     rows = "".join(f'<tr><th scope="row">{word(name)}</th><td>{word(value)}</td></tr>' for name, value in pairs.items())
     return f'<table class="df-facts"><tbody>{rows}</tbody></table>'
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], last: Sequence[object] | None = None) -> str:
-    """Rows of figures; where it is too wide for the window, it scrolls. ``last`` is set off below them."""
+    """Show rows of figures; too wide for the window, it scrolls. ``last`` is set off below them."""
     head = "".join(f'<th scope="col">{word(title)}</th>' for title in titles)
     body = "".join(_row(row) for row in rows)
     foot = f"<tfoot>{_row(last)}</tfoot>" if last is not None else ""
@@ -57,7 +56,7 @@ def _row(cells: Sequence[object]) -> str:
 
 
 def progress(text: str, fraction: float | None) -> str:
-    """A bar under its words; without a fraction it only says that something goes on."""
+    """Draw a bar under its words; without a fraction it only says that something goes on."""
     share = None if fraction is None else round(100 * min(max(fraction, 0.0), 1.0))
     value = "" if share is None else f' aria-valuenow="{share}"'
     style = "" if share is None else f' style="width:{share}%"'

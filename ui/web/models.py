@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from dflash_local.app.model_entries import ModelEntry, in_order
+from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
 from dflash_local.ui.pair_text import pair_page
 from dflash_local.ui.web import markup
@@ -63,21 +64,16 @@ FEWEST, MOST = 40, 96
 Updates = list[Any]
 
 
-def build(models_view: ModelsView, visitors: Visitors, opened: gr.Tab) -> None:
-    """The tab's components and what they do."""
-    _Tab(models_view, visitors).connect(opened)
-
-
-class _Tab:
-    def __init__(self, models_view: ModelsView, visitors: Visitors) -> None:
-        self._models, self._served, self._visitors = models_view, models_view.served, visitors
+class ModelsTab:
+    def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
+        self._models, self._served, self._visitors = ModelsView(served), served, visitors
         self.version = gr.State("")
         self.columns = gr.Number(MOST, visible=False)
         self.status_line = gr.HTML(elem_id="df-standing", elem_classes="df-maybe")
         self.pulling = gr.HTML(elem_id="df-pulling", elem_classes="df-maybe")
         self.cancel = gr.Button("Cancel the download", visible=False, elem_id="df-cancel-pull")
         self.pairs = gr.HTML(js_on_load=CHOOSE.replace("COLUMNS", COLUMNS), apply_default_css=False, elem_id="df-pairs")
-        self.dialog = LoadDialog(models_view, visitors)
+        self.dialog = LoadDialog(self._models, visitors)
         with gr.Row(elem_classes="df-actions"):
             self.unload = gr.Button("Unload", interactive=False, elem_id="df-unload", size="md")
             self.remove = gr.Button("Remove", interactive=False, elem_id="df-remove", size="md")
@@ -88,9 +84,9 @@ class _Tab:
                 self.no = gr.Button("Keep it", elem_id="df-no", min_width=110)
         self.notice = gr.HTML(elem_id="df-models-notice", elem_classes="df-maybe")
         self.details = gr.HTML(elem_id="df-details")
+        self._connect(opened)
 
-    def connect(self, opened: gr.Tab) -> None:
-        """Who calls what."""
+    def _connect(self, opened: gr.Tab) -> None:
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         chosen = [self.details, self.unload, self.remove]
         view = [self.pairs, *chosen]
@@ -118,7 +114,7 @@ class _Tab:
         self.no.click(lambda: self._asking(), None, asking, **quiet)
 
     async def _watch(self) -> AsyncIterator[Updates]:
-        """What every window shows of what goes on, as long as it is open."""
+        """Show every window what goes on, as long as it is open."""
         shown: tuple[object, ...] = ()
         until = 0.0
         while True:
@@ -132,7 +128,7 @@ class _Tab:
             await asyncio.sleep(LOOK_S)
 
     def _now(self) -> tuple[str, str, bool]:
-        """What goes on above the table; whether there is a download to cancel."""
+        """Return what goes on above the table, and whether there is a download to cancel."""
         return self._status(), _pulling(self._models.pull), self._models.pulling
 
     def _status(self) -> str:
@@ -142,20 +138,20 @@ class _Tab:
         return markup.paragraph(self._models.status_line, "error" if status.state == "broken" else "note")
 
     def _open(self, columns: float, request: gr.Request) -> Updates:
-        """All of the tab at once, so that nothing moves under the pointer afterwards."""
+        """Draw all of the tab at once, so that nothing moves under the pointer afterwards."""
         status_line, pulling, running = self._now()
         self._visitors.of(request).order = []
         return [*self._view(columns, request), status_line, pulling, gr.update(visible=running)]
 
     def _view(self, columns: float, request: gr.Request) -> Updates:
-        """The table, and all that belongs to the chosen pair."""
+        """Draw the table, and all that belongs to the chosen pair."""
         try:
             return self._drawn(self._listed(request), columns, request)
         except DFlashError as error:
             return [markup.failed(error), "", *[gr.update(interactive=False)] * 2]
 
     def _listed(self, request: gr.Request) -> Sequence[ModelEntry]:
-        """The pairs in the order that the window had them in: no row moves under the pointer."""
+        """List the pairs in the order that the window had them in: no row moves under the pointer."""
         entries, visitor = in_order(self._served.entries()), self._visitors.of(request)
         places = {name: place for place, name in enumerate(visitor.order)}
         entries.sort(key=lambda entry: places.get(entry.name, len(places)))
@@ -190,7 +186,7 @@ class _Tab:
             return markup.failed(error)
 
     def _buttons(self, entry: ModelEntry | None) -> Updates:
-        """Unload, remove."""
+        """Update unload and remove."""
         served = self._served
         kept = bool(served.resident.model.kept_by)
         ready = served.resident.status.state == "ready"
@@ -212,7 +208,7 @@ class _Tab:
         return ""
 
     def _ask(self, request: gr.Request) -> Updates:
-        """What would go, before it goes."""
+        """Show what would go, before it goes."""
         chosen = self._chosen(request)
         try:
             what = self._served.removal(chosen)
@@ -229,17 +225,17 @@ class _Tab:
             return self._asking(markup.failed(error))
 
     def _chosen(self, request: gr.Request) -> str:
-        """The pair that the window has chosen, or was shown at first."""
+        """Name the pair that the window has chosen, or was shown at first."""
         asked = self._visitors.of(request).asked
         return asked.name if asked is not None else ""
 
     def _asking(self, notice: str = "") -> Updates:
-        """No question, and a notice."""
+        """Ask nothing, and show a notice."""
         return [gr.update(visible=False), "", notice]
 
 
 def _pulling(pull: Pull | None) -> str:
-    """The download under way, or what came of the last one."""
+    """Show the download under way, or what came of the last one."""
     if pull is None:
         return ""
     if not pull.running:
@@ -251,7 +247,7 @@ def _pulling(pull: Pull | None) -> str:
 
 
 def _table(entries: Sequence[ModelEntry], chosen: str, loaded: str) -> str:
-    """The pairs, one button each."""
+    """List the pairs, one button each."""
     rows = []
     for entry in entries:
         name, state = markup.word(entry.name), STATES.get(entry.state, entry.state)

@@ -52,7 +52,7 @@ class Pull(Job[None]):
 
     @property
     def figures(self) -> tuple[int, int, str]:
-        """Bytes done, bytes in all (0 before they are known), and all of it in words."""
+        """Gives bytes done, bytes in all (0 before they are known), and all of it in words."""
         with self._lock:
             download = self._download
             return download.done, download.total, download.line if download.repos else "asking the Hub"
@@ -90,12 +90,11 @@ class ModelsView:
 
     @property
     def pulling(self) -> bool:
-        """True while something is downloaded."""
         return self.pull is not None and self.pull.running
 
     @property
     def version(self) -> str:
-        """Another text whenever the table may have changed."""
+        """Is another text whenever the table may have changed."""
         status = self.served.resident.status
         return f"{id(self.pull)} {self.pulling}/{self._removed}/{status.model}/{status.state}"
 

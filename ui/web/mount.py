@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PATHS = {
     "GET": re.compile(
         r"/|/(config|theme\.css|favicon\.ico|manifest\.json|robots\.txt)/?|/(static|assets|svelte)/.+"
-        r"|/gradio_api/(info/?|startup-events|app_id/?|queue/data|heartbeat/[\w-]+)"
+        r"|/gradio_api/(startup-events|app_id/?|queue/data|heartbeat/[\w-]+)"
     ),
     "POST": re.compile(r"/gradio_api/(queue/join|cancel|reset/?)"),
 }
@@ -62,7 +62,7 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What ``api.app.guarded_app`` wants of a page."""
+    """Is what ``api.app.guarded_app`` wants of a page."""
 
     routes: tuple[BaseRoute, ...]
     lifespan: Lifespan
@@ -134,7 +134,6 @@ class _Narrow:
         self._streams = Streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI app."""
         allowed = PATHS.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if allowed is None or allowed.fullmatch(scope["path"]) is None:
             return await PlainTextResponse("there is nothing at this path\n", 404)(scope, receive, send)

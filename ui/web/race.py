@@ -25,7 +25,6 @@ from dflash_local.ui.web import markup
 from dflash_local.ui.web.chat import line
 from dflash_local.ui.web.chat_view import chat_options
 from dflash_local.ui.web.contest import Contest
-from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 TOKENS = 256
@@ -33,11 +32,6 @@ PULSE_S = 0.1
 SHOWN_CHARS = 20_000  # of a lane: its end is what is read while it runs
 Given = dict[Component, Any]
 Changes = dict[Component, Any]
-
-
-def build(served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
-    """Add the tab's components; called inside its ``gr.Tab``, which is ``opened``."""
-    RaceTab(served, visitors, opened)
 
 
 def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any, seed: Any) -> Request:
@@ -53,8 +47,6 @@ def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any,
 
 
 class RaceTab:
-    """The components and what they do."""
-
     def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
         self._served, self._visitors = served, visitors
         self._offered: set[str] = set()  # built-in prompts that stood in a field
@@ -88,20 +80,19 @@ class RaceTab:
             yield {self.status: markup.failed(error)}
             return
         contest = Contest(self._served.resident, asked)
-        job = Job(contest.run, contest.stop)
-        with visitor.runs("race", job):
+        with visitor.runs("race", contest):
             yield {self.result: "", **self._drawn(contest.tracks, contest.state)}
-            async for changes in self._run(visitor, contest, job, prompt):
+            async for changes in self._run(visitor, contest, prompt):
                 yield changes
 
-    async def _run(self, visitor: Visitor, contest: Contest, job: Job[Race], prompt: str) -> AsyncIterator[Changes]:
+    async def _run(self, visitor: Visitor, contest: Contest, prompt: str) -> AsyncIterator[Changes]:
         seen: tuple[int, str] | None = None
-        async for _ in job.pulses(PULSE_S):
+        async for _ in contest.pulses(PULSE_S):
             if seen != (contest.version, contest.state):
                 seen = (contest.version, contest.state)
                 yield self._drawn(contest.tracks, contest.state)
         try:
-            race = job.result
+            race = contest.result
         except DFlashError as error:
             yield {self.status: markup.failed(error), self.stop: gr.update(interactive=False)}
             return
@@ -113,8 +104,8 @@ class RaceTab:
             await asyncio.sleep(PULSE_S)
         replay.advance(float("inf"))
         source = await asyncio.to_thread(self._served.provenance)
-        said = {"prompt": prompt, "verdict": race.verdict, "ratios": race.ratios}
-        save = markup.saved("Save as JSON", "race.json", {**source, **said, **race.as_dict()})
+        words = {"prompt": prompt, "verdict": race.verdict, "ratios": race.ratios}
+        save = markup.saved("Save as JSON", "race.json", {**source, **words, **race.as_dict()})
         yield {
             **self._drawn(replay.tracks, "", race),
             self.result: result(race, save),
@@ -125,14 +116,14 @@ class RaceTab:
         self._visitors.of(request).cancel("race")
 
     def _offer(self, prompt: str = "") -> Any:
-        """The window is new, or was elsewhere: a built-in prompt of another pair gives way to one of this pair."""
+        """Let a built-in prompt of another pair give way to one of this pair: the window may have been elsewhere."""
         texts = self._served.examples
         stale = not prompt or (prompt in self._offered and prompt not in texts)
         self._offered.update(texts)
         return texts[0] if stale and texts else gr.skip()
 
     def _drawn(self, tracks: dict[Mode, Track], state: str, race: Race | None = None) -> Changes:
-        """A race that goes on; each update has all of it, so that none depends on one that came before."""
+        """Draw all of a race that goes on, so that no update depends on one that came before."""
         return {
             self.status: markup.paragraph(state),
             self.lanes: lanes(tracks, race),
@@ -141,7 +132,6 @@ class RaceTab:
 
 
 def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:
-    """Both side by side."""
     known = {lane.mode: lane for lane in (race.ar, race.dflash)} if race is not None else {}
     return f'<div class="df-lanes">{"".join(_lane(mode, tracks[mode], known.get(mode)) for mode in MODES)}</div>'
 
@@ -157,7 +147,7 @@ def _lane(mode: Mode, track: Track, lane: Lane | None) -> str:
 
 
 def result(race: Race, link: str) -> str:
-    """The figures of both, the verdict, and the link that saves them."""
+    """Show the figures of both, the verdict, and the link that saves them."""
 
     def acceptance(lane: Lane) -> str:
         length = lane.finished.stats.mean_acceptance_length

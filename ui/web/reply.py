@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dflash_local.errors import EngineError
 from dflash_local.events import Event, Finished, Piece, Step
@@ -14,6 +14,7 @@ from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.safety import SafePieces
 from dflash_local.ui.thinking_time import ThinkingTime
+from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.text import SafeMarkdown
 
 MAX_POINTS = 120  # of the curve of one reply
@@ -25,91 +26,81 @@ def waiting_for(resident: Resident) -> str:
     return f"loading {resident.model.name}: {safe_line(load.stage)} {load.fraction:.0%}" if load else "waiting"
 
 
-class Reply:
-    """A reply, and how the page shows it. ``run`` is called once, on a thread; everything else from any thread.
+class Reply(Job[None]):
+    """A reply on its thread, and how the page shows it. It may be looked at from any thread.
 
     Args:
         source: the reply itself. known: what the readings are of; another pair makes them begin anew.
+        then: called at its end, from its thread.
 
     Attributes:
         facts: of the pair that replies; before it does, of the one before.
-        version: grows with everything that came.
+        pieces: the answer with the origins of its tokens, without control characters.
+        curve: seconds and tokens per second, over the whole reply. version: grows with everything that came.
     """
 
-    def __init__(self, source: Answer, resident: Resident, readings: Readings, known: SessionFacts | None) -> None:
+    def __init__(
+        self,
+        source: Answer,
+        resident: Resident,
+        readings: Readings,
+        known: SessionFacts | None,
+        then: Callable[[Reply], None],
+    ) -> None:
         self.source, self.readings, self.facts = source, readings, known
+        self.pieces: list[Piece] = []
+        self.curve: list[tuple[float, float]] = []
         self.version = 0
-        self._resident = resident
+        self._resident, self._then = resident, then
         self._lock = threading.Lock()
         self._safe = SafePieces()
-        self._pieces: list[Piece] = []
         self._answer, self._thoughts = SafeMarkdown(), SafeMarkdown()
         self._thinking = ThinkingTime()
         self._began: float | None = None
-        self._curve: list[tuple[float, float]] = []
         self._every = 1  # steps for one point of the curve
         self._steps = 0
+        super().__init__(self._listen, source.cancel)
 
-    def run(self) -> None:
-        """Ask for it and take what comes, to its end.
-
-        Raises:
-            DFlashError: the pair could not be loaded, or the request failed.
-        """
-        with self.source as source:
-            with self._lock:
-                facts = self._resident.facts
-                if facts is not None and facts is not self.facts:
-                    self.facts = facts
-                    self.readings.load(facts)
-                    self.readings.begin(source.request.mode)
-            for event in source:
-                self._take(event)
-        if source.finished is None:
-            raise EngineError("the reply ended without saying why")
-
-    def stop(self) -> None:
-        """End it within one cycle; what came is kept."""
-        self.source.cancel()
+    def _listen(self) -> None:
+        try:
+            with self.source as source:
+                with self._lock:
+                    facts = self._resident.facts
+                    if facts is not None and facts is not self.facts:
+                        self.facts = facts
+                        self.readings.load(facts)
+                        self.readings.begin(source.request.mode)
+                for event in source:
+                    self._take(event)
+            if source.finished is None:
+                raise EngineError("the reply ended without saying why")
+        finally:
+            self._then(self)
 
     @property
     def answer(self) -> str:
-        """The answer as Markdown for the page."""
+        """Is the answer as Markdown for the page."""
         with self._lock:
             return self._answer.text
 
     @property
     def thoughts(self) -> str:
-        """What was thought as Markdown for the page."""
+        """Is what was thought as Markdown for the page."""
         with self._lock:
             return self._thoughts.text
 
     @property
     def thinking_title(self) -> str:
-        """The title of the folded box."""
-        with self._lock:
-            return self._thinking.title
+        return self._thinking.title
 
     @property
     def is_thinking(self) -> bool:
         """True while no word of the answer has come."""
-        return self.source.finished is None and not self._pieces
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        """The answer with the origins of its tokens, without control characters."""
-        with self._lock:
-            return tuple(self._pieces)
-
-    @property
-    def curve(self) -> Sequence[tuple[float, float]]:
-        """Seconds and tokens per second, over the whole reply."""
-        with self._lock:
-            return tuple(self._curve)
+        return self.source.finished is None and not self.pieces
 
     @property
     def state(self) -> str:
-        """What is going on, in words."""
+        """Says what is going on."""
         if not self.source.submitted:
             return waiting_for(self._resident)
         return "stopping" if self.source.cancelled and self.source.finished is None else self.readings.state
@@ -129,15 +120,15 @@ class Reply:
         self._thinking.take(step)
         self._steps += 1
         if self.readings.now is not None and self._steps % self._every == 0:
-            self._curve.append((step.t_s - self._began, self.readings.now))
-        if len(self._curve) > MAX_POINTS:
+            self.curve.append((step.t_s - self._began, self.readings.now))
+        if len(self.curve) > MAX_POINTS:
             self._every *= 2
-            del self._curve[::2]
+            del self.curve[::2]
 
     def _show(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             if piece.channel == "thinking":
                 self._thoughts.feed(piece.text)
             else:
-                self._pieces.append(piece)
+                self.pieces.append(piece)
                 self._answer.feed(piece.text)

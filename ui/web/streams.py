@@ -20,13 +20,13 @@ HANG_UP_S = 10.0  # a window that has not hung up by then sleeps, or never will
 
 
 class Streams:
-    """The windows' streams of answers, and which of them have said their last word without being hung up."""
+    """Keeps the windows' streams, and which of them have said their last word without being hung up."""
 
     def __init__(self) -> None:
         self._hung_up: dict[str, asyncio.Event] = {}
 
     def stream(self, app: App) -> App:
-        """Gradio's stream, which after its last word is left open until the window hangs up."""
+        """Leave Gradio's stream open after its last word until the window hangs up."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             window = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])[0]
@@ -55,7 +55,7 @@ class Streams:
         return answer
 
     def receipt(self, app: App) -> App:
-        """Gradio's receipt for a request, not before the window's last stream is hung up."""
+        """Hold Gradio's receipt for a request until the window's last stream is hung up."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             asked = b""
@@ -78,7 +78,7 @@ class Streams:
 
 
 def _window(asked: bytes) -> str:
-    """Which window a request came from; empty for none."""
+    """Name the window that a request came from; empty for none."""
     try:
         return str(json.loads(asked)["session_hash"])
     except (ValueError, TypeError, KeyError):

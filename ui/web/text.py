@@ -26,7 +26,7 @@ FENCE = re.compile(r"^((?:[\s>*+\-]|\d{1,9}[.)])*?)(?=```|~~~)")
 
 
 def _parser() -> MarkdownIt:
-    """Blocks alone: where code begins and ends is all that is asked."""
+    """Parse blocks alone: where code begins and ends is all that is asked."""
     return MarkdownIt("commonmark", {"html": False}).enable(["table"]).disable(["inline", "reference"])
 
 
@@ -34,7 +34,7 @@ PARSER = _parser()
 
 
 def markdown(text: str) -> str:
-    """Markdown that the page may show, of a text without control characters."""
+    """Make Markdown that the page may show, of a text without control characters."""
     lines = text.replace("\r\n", "\n").split("\n")
     done: list[str] = []
     at = 0
@@ -46,14 +46,14 @@ def markdown(text: str) -> str:
 
 
 def verbatim(text: str, language: str = "text") -> list[str]:
-    """The text as lines of one block of code."""
+    """Make one block of code of the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     ticks = "`" * max(3, longest + 1)
     return [ticks + language, *text.removesuffix("\n").split("\n"), ticks]
 
 
 def by_origin(pieces: Iterable[Piece]) -> str:
-    """The text with each token's origin: accepted drafts underlined, the target's own in marks. One block of HTML."""
+    """Show where tokens came from: accepted drafts underlined, the target's own in marks. One block of HTML."""
     runs: list[str] = []
     for piece in pieces:
         tag = "u" if piece.origin == "accepted" else "b"
@@ -84,7 +84,7 @@ class SafeMarkdown:
 
     @property
     def text(self) -> str:
-        """The whole, as Markdown."""
+        """Is the whole, as Markdown."""
         parts = [*self._done, markdown(self._tail)]
         if self._rest:
             parts += ["", *verbatim("".join(self._rest))]
@@ -101,7 +101,7 @@ class SafeMarkdown:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, list[Token]]]:
-    """The blocks of the top level: first line, line after the last, and the code in each."""
+    """Find the blocks of the top level: first line, line after the last, and the code in each."""
     start, end = 0, 0
     code: list[Token] = []
     for token in PARSER.parse(text):
@@ -134,7 +134,7 @@ def _add_block(done: list[str], lines: list[str], first: int, code: list[Token])
 
 
 def _dedented(lines: list[str], indent: int) -> list[str]:
-    """What followed code in a list is in no list any more, once the code was moved out."""
+    """Take lines out of the list that code before them was moved out of."""
     if not indent:
         return lines
     moved: list[str] = []
@@ -152,7 +152,6 @@ def _language(info: str) -> str:
 
 
 def _prose(lines: list[str]) -> list[str]:
-    """Lines without code blocks."""
     if not lines:
         return []
     text = "\n".join(FENCE.sub(r"\1\\", line) for line in lines)
@@ -185,7 +184,7 @@ def _inline(text: str) -> str:
 
 
 def _partner(text: str, ticks: str, at: int, lonely: set[int]) -> int | None:
-    """Where the run of as many backticks begins that ends the code."""
+    """Find where the run of as many backticks begins that ends the code."""
     if len(ticks) in lonely:
         return None
     found = re.compile(rf"(?<!`)`{{{len(ticks)}}}(?!`)").search(text, at)
@@ -196,13 +195,13 @@ def _partner(text: str, ticks: str, at: int, lonely: set[int]) -> int | None:
 
 
 def _code(ticks: str, content: str) -> str:
-    """Code in a line. Where it has a ``<``, as HTML of our own: that reads the same to every parser."""
+    """Write code in a line. Where it has a ``<``, as HTML of our own: that reads the same to every parser."""
     if "<" not in content:
         return f"{ticks}{content}{ticks}"
     return f"<code>{_entities(content.replace(chr(10), ' ').strip(' '))}</code>"
 
 
 def _entities(text: str) -> str:
-    """Text in which nothing is Markdown or HTML, on one line."""
+    """Make text, on one line, in which nothing is Markdown or HTML."""
     quoted = ESCAPED.sub(lambda sign: f"&#{ord(sign.group())};", text)
     return quoted.replace("\n", "&#10;")

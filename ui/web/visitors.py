@@ -69,7 +69,7 @@ class Visitor:
 
 
 class Visitors:
-    """All windows. Its methods may be called from any thread."""
+    """Knows all windows. Its methods may be called from any thread."""
 
     def __init__(self, resident: Resident, most: int = MOST) -> None:
         self._resident, self._most = resident, most
@@ -77,7 +77,7 @@ class Visitors:
         self._all: OrderedDict[str, Visitor] = OrderedDict()
 
     def of(self, request: gr.Request) -> Visitor:
-        """The window that a request came from."""
+        """Find the window that a request came from."""
         name = request.session_hash or ""
         with self._lock:
             visitor = self._all.pop(name, None) or Visitor(ChatView(self._resident))
@@ -97,7 +97,7 @@ class Visitors:
             visitor.stop()
 
     def _forget(self) -> list[Visitor]:
-        """Those that went long ago, and the oldest of too many."""
+        """Drop those that went long ago, and the oldest of too many."""
         now = time.monotonic()
         old = [name for name, one in self._all.items() if one.left is not None and now - one.left > KEEP_S]
         old += [name for name in self._all if name not in old][: max(0, len(self._all) - len(old) - self._most)]

@@ -43,7 +43,7 @@ CLOSED = (
     ),
     *("monitoring", "monitoring/summary", "monitoring/x", "profiling/summary", "profiling/traces", "profiling/clear"),
     *("vibe-edit", "vibe-code", "undo-vibe-edit", "vibe-starter-queries", "mcp", "mcp/", "mcp/sse", "mcp/schema"),
-    *("call/_send", "call/v2/_send", "call/_send/x"),
+    *("info", "call/_send", "call/v2/_send", "call/_send/x"),
     *("login", "login_check", "logout", "token", "user", "custom_component/x/client/component/a.js", "pwa_icon"),
 )
 
@@ -67,7 +67,7 @@ def ask(
         connection.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/config", "/theme.css", "/gradio_api/info"])
+@pytest.mark.parametrize("path", ["/", "/config", "/theme.css", "/gradio_api/app_id"])
 def test_the_page_is_there_and_says_what_the_browser_may_load(here: Site, path: str) -> None:
     status, headers, _ = ask(here, "GET", path)
     assert status == 200
@@ -78,7 +78,6 @@ def test_the_page_is_there_and_says_what_the_browser_may_load(here: Site, path: 
 def test_no_handler_has_a_name_for_programs(here: Site) -> None:
     handlers = json.loads(ask(here, "GET", "/config")[2])["dependencies"]
     assert {one["api_visibility"] for one in handlers} == {"private"}, "programs have the OpenAI endpoint"
-    assert json.loads(ask(here, "GET", "/gradio_api/info")[2]) == {"named_endpoints": {}, "unnamed_endpoints": {}}
 
 
 def test_what_is_named_by_its_content_may_be_kept_and_nothing_else(here: Site) -> None:
@@ -89,7 +88,7 @@ def test_what_is_named_by_its_content_may_be_kept_and_nothing_else(here: Site) -
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.nip.io"])
-@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/info", "/static/img/logo.svg"])
+@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/app_id", "/static/img/logo.svg"])
 def test_the_page_does_not_answer_to_a_foreign_host(here: Site, host: str, path: str) -> None:
     status, headers, _ = ask(here, "GET", path, {"Host": host})
     assert status == 400 and "access-control-allow-origin" not in headers
@@ -152,7 +151,7 @@ def test_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint() 
         return {"Authorization": f"Basic {base64.b64encode(f'anybody:{word}'.encode()).decode()}"}
 
     with site(rules=Rules(token=TOKEN)) as guarded:
-        for path in ("/", "/config", "/gradio_api/info", "/v1/models"):
+        for path in ("/", "/config", "/gradio_api/app_id", "/v1/models"):
             status, headers, _ = ask(guarded, "GET", path)
             assert status == 401 and "Basic" in headers["www-authenticate"]
             assert ask(guarded, "GET", path, basic("wrong-horse-battery"))[0] == 401

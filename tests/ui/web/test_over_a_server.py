@@ -18,7 +18,7 @@ from dflash_local.service.resident import Resident
 from dflash_local.settings import load as load_settings
 from tests.remote.openai_fake import Fake, running
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, site
+from tests.ui.web.stand import Site, site, wait_until
 
 
 @contextmanager
@@ -118,9 +118,10 @@ def test_what_the_server_decides_is_told_in_one_line(fake: Fake) -> None:
     label = f"the server at {fake.url}"
     with page_over(fake) as here:
         served, resident = here.served, here.resident
-        resident.load()
+        contest = Contest(resident, race_request(resident, "hi", 8, 0, None))
+        wait_until(lambda: not contest.running)
         told: dict[Callable[[], object], str] = {
-            Contest(resident, race_request(resident, "hi", 8, 0, None)).run: "no request can switch that off",
+            lambda: contest.result: "no request can switch that off",
             resident.unload: f"{label} keeps demo loaded",
             partial(served.load_choices, "demo", 512): label,
             partial(served.certify, lambda *_: None, lambda: False): f"{label} proves nothing of its text by itself",

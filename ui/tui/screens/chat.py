@@ -38,7 +38,7 @@ NOTHING_CAME = "nothing came of it; your message is back in the field"
 
 
 class ChatScreen(Screen[None]):
-    """One conversation; everything that takes time is a job, and one job runs at a time."""
+    """Shows one conversation; everything that takes time is a job, and one job runs at a time."""
 
     CSS_PATH = "chat.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
@@ -98,7 +98,7 @@ class ChatScreen(Screen[None]):
         self.query_one(Composer).focus()
 
     def _receive(self, event: Notice | LoadProgress) -> None:
-        """From any thread. A notice of the program's becomes a note; one of a reply's is an alarm of the meter."""
+        """Take an event from any thread: the program's notice becomes a note, a reply's an alarm of the meter."""
         warning = isinstance(event, Notice) and event.level == "warning"
         level: Literal["note", "warning"] = "warning" if warning else "note"
         self._inbox.put(Notification(event.message, level) if isinstance(event, Notice) else event)
@@ -119,7 +119,6 @@ class ChatScreen(Screen[None]):
         await self.transcript.add(Note(text, level))
 
     async def show_error(self, error: DFlashError) -> None:
-        """Show an error with what to do about it."""
         await self.show(f"{error.message}\n{error.hint}" if error.hint else error.message, "error")
 
     def begin(self, work: Callable[[], Any], then: Callable[[Ended], Any]) -> bool:
@@ -190,7 +189,7 @@ class ChatScreen(Screen[None]):
         self.take_facts()
 
     def take_facts(self) -> None:
-        """The loaded pair may be another one."""
+        """Take over what is loaded, which may be another pair."""
         facts = self.session.facts
         self.memory.look()
         if facts is not None:
@@ -245,7 +244,7 @@ class ChatScreen(Screen[None]):
         self.begin(lambda: self._listen(ask), then)
 
     def _listen(self, ask: Callable[[], Answer]) -> Answer:
-        """The job of a reply, on its own thread."""
+        """Listen to a reply, on the job's thread."""
         with ask() as answer:
             self._answer = answer
             if self._stopping:
@@ -306,7 +305,7 @@ class ChatScreen(Screen[None]):
         return self.begin(work, then)
 
     def set_ready(self) -> None:
-        """Nothing runs any more."""
+        """Say that nothing runs any more."""
         self.readings.state = "ready" if self.session.facts is not None else "no model is loaded"
 
     def action_stop(self) -> None:
@@ -327,7 +326,7 @@ class ChatScreen(Screen[None]):
         self._hint(LEGEND if self._by_origin else "")
 
     def action_scroll_page(self, direction: int) -> None:
-        """Page Up and Page Down scroll the conversation, wherever the cursor is."""
+        """Scroll the conversation, wherever the cursor is."""
         self.transcript.page(direction)
 
     @on(TextArea.Changed)

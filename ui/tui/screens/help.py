@@ -34,7 +34,7 @@ KEYS = {
 
 
 class HelpScreen(ModalScreen[None]):
-    """A sheet over the chat; any of its keys takes it away."""
+    """Covers the chat; any of its keys takes it away."""
 
     BINDINGS = [Binding("escape,f1,q,enter", "dismiss", "Close")]
     CSS_PATH = "sheet.tcss"

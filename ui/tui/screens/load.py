@@ -35,7 +35,7 @@ SHORTER = {
 
 
 class LoadScreen(ModalScreen[LoadChoice | None]):
-    """Dismissed with the way that was chosen; all it needs is here then."""
+    """Is dismissed with the way that was chosen; all it needs is here then."""
 
     BINDINGS = [
         Binding("d", "drafter", "Drafter"),
@@ -68,7 +68,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         self.query_one(OptionList).focus()
 
     def on_resize(self) -> None:
-        """Columns are dropped and cut as the width has it."""
+        """Drop and cut columns as the width has it."""
         self._fill(self._list.highlighted)
 
     @property
@@ -87,7 +87,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
             self._plan(self._choices.asked.context, not self._choices.asked.draft)
 
     def action_context(self) -> None:
-        """The next of: as much context as fits, and the lengths that are offered."""
+        """Take the next of: as much context as fits, and the lengths that are offered."""
         offered = (None, *self._contexts)
         asked = self._choices.asked.context
         at = offered.index(asked) if asked in offered else -1
@@ -183,7 +183,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
             place.display = bool(text) or name == "remark"
 
     def _keys(self, choice: LoadChoice | None) -> str:
-        """What the keys do, and how what they change stands."""
+        """Say what the keys do, and how what they change stands."""
         asked = self._choices.asked
         keys = ["Enter loads" if choice.here else "Enter downloads and loads"] if choice and choice.fits else []
         if self._choices.has_drafter:
@@ -203,7 +203,7 @@ def _remark(choice: LoadChoice) -> str:
 
 
 def _lines(choices: LoadChoices, width: int) -> list[str]:
-    """The head and a line for each way; too wide, first what is the same for all goes, then words become fewer."""
+    """Write head and lines; too wide, first what is the same for all goes, then words become fewer."""
     rows = [choice_row(each).cells for each in choices.choices]
     idle = {"-", NO_DRAFTER}
     for step in range(3):

@@ -98,7 +98,7 @@ class PullScreen(ModalScreen[Pulled]):
             self._begin()
 
     async def on_unmount(self) -> None:
-        """The application may end in the middle: then the files in flight are cleared up first."""
+        """Clear up the files in flight first, where the application ends in the middle."""
         self._cancelled = True
         if not self._left:
             await asyncio.to_thread(self._jobs.join, STOP_S)
@@ -112,14 +112,14 @@ class PullScreen(ModalScreen[Pulled]):
         return True
 
     def action_go(self) -> None:
-        """Enter: what the last line says."""
+        """Do what the last line says."""
         if self.state == "done":
             self._leave(start_chat=True)
         elif self.state in ("asking", "failed"):
             self._begin()
 
     def action_leave(self) -> None:
-        """Esc: stop what runs, else go back."""
+        """Stop what runs, else go back."""
         if not self.stop():
             self._leave(start_chat=False)
 

@@ -70,7 +70,7 @@ class RaceScreen(Screen[Race | None]):
         return self._replay is not None and self._replay.done
 
     def _run(self) -> Race:
-        """The job: on its own thread."""
+        """Race, on the job's thread."""
         self._racer = self._prepare(self._inbox.put)
         if self._leaving:
             self._racer.cancel()

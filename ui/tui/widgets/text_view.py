@@ -68,7 +68,7 @@ class TextView(Widget):
         layout.add(bit, style)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """The rows that the text takes at a width."""
+        """Count the rows that the text takes at a width."""
         self._fit(width)
         return len(self._rows)
 
@@ -106,19 +106,19 @@ class TextView(Widget):
     # Painting
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Rows as they were painted before, where nothing changed them: most of a frame that only scrolled."""
+        """Return rows as they were painted before, where nothing changed them: most of a frame that only scrolled."""
         self._fit(self.size.width)  # a layout may have asked for another width last
         strips = [self._painted(y) for y in crop.line_range]
         whole = crop.column_span == (0, self.size.width)
         return strips if whole else [strip.crop(crop.x, crop.right) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
-        """A row whose parts know their place in the text: what the mouse is over is looked up in it."""
+        """Return a row whose parts know their place in the text: what the mouse is over is looked up in it."""
         self._fit(self.size.width)
         return self._paint(self._rows[y], placed=True) if y < len(self._rows) else self._painted(y)
 
     def _painted(self, y: int) -> Strip:
-        """A row; kept until the text, the style or the selection changes it."""
+        """Return a row; kept until the text, the style or the selection changes it."""
         if y >= len(self._rows):
             return filtered(self, Strip.blank(self.size.width, self.visual_style.rich_style))
         strip = self._strips.get(y)
@@ -144,14 +144,14 @@ class TextView(Widget):
         return filtered(self, Strip(segments).adjust_cell_length(self.size.width, style.rich_style))
 
     def notify_style_update(self) -> None:
-        """Another theme: paint anew."""
+        """Paint anew in another theme."""
         self._strips.clear()
         super().notify_style_update()
 
     # Selecting, and links
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The selected words, lines as they were before they were wrapped."""
+        """Return the selected words, lines as they were before they were wrapped."""
         chosen = []
         for number, line in enumerate(self._lines):
             span = selection.get_span(number)
@@ -160,12 +160,12 @@ class TextView(Widget):
         return "\n".join(chosen), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
-        """The selection is part of the painting."""
+        """Paint anew: the selection is part of the painting."""
         self._strips.clear()
         super().selection_updated(selection)
 
     def on_click(self, event: events.Click) -> None:
-        """A model's link is shown, not followed."""
+        """Show a model's link; it is not followed."""
         address = event.style.meta.get("href")
         if address:
             event.stop()

@@ -23,7 +23,7 @@ WAITS = "waits for what runs to end; Esc takes it back"
 
 
 class Transcript(VerticalScroll):
-    """Messages, replies and notes, in order."""
+    """Shows messages, replies and notes, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Transcript(VerticalScroll):
         return True
 
     def let_go(self) -> str:
-        """What waited, which does so no more; empty when nothing did."""
+        """Return what waited, which does so no more; empty when nothing did."""
         held, self._held = self._held, None
         if held is None:
             return ""
