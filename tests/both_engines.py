@@ -61,3 +61,14 @@ def reference_tokens(folder: Path, quantize: str | None = None) -> list[int]:
 def logits(folder: Path) -> torch.Tensor:
     model = fused(folder)
     return model.head(model.prefill(PROMPT, False).hidden)
+
+
+def assert_alike(folder: Path, twin: Path) -> None:
+    """Of a prompt and of a row behind it, both engines compute what the reference engine computes of the twin."""
+    with torch.inference_mode():
+        want, by_reference = (reference(each)(input_ids=PROMPT[None]).logits[0] for each in (twin, folder))
+        model = fused(folder)
+        rows = (model.prefill(PROMPT[:-1], False).hidden, model.verify(PROMPT[-1:], False).hidden)
+        by_fused = torch.cat([model.head(each) for each in rows])
+    for found in (by_reference, by_fused):
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=2e-4)

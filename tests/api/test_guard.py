@@ -39,15 +39,15 @@ def status_of(raw: bytes) -> int:
     ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[::1"]
     + ["evillocalhost", "evil.localhost:8000", "local", ".", "1127.0.0.1"],
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/"])
-def test_a_foreign_host_is_refused(server: Running, host: str, path: str) -> None:
-    answer = server.get(path, {"Host": host})
-    assert answer.status == 400 and "Host" in answer.error["message"]
+def test_a_foreign_host_is_refused(server: Running, host: str) -> None:
+    for path in ("/v1/models", "/health", "/metrics", "/"):
+        answer = server.get(path, {"Host": host})
+        assert answer.status == 400 and "Host" in answer.error["message"], path
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000", "localhost."])
-def test_loopback_names_are_fine_on_any_port_as_through_ssh(server: Running, host: str) -> None:
-    assert server.get("/v1/models", {"Host": host}).status == 200
+def test_loopback_names_are_fine_on_any_port_as_through_ssh(server: Running) -> None:
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000", "localhost."):
+        assert server.get("/v1/models", {"Host": host}).status == 200, host
 
 
 def test_two_or_no_host_headers_are_refused(server: Running) -> None:
@@ -57,19 +57,19 @@ def test_two_or_no_host_headers_are_refused(server: Running) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS", "PUT", "DELETE", "PATCH"])
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", ""])
-def test_a_foreign_origin_is_refused(server: Running, method: str, origin: str) -> None:
-    answer = server.call(method, CHAT, headers={"Origin": origin, "Host": "localhost:8000", "Content-Length": "0"})
-    assert answer.status == 403
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+def test_a_foreign_origin_is_refused(server: Running, method: str) -> None:
+    for origin in ("https://evil.example", "null", "http://localhost:3000", ""):
+        answer = server.call(method, CHAT, headers={"Origin": origin, "Host": "localhost:8000", "Content-Length": "0"})
+        assert answer.status == 403, origin
+        assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000"])
-@pytest.mark.parametrize("origin", ["http://{}.evil.com", "http://{}1", "http://{}@evil.com", "http://evil{}", "{}"])
-def test_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str, origin: str) -> None:
+def test_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str) -> None:
     """A name that begins or ends as ours does is another one."""
     assert server.get("/v1/models", {"Origin": f"http://{host}", "Host": host}).status == 200
-    assert server.get("/v1/models", {"Origin": origin.format(host), "Host": host}).status == 403
+    for origin in (f"http://{host}.evil.com", f"http://{host}1", f"http://{host}@evil.com", f"http://evil{host}", host):
+        assert server.get("/v1/models", {"Origin": origin, "Host": host}).status == 403, origin
 
 
 def test_the_answer_comes_before_the_body_is_read(server: Running) -> None:

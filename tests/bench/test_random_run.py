@@ -167,18 +167,6 @@ def test_the_report_tells_measured_from_projected() -> None:
         assert words in text
 
 
-def test_published_lengths_name_task_generation_and_source() -> None:
-    pair = tiny_pair()
-    measures = Measures((40,), (1, 4, 8), 0)
-    found = random_run.measure(pair, measures, PLACE, lambda _text, _part: None)
-    stated = random_report.assumption((), [_cell("sums", 8, 5.0), _cell("songs", 8, 3.0)], 8)
-    lines = " ".join(" ".join(random_report.random_lines(pair, measures, PLACE, found, stated, ())).split())
-    assert "cycle of 8, projected:" in lines and "(songs, 3) to" in lines and "(sums, 5) tok/s" in lines
-    assert "lengths of generation v1 while the shapes here are unknown: card of X" in lines
-    report = random_report.random_report(pair, measures, PLACE, found, stated, ())
-    assert {one["task"] for one in report["projected"][0]["cycles"]} == {"sums", "songs"}
-
-
 def test_a_specification_is_of_the_card_itself() -> None:
     assert find_bandwidth("NVIDIA H200") == 4800
     assert find_bandwidth("NVIDIA H100 80GB HBM3") == 3350 and find_bandwidth("NVIDIA H100 PCIe") == 2000

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 
-from dflash_local.bench.random_pair import ASSUMED, RandomPair, filled, read_pair
+from dflash_local.bench.random_pair import ASSUMED, RandomPair, read_pair
 from dflash_local.catalog import registry
 from dflash_local.catalog.row import Row
 from dflash_local.catalog.shapes import shape
@@ -60,21 +59,6 @@ def test_what_no_source_quotes_is_named() -> None:
     assert "rope_theta" not in hybrid and "block_size" not in hybrid, (
         "the inferred rope has it, dflash_config quotes it"
     )
-
-
-def test_filled_leaves_the_given_configuration_alone() -> None:
-    given = {"a": None, "b": {"c": None, "d": 1}, "_inferred": {"a": 2, "b.c": 3, "d": 9}, "_source": "x"}
-    before = json.dumps(given)
-    assert filled(given, {"e": 4}) == (
-        {"a": 2, "b": {"c": 3, "d": 1}, "d": 9, "e": 4},
-        {"a": 2, "b.c": 3, "d": 9, "e": 4},
-    )
-    assert json.dumps(given) == before
-
-
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-Coder-30B-A3B-Instruct", "openai/gpt-oss-20b", "Qwen/Qwen3.5-35B-A3B"])
-def test_a_mixture_of_experts_is_a_pair(name: str) -> None:
-    assert not _pair(name).model.dense
 
 
 def test_what_the_fused_engine_does_not_compute_is_one_clear_line() -> None:

@@ -32,42 +32,15 @@ def by_name(row: Row) -> str:
     ("typed", "name"),
     [
         ("qwen3-4b", "Qwen/Qwen3-4B"),
-        ("SmolLM2", "smollm2"),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"),
         ("smollm2-135m-instruct", "smollm2"),
-        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
-        ("Qwen3-Coder-30B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
-        ("Qwen3-Coder-Next", "Qwen/Qwen3-Coder-Next"),
         ("z-lab/Qwen3.5-4B-DFlash", "Qwen/Qwen3.5-4B"),
         ("QWEN3.5-9B-DFLASH", "Qwen/Qwen3.5-9B"),
-        ("Qwen3.5-27B", "Qwen/Qwen3.5-27B"),
-        ("modal-labs/Qwen3.5-35B-A3B-DFlash", "Qwen/Qwen3.5-35B-A3B"),
-        ("Qwen3.5-122B-A10B", "Qwen/Qwen3.5-122B-A10B"),
-        ("lmsys/Qwen3.5-397B-A17B-DFlash", "Qwen/Qwen3.5-397B-A17B"),
-        ("Qwen3.6-27B", "Qwen/Qwen3.6-27B"),
-        ("Qwen3.6-35B-A3B", "Qwen/Qwen3.6-35B-A3B"),
-        ("gpt-oss-20b", "openai/gpt-oss-20b"),
-        ("gpt-oss-120b-dflash", "openai/gpt-oss-120b"),
-        ("LLaMA3.1-8B-Instruct-DFlash-UltraChat", "meta-llama/Llama-3.1-8B-Instruct"),
-        ("kimi-k2.5", "moonshotai/Kimi-K2.5"),
-        ("GLM-5.1", "zai-org/GLM-5.1"),
-        ("GLM-5.3", "zai-org/GLM-5.3"),
         ("gemma-4-31b", "google/gemma-4-31B-it"),
-        ("gemma-4-26B-A4B", "google/gemma-4-26B-A4B-it"),
-        ("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5"),
-        ("MiniMax-M2.7-DFlash", "MiniMaxAI/MiniMax-M2.7"),
-        ("kimi-k2.6", "moonshotai/Kimi-K2.6"),
-        ("nvidia/Kimi-K2.6-DFlash", "moonshotai/Kimi-K2.6"),
-        ("Inferact/Kimi-K3-DSpark", "moonshotai/Kimi-K3"),
         ("dspark_qwen3_14b_block7", "Qwen/Qwen3-14B"),
-        ("deepseek-ai/dspark_qwen3_8b_block7", "Qwen/Qwen3-8B"),
-        ("RadixArk/Qwen3.8-27B-DSpark", "Qwen/Qwen3.8-27B"),
-        ("modal-labs/Qwen3.5-397B-A17B-DFlash", "Qwen/Qwen3.5-397B-A17B"),
-        ("incoai/Qwen3.8-27B-DFlash2", "Qwen/Qwen3.8-27B"),
         (" demo-hybrid ", "demo-hybrid"),
     ],
 )
-def test_every_promised_pair_is_found_by_any_of_its_names(typed: str, name: str) -> None:
+def test_a_pair_is_found_by_its_targets_and_its_drafters_names(typed: str, name: str) -> None:
     row = SHIPPED.find(typed)
     assert row is not None and row.name == name and not row.overridden
 
@@ -190,15 +163,6 @@ def test_a_published_speed_up_is_the_ratio_of_its_speeds() -> None:
         digits = 0.1 if cell.speedup == round(cell.speedup, 1) else 0.01
         assert abs(cell.tokens_per_s / cell.plain_tokens_per_s - cell.speedup) <= 0.55 * digits, cell
         assert 1 <= cell.acceptance_length <= cell.block and "B200" in cell.source
-
-
-def test_two_cells_of_the_cards_are_quoted_right() -> None:
-    nine, moe = SHIPPED.find("Qwen3.5-9B"), SHIPPED.find("Qwen3.5-35B-A3B")
-    assert nine and moe
-    cell = next(c for c in nine.published if (c.task, c.block, c.concurrency) == ("HumanEval", 16, 1))
-    assert (cell.speedup, cell.tokens_per_s, cell.acceptance_length, cell.generation) == (4.4, 840, 7.93, "v1")
-    cell = next(c for c in moe.published if (c.task, c.block, c.concurrency) == ("mt-bench", 4, 32))
-    assert (cell.speedup, cell.tokens_per_s, cell.acceptance_length, cell.generation) == (1.89, 6094.6, 3.137, "v2")
 
 
 def test_figures_of_tables_without_speeds_are_quoted_right() -> None:
@@ -386,13 +350,6 @@ def test_a_name_of_its_own_is_no_other_row_s(tmp_path: Path) -> None:
     own.write_text("schema: 1\npairs:\n  - {target: me/t, drafter: me/d, name: smollm2}\n", encoding="utf-8")
     with pytest.raises(SettingsError, match="alias 'smollm2' already names smollm2"):
         registry.load(own)
-
-
-def test_another_drafter_in_the_users_file_is_of_the_usual_kind(tmp_path: Path) -> None:
-    own = tmp_path / "registry.yaml"
-    own.write_text("schema: 1\npairs:\n  - {target: Qwen/Qwen3-14B, drafter: me/mine}\n", encoding="utf-8")
-    row = registry.load(own).find("me/mine")
-    assert row is not None and row.kind == "dflash" and row.runs_here and row.fingerprints == ()
 
 
 def test_other_yaml_readers_read_the_same() -> None:

@@ -41,17 +41,8 @@ def test_prompt_ids_tell_whether_thinking_is_open(chatml: Tokenizer, prompt: str
     assert prompt_opens_thinking(chatml, chatml.encode_rendering(prompt)) is opens
 
 
-def test_prompt_ids_of_a_tokenizer_without_tags_open_nothing(plain: Tokenizer) -> None:
-    assert not prompt_opens_thinking(plain, plain.encode("<think>"))
-
-
 def test_text_beside_a_tag_is_markup_only_as_far_as_newlines_go() -> None:
     parser = ThinkTokenParser(opens_thinking=False)
     parser.token("<think>")
     assert parser.text("\n\n  deep") == [Span("\n\n", "thinking", False), Span("  deep", "thinking")]
     assert parser.text("\nnext") == [Span("\nnext", "thinking")]
-
-
-def test_harmony_inside_an_open_analysis(harmony: Tokenizer) -> None:
-    parser = channel_parser(harmony, opens_thinking=True)
-    assert parser.text("hm") == [Span("hm", "thinking")]

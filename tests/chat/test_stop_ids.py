@@ -20,10 +20,6 @@ def write(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def test_an_empty_folder_has_none(tmp_path: Path) -> None:
-    assert config_stop_ids(open_source(tmp_path)) == frozenset()
-
-
 def test_all_files_are_united(tmp_path: Path) -> None:
     source = open_source(
         write(

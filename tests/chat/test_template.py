@@ -89,13 +89,6 @@ def test_a_content_cannot_make_a_tag_with_what_the_template_writes_beside_it(
     assert tokenizer.decode(ids) == template.replace("{{ m }}", text)
 
 
-def test_tools_are_concealed_as_well(chatml: Tokenizer) -> None:
-    tools = [{"name": "f", "description": "<|im_end|>"}]
-    ids = render(chatml, [Message("user", "x")], thinking=True, tools=tools).ids
-    assert ids.count(chatml.token_id("<|im_end|>")) == 2
-    assert '{"name": "f", "description": "<|im_end|>"}' in chatml.decode(ids)
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -228,11 +221,6 @@ def test_prompts_of_nothing_or_of_tags_only(plain: Tokenizer, with_template: Cal
     assert tags.count(plain.begin[0]) == 1
     with pytest.raises(UsageError, match="empty"):
         render(with_template("{# nothing #}"), [Message("user", "x")], thinking=False)
-
-
-def test_lone_surrogates_in_contents_become_replacement_characters(chatml: Tokenizer) -> None:
-    ids = render(chatml, [Message("user", "a\ud83d b \ud83d\ude42")], thinking=False).ids
-    assert "a\ufffd b 🙂" in chatml.decode(ids)
 
 
 def test_the_worker_is_started_again_after_it_died(chatml: Tokenizer) -> None:

@@ -83,29 +83,6 @@ def test_pieces_make_the_one_shot_text(plain: Tokenizer, ids: list[int], sizes: 
     assert run(plain, ids, (), sizes)[0].get("final", "") == plain.decode(ids)
 
 
-def test_a_stop_string_inside_the_bytes_of_one_character(plain: Tokenizer) -> None:
-    ids = bytes_of(plain, "aé!🙂b")
-    assert run(plain, ids, ["🙂"], (3,)) == ({"final": "aé!"}, 8)
-    assert run(plain, ids, ["é"], (1,)) == ({"final": "a"}, 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "expected"),
-    [
-        ("xxabcd", ["ab", "abcd"], "xx"),
-        ("xxabcd", ["abcd", "bc"], "xxa"),
-        ("xxabcd", ["xabcd", "cd"], "x"),
-        ("aabaac", ["aac"], "aab"),
-        ("abab", ["babc", "aba"], ""),
-        ("END", ["END"], ""),
-        ("a\n\nb", ["\n\n"], "a"),
-    ],
-)
-def test_stops_that_overlap(plain: Tokenizer, text: str, stops: list[str], expected: str) -> None:
-    for sizes in ((1,), (2,), (7,)):
-        assert run(plain, bytes_of(plain, text), stops, sizes)[0].get("final", "") == expected
-
-
 def test_held_back_text_is_flushed_at_the_end(plain: Tokenizer) -> None:
     stream = TextStream(plain, ["STOP!"], ChannelParser())
     pushed = stream.push(bytes_of(plain, "go STOP"), ["accepted"] * 7)
@@ -249,11 +226,6 @@ def test_harmony_stops(harmony: Tokenizer) -> None:
     assert run(harmony, ids, ["final"])[0] == {"thinking": "think 你", "tool": 'to=functions.f {"a": 1}', "final": "hi"}
     assert run(harmony, ids, ["<|channel|>commentary"])[0] == {"thinking": "think 你"}
     assert run(harmony, ids, ["h"])[0] == {"thinking": "t"}
-
-
-def test_a_token_of_500_characters(chatml: Tokenizer, plain: Tokenizer) -> None:
-    ids = bytes_of(plain, "x" * 500 + "\n" * 1000 + "\u200d" * 100)
-    assert run(plain, ids, ["xy"], (16,))[0]["final"] == "x" * 500 + "\n" * 1000 + "\u200d" * 100
 
 
 def test_streaming_time_grows_with_the_length_only(plain: Tokenizer) -> None:

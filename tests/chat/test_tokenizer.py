@@ -58,10 +58,6 @@ def sentencepiece(kind: str) -> tokenizers.Tokenizer:
     return built
 
 
-def test_a_folder_without_tokenizer_gives_none(tmp_path: Path) -> None:
-    assert Tokenizer.load(open_source(tmp_path)) is None
-
-
 @given(TEXTS)
 @settings(max_examples=200, deadline=None)
 def test_text_without_tags_encodes_as_the_library_does(
@@ -228,11 +224,6 @@ def test_an_unknown_decoder_is_refused_by_name(chatml_folder: Path, tmp_path: Pa
 
 def test_ids_outside_the_vocabulary_decode_to_nothing(chatml: Tokenizer) -> None:
     assert chatml.decode([10**6, -1, *chatml.encode("ok"), chatml.vocab_size]) == "ok"
-
-
-def test_begin_follows_the_settings(plain: Tokenizer, chatml: Tokenizer) -> None:
-    assert plain.begin == (plain.token_id("<|endoftext|>"),)
-    assert chatml.begin == ()
 
 
 def test_a_saved_truncation_is_ignored(chatml_folder: Path, tmp_path: Path) -> None:

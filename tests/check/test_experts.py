@@ -37,6 +37,10 @@ STORED = (
     ("gpt_oss", "", None),
     ("gpt_oss", "mxfp4", None),
 )
+EACH_DTYPE = (
+    pytest.param(torch.float32, marks=pytest.mark.slow, id="float32"),
+    pytest.param(torch.bfloat16, id="bfloat16"),
+)
 Open = Callable[..., FusedTarget]
 
 
@@ -70,7 +74,7 @@ def open_target(tmp_path_factory: pytest.TempPathFactory) -> Open:
     return build
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", EACH_DTYPE)
 @pytest.mark.parametrize(("family", "dialect", "quantize"), STORED)
 def test_sound_experts_are_right(
     family: str, dialect: str, quantize: str | None, dtype: torch.dtype, open_target: Open

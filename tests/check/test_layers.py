@@ -32,6 +32,11 @@ from tests.families import save_model
 from tests.quantised_checkpoints import experts_in_mxfp4, save_quantised
 
 CONTEXT = 128
+# What is found in bfloat16, whose rounding is a thousand times larger, is found in float32.
+EACH_DTYPE = (
+    pytest.param(torch.float32, marks=pytest.mark.slow, id="float32"),
+    pytest.param(torch.bfloat16, id="bfloat16"),
+)
 PLAIN = (
     *("llama", "llama_biased", "mistral", "gemma2_full", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5"),
     *("qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe", "gpt_oss"),
@@ -80,7 +85,7 @@ def open_session(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tupl
     return build
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", EACH_DTYPE)
 @pytest.mark.parametrize(("family", "dialect"), CASES)
 def test_a_sound_target_agrees(
     family: str, dialect: str, dtype: torch.dtype, open_session: Callable[..., tuple[Session, Pair]]
@@ -125,10 +130,7 @@ def test_the_bundled_pairs_agree(name: str, dtype: str) -> None:
     session.close()
 
 
-# What is found in bfloat16, whose rounding is a thousand times larger, is found in float32.
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=["float32", "bfloat16"]
-)
+@pytest.mark.parametrize("dtype", EACH_DTYPE)
 @pytest.mark.parametrize("fault", faults.LOADED, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named_where_it_is(
     fault: faults.Fault, dtype: torch.dtype, open_session: Callable[..., tuple[Session, Pair]]

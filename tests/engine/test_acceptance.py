@@ -95,7 +95,7 @@ def merged(reply: Reply) -> list[object]:
     return list(listener)
 
 
-@pytest.mark.parametrize("at", range(1, BLOCK + 2))
+@pytest.mark.parametrize("at", [1, 4, BLOCK, BLOCK + 1])
 def test_a_stop_id_cuts_the_text_and_not_the_figures(new_session: Build, at: int) -> None:
     """With an oracle a whole block is accepted in every cycle, wherever the text ends."""
     stop = TEXT[at]
@@ -131,7 +131,7 @@ def demo() -> Session:
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
-@pytest.mark.parametrize("limits", [Limits(64), Limits(64, ("5",)), Limits(64, ("4, 5",)), Limits(5)])
+@pytest.mark.parametrize("limits", [Limits(64), Limits(64, ("4, 5",)), Limits(5)])
 def test_the_trained_pair_however_its_reply_ends(demo: Session, limits: Limits, sampling: SamplingParams) -> None:
     request = user_request("Count from 3 to 7.", limits=limits, sampling=sampling)
     demo.reset()

@@ -16,12 +16,6 @@ from tests.engine_sessions import ask
 from tests.fused_models import fused_target
 
 
-def test_ids_are_varied_and_the_same_every_time() -> None:
-    ids = costs.varied_ids(500, 90)
-    assert ids == costs.varied_ids(500, 90)
-    assert len(set(ids)) == 90 and min(ids) == 0 and max(ids) == 89
-
-
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 def test_replayed_cycles_move_nothing(family: str) -> None:
     target = fused_target(family, 128)

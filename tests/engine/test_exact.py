@@ -13,7 +13,7 @@ from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.load import load
 from dflash_local.engine.planted import Planted
 from dflash_local.engine.session import Session
-from dflash_local.errors import EngineError, UsageError
+from dflash_local.errors import EngineError
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused import invariance
 from dflash_local.models.fused.linear import Linear
@@ -97,8 +97,3 @@ def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypa
     assert invariance.settle_rows([sound], 16) == ()
     with pytest.raises(EngineError, match="32 x 16 gives a row other bits"):
         invariance.settle_rows([careless], 16)
-
-
-def test_exact_mode_belongs_to_the_fused_engine() -> None:
-    with pytest.raises(UsageError, match="reference engine does not know --exact"):
-        load(bundled.find("demo"), LoadConfig(device="cpu", engine="reference", exact=True))

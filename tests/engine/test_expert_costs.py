@@ -99,12 +99,6 @@ def test_no_cost_falls_below_the_cheapest_measured_and_no_experts_exceed_uniform
     assert ahead.experts(8) == pytest.approx(8 * 8**0.5)
 
 
-def test_experts_that_cost_nothing_change_nothing() -> None:
-    model = ExpertCosts(DEAR, measured(UNIFORM, 0.0))
-    model.add(4, 10.0)
-    assert model.current() == DEAR
-
-
 @pytest.mark.parametrize("share", [0.8, 0.85, 0.9])
 def test_rows_that_choose_alike_are_verified_in_longer_blocks(share: float) -> None:
     """Equal acceptance and equal costs at load; only the experts that cycles take differ."""

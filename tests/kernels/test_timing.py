@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dflash_local.kernels import split_kv, timing
+from dflash_local.kernels import timing
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.kernels.timing import KernelTimer, evicting
 
@@ -33,14 +32,6 @@ class Replayed:
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "device_properties", lambda device: DeviceProperties(0, 16, (9, 0), L2))
     monkeypatch.setattr(timing, "Replay", Replayed)
-
-
-def test_the_size_of_the_cache_is_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(
-        shared_memory_per_block_optin=1, multi_processor_count=2, major=8, minor=9, L2_cache_size=75497472
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    assert split_kv.device_properties.__wrapped__(torch.device("cuda")).l2_cache_size == 72 * 2**20
 
 
 def test_three_times_the_cache_is_read_and_no_more() -> None:

@@ -20,7 +20,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.linear import first_out_features, int8_copy
 from dflash_local.models.target_facts import TargetFacts
-from tests.both_engines import fused_tokens, logits, reference, reference_tokens, weights_of
+from tests.both_engines import assert_alike, fused_tokens, logits, reference, reference_tokens, weights_of
 from tests.quantised_checkpoints import CODED, DIALECTS, edit, rewritten, save_quantised
 
 FAMILIES = ("llama", "qwen3", "qwen3_5")
@@ -115,7 +115,7 @@ def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, An
     weights, _ = weights_of(folder)
     kinds = {isinstance(product.weight, torch.Tensor) for product in weights.layers[0].mixer.products}
     assert kinds == {True} and not isinstance(weights.layers[0].mlp.products[0].weight, torch.Tensor)
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[st
     head = weights.head
     assert type(head.weight) is kept_as(dialect) and head.out_features == 96
     assert weights.measured == (*weights.products, head), "its kernel is chosen with the others"
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
     first = first_out_features(head, 32)
     x = torch.randn(3, 64)
     assert torch.equal(first.prefill(x), head.prefill(x)[:, :32])
@@ -145,7 +145,7 @@ def test_a_head_may_stay_plain_although_the_configuration_does_not_say_so(tmp_pa
     folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", changes={"ignore": []})
     weights = weights_of(folder)[0]
     assert isinstance(weights.head.weight, torch.Tensor) and weights.measured == weights.products
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Pat
     _, facts = weights_of(folder)
     assert facts.model.quantization is not None and facts.model.quantization.name == "fp8 per tensor"
     assert facts.model.quantization.ignored == ("activations in 8 bits", "KV cache in fewer bits")
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) ->
     assert kinds == [{torch.Tensor}] * 2 + [{Fp8Weight}, {torch.Tensor}], "three scales of q, k and v, one weight"
     assert {type(product.weight) for layer in weights.layers for product in layer.mlp.products} == {Fp4Weight}
     assert type(weights.head.weight) is Fp4Weight
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 def test_groups_of_compressed_tensors_may_differ_and_leave_modules_out_by_a_pattern(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_groups_of_compressed_tensors_may_differ_and_leave_modules_out_by_a_patt
     )
     assert [type(product.weight) for product in mixer] == [Fp8Weight, torch.Tensor, Fp4Weight]
     assert [type(product.weight) for product in mlp] == [Fp4Weight, IntWeight, torch.Tensor]
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 def test_a_file_knows_more_than_a_configuration_that_forgets_or_mistakes_modules(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_file_knows_more_than_a_configuration_that_forgets_or_mistakes_modules
     modules["model.layers.0.self_attn.q_proj"] = {"quant_algo": "FP8"}
     mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": modules}
     folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 def test_decay_projections_are_read_quantised_where_a_file_has_them_so(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_decay_projections_are_read_quantised_where_a_file_has_them_so(tmp_path:
     coded = (*CODED, ".in_proj_a", ".in_proj_b")
     folder, twin = save_quantised("qwen3_5", tmp_path, "pack_quantized", coded=coded, changes={"ignore": ["lm_head"]})
     assert [type(product.weight) for product in weights_of(folder)[0].layers[0].mixer.products] == [IntWeight] * 2
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 def test_scales_of_activations_and_caches_are_left_alone(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_scales_of_activations_and_caches_are_left_alone(tmp_path: Path) -> None
     with rewritten(folder) as tensors:
         for name in ("self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"):
             tensors[f"model.layers.0.{name}"] = torch.ones(())
-    assert fused_tokens(folder) == reference_tokens(folder) == reference_tokens(twin)
+    assert_alike(folder, twin)
 
 
 @pytest.mark.parametrize("read", [weights_of, reference])

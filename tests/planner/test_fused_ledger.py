@@ -19,10 +19,8 @@ from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
 from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
-from dflash_local.config.features import AttentionConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig  # noqa: E402
-from dflash_local.config.fused_support import fused_refusal  # noqa: E402
+from dflash_local.config.features import AttentionConfig, LayerConfig, ModelConfig  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
-from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
@@ -81,17 +79,6 @@ def room_behind(model: ModelConfig) -> int:
     return sum(buffer.nbytes - replace(buffer, room=None).nbytes for buffer in buffers)
 
 
-def known(name: str) -> Any:
-    """The shapes of a pair that the registry has."""
-    row = registry.load().find(name)
-    assert row is not None
-    return of_row(row)
-
-
-def experts_of(layer: Any) -> Any:
-    return layer.mlp.experts
-
-
 def attention(layer: LayerConfig) -> AttentionConfig:
     assert isinstance(layer.mixer, AttentionConfig)
     return layer.mixer
@@ -121,7 +108,7 @@ def fused_rows() -> dict[str, RandomPair]:
         try:
             found[row.name] = of_row(row)
         except DFlashError:
-            continue  # a mixture, which has no kernels, a server's, a drafter of another kind
+            continue  # a server's, a drafter of another kind
         for other in row.other_drafters:
             config, target = shape(other.repo), shape(row.name)
             if other.kind == row.kind and config is not None and target is not None:
@@ -130,13 +117,16 @@ def fused_rows() -> dict[str, RandomPair]:
 
 
 PAIRS = fused_rows()
-ONE_OF_A_KIND = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B", "meta-llama/Llama-3.1-8B-Instruct")  # the others' sizes differ
+# Dense, hybrid, Llama's rotation; then experts beside a recurrence, sinks and biases, a second drafter that is stored.
+EVERY_WAY = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B", "meta-llama/Llama-3.1-8B-Instruct")
+ONE_WAY = ("Qwen/Qwen3-Coder-Next", "openai/gpt-oss-20b", "Qwen/Qwen3.8-27B with syvai/Qwen3.8-27B-DFlash2-W4A16")
 WAYS = [
     ("bfloat16", False, "full", "auto"),
     ("float32", True, "8bit-head", "auto"),
     ("bfloat16", False, "8bit", "fp8"),
     ("bfloat16", False, "8bit-frequent", "auto"),
 ]
+HERE = [(name, WAYS[0]) for name in ONE_WAY]
 
 
 def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, **options: Any) -> FusedRunner:
@@ -173,10 +163,21 @@ def test_the_registry_has_pairs_for_the_fused_engine() -> None:
     assert {"Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "meta-llama/Llama-3.1-8B-Instruct"} <= set(PAIRS)
 
 
+def check_ledger(pair: RandomPair, config: LoadConfig) -> tuple[dict[str, int], FusedRunner]:
+    """Hold the ledger of a pair to what the engine allocates, to the byte; its lines, and the engine."""
+    options = {"cache_dtype": torch.float8_e4m3fn} if config.kv_cache == "fp8" else {}
+    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    runner = on_meta(pair, 4099, dtype, config.drafter_precision, exact=config.exact, **options)
+    found = lines(pair.model, pair.config, Load.of("cuda", config, 4099, pair.config.block_size))
+    assert standing(found) == held(runner) - host_copies(runner)
+    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights) + room_behind(pair.model)
+    return found, runner
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "exact", "precision", "kv_cache"),
     [
-        pytest.param(name, *ways, marks=() if ways == WAYS[0] or name in ONE_OF_A_KIND else pytest.mark.slow)
+        pytest.param(name, *ways, marks=() if name in EVERY_WAY or (name, ways) in HERE else pytest.mark.slow)
         for name in PAIRS
         for ways in WAYS
     ],
@@ -185,14 +186,8 @@ def test_the_ledger_is_what_the_engine_allocates(
     name: str, dtype: str, exact: bool, precision: str, kv_cache: str
 ) -> None:
     """To the byte, for every pair of the registry that the fused engine takes, at its true size."""
-    pair, context = PAIRS[name], 4099
-    options = {"cache_dtype": torch.float8_e4m3fn} if kv_cache == "fp8" else {}
-    runner = on_meta(pair, context, getattr(torch, dtype), precision, exact=exact, **options)
     config = LoadConfig(dtype=dtype, exact=exact, drafter_precision=precision, kv_cache=kv_cache)
-    load = Load.of("cuda", config, context, pair.config.block_size)
-    found = lines(pair.model, pair.config, load)
-    assert standing(found) == held(runner) - host_copies(runner)
-    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights) + room_behind(pair.model)
+    found, runner = check_ledger(PAIRS[name], config)
     caches = [layer.mixer.cache for layer in runner.target.layers if hasattr(layer.mixer, "cache")]
     assert found["target KV"] == covered(caches)
     drafter = runner.proposer
@@ -202,48 +197,34 @@ def test_the_ledger_is_what_the_engine_allocates(
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"
 
 
-@pytest.mark.parametrize("precision", ["full", "8bit"])
-@pytest.mark.parametrize("stored", [None, "int4-g128"])
-def test_sinks_and_biases_are_counted(stored: str | None, precision: str) -> None:
-    """Of the target's attention and of the drafter's, beside matrices in any format."""
-    pair = PAIRS["Qwen/Qwen3-8B"]
-    quantization = None if stored is None else read_quantization(Fields(USUAL[stored], "x"))
-    layers = tuple(
-        replace(layer, mixer=replace(attention(layer), sinks=True, qkv_bias=True, output_bias=True))
-        for layer in pair.model.layers
-    )
-    pair = replace(
-        pair,
-        model=replace(pair.model, layers=layers, quantization=quantization),
-        config=replace(pair.config, attention_bias=True),
-    )
-    runner = on_meta(pair, 4099, torch.bfloat16, precision)
-    load = Load.of("cuda", LoadConfig(drafter_precision=precision), 4099, pair.config.block_size)
-    found = lines(pair.model, pair.config, load)
-    assert standing(found) == held(runner) - host_copies(runner)
-    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
-    plain = lines(replace(pair.model, layers=PAIRS["Qwen/Qwen3-8B"].model.layers), PAIRS["Qwen/Qwen3-8B"].config, load)
-    of_layer = 2 * (6144 + 4096) + 4 * 32  # queries, keys, values and outputs in 16 bits; sinks in 32
-    assert found["target weights"] - plain["target weights"] == 36 * of_layer
-    drafter = pair.config
-    keys = drafter.num_kv_heads * drafter.head_dim
-    twice = 2 * (drafter.num_heads * drafter.head_dim + 2 * keys + drafter.hidden_size + 2 * keys)
-    assert found["drafter weights"] - plain["drafter weights"] == drafter.num_layers * twice
+# A hybrid in every format; experts, which take long for their number, in one that is stored and one that is made.
+DENSE, EXPERTS, SHARED = "Qwen/Qwen3.5-9B", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B"
+LONG = ((SHARED, "stored", "int4-g128"), (EXPERTS, "stored", "int4-g32-zeros"), (SHARED, "stored", "nvfp4"))
+CODED = [
+    *((DENSE, "stored", how) for how in USUAL),
+    *((DENSE, "at load", how) for how in QUANTIZED),
+    *((EXPERTS, "stored", "fp8"), (SHARED, "at load", "int4")),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG),
+]
+BITS = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128, "int4-g128": 4 + 16 / 128, "int4-g32-zeros": 4.75, "nvfp4": 4.5}
 
 
-@pytest.mark.parametrize("size", ["20b", "120b"])
-def test_the_ledger_of_gpt_oss_but_for_its_mixture_is_what_is_allocated(size: str) -> None:
-    """Its attention of two kinds and its drafter at their true sizes, with a dense feed-forward part in each layer."""
-    name, drafter = (shape(repo) for repo in (f"openai/gpt-oss-{size}", f"z-lab/gpt-oss-{size}-DFlash"))
-    assert name is not None and drafter is not None
-    model, config = read_model(name, size), DrafterConfig.from_shape(drafter, size)
-    layers = tuple(replace(layer, mlp=MLPConfig(2880)) for layer in model.layers)
-    model = replace(model, layers=layers, quantization=None)
-    assert not fused_refusal(model) and config.attention_bias and config.head_dim == 64
-    runner = on_meta(replace(PAIRS["Qwen/Qwen3-8B"], model=model, config=config), 4099, torch.bfloat16, "full")
-    found = lines(model, config, Load.of("cuda", LoadConfig(), 4099, config.block_size))
-    assert standing(found) == held(runner) - host_copies(runner)
-    assert found["target weights"] + found["head"] == covered(runner.target.weights)
+@pytest.mark.parametrize(("name", "when", "how"), CODED)
+def test_the_ledger_of_coded_matrices_is_what_is_allocated(name: str, when: str, how: str) -> None:
+    """They count in the bits that they are published in, or rounded to as they are read."""
+    pair, at_load = PAIRS[name], when == "at load"
+    stored = None if at_load else read_quantization(Fields(USUAL[how], name))
+    pair = replace(pair, model=quantized(pair.model, how) if at_load else replace(pair.model, quantization=stored))
+    _, runner = check_ledger(pair, LoadConfig(quantize=how if at_load else None, drafter_precision="full"))
+    counts, target = target_parameters(pair.model), runner.target.weights
+    if name == DENSE:
+        coded, of = [product.weight.nbytes for product in target.products], counts.quantisable
+    else:
+        experts: list[Any] = [layer.mlp.experts for layer in target.layers]  # type: ignore[attr-defined]
+        coded = [weight.weight.nbytes for each in experts for weight in (each.gate_up, each.down)]
+        of = counts.experts + counts.mlp
+    if how in BITS:
+        assert 8 * sum(coded) == pytest.approx(BITS[how] * of, rel=0.02)
 
 
 def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
@@ -260,140 +241,14 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
     assert fused_memory.prefill_steps(model, None, eight, "cuda")[key] - plain[key] == 2 * 4099 * 128 * 2
 
 
-# Without a shared expert, and with one beside a recurrence.
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-35B-A3B"),
-        pytest.param("Qwen/Qwen3-Coder-Next", marks=pytest.mark.slow),
-    ],
-)
-def test_the_ledger_of_a_mixture_is_what_is_allocated(name: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU: there are no kernels for a card."""
-    pair = known(name)
-    runner = on_meta(pair, 4099, torch.bfloat16, "full", exact=exact)
-    load = Load.of("cpu", LoadConfig(dtype="bfloat16", exact=exact), 4099, pair.config.block_size)
-    found = lines(pair.model, pair.config, load)
-    assert standing(found) == held(runner) - host_copies(runner)
-    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
-    experts = [experts_of(layer) for layer in runner.target.weights.layers]
-    counts = target_parameters(pair.model)
-    assert covered(experts) == 2 * (counts.experts + counts.mlp) > 0.9 * found["target weights"], "the shared ones, too"
-
-
-@pytest.mark.parametrize(
-    ("name", "stored", "bits"),
-    [
-        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "fp8", 8),
-        ("Qwen/Qwen3.5-35B-A3B", "int4-g128", 4 + 16 / 128),
-        pytest.param("Qwen/Qwen3-Coder-30B-A3B-Instruct", "int4-g32-zeros", 4 + (16 + 8) / 32, marks=pytest.mark.slow),
-        pytest.param("Qwen/Qwen3.5-35B-A3B", "nvfp4", 4 + 8 / 16, marks=pytest.mark.slow),
-        pytest.param("Qwen/Qwen3.5-35B-A3B", "int8", 8, marks=pytest.mark.slow),
-    ],
-)
-def test_the_ledger_of_quantised_experts_is_what_is_allocated(
-    name: str, stored: str, bits: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They count in the bits that they are published in, a shared expert of their format among them."""
-    pair = known(name)
-    pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(USUAL[stored], name))))
-    assert fused_refusal(pair.model) == ""
-    runner = on_meta(pair, 4099, torch.bfloat16, "full")
-    load = Load.of("cpu", LoadConfig(dtype="bfloat16"), 4099, pair.config.block_size)
-    found = lines(pair.model, pair.config, load)
-    assert standing(found) == held(runner) - host_copies(runner)
-    counts = target_parameters(pair.model)
-    experts = [experts_of(layer) for layer in runner.target.weights.layers]
-    weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
-    assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
-    assert fused_memory.ledger(pair.model, pair.config, load).lines[0].note.endswith("as stored")
-
-
-@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "openai/gpt-oss-120b"])
-def test_experts_in_mxfp4_count_as_they_are_published(name: str) -> None:
-    """4.25 bits a weight, filled up to whole steps of 128 columns, and biases in 16."""
-    model = read_model(shape(name) or {}, name)
-    buffers = weight_buffers(model, "model.", model.vocab_size, "bfloat16", stored_formats(model.quantization))
-    experts = [buffer for buffer in distinct(buffers).values() if ".mlp.experts." in buffer.name]
-    biases = sum(buffer.nbytes for buffer in experts if buffer.name.endswith("_bias"))
-    width, layers = model.hidden_size, model.num_layers
-    mixture = model.layers[0].mlp
-    assert isinstance(mixture, MoEConfig) and biases == 2 * layers * mixture.num_experts * 3 * width, "I is H"
-    coded = target_parameters(model).experts - biases // 2
-    assert sum(buffer.nbytes for buffer in experts) - biases == coded * 17 // 32 * 2944 // 2880
-    book = fused_memory.ledger(model, None, Load.of("cpu", LoadConfig(dtype="bfloat16"), 4099, 1))
-    assert (
-        sum(each.nbytes for each in experts) < (book.lines[0].bytes or 0) and book.lines[0].note == "mxfp4, as stored"
-    )
-
-
-@pytest.mark.parametrize("stored", USUAL)
-@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B"])
-def test_the_ledger_of_a_quantised_target_is_what_is_allocated(name: str, stored: str) -> None:
-    pair = PAIRS[name]
-    quantization = read_quantization(Fields(USUAL[stored], name))
-    pair = replace(pair, model=replace(pair.model, quantization=quantization))
-    runner = on_meta(pair, 4099, torch.bfloat16, "full")
-    found = lines(pair.model, pair.config, Load.of("cuda", LoadConfig(), 4099, pair.config.block_size))
-    assert standing(found) == held(runner) - host_copies(runner)
-    assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights)
-
-
 @pytest.mark.parametrize("precision", ["full", "8bit-head", "8bit-frequent"])
 @pytest.mark.parametrize("stored", [{**USUAL["int4-g128"], "lm_head": True}, {**USUAL["nvfp4"], "ignore": []}])
 def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) -> None:
     name = "Qwen/Qwen3-8B"
     pair = PAIRS[name]
     pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(stored, name))))
-    runner = on_meta(pair, 4099, torch.bfloat16, precision)
-    load = Load.of("cuda", LoadConfig(drafter_precision=precision), 4099, pair.config.block_size)
-    found = lines(pair.model, pair.config, load)
-    assert standing(found) == held(runner) - host_copies(runner)
+    found, runner = check_ledger(pair, LoadConfig(drafter_precision=precision))
     assert found["head"] == covered(runner.target.weights.head) and "head for drafting" not in found
-
-
-# With a shared expert and without; every format of each in the long tests.
-@pytest.mark.parametrize(
-    ("name", "quantize"),
-    [
-        *(("Qwen/Qwen3.5-35B-A3B", "int4"), ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "fp8")),
-        *(pytest.param("Qwen/Qwen3.5-35B-A3B", each, marks=pytest.mark.slow) for each in ("fp8", "int8")),
-        *(pytest.param("Qwen/Qwen3-Coder-30B-A3B-Instruct", each, marks=pytest.mark.slow) for each in ("int8", "int4")),
-    ],
-)
-def test_the_ledger_of_a_mixture_quantised_at_load_is_what_is_allocated(
-    name: str, quantize: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = known(name)
-    pair = replace(pair, model=quantized(pair.model, quantize))
-    runner = on_meta(pair, 4099, torch.bfloat16, "full")
-    load = Load.of("cpu", LoadConfig(quantize=quantize, dtype="bfloat16"), 4099, pair.config.block_size)
-    found = lines(pair.model, pair.config, load)
-    assert standing(found) == held(runner) - host_copies(runner)
-    experts = [experts_of(layer) for layer in runner.target.weights.layers]
-    assert all(each.joined == (name == "Qwen/Qwen3.5-35B-A3B") for each in experts)
-    weights = [weight for each in experts for weight in (each.gate_up.weight, each.down.weight)]
-    bits = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128}[quantize]
-    counts = target_parameters(pair.model)
-    assert 8 * sum(weight.nbytes for weight in weights) == pytest.approx(bits * (counts.experts + counts.mlp), rel=0.02)
-
-
-@pytest.mark.parametrize("quantize", QUANTIZED)
-@pytest.mark.parametrize("name", ["Qwen/Qwen3.5-27B", "Qwen/Qwen3-8B"])
-def test_the_ledger_of_a_target_quantised_at_load_is_what_is_allocated(name: str, quantize: str) -> None:
-    pair = PAIRS[name]
-    pair = replace(pair, model=quantized(pair.model, quantize))
-    runner = on_meta(pair, 4099, torch.bfloat16, "full")
-    load = Load.of("cuda", LoadConfig(quantize=quantize), 4099, pair.config.block_size)
-    found = lines(pair.model, pair.config, load)
-    assert standing(found) == held(runner) - host_copies(runner)
-    assert found["target weights"] + found.get("head", 0) == held(runner.target.weights)
-    matrices = sum(product.weight.nbytes for product in runner.target.weights.products)
-    bits = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128}[quantize]
-    assert 8 * matrices == pytest.approx(
-        bits * target_parameters(pair.model).quantisable, rel=0.005
-    )  # decay projections
 
 
 def test_loading_a_target_that_is_quantised_at_load_takes_one_tensor_more() -> None:
@@ -457,21 +312,6 @@ def test_measured_peaks_of_an_h200_are_predicted(name: str, context: int, peak_g
     stands = sum(layout.bytes_by_group(pair.model, pair.config, spec).values())
     scratch = fused_memory.scratch_bytes(pair.model, spec, "cuda")
     assert stands + scratch == pytest.approx(peak_gib * 2**30, rel=0.002)
-
-
-def test_narrow_formats_take_what_they_say() -> None:
-    """Of the drafter of Qwen3.5-9B: a byte for each of its weights; the head's copy a byte for each of its own."""
-    pair = PAIRS["Qwen/Qwen3.5-9B"]
-
-    def of(**narrow: Any) -> dict[str, int]:
-        return lines(pair.model, pair.config, Load.of("cuda", LoadConfig(**narrow), 32768, 16))
-
-    wide, narrow = of(), of(drafter_precision="8bit", kv_cache="fp8")
-    assert narrow["drafter weights"] == pytest.approx(wide["drafter weights"] / 2, rel=0.002)
-    assert narrow["head for drafting"] == 248320 * (4096 + 4) and "head for drafting" not in wide
-    for name in ("target KV", "drafter KV"):
-        assert 2 * narrow[name] == wide[name]
-    assert narrow["target weights"] == wide["target weights"] and narrow["head"] == wide["head"]
 
 
 def test_room_to_decode_a_slice_of_a_drafter_in_eight_bits_is_counted() -> None:

@@ -86,14 +86,6 @@ def test_a_failing_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch, f
     assert hardware.nvidia_driver() is None
 
 
-def test_torch_is_described() -> None:
-    torch = pytest.importorskip("torch")
-    found = hardware.probe_torch()
-    assert found is not None
-    assert (found.version, found.cuda) == (str(torch.__version__), torch.version.cuda)
-    assert len(found.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
-
-
 def test_a_missing_torch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert hardware.probe_torch() is None

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, cards, hardware, machine, nvrtc_files
-from dflash_local.planner.accelerators import Accelerator, RunProbe
+from dflash_local.planner.accelerators import RunProbe
 from dflash_local.planner.plan import plan
 
 MIB = 2**20
@@ -301,19 +300,9 @@ def test_a_senseless_memory_is_refused(memory: float) -> None:
         machine.named(None, memory)
 
 
-def test_a_machine_needs_a_name_or_a_memory() -> None:
-    with pytest.raises(UsageError):
-        machine.named(None, None)
-
-
-@pytest.mark.parametrize("card", cards.CARDS)
-def test_every_card_finds_itself(card: str) -> None:
-    assert cards.card_memory(card.lower()) == (card, cards.CARDS[card])
-    assert cards.find_card(f"NVIDIA {card}") == cards.CARDS[card]
-
-
-def test_slices_need_their_gpu() -> None:
-    assert accelerators._with_slices((Accelerator(3, "u", "n", "d", 1, 1),), set(), SLICES)[0].index == 3
+def test_every_card_finds_itself() -> None:
+    for card, memory in cards.CARDS.items():
+        assert cards.card_memory(card.lower()) == (card, memory) and cards.find_card(f"NVIDIA {card}") == memory
 
 
 @pytest.mark.parametrize(
@@ -356,16 +345,6 @@ def test_a_driver_that_tells_no_architecture_leaves_the_name(monkeypatch: pytest
 @pytest.mark.parametrize("name", ["NVIDIA RTX 2000 Ada Generation", "NVIDIA A100-SXM4-80GB", "NVIDIA TITAN-like"])
 def test_names_are_told_apart(name: str) -> None:
     assert cards.is_old(name) == ("TITAN" in name)
-
-
-def test_memory_that_a_desktop_uses_on_the_card_is_subtracted_in_the_plan() -> None:
-    target = read_model(shape("Qwen/Qwen3-8B") or {}, "target")
-    drafter = DrafterConfig.from_shape(shape("z-lab/Qwen3-8B-DFlash-b16") or {}, "drafter")
-    plans = [plan(target, drafter, here(ONE.replace("23000", free))) for free in ("24000", "21500")]
-    contexts = [found.context for found in plans]
-    assert contexts[0] is not None and contexts[1] is not None and contexts[1] < contexts[0]
-    for found in plans:
-        assert found.fits and found.ledger.total is not None and found.ledger.total <= found.machine.free
 
 
 def test_several_gpus_are_counted_and_taken_together() -> None:

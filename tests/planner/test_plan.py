@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -118,9 +117,8 @@ def test_a_coarser_drafter_precision_makes_room_for_a_usable_context_and_no_more
     assert plan(DENSE, DENSE_DRAFTER, card(free), LoadConfig(drafter_precision="full", offload="none")).context == 4096
 
 
-@pytest.mark.parametrize("context", [2048, 8192, 40960])
-def test_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan(context: int) -> None:
-    config = LoadConfig(context=context, drafter_precision="full", offload="none")
+def test_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan() -> None:
+    config = LoadConfig(context=8192, drafter_precision="full", offload="none")
     exact = need(config)
     assert plan(DENSE, DENSE_DRAFTER, card(exact), config).fits
     short = card(exact - MB)
@@ -185,8 +183,6 @@ def test_main_memory_is_not_offloaded_to_itself() -> None:
 
 SMALL_CARDS = (  # target, drafter, format, context, GiB that the allocator may take
     ("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", "int4-g128", 32768, 21.0),
-    ("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", "int4-g32-zeros", 32768, 21.0),
-    ("Qwen/Qwen3.5-27B", "z-lab/Qwen3.5-27B-DFlash", "int4-g128", 32768, 21.0),
     ("Qwen/Qwen3.5-9B", "z-lab/Qwen3.5-9B-DFlash", "int4-g128", 16384, 10.3),
 )
 
@@ -202,12 +198,6 @@ def test_pairs_of_small_cards_fit_with_their_context(
     assert found.fits and found.context == context and found.load.kv_cache == "auto"
     assert found.load.drafter_precision in COARSER
     assert line(found, "drafter weights") < 2.1 * GIB
-
-
-def test_require_passes_what_fits() -> None:
-    found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB))
-    require(found, None)
-    assert found.fits
 
 
 def test_the_nearest_plan_gives_up_context_first() -> None:
@@ -240,12 +230,6 @@ def test_the_nearest_to_a_format_that_the_target_cannot_have_is_the_target_as_it
 def test_no_alternative_is_tried_twice(quantize: str | None) -> None:
     tried = list(alternatives(LoadConfig(quantize=quantize), card(GIB)))
     assert len(set(tried)) == len(tried) and tried[0].quantize == quantize
-
-
-def test_a_cpu_has_no_other_memory_to_offload_to() -> None:
-    machine = Machine("CPU", "cpu", 8 * GIB, 8 * GIB, "test", "cpu")
-    found = plan(DENSE, DENSE_DRAFTER, machine, LoadConfig(engine="fused"))
-    assert not found.fits and found.load.offload == "auto" and found.ledger.host == ()
 
 
 def test_nothing_fits_a_tiny_card_and_the_hint_says_so() -> None:
@@ -289,26 +273,12 @@ def test_the_table_has_a_row_for_every_format() -> None:
     assert fitting == ["int4"], "18 GiB; bitsandbytes leaves experts in 16 bits"
 
 
-def test_a_large_target_fits_a_24_gib_card_only_quantised() -> None:
-    large = target("Qwen/Qwen3.6-27B")
-    rows = fits_table(large, drafter("z-lab/Qwen3.6-27B-DFlash", large), named("RTX PRO 6000", None))
-    assert all(row.fits for row in rows)
-    rows = fits_table(large, drafter("z-lab/Qwen3.6-27B-DFlash", large), named(None, 24))
-    assert not rows[0].fits and not rows[1].fits
-
-
 def test_a_cpu_runs_float32_and_is_offered_bfloat16() -> None:
     machine = Machine("CPU", "cpu", 64 * GIB, 30 * GIB, "test", "cpu")
     found = plan(DENSE, DENSE_DRAFTER, machine)
     assert found.dtype == "float32" and not found.fits and found.ledger.reserve.bytes == 0
     near = nearest(DENSE, DENSE_DRAFTER, machine)
     assert near is not None and (near.load.quantize is not None or near.dtype == "bfloat16")
-
-
-def test_without_a_drafter_one_token_at_a_time() -> None:
-    found = plan(DENSE, DENSE_DRAFTER, card(200 * GIB), LoadConfig(draft=False))
-    assert found.block_size == 1 and not found.load.draft
-    assert "drafter weights" not in [line.name for line in found.ledger.lines]
 
 
 def test_a_target_without_a_quoted_context_has_the_engines_default() -> None:
@@ -339,13 +309,7 @@ def test_when_loading_is_the_fullest_moment_the_reason_says_so() -> None:
     assert found.ledger.peak == found.ledger.loading.bytes and "while it loads" in found.reason
 
 
-def test_the_json_form_is_json() -> None:
-    found = json.loads(json.dumps(plan(HYBRID, HYBRID_DRAFTER, named("RTX 4090", None)).as_dict()))
-    assert found["fits"] is True and found["machine"]["kind"] == "named"
-    assert found["ledger"]["total"] <= found["machine"]["free"]
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     free=st.integers(GIB, 200 * GIB),
     quantize=st.sampled_from((None, "fp8", "int8", "int4", "bnb-nf4")),

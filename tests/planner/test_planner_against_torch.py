@@ -64,13 +64,6 @@ def test_parameters_are_those_transformers_allocates(family: str) -> None:
     assert found.total == sum(p.numel() for p in text_model(family).parameters())
 
 
-@pytest.mark.parametrize("family", LOADED)
-def test_quantised_formats_are_offered_where_the_loader_takes_them(family: str) -> None:
-    model = shape_of(family)
-    assert (formats.refusal(model, "bnb-nf4") == "") == model.dense
-    assert (formats.refusal(model, "int4") != "") == (family in ("gpt_oss", "deepseek_v3"))
-
-
 @pytest.mark.parametrize("family", DENSE)
 def test_quantised_weights_are_the_linear_layers_the_loader_names(family: str) -> None:
     found = parameters.target_parameters(shape_of(family))
@@ -121,7 +114,7 @@ def test_a_loaded_drafter_takes_what_the_planner_says(biased: bool, second: bool
     assert parameters.drafter_parameters(config, HIDDEN) == in_file
 
 
-@pytest.mark.parametrize("tokens", [1, 100, 256, 511, 512, 513, 1000, 1024, 1025, 2048, 3000])
+@pytest.mark.parametrize("tokens", [1, 512, 513, 1025, 3000])
 def test_the_drafters_cache_grows_as_the_planner_says(tokens: int) -> None:
     config = drafter_of()
     model = Drafter.random(config, target_hidden=4, seed=0)

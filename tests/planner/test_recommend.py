@@ -14,7 +14,6 @@ from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import named
 from dflash_local.planner.plan import USABLE
 from dflash_local.planner.recommend import (
-    FIDELITY,
     SIXTEEN_BITS,
     Preference,
     Recommendation,
@@ -120,13 +119,6 @@ def test_a_format_that_was_asked_for_leaves_only_that() -> None:
     found = recommend(weights, drafter, named(None, 24), LoadConfig(quantize="int8"))
     assert [option.weights.name for option in (*found.fitting, *found.rest)] == ["int8, rounded at load"]
     assert found.best is not None and found.best.arguments == "--quantize int8"
-
-
-def test_arguments_take_the_variant_and_json_holds_plan_and_prediction() -> None:
-    found = best("qwen3.6-27b", "RTX 4090", None)
-    assert found.best is not None and found.best.arguments == f"--variant {found.best.weights.name}"
-    told = found.best.as_dict()
-    assert told["plan"]["fits"] and told["prediction"]["at"] and told["fidelity"] in FIDELITY
 
 
 def test_published_lengths_stand_for_quantised_weights_in_words() -> None:

@@ -86,10 +86,3 @@ def test_a_damaged_record_is_no_record(text: str, tmp_path: Path) -> None:
     assert record.read() == ()
     record.add([MEASURED])
     assert record.read() == (MEASURED,)
-
-
-def test_a_wrong_number_is_no_measurement(tmp_path: Path) -> None:
-    record = SpeedRecord(tmp_path, CARD.name)
-    wrong = replace(MEASURED, context=2, step_ms=-1.0), replace(MEASURED, context=3, shorter=((4, 0.0),))
-    record.add([MEASURED, *wrong, replace(MEASURED, context=0)])
-    assert record.read() == (MEASURED,)

@@ -75,7 +75,7 @@ def test_a_stream_of_nothing_is_told_so_ends_and_is_no_fault_of_the_server(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_web_06_a_slow_reader_holds_nobody_up() -> None:
+def test_a_slow_reader_holds_nobody_up() -> None:
     """Who asks and then does not read: the machine works on, and serves the next one."""
     session = ScriptedSession()
     session.steps = said(*["word " * 50] * 200)
