@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 
 from dflash_local import settings
 from dflash_local.app.load_planning import fitted, keep_speed, planned_peak
-from dflash_local.app.local_process import open_process
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError
@@ -327,6 +326,8 @@ def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notif
     """
     if user.in_process:
         return open_held(pair, load, user, notify)
+    from dflash_local.app.local_process import open_process  # `dflash --help` imports this module
+
     return open_process(pair, load, user, notify)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dflash_local.app.local_process import running_engines
-from dflash_local.app.process_messages import ProcessStatus
 from dflash_local.app.serve_records import running_servers
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.settings import Settings
 from dflash_local.tables import Column, table, tokens
+
+if TYPE_CHECKING:
+    from dflash_local.app.process_messages import ProcessStatus
 
 COLUMNS = (
     Column("MODEL", shrinks=True),
@@ -42,6 +43,8 @@ def served(user: Settings) -> list[dict[str, Any]]:
 
     The state of a server is ``unknown`` where it wants a token that the user has not given.
     """
+    from dflash_local.app.local_process import running_engines
+
     servers = [found for record in running_servers(user) if (found := _status_of(record, user)) is not None]
     return servers + [_engine(record.owner.pid, status) for record, status in running_engines(user)]
 
