@@ -97,13 +97,13 @@ def test_a_tie_wider_than_float32_allows_is_a_bug() -> None:
     assert found.verdict == "BUG"
 
 
-def test_bfloat16_is_classified() -> None:
-    session = golden_session("llama31-v1-b10", "bfloat16")
+def test_float16_is_classified() -> None:
+    session = golden_session("llama31-v1-b10", "float16")
     found = certify(session, plan_of("llama31-v1-b10", blocks=(10, 3)))
     assert found.verdict in ("identical", "near-tie")
     assert 1e-3 < found.noise.tau <= 0.5
     assert not found.noise.enough
-    assert statement(found, "bfloat16").startswith("fast mode (bfloat16)")
+    assert statement(found, "float16").startswith("fast mode (float16)")
 
 
 def test_penalties_and_filters_are_judged_with_their_own_scores() -> None:
