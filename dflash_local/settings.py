@@ -194,11 +194,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def quiet_libraries(xet: bool = False) -> None:
-    """Turn off telemetry, progress bars and chatter of libraries, Xet unless ``xet``; call before importing them."""
+def quiet_libraries() -> None:
+    """Turn off telemetry, progress bars, chatter and Xet of libraries; call before importing them."""
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    os.environ["HF_HUB_DISABLE_XET"] = "0" if xet else "1"
+    os.environ["HF_HUB_DISABLE_XET"] = "1"  # of this process: ``store.xet`` has one of its own
 
 
 @cache

@@ -144,5 +144,3 @@ def test_xet_is_off_in_this_process_unless_asked_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "0")
     settings.quiet_libraries()
     assert os.environ["HF_HUB_DISABLE_XET"] == "1"
-    settings.quiet_libraries(xet=True)
-    assert os.environ["HF_HUB_DISABLE_XET"] == "0"

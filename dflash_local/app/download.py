@@ -107,7 +107,7 @@ def prepare(
     from dflash_local.store import pull
     from dflash_local.store.hub import Hub
 
-    settings.quiet_libraries(xet)
+    settings.quiet_libraries()
     store, hub = ModelStore.of(user), Hub.of(user, xet)
     plan = pull.prepare(needs, hub, store.cache, store.manifests, update=update)
     where = machine(user, notify=notify)

@@ -35,7 +35,7 @@ Xet = Annotated[
     typer.Option(
         "--xet",
         help="Weights over Hugging Face's Xet client, which makes its own connections: no list of trusted hosts, no "
-        "going on in the middle of a file, no quick Ctrl-C. Every byte is verified all the same.",
+        "going on in the middle of a file. Every byte is verified all the same.",
     ),
 ]
 

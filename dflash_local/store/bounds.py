@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from dflash_local.errors import DownloadError
 from dflash_local.store.file_download import Patience
@@ -14,21 +14,11 @@ MAX_ANSWER_BYTES = 4 << 20  # the longest published listings have 300 kB; JSON t
 
 
 class TooSlow(TimeoutError):
-    """Bytes of a file come, but so few that the line counts as stalled."""
-
-
-class Bound(Protocol):
-    """What a read is held to."""
-
-    def timeout(self, requested: float | None) -> float | None:
-        """Seconds that the next read may take."""
-
-    def count(self, size: int, seconds: float) -> None:
-        """Add a read of ``size`` bytes that took so long."""
+    """Says that bytes of a file come, but so few that the line counts as stalled."""
 
 
 class AnswerBound:
-    """All that one question may cost, with its redirects, tries and informational responses.
+    """Bounds all that one question may cost, with its redirects, tries and informational responses.
 
     Both methods raise DownloadError: the answer is longer than ``MAX_ANSWER_BYTES`` or takes longer than ``whole_s``.
     """
@@ -52,7 +42,7 @@ class AnswerBound:
 
 
 class FileBound:
-    """The least speed of a file's body; its size is the receiver's to check.
+    """Holds a file's body to a least speed; its size is the receiver's to check.
 
     ``count`` raises TooSlow: less than ``patience.floor`` bytes per second over ``stall_s`` of waiting.
     """
@@ -72,27 +62,25 @@ class FileBound:
             self._waited, self._got = 0.0, 0
 
 
-BoundOf = Callable[[Any], "Bound | None"]  # the bound of this thread, given the stream that it is about to use
+Bound = AnswerBound | FileBound
+BoundOf = Callable[[Any], Bound]  # what the next read is held to, given the stream that is about to be used
 
 
 class BoundedStream:
-    """A network stream of httpcore's whose reads are held to a bound."""
+    """Wraps a network stream of httpcore's and holds its reads to a bound."""
 
     def __init__(self, stream: Any, bound_of: BoundOf) -> None:
         self._stream, self._bound_of = stream, bound_of
 
     def read(self, max_bytes: int, timeout: float | None = None) -> Any:
         bound = self._bound_of(self)
-        if bound is None:
-            return self._stream.read(max_bytes, timeout)
         begin = time.monotonic()
         data = self._stream.read(max_bytes, bound.timeout(timeout))
         bound.count(len(data), time.monotonic() - begin)
         return data
 
     def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> Any:
-        bound = self._bound_of(self)
-        limit = timeout if bound is None else bound.timeout(timeout)
+        limit = self._bound_of(self).timeout(timeout)
         return BoundedStream(self._stream.start_tls(ssl_context, server_hostname, limit), self._bound_of)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,14 +88,13 @@ class BoundedStream:
 
 
 class BoundedBackend:
-    """A network backend of httpcore's that opens bounded streams."""
+    """Wraps a network backend of httpcore's and opens bounded streams."""
 
     def __init__(self, backend: Any, bound_of: BoundOf) -> None:
         self._backend, self._bound_of = backend, bound_of
 
     def connect_tcp(self, host: str, port: int, timeout: float | None = None, **options: Any) -> BoundedStream:
-        bound = self._bound_of(None)
-        limit = timeout if bound is None else bound.timeout(timeout)
+        limit = self._bound_of(None).timeout(timeout)
         return BoundedStream(self._backend.connect_tcp(host, port, timeout=limit, **options), self._bound_of)
 
     def __getattr__(self, name: str) -> Any:

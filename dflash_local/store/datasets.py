@@ -20,7 +20,7 @@ from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
-from dflash_local.store.file_download import FileDownload, NotTheFile
+from dflash_local.store.file_download import NotTheFile
 from dflash_local.store.hub import Hub, Listing, RemoteFile
 from dflash_local.store.names import REPO_PREFIX, file_parts, folder_name, is_commit
 from dflash_local.store.resuming import receive
@@ -211,23 +211,13 @@ def _download(hub: Hub, listing: Listing, path: str, limit: int, notify: Callabl
 
 
 def _received(hub: Hub, listing: Listing, file: RemoteFile, notify: Callable[[str], None]) -> bytes:
-    import huggingface_hub
-    from huggingface_hub.utils import build_hf_headers
-
-    endpoint, client = hub.endpoint, hub.client()
-    url = huggingface_hub.hf_hub_url(
-        listing.repo, file.path, repo_type="dataset", revision=listing.commit, endpoint=endpoint
-    )
-    headers = build_hf_headers(token=hub.token or False, library_name="dflash-local")
-    name = f"{file.path} of {listing.repo}"
-    download = FileDownload(name, url, headers, listing.commit, file.size, notify)
-    proof, pieces = Proof(file), list[bytes]()
-
-    def write(block: bytes) -> None:
-        proof.update(block)
-        pieces.append(block)
-
-    with client.in_use(), client.downloading(download):
-        receive(client, download, write)
+    download = hub.download(listing.repo, listing.commit, file, dataset=True)
+    download.notify = notify
+    client, pieces = hub.client(), list[bytes]()
+    with client.http:
+        receive(client, download, pieces.append)
+    raw = b"".join(pieces)
+    proof = Proof(file)
+    proof.update(raw)
     proof.result()
-    return b"".join(pieces)
+    return raw

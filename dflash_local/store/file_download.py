@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dflash_local.store.hub import RemoteFile
 
 WEB_PAGE = "looks like a web page (is there a sign-in page between you and the network?)"
 CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -13,7 +17,7 @@ CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How much of a bad line is borne.
+    """Says how much of a bad line is borne.
 
     Attributes:
         connect_s, answer_s, stall_s: seconds without a connection, without an answer, without a byte of a file.
@@ -38,41 +42,48 @@ class Patience:
     longest_wait_s: float = 60.0
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
+        """Return the seconds to wait after so many failures in a row."""
         return min(self.pause_s * 2.0 ** (failures - 1), self.longest_pause_s)
 
 
 @dataclass
 class FileDownload:
-    """The requested file, and how far it has come.
+    """Follows a file of one commit that is requested.
 
     Attributes:
-        url: its lasting address at the endpoint (a redirect's target expires); ``headers`` go with it.
-        notify: takes a line about trouble on the way. done: bytes received or found here.
-        part: the file that holds the first of them, when one was left. found: how many it held.
+        url: its lasting address at the endpoint (a redirect's target expires).
+        part: the file that holds the first of its bytes, when one was left.
+        notify: takes a line about trouble on the way. done: bytes received or found here. found: those of a part.
         verified: bytes proven: none before the whole file is. connections: how many were opened for it.
     """
 
-    name: str
-    url: str
-    headers: dict[str, str] = field(repr=False)
+    repo: str
     commit: str
-    size: int
-    notify: Callable[[str], None]
-    done: int = 0
+    file: RemoteFile
+    url: str
     part: Path | None = None
+    notify: Callable[[str], None] = lambda _text: None
+    done: int = 0
     found: int = 0
     verified: int = 0
     connections: int = 0
 
+    @property
+    def name(self) -> str:
+        return f"{self.file.path} of {self.repo}"
+
+    @property
+    def size(self) -> int:
+        return self.file.size
+
 
 class Stopped(Exception):
-    """The pull was stopped; raised in the threads that work for it, never shown."""
+    """Ends the threads that work for a pull that was stopped; it is never shown."""
 
 
 class NotTheFile(Exception):
-    """What came cannot be the file, and says why. The file may be requested again."""
+    """Says why what came cannot be the file. The file may be requested again."""
 
 
 class TooLong(NotTheFile):
-    """More came than the file has, so that nothing of it can be trusted."""
+    """Says that more came than the file has, so that nothing of it can be trusted."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from dflash_local.errors import DownloadError, SettingsError
+from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
-from dflash_local.store.http_client import HubClient, Patience
+from dflash_local.store.file_download import FileDownload, Patience
+from dflash_local.store.http_client import HubClient
 from dflash_local.store.names import folder_name, is_commit
 
 MAX_FILE_BYTES = 1 << 50
@@ -21,7 +25,7 @@ _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a commit: its size in bytes, sha256 (only of LFS files) and git blob id."""
+    """Describes a file of a commit: its size in bytes, sha256 (only of LFS files) and git blob id."""
 
     path: str
     size: int
@@ -30,13 +34,13 @@ class RemoteFile:
 
     @property
     def etag(self) -> str:
-        """The name of its blob in the cache."""
+        """Return the name of its blob in the cache."""
         return self.sha256 or self.blob
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a repository holds at one commit. ``gated``: its owner requires agreement to a licence."""
+    """Lists what a repository holds at one commit. ``gated``: its owner requires agreement to a licence."""
 
     repo: str
     commit: str
@@ -46,25 +50,24 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """One endpoint, with the user's token and the cache folder that belongs to it.
+    """Stands for one endpoint, with the user's token and the cache folder that belongs to it.
 
     Attributes:
-        offline: no socket may be opened. hosts: further hosts that may send the files.
-        xet: weights come over huggingface_hub's Xet client, which makes its own connections: list of hosts, patience,
-            resuming and the quick end do not reach them. Every byte is proven all the same.
+        offline: no socket may be opened.
+        xet: weights come over huggingface_hub's Xet client, which makes its own connections: list of hosts, patience
+            and resuming do not reach them. Every byte is proven all the same.
     """
 
     endpoint: str
     token: str | None = field(repr=False)
     offline: bool
     cache: Path
-    hosts: tuple[str, ...] = ()
     patience: Patience = Patience()
     xet: bool = False
 
     @classmethod
     def of(cls, settings: Settings, xet: bool = False) -> Hub:
-        """The Hub that the user's variables describe. SettingsError: no home folder for models, or no Xet client."""
+        """Make the Hub of the user's variables. SettingsError: no home folder for models, or no Xet client."""
         known = settings.hub
         if known.cache is None:
             raise SettingsError("there is no home folder to keep models in", "set HF_HOME or HF_HUB_CACHE to a folder")
@@ -72,12 +75,22 @@ class Hub:
             raise SettingsError("the Xet client is not installed", "pip install hf_xet, or pull without --xet")
         return cls(known.endpoint, known.token, known.offline, known.cache, xet=xet)
 
-    def client(self) -> HubClient:
-        """A new connection policy for this endpoint; put it in use around anything that may reach the network."""
-        return HubClient(self.endpoint, self.hosts, self.patience, self.xet)
+    def client(self, stopped: threading.Event | None = None) -> HubClient:
+        """Make an HTTP client for the endpoint, for one thread."""
+        return HubClient(self.endpoint, self.patience, self.token, stopped)
+
+    def download(
+        self, repo: str, commit: str, file: RemoteFile, part: Path | None = None, dataset: bool = False
+    ) -> FileDownload:
+        """Describe the download of a file; ``part`` holds the first of its bytes."""
+        from huggingface_hub import hf_hub_url
+
+        kind = "dataset" if dataset else "model"
+        url = hf_hub_url(repo, file.path, repo_type=kind, revision=commit, endpoint=self.endpoint)
+        return FileDownload(repo, commit, file, url, part)
 
     def listing(self, repo: str, revision: str | None, dataset: bool = False) -> Listing:
-        """The commit that ``revision`` (a commit, branch or tag; None: the main branch) stands for, and its files.
+        """Look up the commit that ``revision`` (a commit, branch or tag; None: the main branch) means, and its files.
 
         Args:
             dataset: of a data set's repository, not of a model's.
@@ -88,34 +101,35 @@ class Hub:
         folder_name(repo)  # refuses what is no id
         if self.offline:
             raise DownloadError(f"{repo} cannot be looked up: offline mode is on", "unset HF_HUB_OFFLINE")
-        import huggingface_hub
+        from huggingface_hub.utils import hf_raise_for_status
 
-        # False, not None: huggingface_hub would look for a token of its own.
-        api = huggingface_hub.HfApi(endpoint=self.endpoint, token=self.token or False, library_name="dflash-local")
+        # Not by huggingface_hub's own call: its client is the whole process's, and reads without a bound.
+        kind, at = "datasets" if dataset else "models", f"/revision/{quote(revision, safe='')}" if revision else ""
         try:
-            with self.client().in_use():
-                look_up = api.dataset_info if dataset else api.model_info
-                info = look_up(repo, revision=revision, files_metadata=True)
+            with self.client().http as http:
+                answer = http.get(f"{self.endpoint}/api/{kind}/{repo}{at}", params={"blobs": True})
+            hf_raise_for_status(answer)
         except hub_errors() as error:
             raise of_hub_error(error, repo, self.endpoint, bool(self.token), revision=revision) from error
-        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # over JSON of another shape
-            message = f"{self.endpoint} answered for {repo} with something else"
+        try:
+            found = parse_json(answer.content)
+            commit, is_gated = found["sha"], bool(found.get("gated"))
+            files = tuple(_remote_file(each, repo, self.endpoint) for each in found["siblings"])
+        except (ValueError, TypeError, LookupError, AttributeError) as error:  # no JSON, or of another shape
+            message = f"{self.endpoint} answered for {repo} with something else than a listing"
             raise DownloadError(message, "check HF_ENDPOINT") from error
-        commit = info.sha
         if not isinstance(commit, str) or not is_commit(commit) or (is_commit(revision) and commit != revision):
             message = f"{self.endpoint} answered for {repo} with a wrong commit, {str(commit)[:60]!r}"
             raise DownloadError(message, "try again later")
-        files = tuple(_remote_file(sibling, repo, self.endpoint) for sibling in info.siblings or ())
-        return Listing(repo, commit, files, bool(info.gated))
+        return Listing(repo, commit, files, is_gated)
 
 
 def _remote_file(sibling: Any, repo: str, endpoint: str) -> RemoteFile:
-    size, blob, lfs = sibling.size, sibling.blob_id, sibling.lfs
-    sha256 = getattr(lfs, "sha256", None)
-    named = isinstance(sibling.rfilename, str) and isinstance(blob, str) and _GIT_SHA1.fullmatch(blob)
+    name, size, blob, lfs = (sibling.get(key) for key in ("rfilename", "size", "blobId", "lfs"))
+    sha256 = None if lfs is None else lfs.get("sha256")
+    named = isinstance(name, str) and isinstance(blob, str) and _GIT_SHA1.fullmatch(blob)
     sized = isinstance(size, int) and 0 <= size <= MAX_FILE_BYTES
     if not named or not sized or not (lfs is None or (isinstance(sha256, str) and _SHA256.fullmatch(sha256))):
-        name = ascii(sibling.rfilename)[:100]
         hint = "without them nothing can be verified: use another mirror, or unset HF_ENDPOINT"
-        raise DownloadError(f"{endpoint} does not tell size and checksum of {name} in {repo}", hint)
-    return RemoteFile(sibling.rfilename, size, sha256, blob)
+        raise DownloadError(f"{endpoint} does not tell size and checksum of {ascii(name)[:100]} in {repo}", hint)
+    return RemoteFile(name, size, sha256, blob)

@@ -1,4 +1,4 @@
-"""A blob on its way into the cache: written by one thread, hashed by another that follows it, named once it is proven.
+"""A blob on its way into the cache: written and hashed under a name of its own, and named once it is proven.
 
 What was written stays when a pull ends early, under a name that tells it from the partial files of other programs;
 a later pull takes it by renaming it, which only one of several can.
@@ -7,10 +7,9 @@ a later pull takes it by renaming it, which only one of several can.
 from __future__ import annotations
 
 import os
-import queue
 import secrets
 import shutil
-import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from dflash_local.store.cache import PART, Cache
@@ -19,98 +18,71 @@ from dflash_local.store.hub import RemoteFile
 from dflash_local.store.names import file_parts
 from dflash_local.store.verify import Proof
 
-PIECE = 1 << 20  # bytes hashed at once, small enough for a processor's cache
-
 
 class PartFile:
-    """The part of a blob: use as a context, write to it, finish it.
+    """Holds the part of a blob: use it as a context, write to it, finish it.
 
     Args:
-        left: what an earlier pull left of it; taken up when it is still there. ``size``: bytes of it so far.
+        left: what an earlier pull left of it; hashed and taken up when it is still there. ``size``: bytes so far.
+        on_piece: as of ``Proof.read``, for what was left.
 
     Raises:
         OSError: it cannot be written.
     """
 
-    def __init__(self, blobs: Path, file: RemoteFile, left: Path | None = None) -> None:
+    def __init__(self, blobs: Path, file: RemoteFile, left: Path | None, on_piece: Callable[[int], None]) -> None:
         blobs.mkdir(parents=True, exist_ok=True)
-        self._blob = blobs / file.etag
+        self._blob, self._proof = blobs / file.etag, Proof(file)
         self.path = blobs / f"{file.etag}{PART}{secrets.token_hex(4)}.incomplete"
-        self.size = _taken(left, self.path, file.size)
-        self._output = self.path.open("r+b" if self.size else "wb", buffering=0)
-        self._output.seek(self.size)
-        self._proof = Proof(file)
-        self._ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._given_up = False
-        self._error: OSError | None = None
-        self._follower = threading.Thread(target=self._follow, name=f"hash-{file.etag[:8]}", daemon=True)
-        self._follower.start()
-        self._ends.put(self.size)
+        begun = _take(left, self.path, file.size)
+        # Unbuffered: what is not written is lost with the process.
+        self._output = self.path.open("r+b" if begun else "wb", buffering=0)
+        if begun:
+            self._proof.read(self._output, on_piece)
+
+    @property
+    def size(self) -> int:
+        return self._proof.size
 
     def __enter__(self) -> PartFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Keep what may be right."""
-        self._given_up = True
-        self._ends.put(None)
         self._output.close()
         if self.size == 0 or (kind and issubclass(kind, TooLong)):
-            self.discard()
+            self.path.unlink(missing_ok=True)
 
-    def write(self, block: bytes) -> None:
-        """Append a block. Raises OSError."""
-        rest = memoryview(block)
+    def write(self, piece: bytes) -> None:
+        """Append a piece. Raises OSError."""
+        rest = memoryview(piece)
         while rest:
-            count = self._output.write(rest)
-            self.size += count
-            rest = rest[count:]
-        self._ends.put(self.size)
+            rest = rest[self._output.write(rest) :]
+        self._proof.update(piece)
 
     def finish(self) -> str:
-        """Wait for the hash, name the blob, return its sha256. NotTheFile: a wrong one, deleted then. OSError."""
-        self._ends.put(None)
-        self._follower.join()
-        if self._error is not None:
-            raise self._error
+        """Name the blob and return its sha256. NotTheFile: a wrong one, deleted. OSError."""
         try:
             sha256 = self._proof.result()
         except NotTheFile:
-            self.discard()
+            self.path.unlink(missing_ok=True)
             raise
         os.replace(self.path, self._blob)
         return sha256
 
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
 
-    def _follow(self) -> None:
-        """In the thread of the hash: read what was written, which the system still has in memory."""
-        buffer = memoryview(bytearray(PIECE))
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                while (end := self._ends.get()) is not None:
-                    while self._proof.size < end and not self._given_up:
-                        count = file.readinto(buffer[: end - self._proof.size])
-                        if not count:
-                            return
-                        self._proof.update(buffer[:count])
-        except OSError as error:
-            self._error = error
-
-
-def _taken(left: Path | None, path: Path, size: int) -> int:
-    """Rename what an earlier pull left; returns its bytes, 0 when there is none or it is too long."""
+def _take(left: Path | None, path: Path, size: int) -> bool:
+    """Rename what an earlier pull left; returns False when there is none or it is too long."""
     if left is None:
-        return 0
+        return False
     try:
         os.rename(left, path)
     except OSError:  # another pull was faster, or it is gone
-        return 0
-    found = os.lstat(path).st_size
-    if found > size:
+        return False
+    if os.lstat(path).st_size > size:
         path.unlink()
-    return found if found <= size else 0
+        return False
+    return True
 
 
 def link(cache: Cache, repo: str, commit: str, file: RemoteFile) -> None:

@@ -23,6 +23,7 @@ from dflash_local.store import local as locals_of
 from dflash_local.store import manifest as manifests_of
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.cache import Cache
+from dflash_local.store.file_download import FileDownload
 from dflash_local.store.hub import Hub, Listing, RemoteFile
 from dflash_local.store.local import Local
 from dflash_local.store.lock import exclusive
@@ -30,7 +31,7 @@ from dflash_local.store.manifest import Manifest, ManifestFile
 from dflash_local.store.names import file_parts, is_commit
 from dflash_local.store.selection import is_weight, refuse_unread
 from dflash_local.store.selection import wanted as selected
-from dflash_local.store.transfer import DownloadTask, PullEvent, Transfer
+from dflash_local.store.transfer import PullEvent, Transfer
 from dflash_local.store.verify import check_generation, check_index
 from dflash_local.terminal import byte_size
 
@@ -250,8 +251,7 @@ class _Pull:
     allow_mismatch: bool
 
     def fetch(self, plan: PullPlan, parts: Parts) -> None:
-        client = self.hub.client()
-        transfer = Transfer(self.hub, self.cache, client, self.on_event, self.cancelled)
+        transfer = Transfer(self.hub, self.cache, self.on_event, self.cancelled)
         work = [item for item in plan.repos if not item.ready]
         for item in work:
             transfer.expect(item.repo, item.total, item.proven)
@@ -259,12 +259,11 @@ class _Pull:
         if known:
             self.on_event(Notice(f"checking {byte_size(known)} that are here already and were never verified"))
         try:
-            with client.in_use():
-                transfer.run([task for item in work for task in _tasks(item, parts, weights=False)])
-                self.check_pair(plan)
-                transfer.run([task for item in work for task in self.weights(item, parts)])
+            transfer.run([each for item in work for each in self.downloads(item, parts, weights=False)])
+            self.check_pair(plan)
+            transfer.run([each for item in work for each in self.weights(item, parts)])
         except Interrupted as stop:
-            files = [record for records in transfer.records.values() for record in records.values()]
+            files = [record for records in transfer.records.values() for record in records]
             size = byte_size(sum(record.size for record in files))
             kept = f"{len(files)} finished files ({size}) are kept" if files else "nothing was finished"
             hint = "run it again to go on where it was, also in the middle of a file"
@@ -272,13 +271,18 @@ class _Pull:
         for item in work:
             self._record(item, transfer)
 
-    def weights(self, item: RepoPlan, parts: Parts) -> list[DownloadTask]:
-        """The weight files that the index names; all parts of a GGUF file."""
-        tasks = _tasks(item, parts, weights=True)
+    def weights(self, item: RepoPlan, parts: Parts) -> list[FileDownload]:
+        """List the weight files that the index names; all parts of a GGUF file."""
+        found = self.downloads(item, parts, weights=True)
         if item.wanted.file is not None or item.listing is None:
-            return tasks
+            return found
         named = check_index(self.cache, item.listing)
-        return [task for task in tasks if task.file.path in named]
+        return [each for each in found if each.file.path in named]
+
+    def downloads(self, item: RepoPlan, parts: Parts, weights: bool) -> list[FileDownload]:
+        proven = {record.path for record in item.proven}
+        files = [file for file in item.files if is_weight(file) is weights and file.path not in proven]
+        return [self.hub.download(item.repo, item.commit, file, parts.get((item.repo, file.etag))) for file in files]
 
     def waiting(self, repo: str, pid: int | None) -> None:
         who = f"process {pid}" if pid is not None else "another process"
@@ -299,7 +303,7 @@ class _Pull:
 
     def _record(self, item: RepoPlan, transfer: Transfer) -> None:
         """Write the manifest, and what the branch means now, for us and for other programs."""
-        files = tuple(transfer.records[item.repo].values())
+        files = tuple(transfer.records[item.repo])
         old = None if item.wanted.file is None else manifests_of.read(self.manifests, item.repo, item.commit)
         if old is not None:  # other files of the same commit keep their proof
             names = {file.path for file in files}
@@ -348,9 +352,3 @@ class _Pull:
                     with suppress(OSError):  # read-only home
                         manifests_of.use(self.manifests, item.repo, item.commit)
         return tuple(found)
-
-
-def _tasks(item: RepoPlan, parts: Parts, weights: bool) -> list[DownloadTask]:
-    proven = {record.path for record in item.proven}
-    files = [file for file in item.files if is_weight(file) is weights and file.path not in proven]
-    return [DownloadTask(item.repo, item.commit, file, parts.get((item.repo, file.etag))) for file in files]

@@ -1,12 +1,12 @@
 """The body of one file, over as many connections as it takes.
 
-huggingface_hub resumes as well, but not after a reset nor in another run, and it drops up to 10 MB each time.
+huggingface_hub resumes as well, but not after a reset; it deletes what it has when it gives up or is stopped, and never
+takes up what another run left.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dflash_local.errors import DownloadError
@@ -15,23 +15,19 @@ from dflash_local.store.errors_of_hub import http_library, of_status, of_transpo
 from dflash_local.store.file_download import CONTENT_RANGE, FileDownload, TooLong
 from dflash_local.store.http_client import HubClient
 
-# Bytes that are written at once. Of 1 MiB glibc gives the memory back to the system after each block, and faulting its
-# pages in again took half of the receiving thread's time.
-BLOCK = 1 << 18
-BLOCK_S = 0.2  # and how old they get at most: what is not written is lost with the process
-
 
 def receive(client: HubClient, download: FileDownload, write: Callable[[bytes], object]) -> None:
-    """Hand the file's bytes from ``download.done`` on to ``write``, in blocks. The client is in use by this thread.
+    """Hand the file's bytes from ``download.done`` on to ``write``.
 
     Raises:
         DownloadError: given up. NotTheFile: there is more than the download's size, or another file.
         OSError: huggingface_hub's own for a refusal, or of ``write``. Stopped: the pull was.
     """
+    client.download = download
     patience, failures, reached = client.patience, 0, download.done
     while download.done < download.size:
         try:
-            _over_one_connection(client, download, write)
+            _receive_once(client, download, write)
             trouble = None
         except (DownloadError, http_library().TransportError, TooSlow) as error:
             if download.connections < 2 and isinstance(error, DownloadError):  # not even one answer, after all tries
@@ -50,59 +46,33 @@ def receive(client: HubClient, download: FileDownload, write: Callable[[bytes], 
         client.pause(patience.pause(failures))
 
 
-def _over_one_connection(client: HubClient, download: FileDownload, write: Callable[[bytes], object]) -> None:
-    """What one answer gives. All that came was written when this ends, however it does."""
-    import huggingface_hub
+def _receive_once(client: HubClient, download: FileDownload, write: Callable[[bytes], object]) -> None:
+    """Take what one answer gives."""
     from huggingface_hub.utils import hf_raise_for_status
 
     download.connections += 1
-    headers = {**download.headers, **({"Range": f"bytes={download.done}-"} if download.done else {})}
-    with huggingface_hub.get_session().stream("GET", download.url, headers=headers) as answer:
+    headers = {"Range": f"bytes={download.done}-"} if download.done else {}
+    with client.http.stream("GET", download.url, headers=headers) as answer:
         if answer.status_code not in (200, 206):
             if download.connections > 1:
                 raise of_status(answer.status_code, download.name, client.endpoint)
             answer.read()
             hf_raise_for_status(answer)
-        blocks = _Blocks(write)
-        try:
-            for piece in _from(answer, download, answer.iter_raw()):
-                if download.done + len(piece) > download.size:
-                    raise TooLong(f"has more than the {download.size:,} bytes it should have")
-                blocks.add(piece)
-                download.done += len(piece)
-        finally:
-            blocks.flush()
+        for piece in _wanted_pieces(answer, download):
+            if download.done + len(piece) > download.size:
+                raise TooLong(f"has more than the {download.size:,} bytes it should have")
+            write(piece)
+            download.done += len(piece)
 
 
-class _Blocks:
-    """Gathers small pieces, which cost a call each."""
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-        self._pieces: list[bytes] = []
-        self._size, self._since = 0, time.monotonic()
-
-    def add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size >= BLOCK or time.monotonic() - self._since > BLOCK_S:
-            self.flush()
-
-    def flush(self) -> None:
-        pieces, self._pieces, self._size = self._pieces, [], 0
-        if pieces:
-            self._write(b"".join(pieces))
-        self._since = time.monotonic()
-
-
-def _from(answer: Any, download: FileDownload, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces after byte ``download.done``: a server may ignore the range."""
+def _wanted_pieces(answer: Any, download: FileDownload) -> Iterator[bytes]:
+    """Yield the pieces after byte ``download.done``: a server may ignore the range."""
     begin = CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     start = int(begin[1]) if answer.status_code == 206 and begin else 0
     if start > download.done:
         raise DownloadError(f"was sent from byte {start:,} on, not from {download.done:,}")
     skip = download.done - start
-    for piece in pieces:
+    for piece in answer.iter_raw():
         if skip < len(piece):
             yield piece[skip:]
         skip = max(0, skip - len(piece))

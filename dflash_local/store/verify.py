@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 from dflash_local.catalog.row import Fingerprint, fingerprint_of
 from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, parse_object
@@ -21,7 +22,7 @@ _WEB_PAGE = (b"<!doctype", b"<html", b"<?xml", b"<head")
 
 
 class Proof:
-    """The checksums of a file, piece by piece: sha256, which the Hub has of LFS files; of others git's is checked."""
+    """Hashes a file piece by piece: sha256, which the Hub has of LFS files; of others git's is checked."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.size = 0
@@ -29,15 +30,21 @@ class Proof:
         self._sha256 = hashlib.sha256()
         self._git = None if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
 
-    def update(self, piece: bytes | memoryview) -> None:
-        self._head = self._head or bytes(piece[:64])
+    def update(self, piece: bytes) -> None:
+        self._head = self._head or piece[:64]
         self._sha256.update(piece)
         if self._git:
             self._git.update(piece)
         self.size += len(piece)
 
+    def read(self, stream: BinaryIO, on_piece: Callable[[int], None]) -> None:
+        """Take a stream to its end; ``on_piece`` gets the bytes so far and may raise to stop."""
+        while piece := stream.read(PIECE):
+            self.update(piece)
+            on_piece(self.size)
+
     def result(self) -> str:
-        """The file's sha256. NotTheFile: it is not what the Hub lists, and why."""
+        """Return the file's sha256. NotTheFile: it is not what the Hub lists, and why."""
         file, git = self._file, self._git
         if self.size != file.size:
             raise NotTheFile(f"has {self.size:,} bytes instead of {file.size:,}")
@@ -50,10 +57,7 @@ class Proof:
 
 
 def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int], None]) -> ManifestFile:
-    """Hash a cached file and return its record.
-
-    Args:
-        on_piece: called with the bytes read so far; may raise to stop.
+    """Hash a cached file and return its record; ``on_piece`` as of ``Proof.read``.
 
     Raises:
         NotTheFile: it is not what the Hub lists, and why.
@@ -62,9 +66,7 @@ def prove(cache: Cache, entry: Entry, file: RemoteFile, on_piece: Callable[[int]
         raise NotTheFile(f"has {entry.size:,} bytes instead of {file.size:,}")
     proof = Proof(file)
     with cache.open(entry) as stream:
-        while piece := stream.read(PIECE):
-            proof.update(piece)
-            on_piece(proof.size)
+        proof.read(stream, on_piece)
     return ManifestFile(file.path, file.size, proof.result(), entry.blob.name, entry.mtime_ns)
 
 
@@ -77,7 +79,7 @@ def discard(cache: Cache, repo: str, commit: str, name: str) -> None:
 
 
 def check_index(cache: Cache, listing: Listing) -> frozenset[str]:
-    """The weight files that the index names. DownloadError: one is not listed. CheckpointError: it is damaged."""
+    """Return the weight files the index names. DownloadError: one is not listed. CheckpointError: it is damaged."""
     entries = {entry.name: entry for entry in cache.entries(listing.repo, listing.commit)}
     weights = needed(cache, listing.repo, {name: entry for name, entry in entries.items() if name == INDEX})
     listed = {file.path for file in listing.files}

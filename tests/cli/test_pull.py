@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,11 @@ from typing import Any
 import pytest
 
 from dflash_local import settings
-from dflash_local.store import pull
-from dflash_local.store.transfer import Transfer
+from dflash_local.store import pull, transfer
+from dflash_local.store.file_download import FileDownload
+from dflash_local.store.http_client import HubClient
+from dflash_local.store.hub import Hub
+from dflash_local.store.xet import fetch_over_xet
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
 from tests.fake_hub import FakeHub
 
@@ -177,17 +179,16 @@ def test_any_target_can_be_pulled_with_a_drafter_named(cli: Cli, toy_hub: FakeHu
 
 def test_xet_is_for_the_pulls_that_ask_for_it(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    fetch = Transfer._fetch_over_xet
 
-    def noted(self: Transfer, task: Any, download: Any) -> None:
-        asked.append(f"{task.repo} {task.file.path} {os.environ['HF_HUB_DISABLE_XET']}")
-        fetch(self, task, download)
+    def noted(hub: Hub, download: FileDownload, client: HubClient) -> None:
+        asked.append(download.name)
+        fetch_over_xet(hub, download, client)
 
-    monkeypatch.setattr(Transfer, "_fetch_over_xet", noted)
+    monkeypatch.setattr(transfer, "fetch_over_xet", noted)
     assert cli("pull", TARGET, "--dry-run", "--xet").code == 0 and asked == []
     done = cli("pull", TARGET, "--xet")
     assert done.code == 0 and "verified" in done.out
-    assert f"{TARGET} model.safetensors 0" in asked and not any("config.json" in name for name in asked)
+    assert f"model.safetensors of {TARGET}" in asked and not any("config.json" in name for name in asked)
     assert "makes its own connections" in " ".join(cli("pull", "--help").out.split())
 
 

@@ -54,7 +54,7 @@ class Puller:
 
     @property
     def hub(self) -> Hub:
-        return Hub(self.fake.url, self.token, self.offline, self.home / "hub", (), self.patience, self.xet)
+        return Hub(self.fake.url, self.token, self.offline, self.home / "hub", self.patience, self.xet)
 
     @property
     def cache(self) -> Cache:

@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> DataStore:
 def get(
     fake: FakeHub, store: DataStore, path: str = FILE, offline: bool = False, **more: Any
 ) -> tuple[DataFile, bytes]:
-    hub = Hub(fake.url, None, offline, store.files / "unused", (), QUICK)
+    hub = Hub(fake.url, None, offline, store.files / "unused", QUICK)
     return fetch(hub, store, REPO, path, more.pop("limit", LIMIT), **more)
 
 

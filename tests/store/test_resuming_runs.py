@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import time
@@ -13,8 +12,6 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
-from dflash_local.store.part_file import PartFile
-from dflash_local.store.pull import RepoPlan
 from tests.fake_hub import FakeHub, wait_until
 from tests.hub_files import CHUNK, HTML, safetensors
 from tests.store.test_pull_processes import process
@@ -150,48 +147,7 @@ def test_a_part_counts_as_here(puller: Any, fake: FakeHub, large: Any) -> None:
     assert puller.prepare(TARGET).to_fetch == whole - 1_000_000
 
 
-def test_the_hash_reads_behind_the_writer(tmp_path: Path, puller: Any, fake: FakeHub, large: Any) -> None:
-    plan: RepoPlan = puller.prepare(TARGET).repos[0]
-    file = next(file for file in plan.files if file.path == WEIGHTS)
-    with PartFile(tmp_path / "blobs", file) as part:
-        for at in range(0, len(large[WEIGHTS]), 300_000):
-            part.write(large[WEIGHTS][at : at + 300_000])
-        assert part.finish() == hashlib.sha256(large[WEIGHTS]).hexdigest() == file.sha256
-    assert [path.name for path in (tmp_path / "blobs").iterdir()] == [file.sha256]
-
-
 def test_two_files_of_one_content_are_fetched_once(puller: Any, fake: FakeHub) -> None:
     data = safetensors(200_000)
     fake.add_repo(TARGET, {"config.json": b"{}", "tokenizer.json": data, WEIGHTS: data})
     assert puller.pull(TARGET)[0].verified and fake.sent("*.json") + fake.sent(WEIGHTS) == len(data) + 2
-
-
-# Xet, as far as a hub without it shows
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_what_came_over_xet_is_proven_too(
-    puller: Any, fake: FakeHub, large: Any, monkeypatch: pytest.MonkeyPatch, wrong: bool
-) -> None:
-    import huggingface_hub.constants
-
-    called = []
-
-    def xet_get(*, incomplete_path: Path, **_: Any) -> None:
-        called.append(incomplete_path)
-        data = large[WEIGHTS]
-        incomplete_path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if wrong else data)
-
-    monkeypatch.setattr("huggingface_hub.file_download.xet_get", xet_get)
-    monkeypatch.setattr("huggingface_hub.file_download.is_xet_available", lambda: True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", False)
-    headers = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{fake.url}/api/xet-read-token"}
-    fake.fault(WEIGHTS, "headers", methods=("HEAD",), times=9, headers=headers)
-    puller.xet = True
-    if wrong:
-        with pytest.raises(DownloadError, match="is damaged"):
-            puller.pull(TARGET)
-        assert len(called) == 2 and WEIGHTS not in puller.names()
-    else:
-        assert puller.pull(TARGET)[0].verified and len(called) == 1
-    assert fake.gets(WEIGHTS) == []
