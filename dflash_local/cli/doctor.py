@@ -6,17 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local import __version__
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
-from dflash_local.cli.doctor_checks import Check, Status, checked
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
 from dflash_local.tables import Column, amount, table
+
+if TYPE_CHECKING:
+    from dflash_local.cli.doctor_checks import Check, Status
 
 STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
 REPORT = "Write an archive for a bug report instead; asks first, sends nothing."
@@ -33,6 +35,8 @@ def doctor(
     if report is not None or show:
         _report(report, show, yes, json_)
         return
+    from dflash_local.cli.doctor_checks import checked
+
     environ, checks = checked()
     console = Console(environ)
     problems = sum(check.status == "problem" for check in checks)
