@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.app.serve_records import running_servers
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.settings import Settings
@@ -44,6 +43,7 @@ def served(user: Settings) -> list[dict[str, Any]]:
     The state of a server is ``unknown`` where it wants a token that the user has not given.
     """
     from dflash_local.app.local_process import running_engines
+    from dflash_local.app.serve_records import running_servers
 
     servers = [found for record in running_servers(user) if (found := _status_of(record, user)) is not None]
     return servers + [_engine(record.owner.pid, status) for record, status in running_engines(user)]

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from dflash_local.app.models import registry
-from dflash_local.app.serve_records import running_servers, stop_server
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.ps import served
@@ -27,6 +26,7 @@ def stop(
     """Stop what dflash ps shows, and wait until its memory is free."""
     from dflash_local.app.engine_records import read_records
     from dflash_local.app.local_process import stop_engine
+    from dflash_local.app.serve_records import running_servers, stop_server
 
     call = Invocation.begin()
     user, console = call.user, call.console
