@@ -20,6 +20,7 @@ import torch
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog import registry
+from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.planted import Planted
@@ -27,7 +28,6 @@ from dflash_local.engine.session import Session
 from dflash_local.events import Finished, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.request import Limits, Request
 
 NEW = 500

@@ -28,9 +28,9 @@ from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, Tensors, stacke
 from dflash_local.bench.random_pair import of_row
 from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import Fields
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.quantization import MXFP4, Quantization, StoredFp4
 from dflash_local.config.quantizers import read_quantization
+from dflash_local.drafters.kinds import read_drafter
 
 LOGIT_STD = 4.0  # spread of the logits of trained models; without it near-ties would decide everything
 PEAKED, PEAK = 4, 3.0  # weights of a norm of queries or keys, and what is added: attention looks at few keys then
@@ -245,7 +245,7 @@ def build_drafter(folder: Path, config: dict[str, Any], target_hidden: int, devi
     """Write a drafter for a target so wide, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(target_hidden)
+    shapes = read_drafter(config, folder / "config.json").tensors(target_hidden)
     values = Values(torch.Generator(device).manual_seed(2), config["num_hidden_layers"], 1.0)
     save(folder, ((name, values.draw(name, size)) for name, size in shapes.items()))
 

@@ -22,19 +22,19 @@ from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import of_row
 from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import Fields
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
 from dflash_local.config.quantizers import USUAL, read_quantization
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.layout.linear import weight_format
 from dflash_local.layout.quantized import quantized
+from dflash_local.layout.traffic import PARTS, Traffic, target_traffic
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
 from dflash_local.planner.speed import Launch, SpeedTable, times_of
-from dflash_local.planner.traffic import PARTS, Traffic, drafter_traffic, target_traffic
 
 CARD = "NVIDIA H200"
 RESULTS = Path(__file__).parent / "results"
@@ -93,7 +93,7 @@ class Measured:
 
     name: str
     target: ModelConfig
-    drafter: DrafterConfig
+    drafter: DFlashConfig
     at: Mapping[str, Any]
     scale: Scale = SAME
 
@@ -247,10 +247,10 @@ def fitted(measured: Sequence[Measured]) -> SpeedTable:
     table = replace(table, parts=parts, products=overlapped(known, shares))
     counts, rest, total = [], [], []
     for each in measured:
-        drafting = drafter_traffic(each.drafter, each.target, engine_spec(each.drafter, each.load))
+        drafting = each.drafter.traffic(each.target, engine_spec(each.drafter, each.load))
         us = 1e3 * (each.at["draft"]["ms"] + each.at["context_rows"]["ms"])
         counts.append([1.0, each.drafter.num_layers])
-        rest.append(us - speed.draft_us(drafting, each.drafter, each.load.context, table, SAME))
+        rest.append(us - speed.draft_us(drafting, each.drafter.draft_rows, each.load.context, table, SAME))
         total.append(us)
     once, each_layer = scaled(counts, rest, total)
     return replace(table, draft=(once, each_layer))

@@ -10,16 +10,15 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.engine.reference import DFlashProposer
+from dflash_local.drafters.dflash.fused import DFlashBlocks
+from dflash_local.drafters.dflash.reference import DFlashProposer, DrafterModel
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.noise import gumbel
-from dflash_local.models.drafter import Drafter
 from dflash_local.models.drafter_weights import random_weights
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
+from tests.drafter_configs import read_decoder
 from tests.engine_sessions import BLOCK
 from tests.families import HIDDEN, VOCAB, random_model
 from tests.fused_models import TAPS, PlantedBlocks
@@ -27,7 +26,7 @@ from tests.proposers import Oracle, Planted, decode
 
 CPU = torch.device("cpu")
 MASK = 5
-CONFIG = DrafterConfig.from_json(
+CONFIG = read_decoder(
     {
         "architectures": ["DFlashDraftModel"], "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "block_size": BLOCK, "rope_theta": 1e4,
@@ -58,19 +57,18 @@ class NotedProposer(DFlashProposer):
     """The real drafter with random weights: what it drafts is noted, and what the oracle says is proposed."""
 
     def __init__(self, target: TransformersTarget) -> None:
-        super().__init__(Drafter.random(CONFIG, target_hidden=HIDDEN, seed=1), target)
+        super().__init__(DrafterModel.random(CONFIG, target_hidden=HIDDEN, seed=1), target)
         self.oracle, self.noted = Oracle(VOCAB, ()), list[Draft]()
 
-    def propose(
-        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
-    ) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
         listener = Overhears(SamplingParams(), 0, VOCAB, torch.tensor([0]))
-        super().propose(anchor, start, count, listener, None)
-        self.noted.append(Draft(start, anchor, listener.logits))
+        super().propose(ids, count, listener, None)
+        start = len(ids) - 1
+        self.noted.append(Draft(start, ids[-1], listener.logits))
         return torch.tensor([self.oracle.token(start + 1 + i) % VOCAB for i in range(count)])
 
 
-class NotedBlocks(FusedDrafter):
+class NotedBlocks(DFlashBlocks):
     """The same for the fused engine."""
 
     def __init__(self, target: FusedTarget) -> None:
@@ -103,7 +101,7 @@ def greedy_text(family: str, prompt: Sequence[int], new: int = 80) -> list[int]:
 
 def cold_logits(family: str, text: Sequence[int], starts: Sequence[int]) -> dict[int, torch.Tensor]:
     """What the drafter of ``noted`` drafts at each of the ``starts`` when the text before it came as one prompt."""
-    target, drafter = aside(family), Drafter.random(CONFIG, target_hidden=HIDDEN, seed=1)
+    target, drafter = aside(family), DrafterModel.random(CONFIG, target_hidden=HIDDEN, seed=1)
     target.clear()
     found = {}
     with torch.inference_mode():
@@ -171,8 +169,7 @@ class KnowingDrafter:
     """In ``Drafter``'s place: its hidden rows are the target's own, where it is not made wrong."""
 
     dtype = torch.float32
-    config = SimpleNamespace(draft_rows=BLOCK, first_draft=1, mask_token_id=MASK, dflash2=None, dspark=None)
-    selector = markov = None
+    config = SimpleNamespace(draft_rows=BLOCK, first_draft=1, mask_token_id=MASK)
 
     def __init__(self, known: Known) -> None:
         self.known = known

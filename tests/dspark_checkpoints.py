@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.dspark import CONFIDENCE, EMBEDDING, FOLLOWING, HEAD, PREVIOUS
+from dflash_local.drafters.dspark.layout import CONFIDENCE, EMBEDDING, FOLLOWING, HEAD, PREVIOUS
+from tests.drafter_configs import read_decoder
 
 TARGET = Path(__file__).parent / "golden" / "qwen3-v1-b8" / "target"
 VOCAB, HIDDEN, DRAFTS = 96, 64, 7
@@ -44,9 +44,9 @@ def save_drafter(
         tables: it brings copies of the target's embedding and head.
         text: of ids that its Markov head has learnt by heart, of which each has one that follows.
     """
-    shape, generator = DrafterConfig.from_json(config, folder), torch.Generator().manual_seed(seed)
+    shape, generator = read_decoder(config, folder), torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, size in {**shape.tensor_shapes(HIDDEN), **shape.optional_shapes()}.items():
+    for name, size in {**shape.tensors(HIDDEN), **shape.optional_tensors()}.items():
         noise = torch.randn(size, generator=generator)
         tensors[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else noise / max(size[-1], 2) ** 0.5
     target = load_file(TARGET / "model.safetensors")

@@ -74,7 +74,7 @@ class PlantedBlocks:
     def block(self, _max_seq_len: int) -> None:
         start = int(self.target.start)
         self.planted.length = start  # the host's count may lag behind the device's
-        ids = self.planted.propose(int(self.target.tokens[0]), start, len(self.drafts), self._sampler, None)
+        ids = self.planted.propose([*[0] * start, int(self.target.tokens[0])], len(self.drafts), self._sampler, None)
         self.drafts.zero_().scatter_(1, ids.unsqueeze(1), 1e6)  # no noise outweighs it
 
     def inject(self, rows: int) -> None:

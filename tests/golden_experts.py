@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from dflash_local.catalog.bundled import Pair
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.kernels.noise import gumbel
+from tests.drafter_configs import read_decoder
 from tests.expert_pairs import DRAFTER
 from tests.families import HIDDEN, VOCAB, random_model
 from tests.fused_models import TAPS
@@ -102,7 +102,7 @@ def _drafted(
 def _trained(model: Any, groups: Sequence[_Texts]) -> DraftModule:
     """A drafter that has seen blocks of these texts, but not all of them: it accepts much, and not everything."""
     torch.manual_seed(1)
-    module = DraftModule(DrafterConfig.from_json(DRAFTER, "the golden drafter"), HIDDEN)
+    module = DraftModule(read_decoder(DRAFTER, "the golden drafter"), HIDDEN)
     optimizer = torch.optim.Adam(module.parameters(), LEARNING_RATE)
     for step in range(STEPS):
         logits, right = _drafted(module, model, groups[step % len(groups)], min(BLOCKS), 2)

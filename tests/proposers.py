@@ -26,9 +26,8 @@ class Planted:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def propose(
-        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
-    ) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+        start = len(ids) - 1
         assert start == self.length, f"drafting at {start} from a context of {self.length}"
         drafts = [self.token(start + 1 + i) % self.vocab for i in range(count)]
         return torch.tensor(drafts, device=sampler.device)

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -34,10 +34,10 @@ FLOORS = {
         ),
         0,
     ),
-    **dict.fromkeys(("catalog", "config", "layout", "worker"), 1),
+    **dict.fromkeys(("catalog", "config", "drafters.layout", "layout", "worker"), 1),
     **dict.fromkeys(("store", "planner"), 2),
     **dict.fromkeys(("chat", "kernels"), 3),
-    "models": 4,
+    **dict.fromkeys(("drafters", "models"), 4),
     "engine": 5,
     **dict.fromkeys(("app", "service", "remote", "bench", "check", "report"), 6),
     **dict.fromkeys(("api", "ui"), 7),
@@ -47,6 +47,7 @@ TORCH_FREE = {room for room, floor in FLOORS.items() if floor == 0} | {
     *(
         "catalog",
         "config",
+        "drafters.layout",
         "layout",
         "store",
         "planner",
@@ -123,8 +124,15 @@ def relative(path: Path) -> str:
 
 
 def room_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return parts[0]
+    return room_within(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def room_within(parts: Sequence[str]) -> str:
+    """The room of a module or of a name in it. Of drafters, what both engines compute with lies high; the rest, which
+    the plan reads, lies low.
+    """
+    high = {"engines", "fused", "reference"} & set(parts[1:3])
+    return "drafters.layout" if parts[0] == "drafters" and not high else parts[0]
 
 
 def module_of(path: Path) -> str:
@@ -186,7 +194,7 @@ def imported_room(name: str) -> str | None:
     if parts[0] != "dflash_local":
         return None
     inside = len(parts) > 1 and ((PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").is_file())
-    return parts[1] if inside else "__init__"
+    return room_within(parts[1:]) if inside else "__init__"
 
 
 def test_every_room_has_a_floor() -> None:

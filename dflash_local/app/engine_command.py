@@ -16,7 +16,7 @@ from dflash_local.app.resolve import Choice, with_local_mirror
 from dflash_local.catalog.row import REMOTE_CODE, Launch, Repo, Row, fingerprint_of
 from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.source import open_source
-from dflash_local.config.dspark import ARCHITECTURES as DSPARK
+from dflash_local.drafters.kinds import ARCHITECTURES, config_of
 from dflash_local.errors import DownloadError, SettingsError, UsageError
 from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.settings import Settings
@@ -68,7 +68,7 @@ def server_command(
     launch = _launch_of(program, row)
     if launch is None:
         block = _block_of(choice, store) if drafts else None
-        launch = (_generic_dspark if _is_dspark(choice, store) else _generic)(program, block)
+        launch = _generic(program, _kind(choice, store), block)
     if launch.wants_remote_code and not trusts:
         raise UsageError(
             f"{PROGRAMS[program]} needs Python code of the repository of {choice.name}, and runs it with your rights",
@@ -147,39 +147,28 @@ def _launch_of(program: Program, row: Row | None) -> Launch | None:
     return row.server.vllm if program == "vllm" else row.server.sglang
 
 
-def _generic(program: Program, block: int | None) -> Launch:
+def _generic(program: Program, kind: str, block: int | None) -> Launch:
     """The command for a pair without a row; without a block size it does not draft."""
+    drafter = config_of(kind)
     if program == "vllm":
-        words = ["vllm", "serve", "TARGET"]
-        config = {"method": "dflash", "model": "DRAFTER", "num_speculative_tokens": (block or 1) - 1}
+        words, drafts = ["vllm", "serve", "TARGET"], (block or 1) - drafter.first_draft
+        config = {"method": drafter.servers.method, "model": "DRAFTER", "num_speculative_tokens": drafts}
         words += ["--speculative-config", json.dumps(config)] if block else []
     else:
         words = ["python", "-m", "sglang.launch_server", "--model-path", "TARGET"]
-        drafting = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "DRAFTER"]
-        words += [*drafting, "--speculative-num-draft-tokens", str(block)] if block else []
+        drafting = ["--speculative-algorithm", drafter.servers.algorithm, "--speculative-draft-model-path", "DRAFTER"]
+        words += [*drafting, drafter.servers.block_option, str(block)] if block else []
     return Launch(shlex.join(words))
 
 
-def _generic_dspark(program: Program, block: int | None) -> Launch:
-    """The same with a DSpark drafter, whose block size counts drafts."""
-    if block is None:
-        return _generic(program, None)
-    if program == "vllm":
-        config = {"method": "dspark", "model": "DRAFTER", "num_speculative_tokens": block}
-        return Launch(shlex.join(["vllm", "serve", "TARGET", "--speculative-config", json.dumps(config)]))
-    words = ["python", "-m", "sglang.launch_server", "--model-path", "TARGET", "--speculative-algorithm", "DSPARK"]
-    words += ["--speculative-draft-model-path", "DRAFTER", "--speculative-dspark-block-size", str(block)]
-    return Launch(shlex.join(words))
-
-
-def _is_dspark(choice: Choice, store: ModelStore | None) -> bool:
-    """By the registry, or by the drafter's own configuration."""
+def _kind(choice: Choice, store: ModelStore | None) -> str:
+    """By the drafter's own configuration, or by the registry."""
     listed = None
     if choice.row is not None and choice.drafter is not None and not isinstance(choice.drafter, Path):
         listed = choice.row.other_drafter(choice.drafter.id)
     names = _drafter_config(choice, store).get("architectures")
-    own = isinstance(names, list) and bool(names) and names[0] in DSPARK
-    return own or (listed is not None and listed.kind == "dspark")
+    own = ARCHITECTURES.get(str(names[0])) if isinstance(names, list) and names else None
+    return own or ("dflash" if listed is None else listed.kind)
 
 
 def _drafter_config(choice: Choice, store: ModelStore | None) -> Mapping[str, Any]:
@@ -191,7 +180,7 @@ def _drafter_config(choice: Choice, store: ModelStore | None) -> Mapping[str, An
 
 
 def _block_of(choice: Choice, store: ModelStore | None) -> int:
-    """The trained block size of a choice's drafter, anchor included but of DSpark."""
+    """The trained block size of a choice's drafter, as its own configuration counts it."""
     row = choice.drafter_row
     known = row.fingerprints[0].block_size if row is not None and row.fingerprints else None
     if known is None:

@@ -22,8 +22,8 @@ from dflash_local.load_config import LoadConfig
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
     from dflash_local.catalog.row import Repo, Row, Variant
-    from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.features import ModelConfig
+    from dflash_local.drafters.drafter import Drafter
     from dflash_local.loaded import SessionFacts
     from dflash_local.planner.card_probe import CardProbe
     from dflash_local.planner.cpu_probe import CpuRates
@@ -39,7 +39,7 @@ class Shapes:
     """The shapes of a pair. ``drafter`` is None when there is none, or nothing is known of it."""
 
     target: ModelConfig
-    drafter: DrafterConfig | None
+    drafter: Drafter | None
     drafter_unknown: bool = False
 
 
@@ -143,8 +143,8 @@ def shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
 
 
 def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
-    from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.read_model import read_model
+    from dflash_local.drafters.kinds import drafter_of_shape
 
     part = choice.target
     if choice.package is not None and choice.row is not None and isinstance(part, Path) and not part.exists():
@@ -159,7 +159,7 @@ def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     row = choice.row if choice.own_drafter else None
     config = configuration(choice.drafter, row, store)
     source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
-    drafter = None if config is None else _known(DrafterConfig.from_shape, config, source)
+    drafter = None if config is None else _known(drafter_of_shape, config, source)
     return Shapes(target, drafter, drafter_unknown=drafter is None)
 
 
@@ -188,14 +188,14 @@ def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str
 
 def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | None:
     """The shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
-    from dflash_local.config.drafter_config import DrafterConfig
     from dflash_local.config.read_model import read_model
+    from dflash_local.drafters.kinds import drafter_of_shape
 
     try:
         shape = read_model(needed_config(open_source(target)), name)
         if drafter is None:
             return Shapes(shape, None)
-        return Shapes(shape, DrafterConfig.from_shape(needed_config(open_source(drafter)), str(drafter)))
+        return Shapes(shape, drafter_of_shape(needed_config(open_source(drafter)), str(drafter)))
     except CheckpointError:
         return None
 

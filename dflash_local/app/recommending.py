@@ -19,7 +19,7 @@ from dflash_local.tables import GIB, UNKNOWN, rate
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
-    from dflash_local.config.drafter_config import DrafterConfig
+    from dflash_local.drafters.drafter import Drafter
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.recommend import Option, Preference, Recommendation, Weights
@@ -270,7 +270,7 @@ def recommended(
     return recommend(weights, drafter, where, config, preference, lengths, measured, accepted)
 
 
-def expected_lengths(choice: Choice, drafter: DrafterConfig, user: Settings) -> Acceptance | None:
+def expected_lengths(choice: Choice, drafter: Drafter, user: Settings) -> Acceptance | None:
     """What is published of a pair's drafter with its own block; else what is typical of other pairs. None of a toy."""
     from dflash_local.planner.speed import acceptance, typical
 

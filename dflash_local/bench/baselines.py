@@ -191,21 +191,19 @@ def _reference(model: Any, ids: Any, task: Task) -> dict[str, Any]:
     """Medians of plain steps and of cycles of the trained block; a random drafter is hardly ever right."""
     import torch
 
-    from dflash_local.config.drafter_config import DrafterConfig
-    from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
+    from dflash_local.drafters.engines import proposer_of
+    from dflash_local.drafters.kinds import read_drafter
+    from dflash_local.engine.reference import ReferenceRunner
     from dflash_local.engine.sampling import Sampler
     from dflash_local.engine.torch_switches import settle_torch
-    from dflash_local.models.drafter import Drafter
-    from dflash_local.models.drafter_weights import random_on_device
     from dflash_local.models.transformers_target import TransformersTarget
     from dflash_local.request import SamplingParams
 
-    config = DrafterConfig.from_json(task.drafter_config, Path("config.json"))
+    config = read_drafter(task.drafter_config, Path("config.json"))
     settle_torch(sum(p.numel() for p in model.parameters()), torch.device(task.device))
     target = TransformersTarget(model, config.taps)
-    weights = random_on_device(config, target.hidden_size, target.device, target.dtype)
     room = task.context + config.block_size * (WARM + task.tokens + 2)
-    runner = ReferenceRunner(target, DFlashProposer(Drafter(config, weights), target), room)
+    runner = ReferenceRunner(target, proposer_of(config).random(config, target), room)
     found = {}
     for name, block in (("step_ms", 1), ("cycle_ms", config.block_size)):
         runner.restart(0, None)

@@ -13,20 +13,20 @@ import torch
 from dflash_local.catalog.row import Fingerprint, Row
 from dflash_local.catalog.shapes import shape as known_shape
 from dflash_local.checkpoint_files.text_config import text_values
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.fused_support import drafter_refusal, fused_refusal
+from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
+from dflash_local.drafters.drafter import Drafter
+from dflash_local.drafters.engines import blocks_of
+from dflash_local.drafters.kinds import read_drafter
 from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, precision_of
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import PairError, UsageError
 from dflash_local.kernels.kernel_trial import Progress
 from dflash_local.kernels.timing import KernelTimer
-from dflash_local.models import drafter_weights
-from dflash_local.models.drafter_weights import DrafterWeights
+from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
-from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
 from dflash_local.models.fused.target import FusedTarget
@@ -53,7 +53,7 @@ class RandomPair:
     generation: str | None
     facts: TargetFacts
     model: ModelConfig
-    config: DrafterConfig
+    config: Drafter
     target_config: dict[str, Any]
     drafter_config: dict[str, Any]
     assumed: dict[str, dict[str, Any]]
@@ -79,8 +79,8 @@ def read_pair(
     if why := fused_refusal(facts.model):
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
-    config = DrafterConfig.from_json(filled_in, Path(drafter_name))
-    if why := drafter_refusal(config):
+    config = read_drafter(filled_in, Path(drafter_name))
+    if why := config.fused_refusal():
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     if config.hidden_size != facts.model.hidden_size or max(config.taps) >= facts.model.num_layers:
         raise PairError(f"{drafter_name} is no drafter of {target_name}: width or tapped layers differ")
@@ -160,7 +160,7 @@ def build(
     narrow = asked is not None and asked.weights == "8bit"
 
     def drafter_parts() -> DrafterWeights:
-        return drafter_weights.random_on_device(pair.config, pair.model.hidden_size, device, dtype)
+        return blocks_of(pair.config).random_weights(pair.config, pair.model.hidden_size, device, dtype)
 
     # Both forms of its matrices lie on the device for a while, so before the target, as a load makes them.
     parts = coded(drafter_parts()) if narrow else None
@@ -168,7 +168,7 @@ def build(
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
     target = FusedTarget(weights, pair.model, pair.config.taps, context, block, exact=exact)
-    drafter = FusedDrafter(pair.config, parts or drafter_parts(), target)
+    drafter = blocks_of(pair.config)(pair.config, parts or drafter_parts(), target)
     stored = () if narrow else drafter.products  # a coarser precision's products are chosen with it
     del parts  # what a coarser precision replaces is free then
     timer = KernelTimer()

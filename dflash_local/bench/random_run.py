@@ -20,9 +20,7 @@ from dflash_local.engine.fused import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels
-from dflash_local.kernels.markov_walk import MarkovWalk
 from dflash_local.kernels.timing import replay_ms
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.fixed_routing import fixed_routing
 from dflash_local.models.fused.kernel_choice import without_kernel
 from dflash_local.models.fused.target import FusedTarget
@@ -240,7 +238,7 @@ def at_context(
     def verify_of(verified: int) -> Figure:
         return block_figure(verified, lambda: target.block(verified, max_seq_len, True))
 
-    read, injected = draft_bytes(drafter, context), inject_bytes(drafter)
+    read, injected = drafter.block_bytes(context), drafter.inject_bytes()
     verify = {each: verify_of(each) for each in rows}
     cycle = {each: cycle_of(each, True, read + injected) for each in rows if each > 1}
     return AtContext(
@@ -269,22 +267,6 @@ def expert_bytes(target: FusedTarget, rows: int) -> int:
         of_one = (experts.gate_up.weight.nbytes + experts.down.weight.nbytes) / experts.gate_up.experts
         total += of_one * (distinct + experts.joined * part.launches(rows))
     return round(total)
-
-
-def draft_bytes(drafter: FusedDrafter, context: int) -> int:
-    """The drafter's layers, the heads it drafts with, and what each layer looks back on."""
-    config = drafter.config
-    matrices = sum(product.weight.nbytes for product in (*drafter.matrices[:-2], drafter.head))
-    if isinstance(drafter.selector, MarkovWalk):  # read for each draft
-        matrices += len(drafter.drafts) * drafter.selector.weights.following[: drafter.head.out_features].nbytes
-    # Caches are [layers, heads, tokens, width].
-    row = (drafter.keys.nbytes + drafter.values.nbytes) // drafter.keys.shape[2] // config.num_layers
-    return matrices + row * sum(min(context, window or context) + config.draft_rows for window in config.windows)
-
-
-def inject_bytes(drafter: FusedDrafter) -> int:
-    """The matrices that only context rows go through: the taps' fusion, and all layers' keys and values."""
-    return sum(product.weight.nbytes for product in drafter.matrices[-2:])
 
 
 def chosen_products(runner: FusedRunner) -> dict[str, str]:

@@ -7,15 +7,19 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dflash_local.catalog.repo_id import check_repo_id
 from dflash_local.catalog.typed_fields import Between, shown
+from dflash_local.drafters.kinds import KINDS
 from dflash_local.errors import UsageError
 from dflash_local.json_text import parse_json
 from dflash_local.request import MAX_TEMPERATURE, SamplingParams
 
-Kind = Literal["dflash", "dflash2", "dspark"]
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[tuple(KINDS)]
 Status = Literal["released", "preview", "announced"]
 Thinking = Literal["required", "off", "either"]
 RunsOn = Literal["local", "server"]

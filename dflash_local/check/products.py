@@ -19,7 +19,6 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.product_check import KINDS_OF_ROWS, mixed_rows
 from dflash_local.kernels.quantized_weight import row_slices
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 from dflash_local.models.fused.target import FusedTarget
@@ -33,7 +32,7 @@ def check_products(session: Session) -> Finding:
     if not isinstance(target, FusedTarget):
         return Finding("format", "skipped", f"the {session.facts.engine} engine has PyTorch's products alone")
     products = [*target.weights.products, target.weights.head]
-    products += drafter.products if isinstance(drafter, FusedDrafter) else ()
+    products += drafter.products if drafter is not None else ()
     tried = [found for kind in by_kind(products) for found in try_product(kind[0], target.rows)]
     tried += try_experts(target)
     text = f"{len(tried) // 2} kinds of products with one-hot, Gaussian, zero and outlier rows"

@@ -1,10 +1,9 @@
-"""What the fused engine computes: the one place that says why a model or a drafter is not for it, by its features."""
+"""What the fused engine computes: the one place that says why a model is not for it, by its features."""
 
 from __future__ import annotations
 
 from typing import get_args
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import (
     AttentionConfig,
     ClampedSwiGLU,
@@ -20,7 +19,6 @@ from dflash_local.config.quantization import WHOLE, StoredFp8, StoredPlain
 from dflash_local.config.rope_parameters import RopeKind
 
 CONV_KERNEL_SIZE = 4  # of the Gated-DeltaNet kernels
-MOST_CANDIDATES = 64  # of the selector's kernels, which take them out one by one
 ACTIVATION = "silu"
 
 
@@ -38,14 +36,6 @@ def fused_refusal(model: ModelConfig) -> str:
     if model.rope_type not in get_args(RopeKind):
         return f"its rotary embedding is {model.rope_type}"
     return ""
-
-
-def drafter_refusal(drafter: DrafterConfig | None) -> str:
-    """Why the fused engine cannot run a drafter; empty when it can, or where there is none."""
-    if drafter is None or drafter.dflash2 is None:
-        return ""
-    top_k = drafter.dflash2.selector.top_k
-    return "" if top_k <= MOST_CANDIDATES else f"its drafter chooses among {top_k} candidates, {MOST_CANDIDATES} fit"
 
 
 def _unknown_variant(layer: LayerConfig) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.errors import UsageError
 from dflash_local.kernels.kernel_trial import Progress
 from dflash_local.kernels.timing import KernelTimer, replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.kernel_choice import choose_configs
 from dflash_local.models.fused.linear import Linear, first_out_features, int8_copy
 

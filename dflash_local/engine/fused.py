@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
@@ -23,7 +24,6 @@ from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import Chooser, RowChooser
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.fused.fixed_routing import FixedRouting, fixed_routing
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot

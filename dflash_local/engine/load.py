@@ -21,7 +21,7 @@ from dflash_local.load_config import OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import DTYPES, placement
-from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
+from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size, open_drafter
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.planner.formats import cpu_dtype
 from dflash_local.planner.hardware import computes_bfloat16
@@ -65,7 +65,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
     notify(LoadProgress("checking", 0.0))
     where = placement(config.device, config.dtype, config.bitsandbytes)
     target_files = Checkpoint.open(pair.target)
-    drafter_files = Checkpoint.open(pair.drafter) if pair.drafter is not None and config.draft else None
+    drafter_files = open_drafter(pair.drafter) if pair.drafter is not None and config.draft else None
     contract: PairFacts | None = None
     if drafter_files is not None:
         contract = check_pair(

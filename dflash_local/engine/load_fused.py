@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 
 from dflash_local.catalog import engine_rule
-from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.fused_support import drafter_refusal, fused_refusal
+from dflash_local.config.fused_support import fused_refusal
+from dflash_local.drafters.drafter import Drafter
+from dflash_local.drafters.engines import FusedDrafter, blocks_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.drafter_precision import choose_precision, give_head_back, precision_of
@@ -22,11 +23,8 @@ from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.layout.spec import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
-from dflash_local.models import drafter_weights
-from dflash_local.models.drafter_weights import DrafterWeights
-from dflash_local.models.dspark import BORROWED, Tables, own_tables
+from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
-from dflash_local.models.fused.drafter import FusedDrafter, coded
 from dflash_local.models.fused.invariance import settle_rows
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
@@ -54,7 +52,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
 
 def refused_drafter(pair: CheckedPair) -> str:
     """Why it cannot run the drafter; empty where it can, or where there is none."""
-    return drafter_refusal(None if pair.contract is None else pair.contract.drafter)
+    return "" if pair.contract is None else pair.contract.drafter.fused_refusal()
 
 
 def why_slow(device: str, dense: bool) -> str:
@@ -116,10 +114,10 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     )
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
-    if draft is not None:
+    if draft is not None and pair.drafter_files is not None:
         progress("drafter", 0.7)
         parts = parts or _drafter_weights(pair, draft, device, dtype, notices)
-        drafter = FusedDrafter(draft, parts, target, config.draft_window, _tables(pair, draft, target))
+        drafter = blocks_of(draft).bound(draft, parts, target, pair.drafter_files, config.draft_window)
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
     progress("measuring", 0.85)
@@ -145,22 +143,12 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
 
 
 def _drafter_weights(
-    pair: CheckedPair, config: DrafterConfig | None, device: torch.device, dtype: torch.dtype, notices: list[str]
+    pair: CheckedPair, config: Drafter | None, device: torch.device, dtype: torch.dtype, notices: list[str]
 ) -> DrafterWeights:
     if pair.drafter_files is None or config is None:
         raise ValueError("a pair without a drafter")
-    return drafter_weights.read_weights(pair.drafter_files, config, device, dtype, notices.append, keeps_codes=True)
-
-
-def _tables(pair: CheckedPair, config: DrafterConfig, target: FusedTarget) -> Tables:
-    """What a DSpark drafter brings where it is another than the target's."""
-    if pair.drafter_files is None or config.dspark is None:
-        return BORROWED
-    weights = target.weights
-    embedding, head = (
-        each if isinstance(each, torch.Tensor) else None for each in (weights.embedding, weights.head.weight)
-    )
-    return own_tables(pair.drafter_files, embedding, head, target.device, target.dtype)
+    read = blocks_of(config).read_weights
+    return read(pair.drafter_files, config, device, dtype, notices.append, keeps_codes=True)
 
 
 def _reserve(runner: FusedRunner, wanted: str) -> None:

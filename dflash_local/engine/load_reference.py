@@ -7,13 +7,12 @@ from collections.abc import Callable
 import torch
 
 from dflash_local.catalog import engine_rule
+from dflash_local.drafters.engines import proposer_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_cpu_costs
 from dflash_local.engine.cpu_threads import CpuThreads, end_team
-from dflash_local.engine.reference import DFlashProposer, ReferenceRunner
+from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.torch_switches import SMALL_MODEL, settle_torch
-from dflash_local.models.drafter import Drafter, drafter_dtype
-from dflash_local.models.dspark import BORROWED, own_tables
 from dflash_local.models.load_target import load_target
 from dflash_local.models.packed_linear import can_pack, pack_linears
 from dflash_local.models.transformers_target import TransformersTarget
@@ -40,18 +39,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
         end_team()
         return ReferenceRunner(target, None, pair.context, threads), ()
     progress("drafter", 0.8)
-    drafter = Drafter.load(
-        pair.drafter_files,
-        device=target.device,
-        dtype=drafter_dtype(target.dtype),
-        attention_factor=pair.config.attention_factor,
-        packed=packed,
-    )
-    tables = BORROWED
-    if drafter.config.dspark is not None:
-        tables = own_tables(pair.drafter_files, *target.tables, drafter.device, drafter.dtype)
-    proposer = DFlashProposer(drafter, target, pair.config.draft_window, tables)
-    notices, precision = drafter.notices, pair.config.drafter_precision
+    proposer, notices = proposer_of(pair.contract.drafter).load(pair.drafter_files, target, pair.config, packed)
+    precision = pair.config.drafter_precision
     if precision not in ("auto", "full"):
         notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
     runner = ReferenceRunner(target, proposer, pair.context, threads)

@@ -8,102 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
 
 import torch
-from torch.nn.functional import embedding, linear
 
+from dflash_local.drafters.engines import Proposer
 from dflash_local.engine.cpu_threads import CpuThreads
 from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
-from dflash_local.kernels import markov_walk
-from dflash_local.models.drafter import Drafter
-from dflash_local.models.dspark import BORROWED, Tables
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
-
-
-class Proposer(Protocol):
-    """What a runner needs of a drafter: ``DFlashProposer``, or what tests plant."""
-
-    @property
-    def length(self) -> int:
-        """Context positions held."""
-
-    def extend(self, taps: torch.Tensor, start: int) -> None:
-        """Take the taps [m, T x H] of newly committed tokens at positions ``start ..``."""
-
-    def truncate(self, length: int) -> None:
-        """Forget context after ``length``."""
-
-    def propose(
-        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
-    ) -> torch.Tensor:
-        """``count`` drafted ids for the positions after ``start``, where the anchor stands."""
-
-
-class DFlashProposer:
-    """A drafter with its context cache, bound to the target whose embedding and head it borrows where ``tables`` has
-    none. It drafts its trained size, since bidirectional layers see all of the block; a shorter request takes the first
-    slots.
-    """
-
-    def __init__(
-        self, drafter: Drafter, target: TransformersTarget, draft_window: int | None = None, tables: Tables = BORROWED
-    ) -> None:
-        self.drafter, self.target, self._tables = drafter, target, tables
-        self._cache = drafter.new_cache(draft_window=draft_window)
-        # The mask row never changes: embed the whole block once, then only the anchor's row.
-        ids = torch.full((drafter.config.draft_rows,), drafter.config.mask_token_id, device=target.device)
-        self._block = self._embed(ids).to(drafter.dtype).clone()
-
-    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The block's rows: a DFlash 2 drafter scales the stored ones itself, a DSpark one takes them as they are."""
-        config = self.drafter.config
-        if self._tables.embedding is not None:
-            return embedding(ids, self._tables.embedding)
-        if config.dflash2 is None and config.dspark is None:
-            return self.target.embed(ids)
-        return self.target.stored_rows(ids) * (1.0 if config.dflash2 is None else config.dflash2.embedding_scale)
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """For the ids that the target has; a DFlash 2 and a DSpark drafter take them without the target's soft cap."""
-        if self._tables.head is not None:
-            return linear(hidden, self._tables.head)[:, : self.target.vocab_size]
-        config, rows = self.drafter.config, hidden.to(self.target.dtype)
-        return (
-            self.target.head(rows) if config.dflash2 is None and config.dspark is None else self.target.uncapped(rows)
-        )
-
-    @property
-    def length(self) -> int:
-        return self._cache.length
-
-    def extend(self, taps: torch.Tensor, start: int) -> None:
-        """Write the context K/V of newly committed tokens, once."""
-        self.drafter.write_context(self._cache, taps.to(self.drafter.dtype), start)
-
-    def truncate(self, length: int) -> None:
-        if length < self._cache.length:
-            self._cache.truncate(length)
-
-    def propose(
-        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
-    ) -> torch.Tensor:
-        anchor_id = torch.tensor([anchor], device=self.target.device)
-        self._block[:1] = self._embed(anchor_id)
-        drafter = self.drafter
-        hidden = drafter.draft_hidden(self._cache, self._block, start)[drafter.config.first_draft :][:count]
-        logits = self._logits(hidden)
-
-        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor | slice = slice(None)) -> torch.Tensor:
-            return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
-
-        if drafter.selector is not None:
-            return drafter.selector.walk(hidden, logits, anchor_id, choose)
-        if drafter.markov is not None:
-            return markov_walk.walk(logits, drafter.markov, anchor_id, choose)
-        return sampler.draft(logits, None if noise is None else noise[:count])
 
 
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
@@ -214,7 +127,7 @@ class ReferenceRunner:
             self._threads.settle()
         clock = time.perf_counter()
         noise = self._sampler.noise(start + 1, rows)
-        drafts = self._drafts(start, rows - 1, noise)
+        drafts = self._drafts(rows - 1, noise)
         drafted = self._now()
         anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
         out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
@@ -234,10 +147,10 @@ class ReferenceRunner:
         found = likelihoods(logits, chosen[: len(ids)], self._top)
         self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, drafted - clock, done - drafted, found))
 
-    def _drafts(self, start: int, count: int, noise: torch.Tensor | None) -> torch.Tensor:
+    def _drafts(self, count: int, noise: torch.Tensor | None) -> torch.Tensor:
         if count == 0 or self.proposer is None:
             return torch.empty(0, dtype=torch.long, device=self.target.device)
-        drafts = self.proposer.propose(self.ids[-1], start, count, self._sampler, noise)
+        drafts = self.proposer.propose(self.ids, count, self._sampler, noise)
         if drafts.shape != (count,):
             raise EngineError(f"the drafter proposed a tensor of shape {tuple(drafts.shape)}, {(count,)} was asked for")
         low, high = torch.stack((drafts.min(), drafts.max())).tolist()

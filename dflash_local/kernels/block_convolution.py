@@ -1,4 +1,4 @@
-"""The causal convolution of a DFlash 2 drafter over the rows of a block (``config.dflash2.BlockConvolution``)."""
+"""The causal convolution of a DFlash 2 drafter over the rows of a block (``drafters.dflash2``)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """How a DFlash 2 drafter's ids are chosen: one after the other among the likeliest of each row, by how well each one
-follows the one before it (``config.dflash2.SelectorConfig``); samples by the noise of ``kernels.noise``.
+follows the one before it (``drafters.dflash2.layout.SelectorConfig``); samples by the noise of ``kernels.noise``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from dflash_local.config.dflash2 import SelectorConfig
+from dflash_local.drafters.dflash2.layout import SelectorConfig
 from dflash_local.kernels.choose import Noise, RowChooser, drawn, gumbel_of_word
 from dflash_local.kernels.jit import (
     jit,
@@ -38,7 +38,7 @@ class CandidateWalk(RowChooser):
 
     Args:
         projected: [m, rank] what the rows contribute, filled before each choice. anchor: [1] int64, the id before the
-            first row. buffers: of ``layout.drafter.candidate_buffers``.
+            first row. buffers: of ``drafters.dflash2.layout.candidate_buffers``.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """How a DSpark drafter's ids are chosen: one after the other, by each row's logits and what is likely behind the id
-before (``config.dspark``); samples by the noise of ``kernels.noise``.
+before (``drafters.dspark``); samples by the noise of ``kernels.noise``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.kernels.choose import Noise, RowChooser, argmax_of_blocks, drawn, gumbel_of_word
 from dflash_local.kernels.jit import (
     jit,
@@ -20,7 +21,6 @@ from dflash_local.kernels.jit import (
     tl,
     wait_for_earlier_kernels,
 )
-from dflash_local.layout.drafter import MARKOV_BLOCK
 
 TILE_BYTES = 512  # of an id's row that a program reads at once
 Choose = Callable[[int, torch.Tensor], torch.Tensor]
@@ -38,7 +38,7 @@ class MarkovWalk(RowChooser):
     verified anyway. Logits may be of fewer ids than the weights, the first ones.
 
     Args:
-        anchor: [1] int64, the id before the first row. buffers: of ``layout.drafter.markov_buffers``.
+        anchor: [1] int64, the id before the first row. buffers: of ``DSparkConfig.own_buffers``.
     """
 
     def __init__(self, weights: MarkovWeights, anchor: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:

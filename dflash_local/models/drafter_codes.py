@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout.linear import WeightFormat
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import coded_weight
@@ -19,9 +19,9 @@ NOWHERE = torch.device("meta")
 Coded = Mapping[str, WeightFormat]  # by module
 
 
-def check_codes(checkpoint: Checkpoint, config: DrafterConfig, target_hidden: int) -> None:
+def check_codes(checkpoint: Checkpoint, config: Drafter, target_hidden: int) -> None:
     """Refuse missing, unknown or misshapen tensors of quantised matrices."""
-    shapes = config.tensor_shapes(target_hidden)
+    shapes = config.tensors(target_hidden)
     for module, form in coded_matrices(checkpoint, config).items():
         rows, columns = shapes[f"{module}{WEIGHT}"]
         _, places = coded_weight(module, form, (rows, columns), NOWHERE, torch.float32)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from dflash_local.checkpoint_files.safetensors_folder import name_list
 from dflash_local.checkpoint_files.tensor_info import GGML
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.linear import UNQUANTIZED, WeightFormat
 from dflash_local.models.checkpoint import Checkpoint
@@ -17,12 +17,12 @@ WEIGHT = ".weight"
 FC = "fc"  # the module that takes the taps
 
 
-def coded_matrices(checkpoint: Checkpoint, config: DrafterConfig) -> dict[str, WeightFormat]:
+def coded_matrices(checkpoint: Checkpoint, config: Drafter) -> dict[str, WeightFormat]:
     """The formats of the matrices that are stored as codes, by their modules; the file has the last word."""
     if config.quantization is None:
         return {}
     format_of = formats_in(checkpoint, config.quantization)
-    shapes = config.tensor_shapes(1).items()
+    shapes = config.tensors(1).items()
     modules = (name.removesuffix(WEIGHT) for name, shape in shapes if len(shape) == 2 and name.endswith(WEIGHT))
     return {module: form for module in modules if (form := format_of(module)) != UNQUANTIZED}
 
@@ -33,14 +33,14 @@ def codes_of(modules: Iterable[str], checkpoint: Checkpoint) -> list[str]:
     return [name for name in checkpoint.tensors if name.rpartition(".")[0] in wanted and not name.endswith(".bias")]
 
 
-def check_tensors(checkpoint: Checkpoint, config: DrafterConfig, target_hidden: int) -> None:
+def check_tensors(checkpoint: Checkpoint, config: Drafter, target_hidden: int) -> None:
     """Refuse missing, unknown or misshapen tensors by name, before any allocation; biases that ``attention_bias`` does
     not announce are unknown, since dropping them would ruin acceptance silently. Those of quantised matrices are for
     ``drafter_codes.check_codes``.
     """
-    shapes, coded = config.tensor_shapes(target_hidden), coded_matrices(checkpoint, config)
+    shapes, coded = config.tensors(target_hidden), coded_matrices(checkpoint, config)
     there = checkpoint.tensors.keys() - set(codes_of(coded, checkpoint))
-    extra = {name: shape for name, shape in config.optional_shapes().items() if name in there}
+    extra = {name: shape for name, shape in config.optional_tensors().items() if name in there}
     plain = {name: shape for name, shape in shapes.items() if name.removesuffix(WEIGHT) not in coded}
     _check_plain(checkpoint, {**plain, **extra}, there)
 
@@ -71,7 +71,7 @@ def _check_plain(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]
             )
 
 
-def fc_columns(checkpoint: Checkpoint, config: DrafterConfig) -> int | None:
+def fc_columns(checkpoint: Checkpoint, config: Drafter) -> int | None:
     """The features that ``fc`` takes of all taps together; None where its tensor is missing or no matrix."""
     form = coded_matrices(checkpoint, config).get(FC, UNQUANTIZED)
     stored = (checkpoint.tensors.get(f"{FC}.{name}") for name in MATRIX_NAMES)
@@ -79,7 +79,7 @@ def fc_columns(checkpoint: Checkpoint, config: DrafterConfig) -> int | None:
     return None if info is None or len(info.shape) != 2 else stored_size(form, (info.shape[0], info.shape[1]))[1]
 
 
-def target_hidden_of(checkpoint: Checkpoint, config: DrafterConfig) -> int:
+def target_hidden_of(checkpoint: Checkpoint, config: Drafter) -> int:
     """The target hidden size that ``fc`` was made for."""
     columns = fc_columns(checkpoint, config)
     if columns is None:

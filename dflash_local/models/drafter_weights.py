@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 
-from dflash_local.config.dflash2 import CONVOLVED
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash import layout
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name
-from dflash_local.kernels.candidate_walk import Codebooks
-from dflash_local.kernels.markov_walk import MarkovWeights
-from dflash_local.layout import drafter as layout
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, stored_formats, unquantized
 from dflash_local.models.checkpoint import Checkpoint
@@ -21,6 +18,7 @@ from dflash_local.models.drafter_codes import check_codes, decode_codes
 from dflash_local.models.drafter_tensors import WEIGHT, check_tensors, coded_matrices, target_hidden_of
 from dflash_local.models.fused.formats import FORMATS
 from dflash_local.models.fused.formats import format_of as format_of_weight
+from dflash_local.models.fused.linear import in_eight_bits
 from dflash_local.models.place import Place
 from dflash_local.models.stored_formats import formats_in
 
@@ -30,28 +28,9 @@ Matrix = Any  # a tensor; in the fused engine it may be a weight of a coarser fo
 MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
 
 
-class ConvolutionWeights(NamedTuple):
-    """A convolution: base [2 sides, kernel size, hidden]; projection [2 x kernel size x groups, hidden]."""
-
-    base: torch.Tensor
-    projection: Matrix
-
-
-class SelectorWeights(NamedTuple):
-    """The codebooks, and the projection [rank, hidden] of a row."""
-
-    codebooks: Codebooks
-    projection: Matrix
-
-
-Projected = TypeVar("Projected", ConvolutionWeights, SelectorWeights)
-
-
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. qkv: [q; k; v] rows; query_key_norm: [q heads + kv heads, head_dim]; the convolutions around
-    attention and around the feed-forward part are a DFlash 2 drafter's.
-    """
+    """One decoder layer. qkv: [q; k; v] rows; query_key_norm: [q heads + kv heads, head_dim]."""
 
     input_norm: torch.Tensor
     qkv: Matrix
@@ -62,15 +41,13 @@ class LayerWeights:
     post_norm: torch.Tensor
     gate_up: Matrix
     down: Matrix
-    attention_conv: ConvolutionWeights | None = None
-    mlp_conv: ConvolutionWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterWeights:
     """The whole drafter. ``context_kv``: keys, then values, of all layers, [2 x layers x kv_dim, hidden], so that
     context costs one GEMM; these rows also stand in each ``qkv``. ``context_key_norm``: [layers x kv heads, head_dim].
-    ``selector``: a DFlash 2 drafter's; ``markov``: a DSpark one's.
+    ``own_matrices``, ``own_tensors``: of the kind, by the names of its ``own_products`` and ``own_weights``.
     """
 
     fc: Matrix
@@ -80,22 +57,15 @@ class DrafterWeights:
     context_kv_bias: torch.Tensor | None
     context_key_norm: torch.Tensor
     layers: tuple[LayerWeights, ...]
-    selector: SelectorWeights | None = None
-    markov: MarkovWeights | None = None
+    own_matrices: Mapping[str, Matrix] = field(default_factory=dict)
+    own_tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        tensors = [getattr(self, field.name) for field in fields(self) if field.name != "layers"]
-        tensors += [getattr(layer, field.name) for layer in self.layers for field in fields(layer)]
-        return sum(t.nbytes for t in _flat(tensors) if t is not None)
-
-
-def _flat(parts: Iterable[Any]) -> Iterator[Any]:
-    for part in parts:
-        if isinstance(part, tuple):
-            yield from _flat(part)
-        else:
-            yield part
+        plain = (self.hidden_norm, self.norm, self.context_kv_bias, self.context_key_norm)
+        own = (*self.own_matrices.values(), *self.own_tensors.values())
+        layers = (getattr(layer, each.name) for layer in self.layers for each in fields(layer))
+        return sum(part.nbytes for part in (self.fc, self.context_kv, *plain, *own, *layers) if part is not None)
 
 
 class Allocated(NamedTuple):
@@ -116,24 +86,25 @@ def with_matrices(weights: DrafterWeights, change: Callable[[Matrix], Matrix]) -
     """The same drafter with other matrices, made one after the other."""
 
     def layer(old: LayerWeights) -> LayerWeights:
-        new: dict[str, Any] = {name: change(getattr(old, name)) for name in MATRICES}
-        return replace(old, **new | {name: projected(getattr(old, name)) for name in CONVOLVED})
-
-    def projected(part: Projected | None) -> Projected | None:
-        return None if part is None else part._replace(projection=change(part.projection))
+        return replace(old, **{name: change(getattr(old, name)) for name in MATRICES})
 
     return replace(
         weights,
         fc=change(weights.fc),
         context_kv=change(weights.context_kv),
         layers=tuple(map(layer, weights.layers)),
-        selector=projected(weights.selector),
+        own_matrices={name: change(matrix) for name, matrix in weights.own_matrices.items()},
     )
+
+
+def coded(weights: DrafterWeights) -> DrafterWeights:
+    """The same drafter with its matrices in eight bits, beside what it is made of; those in codes stay."""
+    return with_matrices(weights, in_eight_bits)
 
 
 def read_weights(
     checkpoint: Checkpoint,
-    config: DrafterConfig,
+    config: DFlashConfig,
     device: torch.device,
     dtype: torch.dtype,
     on_notice: Callable[[str], None],
@@ -160,12 +131,12 @@ def read_weights(
 
 
 def random_weights(
-    config: DrafterConfig, target_hidden: int, seed: int, device: torch.device, dtype: torch.dtype
+    config: DFlashConfig, target_hidden: int, seed: int, device: torch.device, dtype: torch.dtype
 ) -> DrafterWeights:
     """Random weights of sensible scale, a pure function of config and seed."""
     weights, places, _ = allocate(config, target_hidden, device, dtype)
     generator = torch.Generator().manual_seed(seed)
-    for name, shape in config.tensor_shapes(target_hidden).items():
+    for name, shape in config.tensors(target_hidden).items():
         noise = torch.randn(shape, generator=generator)
         if name.endswith("norm.weight"):
             noise = 1 + 0.1 * noise
@@ -177,7 +148,7 @@ def random_weights(
 
 
 def random_on_device(
-    config: DrafterConfig, target_hidden: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+    config: DFlashConfig, target_hidden: int, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> DrafterWeights:
     """Random weights made where they lie, for measuring, in the formats of the drafter's own: norms are one, matrices
     keep the scale of their input.
@@ -191,7 +162,7 @@ def random_on_device(
         return weight
 
     with_matrices(room.weights, randomized)
-    for name, shape in config.tensor_shapes(target_hidden).items():
+    for name, shape in config.tensors(target_hidden).items():
         for place in room.places.get(name, ()):
             if name.endswith("norm.weight") or len(shape) == 1:
                 place.fill_(1.0)
@@ -201,7 +172,7 @@ def random_on_device(
 
 
 def allocate(
-    config: DrafterConfig,
+    config: DFlashConfig,
     target_hidden: int,
     device: torch.device,
     dtype: torch.dtype,
@@ -209,9 +180,8 @@ def allocate(
 ) -> Allocated:
     """Tensors in the fused layout. ``format_of``: of the checkpoint's matrices that are kept as they are stored."""
     kind = dtype_name(dtype)
-    tensors = Tensors(layout.weight_buffers(config, target_hidden, kind, format_of), device)
+    tensors = Tensors(config.weights(target_hidden, kind, format_of), device)
     products, vectors = layout.products(config, target_hidden), layout.vectors(config, kind)
-    second, markov = layout.dflash2_buffers(config, kind), layout.markov_matrices(config, kind)
     places: Places = {}
     codes: Codes = {}
 
@@ -229,17 +199,6 @@ def allocate(
     def vector(buffer: Buffer | None) -> torch.Tensor | None:
         return None if buffer is None else tensors[buffer.name]
 
-    def convolution(base: Buffer | None, projection: LinearSpec | None) -> ConvolutionWeights | None:
-        if base is None or projection is None:
-            return None
-        return ConvolutionWeights(tensors[base.name], matrix(projection))
-
-    selector: SelectorWeights | None = None
-    kernels: tuple[tuple[Buffer | None, Buffer | None], ...] = ((None, None),) * config.num_layers
-    if second is not None and products.selector is not None:
-        kernels = second.kernels
-        codebooks = Codebooks(tensors[second.predecessors.name], tensors[second.successors.name])
-        selector = SelectorWeights(codebooks, matrix(products.selector))
     weights = DrafterWeights(
         fc=matrix(products.fc),
         hidden_norm=tensors[vectors.hidden_norm.name],
@@ -258,24 +217,20 @@ def allocate(
                 post_norm=tensors[small.post_norm.name],
                 gate_up=matrix(large.gate_up),
                 down=matrix(large.down),
-                attention_conv=convolution(around, large.attention_conv),
-                mlp_conv=convolution(behind, large.mlp_conv),
             )
-            for large, small, (around, behind) in zip(products.layers, vectors.layers, kernels, strict=True)
+            for large, small in zip(products.layers, vectors.layers, strict=True)
         ),
-        selector=selector,
-        markov=MarkovWeights(*tensors.take(markov)) if markov else None,
+        own_matrices={product.name: matrix(product) for product in products.own},
+        own_tensors={buffer.name: tensors[buffer.name] for buffer in config.own_weights(kind)},
     )
     places |= {"hidden_norm.weight": [weights.hidden_norm], "norm.weight": [weights.norm]}
     for index in range(config.num_layers):
         places |= _layer_places(config, weights, index)
-    if second is not None:
-        places |= {buffer.name: [tensors[buffer.name]] for buffer in second.all()}
-    places |= {buffer.name: [tensors[buffer.name]] for buffer in markov}
+    places |= {name: [tensor] for name, tensor in weights.own_tensors.items()}
     return Allocated(weights, places, codes)
 
 
-def _layer_places(config: DrafterConfig, weights: DrafterWeights, index: int) -> Places:
+def _layer_places(config: DFlashConfig, weights: DrafterWeights, index: int) -> Places:
     """Where the checkpoint's norms and biases of one layer go, as views into the fused ones."""
     layer, at = weights.layers[index], f"layers.{index}"
     heads, kv_heads = config.num_heads, config.num_kv_heads

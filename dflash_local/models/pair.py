@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.config.architecture import padding_only
-from dflash_local.config.drafter_config import MAX_BLOCK, DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.drafters.drafter import MAX_BLOCK, Drafter
+from dflash_local.drafters.kinds import config_of, kind_of, read_drafter
 from dflash_local.errors import PairError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import check_tensors, fc_columns
@@ -21,7 +24,7 @@ class PairFacts:
     """A pair that passed. ``block_size`` is the one to run (1 is autoregressive); ``context`` the
     largest both were made for, None if neither says."""
 
-    drafter: DrafterConfig
+    drafter: Drafter
     target: TargetFacts
     notices: tuple[str, ...]
     block_size: int
@@ -39,6 +42,15 @@ class _Doubts:
         if not self._allowed:
             raise PairError(message, OVERRIDE)
         self.notices.append(f"{message}; allowed, acceptance may be near 1")
+
+
+def open_drafter(path: Path) -> Checkpoint:
+    """Open a drafter's folder or GGUF file. CheckpointError: it is damaged, or no drafter's."""
+    source = open_source(path)
+    config = source.config()
+    if config is None or config_of(kind_of(config, str(source.config_file))).stored:
+        return Checkpoint.open(path)
+    return Checkpoint(source, config, {})
 
 
 def check_pair(
@@ -61,7 +73,7 @@ def check_pair(
     """
     facts = TargetFacts.from_checkpoint(target)
     model = facts.model
-    config = DrafterConfig.from_json(drafter.config, drafter.source.config_file)
+    config = read_drafter(drafter.config, drafter.source.config_file)
     doubts = _Doubts(allow_mismatch)
     _check_taps(config, model, doubts)
     _check_widths(config, model, drafter)
@@ -86,7 +98,7 @@ def check_tokenizer_size(facts: TargetFacts, size: int) -> None:
         )
 
 
-def _check_taps(config: DrafterConfig, target: ModelConfig, doubts: _Doubts) -> None:
+def _check_taps(config: Drafter, target: ModelConfig, doubts: _Doubts) -> None:
     last = target.num_layers - 1
     for tap in config.taps:
         if tap >= last:
@@ -106,7 +118,7 @@ def _check_taps(config: DrafterConfig, target: ModelConfig, doubts: _Doubts) -> 
         )
 
 
-def _check_widths(config: DrafterConfig, target: ModelConfig, drafter: Checkpoint) -> None:
+def _check_widths(config: Drafter, target: ModelConfig, drafter: Checkpoint) -> None:
     hint = "the drafter was made for another target"
     if config.target_hidden_size not in (None, target.hidden_size):
         raise PairError(
@@ -114,7 +126,7 @@ def _check_widths(config: DrafterConfig, target: ModelConfig, drafter: Checkpoin
             hint,
         )
     # The block is embedded by the target, so its rows are as wide as the target whatever fc maps.
-    if config.hidden_size != target.hidden_size:
+    if config.hidden_size not in (None, target.hidden_size):
         raise PairError(f"drafter hidden size {config.hidden_size}, target hidden size {target.hidden_size}", hint)
     taken = fc_columns(drafter, config)
     wanted = len(config.taps) * target.hidden_size
@@ -126,30 +138,26 @@ def _check_widths(config: DrafterConfig, target: ModelConfig, drafter: Checkpoin
         )
 
 
-def _check_vocabulary(config: DrafterConfig, facts: TargetFacts, doubts: _Doubts) -> None:
+def _check_vocabulary(config: Drafter, facts: TargetFacts, doubts: _Doubts) -> None:
     """The mask id must be a row of the target's embedding; vocabularies agree up to padding. A drafter has no table of
     its own: its vocab_size only says which vocabulary it was trained on.
     """
     mask, rows, held = config.mask_token_id, facts.embedding_rows, facts.model.vocab_size
-    if mask >= rows:
+    if mask is not None and mask >= rows:
         raise PairError(f"mask_token_id {mask} is outside the target's embedding of {rows} rows", "wrong target")
     if mask in facts.eos_ids:
         doubts.raise_or_note(f"mask_token_id {mask} is the target's end-of-sequence id")
     if config.vocab_size is not None and not padding_only(config.vocab_size, held):
         doubts.raise_or_note(f"drafter vocab_size {config.vocab_size}, target vocab_size {held}")
-    if config.dspark is not None and config.dspark.markov_rank and config.dspark.vocab_size < held:
-        raise PairError(
-            f"the drafter's Markov head has {config.vocab_size} rows, the target's vocabulary {held} ids",
-            "the drafter was made for another target",
-        )
-    if config.dflash2 is not None and config.dflash2.selector.vocab_size < held:
-        raise PairError(
-            f"the drafter's codebooks have {config.vocab_size} rows, the target's vocabulary {held} ids",
-            "the drafter was made for another target",
-        )
+    for table, known in config.id_tables().items():
+        if known < held:
+            raise PairError(
+                f"the drafter's {table} {known} rows, the target's vocabulary {held} ids",
+                "the drafter was made for another target",
+            )
 
 
-def _check_generation(config: DrafterConfig, generations: Sequence[Mapping[str, object]], doubts: _Doubts) -> None:
+def _check_generation(config: Drafter, generations: Sequence[Mapping[str, object]], doubts: _Doubts) -> None:
     own = config.fingerprint()
     if generations and not any(
         all(value is None or own.get(key) == value for key, value in known.items()) for known in generations
@@ -157,7 +165,7 @@ def _check_generation(config: DrafterConfig, generations: Sequence[Mapping[str, 
         doubts.raise_or_note(f"the drafter {own} is none of the generations the registry knows")
 
 
-def _block_size(config: DrafterConfig, wanted: int | None, doubts: _Doubts) -> int:
+def _block_size(config: Drafter, wanted: int | None, doubts: _Doubts) -> int:
     trained = config.block_size
     if wanted is None:
         return trained
@@ -168,7 +176,7 @@ def _block_size(config: DrafterConfig, wanted: int | None, doubts: _Doubts) -> i
     return wanted
 
 
-def _context(config: DrafterConfig, target: ModelConfig, notices: list[str]) -> int | None:
+def _context(config: Drafter, target: ModelConfig, notices: list[str]) -> int | None:
     drafted, held = config.max_position_embeddings, target.max_position_embeddings
     if drafted is not None and held is not None and drafted < held:
         notices.append(f"the drafter was made for {drafted} positions, the target for {held}: context is {drafted}")

@@ -187,7 +187,9 @@ class TransformersTarget:
             hidden = self.run_layer(i, hidden, block)
             if with_taps and i in self._tap_order:
                 taps[self._tap_order[i]] = hidden[0].to(self.device)
-        joined = torch.cat([t for t in taps if t is not None], dim=-1) if with_taps else None
+        joined = None
+        if with_taps:  # a drafter without taps is given rows of no numbers
+            joined = torch.cat([t for t in taps if t is not None], dim=-1) if taps else hidden[0][:, :0]
         return Forward(self.norm(hidden), joined)
 
     def begin(self, hidden: torch.Tensor, *, recording: bool) -> Block:

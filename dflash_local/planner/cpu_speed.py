@@ -5,8 +5,8 @@ A pass reads each weight once in the dtype it is computed in: the time is its by
 
 from __future__ import annotations
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig, MoEConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.planner.cpu_probe import CpuRates
 from dflash_local.planner.formats import DTYPE_BYTES, SMALL
 from dflash_local.planner.memory import context_bytes_per_token, drafter_dtype, kv_bytes_per_token
@@ -22,7 +22,7 @@ BASIS = "from this CPU's memory, probed once with numpy"
 
 
 def cpu_ms(
-    found: Plan, target: ModelConfig, drafter: DrafterConfig | None, context: int
+    found: Plan, target: ModelConfig, drafter: Drafter | None, context: int
 ) -> tuple[float, float | None] | None:
     """Milliseconds of a step and of a cycle behind so many tokens; None where nothing was probed, of a toy, and of
     bitsandbytes.
@@ -57,7 +57,7 @@ def _pass_ms(rates: CpuRates, target: ModelConfig, rows: int, dtype: str, contex
     return _ms(rates, weights, rows) + _ms(rates, kv_bytes_per_token(target, dtype) * context, 1)
 
 
-def _draft_ms(rates: CpuRates, target: ModelConfig, drafter: DrafterConfig, dtype: str, context: int) -> float:
+def _draft_ms(rates: CpuRates, target: ModelConfig, drafter: Drafter, dtype: str, context: int) -> float:
     """Of drafting a block, by the drafter's layers and the target's head."""
     dtype = drafter_dtype(dtype)
     head = target.vocab_size * target.hidden_size

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.config.module_names import HEAD
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout import pair
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import HOST_GROUPS, ITEM_BYTES, Group
@@ -26,7 +26,7 @@ from dflash_local.planner.workspace import PHASES, Phase, choice_bytes
 GAPS = 0.01  # between allocations: 0.4 % on an H200, where weights and caches are three hundred tensors
 
 
-def engine_spec(drafter: DrafterConfig | None, load: Load) -> EngineSpec:
+def engine_spec(drafter: Drafter | None, load: Load) -> EngineSpec:
     """What the sizes of the engine's buffers depend on."""
     return EngineSpec(
         dtype=load.dtype,
@@ -41,7 +41,7 @@ def engine_spec(drafter: DrafterConfig | None, load: Load) -> EngineSpec:
 
 
 @lru_cache(maxsize=4096)  # plans of one pair on several cards, and of one load with several offloads, ask for the same
-def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Ledger:
+def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     """The memory of a pair whose context is reserved; lines of the fuller of prefill and decode."""
     spec = engine_spec(drafter, load)
     sums = pair.bytes_by_group(target, drafter, spec)
@@ -76,9 +76,7 @@ def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
     return Line("loading", reserved, "all that is reserved")
 
 
-def _held(
-    target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, sums: Mapping[Group, int]
-) -> list[Line]:
+def _held(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, sums: Mapping[Group, int]) -> list[Line]:
     """What stands from load to close."""
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
@@ -102,7 +100,7 @@ def _format(target: ModelConfig, spec: EngineSpec) -> str:
     return f"{stored.name}, {'rounded as they are read' if stored.at_load else 'as stored'}"
 
 
-def _drafter_note(drafter: DrafterConfig | None, spec: EngineSpec) -> str:
+def _drafter_note(drafter: Drafter | None, spec: EngineSpec) -> str:
     rest = "8 bits" if spec.precision.weights == "8bit" else spec.dtype
     if drafter is None or drafter.quantization is None:
         return rest
@@ -116,7 +114,7 @@ def _head_note(target: ModelConfig, spec: EngineSpec) -> str:
     return spec.dtype if stored is None else f"{stored.name}, as stored"
 
 
-def _making_tables(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec) -> int:
+def _making_tables(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec) -> int:
     """What making the larger rotation table takes beside it: float32 angles, a cosine, its product."""
     wide = [
         spec.capacity * mixer.rotary_dim
@@ -124,18 +122,16 @@ def _making_tables(target: ModelConfig, drafter: DrafterConfig | None, spec: Eng
         if isinstance(mixer, AttentionConfig)
     ]
     if drafter is not None:
-        wide.append(spec.drafter_capacity * drafter.attention(0).rotary_dim)
+        wide.append(spec.drafter_capacity * drafter.rotation_size // 2)
     return 3 * 4 * max(wide, default=0)
 
 
-def _rounding(drafter: DrafterConfig | None, spec: EngineSpec) -> int:
+def _rounding(drafter: Drafter | None, spec: EngineSpec) -> int:
     """The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest."""
     return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if drafter is not None and spec.precision.head == "8bit" else 0
 
 
-def _moment(
-    target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, load: Load, phase: Phase
-) -> list[Line]:
+def _moment(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, load: Load, phase: Phase) -> list[Line]:
     """What a phase needs beside."""
     copies = load.snapshots - (phase == "prefill")  # the newest is taken when the prompt is done
     if "snapshots" in spec.offloaded:
@@ -158,7 +154,7 @@ def snapshot_bytes(target: ModelConfig, spec: EngineSpec) -> int:
     return sum(part_layout(layer.mixer).snapshot_bytes(item) * count for layer, count in target.layer_kinds.items())
 
 
-def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: EngineSpec, device: str) -> dict[str, int]:
+def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, device: str) -> dict[str, int]:
     """The steps of a prompt's chunk, each with what lives beside it."""
     item, rows = ITEM_BYTES[spec.dtype], min(prefill_chunk(target), spec.context)
     beside = rows * target.hidden_size * (2 + spec.num_taps) * item  # the residual, its norm and the taps
@@ -173,9 +169,8 @@ def prefill_steps(target: ModelConfig, drafter: DrafterConfig | None, spec: Engi
             taken += part.prefill_copy_bytes(rows, spec)
         steps[name] = max(steps.get(name, 0), beside + taken)
     if drafter is not None:
-        context_kv = 2 * drafter.num_layers * drafter.attention(0).kv_size
-        kept = target.hidden_size * (1 + spec.num_taps)
-        taken = rows * (kept + drafter.hidden_size + context_kv) * item
+        kept = target.hidden_size * (2 + spec.num_taps)  # a drafter's own rows are as wide as its target's
+        taken = rows * (kept + drafter.context_size) * item
         coded = spec.precision.weights == "8bit"
         steps["drafter's rows of a prompt chunk"] = taken + (decoded if coded else 0)
     return steps

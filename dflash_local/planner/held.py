@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout.quantized import quantized
 from dflash_local.loaded import SessionFacts
 from dflash_local.planner import fused_memory, memory
 from dflash_local.planner.load import Load
 
 
-def held(target: ModelConfig, drafter: DrafterConfig | None, facts: SessionFacts) -> int:
+def held(target: ModelConfig, drafter: Drafter | None, facts: SessionFacts) -> int:
     """Bytes of its device that a loaded pair holds from its load to its end.
 
     What a reply takes besides is left out: between replies it may be free already.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LatentAttentionConfig, Mixer, ModelConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.planner.formats import DTYPE_BYTES, SMALL, head_bytes, largest_matrix, weight_bytes
@@ -28,7 +28,7 @@ GAPS = 0.03
 LIBRARY_WORKSPACE = 32 * MIB  # cuBLAS, taken through torch's allocator
 
 
-def ledger(target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Ledger:
+def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     """The memory of a target, with or without its drafter, when ``load.context`` tokens are reached.
 
     The lines are those of the fuller moment: the last chunk of a prompt that fills the context, or the
@@ -75,7 +75,7 @@ def reserve(load: Load, peak: int | None, gaps: float = GAPS) -> Line:
     return Line("reserve", needed, f"device context, {gaps:.0%} for gaps")
 
 
-def _moment(target: ModelConfig, drafter: DrafterConfig | None, load: Load, phase: Phase) -> list[Line]:
+def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Phase) -> list[Line]:
     """Caches, state and workspace of a phase at its end."""
     rows = cache_rows(load.context)
     lines = [Line("target KV", kv_bytes_per_token(target, load.dtype) * rows, f"{rows} rows")]
@@ -141,10 +141,10 @@ def context_rows(tokens: int, last: int) -> int:
     return rows if last <= rows else max(2 * rows, last)
 
 
-def rope_table_bytes(drafter: DrafterConfig, dtype: str, last: int) -> int:
+def rope_table_bytes(drafter: Drafter, dtype: str, last: int) -> int:
     """The drafter's cos and sin of every position so far, grown to powers of two."""
     rows = max(FIRST_TABLE_ROWS, 1 << (last - 1).bit_length())
-    return drafter.head_dim * 2 * rows * DTYPE_BYTES[drafter_dtype(dtype)]
+    return drafter.rotation_size * rows * DTYPE_BYTES[drafter_dtype(dtype)]
 
 
 def kv_bytes_per_token(target: ModelConfig, dtype: str = "bfloat16") -> int:
@@ -161,10 +161,9 @@ def _kept(mixer: Mixer) -> int:
     return 0
 
 
-def context_bytes_per_token(drafter: DrafterConfig, dtype: str = "bfloat16") -> int:
-    """Bytes of the drafter's context keys and values per token; windows attend to less but keep all."""
-    width = drafter.num_kv_heads * drafter.head_dim
-    return drafter.num_layers * 2 * width * DTYPE_BYTES[drafter_dtype(dtype)]
+def context_bytes_per_token(drafter: Drafter, dtype: str = "bfloat16") -> int:
+    """Bytes of the drafter's context keys and values per token."""
+    return drafter.context_size * DTYPE_BYTES[drafter_dtype(dtype)]
 
 
 def state_bytes(target: ModelConfig, dtype: str = "bfloat16", *, held: bool = False) -> int:

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import (
     AttentionConfig,
     FeedForward,
@@ -19,6 +18,7 @@ from dflash_local.config.features import (
     MLPConfig,
     ModelConfig,
 )
+from dflash_local.drafters.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +73,13 @@ def layer_parameters(layer: LayerConfig, hidden: int) -> Parameters:
     return _mixer(layer, hidden) + _feed_forward(layer.mlp, hidden) + norms
 
 
-def drafter_parameters(drafter: DrafterConfig, target_hidden: int) -> int:
-    return sum(math.prod(shape) for shape in drafter.tensor_shapes(target_hidden).values())
+def drafter_parameters(drafter: Drafter, target_hidden: int) -> int:
+    return sum(math.prod(shape) for shape in drafter.tensors(target_hidden).values())
 
 
-def drafter_resident(drafter: DrafterConfig, target_hidden: int) -> int:
-    """Parameters a loaded drafter holds: the K and V projections and key norms of all layers stand twice."""
-    layers, keys = drafter.num_layers, drafter.num_kv_heads * drafter.head_dim
-    twice = 2 * layers * keys * drafter.hidden_size + (2 * layers * keys if drafter.attention_bias else 0)
-    # One norm row per head instead of one per layer; the keys' rows stand in both places.
-    heads = drafter.num_heads + 2 * drafter.num_kv_heads
-    norms = layers * (heads - 2) * drafter.head_dim
-    return drafter_parameters(drafter, target_hidden) + twice + norms
+def drafter_resident(drafter: Drafter, target_hidden: int) -> int:
+    """Parameters that a loaded drafter holds."""
+    return drafter_parameters(drafter, target_hidden) + drafter.repeated_size
 
 
 def _mixer(layer: LayerConfig, hidden: int) -> Parameters:

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from dflash_local.catalog import engine_rule
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.fused_support import drafter_refusal, fused_refusal
+from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.quantization import kept_format
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.layout.quantized import quantize_refusal, quantized
 from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig, Offloaded
@@ -88,7 +88,7 @@ class Plan:
 
 def plan(
     target: ModelConfig,
-    drafter: DrafterConfig | None,
+    drafter: Drafter | None,
     machine: Machine,
     config: LoadConfig | None = None,
     *,
@@ -120,7 +120,7 @@ def plan(
 
 
 def nearest(
-    target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig | None = None
+    target: ModelConfig, drafter: Drafter | None, machine: Machine, config: LoadConfig | None = None
 ) -> Plan | None:
     """The nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter.
 
@@ -153,7 +153,7 @@ def require(result: Plan, other: Plan | None) -> None:
 
 
 def fits_table(
-    target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig | None = None
+    target: ModelConfig, drafter: Drafter | None, machine: Machine, config: LoadConfig | None = None
 ) -> tuple[Plan, ...]:
     """Every format of weights that the target may have, each with the most context that fits."""
     config = replace(config or LoadConfig(), dtype="auto", context=None)
@@ -161,7 +161,7 @@ def fits_table(
     return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in taken)
 
 
-def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig) -> str:
+def chosen_engine(target: ModelConfig, drafter: Drafter | None, machine: Machine, config: LoadConfig) -> str:
     """``fused`` or ``reference``, as loading would choose.
 
     Raises:
@@ -174,13 +174,13 @@ def chosen_engine(target: ModelConfig, drafter: DrafterConfig | None, machine: M
         device=device,
         target=fused_refusal(target),
         experts=not target.dense,
-        drafter=drafter_refusal(drafter),
+        drafter="" if drafter is None else drafter.fused_refusal(),
     )
     fused = engine_rule.fused(why, lambda: machine.runs_kernels(target.dense), config.needs_fused)
     return engine_rule.choose(config.engine, (fused, engine_rule.reference(config.needs_fused)))
 
 
-def context_limit(target: ModelConfig, drafter: DrafterConfig | None) -> int:
+def context_limit(target: ModelConfig, drafter: Drafter | None) -> int:
     """Tokens both models were made for."""
     limits = [target.max_position_embeddings or DEFAULT_CONTEXT]
     if drafter is not None and drafter.max_position_embeddings is not None:
@@ -193,7 +193,7 @@ class _Case:
     """Everything but the context."""
 
     target: ModelConfig
-    drafter: DrafterConfig | None
+    drafter: Drafter | None
     machine: Machine
     config: LoadConfig
     engine: str
@@ -290,7 +290,7 @@ class _Case:
         )
 
     def _slow(self) -> str:
-        why = drafter_refusal(self.drafter)
+        why = "" if self.drafter is None else self.drafter.fused_refusal()
         if not why or self.config.engine != "auto":
             return ""
         config = self.config if self.config.bitsandbytes is None else replace(self.config, quantize=None)

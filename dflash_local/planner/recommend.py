@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from dflash_local.catalog.row import Variant
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import UsageError
 from dflash_local.load_config import BITSANDBYTES, FUSED, QUANTIZED, LoadConfig
 from dflash_local.planner import formats
@@ -183,7 +183,7 @@ class Recommendation:
 
 def recommend(
     published: Sequence[Weights],
-    drafter: DrafterConfig | None,
+    drafter: Drafter | None,
     machine: Machine,
     config: LoadConfig | None = None,
     preference: Preference = "balanced",
@@ -241,7 +241,7 @@ def rounded(own: Weights, quantized: Iterable[str]) -> list[Weights]:
 
 
 def plans_of(
-    weights: Weights, drafter: DrafterConfig | None, machine: Machine, config: LoadConfig, context: int
+    weights: Weights, drafter: Drafter | None, machine: Machine, config: LoadConfig, context: int
 ) -> Iterator[tuple[LoadConfig, Plan]]:
     """The plan of certain weights; with KV in 8 bits, too, where nothing was asked for and 16 bits leave less context.
 

@@ -16,12 +16,14 @@ from importlib import resources
 from typing import Any
 
 from dflash_local.catalog.row import Published, Row, lengths_of
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.quantized import quantized
+from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.traffic import Part, Product, Traffic, target_traffic
 from dflash_local.planner import cpu_speed
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.cards import same_card
@@ -29,7 +31,6 @@ from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import Plan
-from dflash_local.planner.traffic import Part, Product, Traffic, drafter_traffic, target_traffic
 
 CONTEXTS = (1024, 8192, 32768)
 TABLES = "speed_tables.json"
@@ -195,7 +196,7 @@ class Prediction:
 
 
 def predict(
-    found: Plan, target: ModelConfig, drafter: DrafterConfig | None, lengths: Acceptance | None = None
+    found: Plan, target: ModelConfig, drafter: Drafter | None, lengths: Acceptance | None = None
 ) -> Prediction | None:
     """The speed of a plan; None for another engine than the fused one but on a CPU, an unknown card or format.
 
@@ -225,16 +226,14 @@ def predict(
     return Prediction(tuple(times), None if drafter is None else lengths, basis)
 
 
-def predict_load(machine: Machine, target: ModelConfig, drafter: DrafterConfig | None, load: Load) -> Prediction | None:
+def predict_load(machine: Machine, target: ModelConfig, drafter: Drafter | None, load: Load) -> Prediction | None:
     """Of a load at its own context, without what was measured on the card; None where nothing is known of the card."""
     scaled = _table_for(machine)
     times = None if scaled is None else times_of(target, drafter, load, scaled[0], scaled[1])
     return None if scaled is None or times is None else Prediction((times,), None, scaled[2])
 
 
-def times_of(
-    target: ModelConfig, drafter: DrafterConfig | None, load: Load, table: SpeedTable, scale: Scale
-) -> Times | None:
+def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: SpeedTable, scale: Scale) -> Times | None:
     """Step and cycle behind ``load.context`` tokens; None where a format was not measured.
 
     Args:
@@ -247,7 +246,7 @@ def times_of(
         return None
     if drafter is None:
         return Times(load.context, step / 1e3, None, 1)
-    draft = draft_us(drafter_traffic(drafter, target, spec), drafter, load.context, table, scale)
+    draft = draft_us(_draft_traffic(drafter, target, spec), drafter.draft_rows, load.context, table, scale)
     block, cycles = drafter.block_size, []
     for rows in (*(rows for rows in table.parts if 1 < rows < block), block):
         verify = pass_us(traffic, rows, load.context, table, scale)
@@ -256,6 +255,11 @@ def times_of(
         cycles.append((rows, (verify + draft) / 1e3))
     *shorter, (_, whole) = cycles
     return Times(load.context, step / 1e3, whole, block, tuple(shorter))
+
+
+@lru_cache(maxsize=512)  # plans of many contexts ask for the same
+def _draft_traffic(drafter: Drafter, target: ModelConfig, spec: EngineSpec) -> Traffic:
+    return drafter.traffic(target, spec)
 
 
 def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:
@@ -272,14 +276,14 @@ def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale:
     return total
 
 
-def draft_us(traffic: Traffic, drafter: DrafterConfig, context: int, table: SpeedTable, scale: Scale) -> float | None:
-    """Microseconds of drafting a block and of the context rows that a cycle adds; None as of ``pass_us``."""
-    products = _products_us(traffic.products, drafter.draft_rows, table, scale)
+def draft_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:
+    """Microseconds of drafting so many rows and of the context rows that a cycle adds; None as of ``pass_us``."""
+    products = _products_us(traffic.products, rows, table, scale)
     if products is None:
         return None
     once, each_layer = table.draft
-    beside = (once + each_layer * drafter.num_layers) * scale.launch
-    return products + beside + _context_us(traffic, drafter.draft_rows, context, table, scale)
+    beside = (once + each_layer * traffic.parts["attention"]) * scale.launch
+    return products + beside + _context_us(traffic, rows, context, table, scale)
 
 
 def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import (
     AttentionConfig,
     FeedForward,
@@ -18,6 +17,7 @@ from dflash_local.config.features import (
     MLPConfig,
     ModelConfig,
 )
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout.cycle import ROWS_TOGETHER
 from dflash_local.planner.formats import DTYPE_BYTES
 
@@ -64,7 +64,7 @@ class Peak:
     note: str
 
 
-def largest_step(target: ModelConfig, drafter: DrafterConfig | None, phase: Phase, at: Conditions) -> Peak:
+def largest_step(target: ModelConfig, drafter: Drafter | None, phase: Phase, at: Conditions) -> Peak:
     """The step of a phase that needs most."""
     what = "a prompt chunk" if phase == "prefill" else "a block"
     beside = _beside(target, drafter, at)
@@ -88,7 +88,7 @@ def largest_step(target: ModelConfig, drafter: DrafterConfig | None, phase: Phas
     return Peak(steps[note], note)
 
 
-def _beside(target: ModelConfig, drafter: DrafterConfig | None, at: Conditions) -> int:
+def _beside(target: ModelConfig, drafter: Drafter | None, at: Conditions) -> int:
     """What lives through every layer: residual and its norm, the taps, and the pass before's output and taps."""
     row = target.hidden_size * at.size * at.rows
     taps = len(drafter.taps) if drafter is not None else 0
@@ -137,10 +137,9 @@ def _recurrent(part: GatedDeltaNetConfig, at: Conditions) -> int:
     return at.rows * (convolved + part.value_size * at.size)
 
 
-def _growth(drafter: DrafterConfig, at: Conditions) -> int:
+def _growth(drafter: Drafter, at: Conditions) -> int:
     """Keys and values are copied one after the other: the old half of one of them stands beside the new."""
-    width = drafter.num_layers * drafter.num_kv_heads * drafter.head_dim
-    return at.grown // 2 * width * at.size
+    return at.grown // 2 * (drafter.context_size // 2) * at.size
 
 
 def _choice(target: ModelConfig, at: Conditions) -> int:

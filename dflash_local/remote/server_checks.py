@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dflash_local import terminal
+from dflash_local.drafters.kinds import KINDS, config_of
 from dflash_local.errors import ServerError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -24,7 +25,6 @@ PROGRAMS: Mapping[Program, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 PROBE_S = 20.0  # for all that is asked of a server before the first request
 MAX_NAME = 200  # characters
 MAX_MODELS = 1000
-METHODS = ("DFLASH", "DSPARK")  # of SGLang's speculative_algorithm, which drafters of this registry run with
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,8 @@ def _notices(
     elif facts.drafts is None:
         reason = "" if readable else ": no counters on its /metrics"
         yield f"{name} at {facts.url} does not report whether it drafts{reason}"
-    if facts.drafts and facts.method and facts.method.upper() not in METHODS:
+    methods = {config_of(kind).servers.algorithm for kind in KINDS}
+    if facts.drafts and facts.method and facts.method.upper() not in methods:
         yield f"{name} drafts with {facts.method}, not with a DFlash drafter"
     elif drafter and wanted.drafters and not ServedModel("", drafter).is_one_of(wanted.drafters):
         yield f"{name} drafts with {drafter}, not with {wanted.drafters[0]}"

@@ -12,7 +12,6 @@ import pytest
 
 from dflash_local.app.loading import HeldSession
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.events import Event, Finished, Usage
 from dflash_local.planner.acceptance_record import AcceptanceRecord, Count
@@ -21,6 +20,7 @@ from dflash_local.planner.recommend import Weights, recommend
 from dflash_local.planner.speed import Times
 from dflash_local.planner.speed_record import SpeedMeasurement
 from dflash_local.request import Message, Request
+from tests.drafter_configs import decoder_of_shape
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 pytest.importorskip("torch")
@@ -102,7 +102,7 @@ def test_replies_whose_verify_length_is_chosen_are_predicted_as_fast_as_they_are
 
     shapes = shape(TARGET), shape("z-lab/Qwen3.5-9B-DFlash")
     assert shapes[0] is not None and shapes[1] is not None
-    target, drafter = read_model(shapes[0], TARGET), DrafterConfig.from_shape(shapes[1], "d")
+    target, drafter = read_model(shapes[0], TARGET), decoder_of_shape(shapes[1], "d")
     card = named("RTX 4090", 24)
     plan = recommend([Weights(target)], drafter, card).fitting[0].plan
     load = replace(plan.load, drafter_precision="8bit")

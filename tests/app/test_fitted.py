@@ -14,13 +14,13 @@ from dflash_local.app.load_planning import fitted, planned_context
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, DriverError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import hardware, machine
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, plan
+from tests.drafter_configs import decoder_of_shape
 
 MIB = 2**20
 NOBODY = settings.load({})
@@ -43,7 +43,7 @@ def need(pair: Pair, config: LoadConfig) -> int:
     folders = [pair.target, *([pair.drafter] if pair.drafter else [])]
     target, drafter = (json.loads((folder / "config.json").read_text()) for folder in folders)
     known = read_model(target, "target")
-    total = plan(known, DrafterConfig.from_shape(drafter, "drafter"), card(2**50), config).ledger.total
+    total = plan(known, decoder_of_shape(drafter, "drafter"), card(2**50), config).ledger.total
     assert total is not None
     return total
 

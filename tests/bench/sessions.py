@@ -32,8 +32,8 @@ def golden_cases(name: str) -> list[dict[str, list[int]]]:
 class DraftedBonus(ReferenceRunner):
     """The bug that counts on the drafter: after a rejection its own token is emitted, not the target's."""
 
-    def _drafts(self, start: int, count: int, noise: torch.Tensor | None) -> torch.Tensor:
-        self.last = super()._drafts(start, count, noise)
+    def _drafts(self, count: int, noise: torch.Tensor | None) -> torch.Tensor:
+        self.last = super()._drafts(count, noise)
         return self.last
 
     def launch(self) -> None:

@@ -20,6 +20,7 @@ from dflash_local.config.features import AttentionConfig
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.planner.cards import DATA_SHEETS, find_bandwidth
 from tests.bench.shapes import PLACE, tiny_dspark, tiny_mixture, tiny_pair
+from tests.drafter_configs import decoder
 
 MEASURES = Measures((40, 90), (1, 4, 8), 64)
 
@@ -36,17 +37,15 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     states: Iterable[Any] = target.states.values()
     logged = sum(state.log.state.numel() for state in states)
     assert random_run.verify_bytes(target, 100, 8) == size * (matrices + 108 * row + logged)
-    config = pair.config
-    whole = sum(
-        torch.Size(one).numel() for name, one in config.tensor_shapes(pair.model.hidden_size).items() if len(one) > 1
-    )
+    config = decoder(pair.config)
+    whole = sum(torch.Size(one).numel() for name, one in config.tensors(pair.model.hidden_size).items() if len(one) > 1)
     fusion = config.hidden_size * len(config.taps) * pair.model.hidden_size
     keys = config.num_kv_heads * config.head_dim
     context_keys = 2 * config.num_layers * keys * config.hidden_size
-    assert random_run.inject_bytes(drafter) == size * (fusion + context_keys)
+    assert drafter.inject_bytes() == size * (fusion + context_keys)
     head = text["vocab_size"] * text["hidden_size"]
     seen = (24 + 8) + (100 + 8)  # the first layer has a window of 24, the second sees all
-    assert random_run.draft_bytes(drafter, 100) == size * (whole - fusion + head + seen * 2 * keys)
+    assert drafter.block_bytes(100) == size * (whole - fusion + head + seen * 2 * keys)
 
 
 @pytest.mark.parametrize("precision", ["full", "8bit"])
@@ -55,7 +54,7 @@ def test_a_markov_head_is_read_for_each_draft(precision: str) -> None:
     for rank in (12, 0):
         runner, _ = build(tiny_dspark(rank), 128, PLACE.device, PLACE.dtype, precision)
         assert runner.proposer is not None and len(runner.proposer.drafts) == 7
-        found.append(random_run.draft_bytes(runner.proposer, 100))
+        found.append(runner.proposer.block_bytes(100))
     assert found[0] - found[1] == 7 * 256 * 12 * 4
     measured = random_run.measure(
         tiny_dspark(), Measures((40,), (1, 8), 0, precision), PLACE, lambda _text, _part: None

@@ -14,6 +14,7 @@ from dflash_local.catalog.row import Row
 from dflash_local.catalog.shapes import shape
 from dflash_local.errors import CheckpointError, PairError, UsageError
 from dflash_local.models.fused.weights import allocate
+from tests.drafter_configs import decoder
 
 ROWS = {row.name: row for row in registry.load().rows if row.target is not None and row.drafter is not None}
 FUSED = [
@@ -45,7 +46,7 @@ def test_a_row_becomes_a_pair_of_its_true_size_and_newest_generation(name: str) 
     weights = allocate(pair.model, "model.", pair.model.vocab_size, torch.device("meta"), torch.bfloat16)
     places: Iterable[Any] = weights.places.values()
     assert sum(place.numel() for place in places) == sizes[0]["text_params"]
-    drafter = pair.config.tensor_shapes(pair.model.hidden_size)
+    drafter = pair.config.tensors(pair.model.hidden_size)
     assert sum(torch.Size(one).numel() for one in drafter.values()) == sizes[1]["params"]
 
 
@@ -78,7 +79,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(CheckpointError, match="is not a drafter's"):
         read_pair(large[0], large[0])
     name, biased = large[1][0], {**large[1][1], "attention_bias": True}
-    assert read_pair(large[0], (name, biased)).config.attention_bias
+    assert decoder(read_pair(large[0], (name, biased)).config).attention_bias
 
 
 def test_a_generation_that_the_registry_does_not_know_stays_unknown() -> None:

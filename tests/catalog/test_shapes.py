@@ -13,7 +13,9 @@ import pytest
 from dflash_local.catalog import registry, shapes
 from dflash_local.catalog.row import fingerprint_of
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.drafter_config import ARCHITECTURES, DrafterConfig
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.kinds import ARCHITECTURES
+from tests.drafter_configs import read_decoder
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/drafter/config.json"))
 DEMO = sorted((Path(shapes.__file__).parents[1] / "demo").glob("*/drafter/config.json"))
@@ -34,10 +36,10 @@ def filled(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def coded_names(drafter: DrafterConfig) -> list[str]:
+def coded_names(drafter: DFlashConfig) -> list[str]:
     """The matrices that a drafter's quantization_config names; each is in groups of 128 of four bits."""
     assert drafter.quantization is not None
-    shapes = drafter.tensor_shapes(drafter.hidden_size)
+    shapes = drafter.tensors(drafter.hidden_size)
     found = {
         name: drafter.quantization.stored(name.removesuffix(".weight")) for name in shapes if len(shapes[name]) == 2
     }
@@ -49,15 +51,15 @@ def coded_names(drafter: DrafterConfig) -> list[str]:
 @pytest.mark.parametrize("path", [*GOLDEN, *DEMO], ids=lambda path: path.parts[-3])
 def test_a_real_drafters_fingerprint_is_read_alike_with_and_without_torch(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
-    assert fingerprint_of(config) == DrafterConfig.from_json(config, path).fingerprint()
+    assert fingerprint_of(config) == read_decoder(config, path).fingerprint()
 
 
 @pytest.mark.parametrize("path", DRAFTERS, ids=lambda path: path.stem)
 def test_a_kept_drafter_shape_is_a_config_that_the_drafter_accepts(path: Path) -> None:
     config = filled(json.loads(path.read_text(encoding="utf-8")))
-    drafter = DrafterConfig.from_json(config, path)
+    drafter = read_decoder(config, path)
     assert fingerprint_of(config) == drafter.fingerprint()
-    sizes, tensors = config["_sizes"], drafter.tensor_shapes(drafter.hidden_size) | drafter.optional_shapes()
+    sizes, tensors = config["_sizes"], drafter.tensors(drafter.hidden_size) | drafter.optional_tensors()
     for name in sizes.get("without", []):  # which a file may have, and this one has not
         del tensors[name]
     count = sum(map(math.prod, tensors.values()))

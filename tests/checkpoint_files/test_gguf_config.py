@@ -16,10 +16,11 @@ from dflash_local.checkpoint_files.gguf_header import GgufHeader, read_gguf
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
 from dflash_local.checkpoint_files.gguf_rope import FACTORS, short
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
+from dflash_local.drafters.dspark.layout import DSparkConfig
 from dflash_local.errors import CheckpointError
+from tests.drafter_configs import read_decoder
 
 GGUF = Path(__file__).resolve().parents[1] / "golden" / "gguf"
 
@@ -232,7 +233,7 @@ def test_a_dspark_drafter_is_known_by_its_markov_head() -> None:
     }.items():
         found = with_tensor(found, name, shape=shape)
     found.metadata.pop("dflash.attention.sliding_window")
-    config = DrafterConfig.from_json(config_of(found), "x")
-    assert config.dspark is not None
-    assert (config.dspark.markov_rank, config.dspark.confidence_inputs, config.vocab_size) == (12, 76, 96)
+    config = read_decoder(config_of(found), "x")
+    assert isinstance(config, DSparkConfig)
+    assert (config.markov_rank, config.confidence_inputs, config.vocab_size) == (12, 76, 96)
     assert {"markov_head.markov_w1.weight", "confidence_head.proj.weight"} <= hf_tensors(found).keys()

@@ -14,8 +14,8 @@ from dflash_local.app import fitting
 from dflash_local.app.resolve import of_row
 from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.shapes import shape
-from dflash_local.config import fused_support
 from dflash_local.config.quantizers import USUAL
+from dflash_local.drafters.dflash2 import layout as dflash2_layout
 from dflash_local.planner.machine import named
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 from tests.fake_hub import FakeHub
@@ -120,7 +120,7 @@ def test_a_dflash2_pair_is_planned_as_another_is(cli: Cli) -> None:
 
 
 def test_what_only_the_reference_engine_drafts_with_is_called_slow(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_support, "MOST_CANDIDATES", 8)
+    monkeypatch.setattr(dflash2_layout, "MOST_CANDIDATES", 8)
     name = "Qwen/Qwen3.8-27B"
     told = cli("plan", name, "--gpu-memory", "24")
     line = next(line for line in " ".join(told.out.split()).split(" weights: ") if "engine: reference" in line)

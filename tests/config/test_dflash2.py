@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.dflash2 import BlockConvolution, DFlash2Config, SelectorConfig
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash2.layout import BlockConvolution, DFlash2Config, SelectorConfig
 from dflash_local.errors import CheckpointError
+from tests.drafter_configs import decoder_of_shape, read_decoder
 
 HERE = Path("some/config.json")
 QWEN = "z-lab/Qwen3.8-27B-DFlash2"
@@ -32,29 +33,30 @@ def raw(nested: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     return {**base, **changes}
 
 
-def read(nested: dict[str, Any] | None = None, **changes: Any) -> DrafterConfig:
-    return DrafterConfig.from_json(raw(nested, **changes), HERE)
+def read(nested: dict[str, Any] | None = None, **changes: Any) -> DFlash2Config:
+    found = read_decoder(raw(nested, **changes), HERE)
+    assert isinstance(found, DFlash2Config)
+    return found
 
 
 def test_the_schema_is_read_with_its_defaults() -> None:
     config = read()
-    assert config.dflash2 == DFlash2Config(BlockConvolution(2, 16), SelectorConfig(12, 4, 96))
-    assert config.dflash2.selector.softcap is None and config.dflash2.embedding_scale == 1.0
+    assert (config.convolution, config.selector) == (BlockConvolution(2, 16), SelectorConfig(12, 4, 96))
+    assert config.selector.softcap is None and config.embedding_scale == 1.0
     assert (config.windows, config.causal, config.block_size) == ((24, 24), (False, False), 8)
 
 
 def test_optional_factors_are_read_from_either_place() -> None:
     config = read({"output_multiplier": 0.19611613513818404}, final_logit_softcapping=20, input_embedding_scale=2)
-    assert config.dflash2 is not None
-    selector = config.dflash2.selector
+    selector = config.selector
     assert (selector.output_multiplier, selector.softcap) == (0.19611613513818404, 20.0)
-    assert config.dflash2.embedding_scale == 2.0
-    assert read(final_logit_softcapping=0).dflash2 == read().dflash2  # no cap
+    assert config.embedding_scale == 2.0
+    assert read(final_logit_softcapping=0) == read()  # no cap
 
 
 def test_a_dflash_drafter_has_no_second_part() -> None:
-    config = DrafterConfig.from_json(raw(architectures=["DFlashDraftModel"]), HERE)
-    assert config.dflash2 is None and len(config.tensor_shapes(64)) == 3 + 11 * 2
+    config = read_decoder(raw(architectures=["DFlashDraftModel"]), HERE)
+    assert type(config) is DFlashConfig and len(config.tensors(64)) == 3 + 11 * 2
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -89,7 +91,7 @@ def test_impossible_values_are_named(name: str) -> None:
 
 
 def test_tensors_by_name() -> None:
-    shapes = read({"conv_kernel_size": 3}).tensor_shapes(48)
+    shapes = read({"conv_kernel_size": 3}).tensors(48)
     assert len(shapes) == 3 + 11 * 2 + 4 * 2 + 3
     for module in ("attention_conv", "mlp_conv"):
         assert shapes[f"layers.1.{module}.base_kernel"] == (2, 3, 64)
@@ -121,15 +123,15 @@ def test_other_published_drafters_are_of_the_quoted_size(name: str) -> None:
         vocab_size=vocab,
         layer_types=["sliding_attention"] * layers,
     )
-    shapes = config.tensor_shapes(hidden)
+    shapes = config.tensors(hidden)
     assert len(shapes) == count
     assert 2 * sum(map(math.prod, shapes.values())) / 1e9 == pytest.approx(size, abs=0.006)
 
 
 def test_the_published_drafter_has_as_many_tensors_and_bytes_as_quoted() -> None:
     """81 tensors and 3.85 GB are quoted for Qwen3.8-27B's."""
-    config = DrafterConfig.from_shape(shape(QWEN) or {}, QWEN)
-    shapes = config.tensor_shapes(5120)
+    config = decoder_of_shape(shape(QWEN) or {}, QWEN)
+    shapes = config.tensors(5120)
     assert len(shapes) == 81
     assert 2 * sum(map(math.prod, shapes.values())) / 1e9 == pytest.approx(3.85, abs=0.005)
     assert config.inferred == ()

@@ -13,11 +13,12 @@ import pytest
 from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.safetensors_folder import SafetensorsFolder
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, MLPConfig
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import check_tensors
+from tests.drafter_configs import decoder_of_shape, read_decoder
 
 HERE = Path("some/config.json")
 # name: layers, hidden, ffn, heads, kv heads, head_dim, block, sliding layers, window, taps, biases,
@@ -54,8 +55,8 @@ def raw(**changes: object) -> dict:
     return {key: value for key, value in {**base, **changes}.items() if value is not None}
 
 
-def read(**changes: object) -> DrafterConfig:
-    return DrafterConfig.from_json(raw(**changes), HERE)
+def read(**changes: object) -> DFlashConfig:
+    return read_decoder(raw(**changes), HERE)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -71,7 +72,7 @@ def test_published_shapes_reproduce_tensor_count_and_file_size(name: str) -> Non
         **({**place, "dflash_config": {**nested, "block_size": block}} if second
            else {"block_size": block, "dflash_config": nested}),
     )  # fmt: skip
-    shapes = config.tensor_shapes(hidden)
+    shapes = config.tensors(hidden)
     assert len(shapes) == count == 3 + (15 if bias else 11) * layers
     assert 2 * sum(map(math.prod, shapes.values())) / 2**30 == pytest.approx(gib, abs=0.01)
     assert config.block_size == block and len(config.taps) == taps
@@ -158,7 +159,7 @@ def test_bad_values_are_named_at_once(name: str) -> None:
 
 def test_head_dim_that_does_not_match_the_tensors() -> None:
     config = read()
-    tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensor_shapes(64).items()}
+    tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensors(64).items()}
     with pytest.raises(CheckpointError, match=r"has shape \[\d+(, 64)?\], expected"):
         check_tensors(Checkpoint(SafetensorsFolder(HERE), {}, tensors), config, 64)
 
@@ -178,8 +179,8 @@ def test_a_shape_is_known_by_likely_values_and_names_those_that_sizes_depend_on(
     likely = {"intermediate_size": 96, "rms_norm_eps": 1e-5, "dflash_config.block_size": 4, "hidden_size": 7}
     nested = {"mask_token_id": 5, "target_layer_ids": [1, 2], "block_size": None}
     shape = raw(dflash_config=nested) | {"intermediate_size": None, "rope_theta": None, "_inferred": likely}
-    config = DrafterConfig.from_shape(shape, "x")
+    config = decoder_of_shape(shape, "x")
     assert (config.intermediate_size, config.hidden_size, config.block_size) == (96, 64, 4)
     assert config.inferred == ("block_size", "intermediate_size") and config.source == "x"
     with pytest.raises(UnknownValue, match="x: rope: rope_theta is missing"):
-        DrafterConfig.from_json({**shape, "intermediate_size": 96}, "x")
+        read_decoder({**shape, "intermediate_size": 96}, "x")

@@ -10,7 +10,6 @@ import pytest
 
 from dflash_local.catalog.shapes import FOLDER, shape
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.config.drafter_config import ARCHITECTURES
 from dflash_local.config.families import TABLE
 from dflash_local.config.features import (
     AttentionConfig,
@@ -23,6 +22,7 @@ from dflash_local.config.features import (
 )
 from dflash_local.config.quantization import StoredFp4
 from dflash_local.config.read_model import read_model
+from dflash_local.drafters.kinds import ARCHITECTURES
 from dflash_local.errors import CheckpointError, PairError
 
 NAMES = [path.stem.replace("--", "/") for path in sorted(FOLDER.glob("*.json"))]

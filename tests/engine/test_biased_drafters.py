@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.fused import DFlashBlocks
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.engine.load import load
 from dflash_local.load_config import LoadConfig
-from dflash_local.models.drafter import Drafter
-from dflash_local.models.drafter_weights import DrafterWeights, random_weights
-from dflash_local.models.fused.drafter import FusedDrafter, coded
+from dflash_local.models.drafter_weights import DrafterWeights, coded, random_weights
 from dflash_local.models.fused.target import FusedTarget
+from tests.drafter_configs import read_decoder
 from tests.engine_sessions import ask, random_prompt
 from tests.families import HIDDEN, VOCAB
 from tests.fused_models import TAPS, fused_target
@@ -51,18 +52,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def config(**changes: Any) -> DrafterConfig:
-    return DrafterConfig.from_json({**GPT_OSS, **changes}, "config.json")
+def config(**changes: Any) -> DFlashConfig:
+    return read_decoder({**GPT_OSS, **changes}, "config.json")
 
 
-def weights_of(drafter: DrafterConfig) -> DrafterWeights:
+def weights_of(drafter: DFlashConfig) -> DrafterWeights:
     return random_weights(drafter, HIDDEN, 1, torch.device("cpu"), torch.float32)
 
 
-def drafted(drafter: DrafterConfig, weights: DrafterWeights, text: torch.Tensor) -> tuple[torch.Tensor, FusedTarget]:
+def drafted(drafter: DFlashConfig, weights: DrafterWeights, text: torch.Tensor) -> tuple[torch.Tensor, FusedTarget]:
     """Logits behind the text's last token: its first twenty came as a prompt, the others as a block."""
     target = fused_target(FAMILY, 100, BLOCK)
-    proposer = FusedDrafter(drafter, weights, target)
+    proposer = DFlashBlocks(drafter, weights, target)
     prompt = target.prefill(text[:20], True)
     assert prompt.taps is not None
     proposer.write_context(prompt.taps, 0)
@@ -74,10 +75,10 @@ def drafted(drafter: DrafterConfig, weights: DrafterWeights, text: torch.Tensor)
     return proposer.drafts.clone(), target
 
 
-def drafted_by_reference(drafter: DrafterConfig, text: torch.Tensor) -> torch.Tensor:
+def drafted_by_reference(drafter: DFlashConfig, text: torch.Tensor) -> torch.Tensor:
     """The same, all of its text as one prompt."""
     target = fused_target(FAMILY, 100, BLOCK)
-    proposer = Drafter(drafter, weights_of(drafter))
+    proposer = DrafterModel(drafter, weights_of(drafter))
     taps = target.prefill(text[:-1], True).taps
     assert taps is not None
     memory = proposer.new_cache()
@@ -110,7 +111,7 @@ def biased(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(settings))
     tensors = load_file(source / "model.safetensors")
     generator = torch.Generator().manual_seed(2)
-    for name, shape in DrafterConfig.from_json(settings, folder).tensor_shapes(1).items():
+    for name, shape in read_decoder(settings, folder).tensors(1).items():
         if name.endswith(".bias"):
             tensors[name] = 0.3 * torch.randn(shape, generator=generator)
     save_file(tensors, folder / "model.safetensors")

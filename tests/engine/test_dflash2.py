@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -13,16 +13,18 @@ import pytest
 import torch
 
 from dflash_local.catalog.bundled import find
-from dflash_local.config import fused_support
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.fused import DFlashBlocks
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash.reference import DFlashProposer, DrafterModel
+from dflash_local.drafters.dflash2 import layout as dflash2_layout
+from dflash_local.drafters.dflash2.fused import DFlash2Blocks
+from dflash_local.drafters.dflash2.layout import DFlash2Config
+from dflash_local.drafters.dflash2.reference import DFlash2Model, DFlash2Proposer
 from dflash_local.engine import LoadConfig, Session, load, load_fused
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.reference import DFlashProposer
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import PairError, UsageError
-from dflash_local.models.drafter import Drafter
 from dflash_local.models.drafter_weights import random_weights
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask, random_prompt
@@ -112,8 +114,8 @@ def test_eight_bits_are_of_the_projections_too(precision: str, plain: bool) -> N
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "gpt_oss", "gemma2"])
 def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> None:
     target = TransformersTarget(random_model(family), (0, 2))
-    drafter = Drafter.random(DrafterConfig.from_json(CONFIG, "x"), target_hidden=HIDDEN, seed=3)
-    proposer = DFlashProposer(drafter, target)
+    drafter = DFlash2Model.random(DFlash2Config.from_config(CONFIG, "x"), target_hidden=HIDDEN, seed=3)
+    proposer = DFlash2Proposer(drafter, target)
     prompt = list(range(9))
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         want = decode(target, prompt, 24, params=params)[0]
@@ -125,17 +127,25 @@ def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_both_engines_draft_from_the_same_rows(family: str, second: bool) -> None:
     """Also where the target scales its embedding and caps its logits."""
-    config = DrafterConfig.from_json(CONFIG, "x")
-    config = config if second else replace(config, dflash2=None)
+    config: DFlashConfig = DFlash2Config.from_config(CONFIG, "x")
+    if not second:
+        config = DFlashConfig(**{part.name: getattr(config, part.name) for part in fields(DFlashConfig)})
     weights = random_weights(config, HIDDEN, 3, torch.device("cpu"), torch.float32)
     text, target = torch.tensor(random_prompt(21)), fused_target(family, 100, config.block_size)
-    proposer, other = FusedDrafter(config, weights, target), TransformersTarget(random_model(family), TAPS)
+    proposer, other = (
+        (DFlash2Blocks if second else DFlashBlocks)(config, weights, target),
+        TransformersTarget(random_model(family), TAPS),
+    )
     taps = target.prefill(text[:20], True).taps
     assert taps is not None
     proposer.write_context(taps, 0)
     target.tokens[0] = text[20]
     proposer.block(40)
-    reference = DFlashProposer(Drafter(config, weights), other)
+    reference = (
+        DFlash2Proposer(DFlash2Model(config, weights), other)
+        if second
+        else DFlashProposer(DrafterModel(config, weights), other)
+    )
     reference.extend(taps, 0)
     ids = torch.tensor([int(text[20]), *[config.mask_token_id] * (config.block_size - 1)])
     hidden = reference.drafter.draft_hidden(reference._cache, reference._embed(ids), 20)[1:]
@@ -145,7 +155,7 @@ def test_both_engines_draft_from_the_same_rows(family: str, second: bool) -> Non
         out = torch.empty(config.block_size - 1, dtype=torch.int64)
         proposer.selector.greedy(proposer.drafts, out)
         count, sampler = len(out), Sampler(SamplingParams(), 0, VOCAB, text)
-        assert out.tolist() == reference.propose(int(text[20]), 20, count, sampler, None).tolist()
+        assert out.tolist() == reference.propose(text.tolist(), count, sampler, None).tolist()
 
 
 def test_the_block_is_of_stored_rows_and_the_logits_have_no_cap() -> None:
@@ -161,7 +171,7 @@ def test_the_block_is_of_stored_rows_and_the_logits_have_no_cap() -> None:
 @pytest.fixture
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused engine's kernels take fewer candidates than the golden drafters choose among."""
-    monkeypatch.setattr(fused_support, "MOST_CANDIDATES", 4)
+    monkeypatch.setattr(dflash2_layout, "MOST_CANDIDATES", 4)
 
 
 @pytest.mark.usefixtures("few_candidates")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dflash_local.catalog import bundled
+from dflash_local.drafters.dflash.fused import DFlashBlocks
 from dflash_local.engine import drafter_precision, load_fused
 from dflash_local.engine.drafter_precision import ChosenPrecision, apply, choose_precision, precision_of
 from dflash_local.engine.fused import FusedRunner
@@ -21,8 +22,7 @@ from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_weights import read_weights
-from dflash_local.models.fused.drafter import FusedDrafter, coded
+from dflash_local.models.drafter_weights import coded, read_weights
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask, random_prompt
@@ -41,8 +41,8 @@ def fresh(pair: str) -> Session:
     return load(bundled.find(pair), LoadConfig(dtype="float32", device="cpu", engine="fused"))
 
 
-def drafter_of(session: Session) -> FusedDrafter:
-    assert isinstance(session.runner.proposer, FusedDrafter)
+def drafter_of(session: Session) -> DFlashBlocks:
+    assert isinstance(session.runner.proposer, DFlashBlocks)
     return session.runner.proposer
 
 
@@ -110,7 +110,7 @@ def test_a_drafter_can_be_bound_in_eight_bits() -> None:
     drafter = drafter_of(fresh("demo"))
     checkpoint = Checkpoint.open(bundled.find("demo").drafter)  # type: ignore[arg-type]
     parts = read_weights(checkpoint, drafter.config, torch.device("cpu"), torch.float32, lambda _: None)
-    coarse = FusedDrafter(drafter.config, coded(parts), drafter.target)
+    coarse = DFlashBlocks(drafter.config, coded(parts), drafter.target)
     drafter.quantize()
     for one in (coarse, drafter):
         one.block(100)

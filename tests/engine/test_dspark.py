@@ -17,18 +17,17 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local import load_config
 from dflash_local.catalog.bundled import find
-from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.dspark import EMBEDDING, HEAD
+from dflash_local.drafters.dflash import layout
+from dflash_local.drafters.dflash.fused import DFlashBlocks
+from dflash_local.drafters.dflash.reference import DrafterModel
+from dflash_local.drafters.dspark.fused import DSparkBlocks
+from dflash_local.drafters.dspark.layout import EMBEDDING, HEAD, DSparkConfig
+from dflash_local.drafters.dspark.reference import DSparkProposer, Tables
 from dflash_local.engine import LoadConfig, Session, drafter_precision, load
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.reference import DFlashProposer
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.markov_walk import MarkovWalk
-from dflash_local.layout import drafter as layout
-from dflash_local.models.drafter import Drafter
 from dflash_local.models.drafter_weights import random_weights
-from dflash_local.models.dspark import Tables
-from dflash_local.models.fused.drafter import FusedDrafter
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.dspark_checkpoints import DRAFTS, TARGET, VOCAB, raw, save_drafter
@@ -60,9 +59,9 @@ def session_with(drafter: Path | None, engine: str = "reference", **options: Any
     return load(find(str(TARGET), None if drafter is None else str(drafter)), replace(CPU32, engine=engine, **options))
 
 
-def fused_drafter(session: Session) -> FusedDrafter:
+def fused_drafter(session: Session) -> DFlashBlocks:
     drafter = cast(FusedRunner, session.runner).proposer
-    assert drafter is not None
+    assert isinstance(drafter, DFlashBlocks)
     return drafter
 
 
@@ -133,7 +132,7 @@ def test_both_engines_accept_the_same_drafts(rank: int, own: bool, tmp_path: Pat
 def test_both_engines_draft_from_the_same_rows(family: str, own: bool, second: bool) -> None:
     """Also where the target scales its embedding and caps its logits: neither is a DSpark drafter's."""
     shape = raw(hidden_size=HIDDEN, vocab_size=FAMILY_VOCAB, target_layer_ids=list(TAPS), mask_token_id=5)
-    config = DrafterConfig.from_json({**shape, "markov_rank": 12 if second else 0}, "x")
+    config = DSparkConfig.from_config({**shape, "markov_rank": 12 if second else 0}, "x")
     weights = random_weights(config, HIDDEN, 3, torch.device("cpu"), torch.float32)
     generator = torch.Generator().manual_seed(1)
     tables = (
@@ -141,7 +140,7 @@ def test_both_engines_draft_from_the_same_rows(family: str, own: bool, second: b
     )
     text, target = torch.tensor(random_prompt(21)), fused_target(family, 100, config.block_size)
     proposer, other = (
-        FusedDrafter(config, weights, target, tables=tables),
+        DSparkBlocks(config, weights, target, tables=tables),
         TransformersTarget(random_model(family), TAPS),
     )
     taps = target.prefill(text[:20], True).taps
@@ -149,7 +148,7 @@ def test_both_engines_draft_from_the_same_rows(family: str, own: bool, second: b
     proposer.write_context(taps, 0)
     target.tokens[0] = text[20]
     proposer.block(40)
-    reference = DFlashProposer(Drafter(config, weights), other, tables=tables)
+    reference = DSparkProposer(DrafterModel(config, weights), other, tables=tables)
     reference.extend(taps, 0)
     ids = torch.tensor([int(text[20]), *[config.mask_token_id] * (DRAFTS - 1)])
     hidden = reference.drafter.draft_hidden(reference._cache, reference._embed(ids), 20)
@@ -166,7 +165,7 @@ def test_both_engines_draft_from_the_same_rows(family: str, own: bool, second: b
             else:
                 at = torch.tensor([20], dtype=torch.int32)
                 proposer.selector.sample(proposer.drafts, out, torch.tensor([0.7]), torch.tensor([11]), at)
-            assert out.tolist() == reference.propose(int(text[20]), 20, DRAFTS, sampler, noise).tolist()
+            assert out.tolist() == reference.propose(text.tolist(), DRAFTS, sampler, noise).tolist()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_its_drafts_follow_the_id_before_from_the_anchor_on(tmp_path: Path) -> N
     """Which is where DSpark's rows and DFlash's differ by one: a cycle of 0, 1, 2 .. tells."""
     folder = save_drafter(tmp_path / "drafter", raw(markov_rank=VOCAB), text=range(VOCAB))
     proposer = session_with(folder).runner.proposer
-    assert isinstance(proposer, DFlashProposer)
+    assert isinstance(proposer, DSparkProposer)
     sampler = Sampler(SamplingParams(), 0, VOCAB, torch.tensor([0]))
     proposer.extend(torch.randn(3, 3 * 64, generator=torch.Generator().manual_seed(0)), 0)
     other = fused_drafter(session_with(folder, "fused"))
@@ -206,7 +205,7 @@ def test_its_drafts_follow_the_id_before_from_the_anchor_on(tmp_path: Path) -> N
     for count in (1, 4, DRAFTS):
         out = torch.empty(count, dtype=torch.int64)
         other.selector.greedy(other.drafts[:count], out)
-        found = proposer.propose(11, 3, count, sampler, None).tolist()
+        found = proposer.propose([0, 0, 0, 11], count, sampler, None).tolist()
         assert found == out.tolist() == list(range(12, 12 + count))
 
 
@@ -231,7 +230,7 @@ def test_a_head_of_its_own_drafts(precision: str, engine: str, tmp_path: Path) -
     session = session_with(folder, engine, drafter_precision=precision)
     if engine == "reference":
         proposer = session.runner.proposer
-        assert isinstance(proposer, DFlashProposer) and proposer._tables.embedding is None
+        assert isinstance(proposer, DSparkProposer) and proposer._tables.embedding is None
         assert proposer._tables.head is not None and torch.equal(proposer._tables.head, only)
     else:
         drafter = fused_drafter(session)
@@ -267,8 +266,8 @@ def test_an_embedding_of_its_own_fills_the_block(tmp_path: Path) -> None:
 def test_a_random_drafter_changes_no_text_of_any_kind_of_target(family: str) -> None:
     config = raw(hidden_size=HIDDEN, vocab_size=FAMILY_VOCAB, target_layer_ids=[0, 2], mask_token_id=5)
     target = TransformersTarget(random_model(family), (0, 2))
-    drafter = Drafter.random(DrafterConfig.from_json(config, "x"), target_hidden=HIDDEN, seed=3)
-    proposer, prompt = DFlashProposer(drafter, target), list(range(9))
+    drafter = DrafterModel.random(DSparkConfig.from_config(config, "x"), target_hidden=HIDDEN, seed=3)
+    proposer, prompt = DSparkProposer(drafter, target), list(range(9))
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         want = decode(target, prompt, 24, params=params)[0]
         for block in (2, DRAFTS + 1):

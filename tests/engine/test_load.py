@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import Pair, find
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.engine import LoadConfig, Session, load, load_fused, load_reference
 from dflash_local.errors import CheckpointError, DoesNotFitError, PairError, UsageError
@@ -25,6 +24,7 @@ from dflash_local.models.target_facts import TargetFacts
 from dflash_local.planner import formats, hardware
 from dflash_local.planner.machine import Machine, this_machine
 from dflash_local.planner.plan import plan
+from tests.drafter_configs import read_decoder
 from tests.engine_sessions import ask, random_prompt
 from tests.families import FAMILIES, HIDDEN, RECURRENT, VOCAB, random_model, save_model
 
@@ -59,7 +59,7 @@ def save_drafter(folder: Path, **changes: Any) -> Path:
     }
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    shapes = DrafterConfig.from_json(config, folder / "config.json").tensor_shapes(HIDDEN)
+    shapes = read_decoder(config, folder / "config.json").tensors(HIDDEN)
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: torch.ones(shape) if len(shape) == 1 else torch.randn(*shape, generator=generator) * 0.1

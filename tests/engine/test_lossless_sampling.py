@@ -7,20 +7,19 @@ with planted bugs must be caught by the same test: that is what gives it its pow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
 
 import pytest
 import torch
 
-from dflash_local.config.dflash2 import SelectorConfig
+from dflash_local.drafters.dflash2.layout import SelectorConfig
+from dflash_local.drafters.dflash2.reference import CandidateSelector
 from dflash_local.engine.reference import ReferenceRunner
 from dflash_local.engine.sampling import Sampler, log_probabilities
 from dflash_local.kernels.candidate_walk import Codebooks
 from dflash_local.kernels.noise import gumbel
-from dflash_local.models.dflash2 import CandidateSelector
-from dflash_local.models.drafter_weights import SelectorWeights
 from dflash_local.models.transformers_target import Forward
 from dflash_local.request import SamplingParams
 
@@ -70,11 +69,10 @@ class TableDrafter:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def propose(
-        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
-    ) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
         if noise is None or self.greedy:
             noise = torch.zeros(count, V)
+        anchor = ids[-1]
         best = (self.table / sampler.params.temperature + noise[:count, None]).argmax(-1).tolist()
         drafts = []
         for after in best:
@@ -88,19 +86,16 @@ class SelectorDrafter(TableDrafter):
 
     def __init__(self, table: torch.Tensor) -> None:
         super().__init__(table)
-        ones = torch.ones(V, 1)
-        weights = SelectorWeights(Codebooks(torch.eye(V), table.T), ones)
-        self.selector = CandidateSelector(SelectorConfig(V, V // 2, V), weights)
+        codebooks = Codebooks(torch.eye(V), table.T)
+        self.selector = CandidateSelector(SelectorConfig(V, V // 2, V), codebooks, torch.ones(V, 1))
         self.logits = torch.randn(BLOCK, V, generator=torch.Generator().manual_seed(3))
 
-    def propose(
-        self, anchor: int, start: int, count: int, sampler: Sampler, noise: torch.Tensor | None
-    ) -> torch.Tensor:
-        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-            return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+        def choose(row: int, scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+            return sampler.draft(scores, None if noise is None else noise[row : row + 1, candidates])
 
         rows = torch.ones(count, 1)
-        return self.selector.walk(rows, self.logits[:count], torch.tensor([anchor]), choose)
+        return self.selector.walk(rows, self.logits[:count], torch.tensor(ids[-1:]), choose)
 
 
 class TabledSampler(Sampler):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -201,7 +201,7 @@ def test_impossible_drafts_are_a_typed_error(
     class Impossible(Planted):
         broken = True
 
-        def propose(self, anchor: int, start: int, count: int, sampler: object, noise: object) -> torch.Tensor:
+        def propose(self, ids: Sequence[int], count: int, sampler: object, noise: object) -> torch.Tensor:
             return proposal(count) if self.broken else torch.zeros(count, dtype=torch.long)
 
     drafter = Impossible(VOCAB)

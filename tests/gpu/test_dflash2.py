@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_local.config.dflash2 import SelectorConfig
+from dflash_local.drafters.dflash2.layout import SelectorConfig, candidate_buffers
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.block_convolution import block_convolution, block_convolution_reference
 from dflash_local.kernels.candidate_walk import CandidateWalk, Codebooks, candidates, walk
 from dflash_local.kernels.noise import gumbel
-from dflash_local.layout.drafter import candidate_buffers
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dflash_local.catalog.bundled import find
+from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.markov_walk import MarkovWalk, MarkovWeights, walk
 from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.buffer import Buffer
-from dflash_local.layout.drafter import MARKOV_BLOCK
 from dflash_local.request import SamplingParams
 from tests.dspark_checkpoints import DRAFTS, TARGET, VOCAB, raw, save_drafter
 from tests.engine_sessions import ask

@@ -15,7 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
 
-from dflash_local.config.fused_support import MOST_CANDIDATES
+from dflash_local.drafters.dflash2.layout import MOST_CANDIDATES
+from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.kernels import (
     block_convolution,
     candidate_walk,
@@ -37,7 +38,6 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout.cycle import CHOICE_BLOCK
-from dflash_local.layout.drafter import MARKOV_BLOCK
 from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear

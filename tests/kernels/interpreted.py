@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from dflash_local.config.dflash2 import SelectorConfig
 from dflash_local.config.features import GatedDeltaNetConfig
+from dflash_local.drafters.dflash2.layout import SelectorConfig, candidate_buffers
+from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.kernels import (
     accept,
     block_convolution,
@@ -38,7 +39,6 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
-from dflash_local.layout.drafter import MARKOV_BLOCK, candidate_buffers
 from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from dflash_local.catalog.bundled import FOLDER
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import check_pair
+from tests.drafter_configs import decoder
 
 PAIRS = ("demo", "demo-hybrid")
 
@@ -29,11 +30,11 @@ def test_pair_fits_in_eight_megabytes_of_bfloat16(name: str) -> None:
 def test_pair_keeps_the_contract(name: str) -> None:
     facts = check_pair(Checkpoint.open(FOLDER / name / "target"), Checkpoint.open(FOLDER / name / "drafter"))
     assert (facts.drafter.block_size, facts.drafter.mask_token_id, facts.drafter.taps) == (8, 1023, (1, 3, 5, 6))
-    assert facts.drafter.head_dim == 64 and facts.target.model.tie_word_embeddings
+    assert decoder(facts.drafter).head_dim == 64 and facts.target.model.tie_word_embeddings
     config = json.loads((FOLDER / name / "drafter" / "config.json").read_text())
     assert config["architectures"] == ["DFlashDraftModel"]
     assert ("block_size" in config["dflash_config"]) == (name == "demo-hybrid")
-    assert facts.drafter.windows == ((64, None) if name == "demo-hybrid" else (None, None))
+    assert decoder(facts.drafter).windows == ((64, None) if name == "demo-hybrid" else (None, None))
 
 
 @pytest.mark.parametrize("name", PAIRS)

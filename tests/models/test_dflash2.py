@@ -11,13 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_local.config.dflash2 import SelectorConfig
+from dflash_local.drafters.dflash2.layout import BASE, CONVOLVED, KERNELS, SelectorConfig
+from dflash_local.drafters.dflash2.reference import CandidateSelector, DFlash2Model
 from dflash_local.kernels.block_convolution import block_convolution_reference
 from dflash_local.kernels.candidate_walk import Codebooks, candidates
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.dflash2 import CandidateSelector
-from dflash_local.models.drafter import Drafter
-from dflash_local.models.drafter_weights import SelectorWeights
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIRS = ("qwen3-dflash2-b8", "qwen3-dflash2-b16")
@@ -32,7 +30,7 @@ class Golden:
         names = ["model.embed_tokens.weight", "lm_head.weight"]
         tables = dict(Checkpoint.open(folder / "target").read(names=names))
         self.embedding, self.head = (tables[name] for name in names)
-        self.drafter = Drafter.load(Checkpoint.open(folder / "drafter"))
+        self.drafter = DFlash2Model.load(Checkpoint.open(folder / "drafter"))
         self.cases = json.loads((folder / "expected.json").read_text())["cases"]
         self.expected = load_file(folder / "expected.safetensors")
 
@@ -42,20 +40,18 @@ class Golden:
     def anchor(self, number: int) -> torch.Tensor:
         return torch.tensor(self.cases[number]["output_ids"][:1])
 
-    def hidden(self, number: int, drafter: Drafter | None = None) -> torch.Tensor:
+    def hidden(self, number: int, drafter: DFlash2Model | None = None) -> torch.Tensor:
         """The drafted rows of the first cycle."""
         drafter = drafter or self.drafter
         config, taps = drafter.config, self.of(number, "target_taps")
-        assert config.dflash2 is not None
         ids = torch.full((config.block_size,), config.mask_token_id)
         ids[:1] = self.anchor(number)
         cache = drafter.new_cache(capacity=4)
         drafter.write_context(cache, taps, 0)
-        return drafter.draft_hidden(cache, self.embedding[ids] * config.dflash2.embedding_scale, len(taps))
+        return drafter.draft_hidden(cache, self.embedding[ids] * config.embedding_scale, len(taps))
 
     def walk(self, number: int, choose: Any) -> torch.Tensor:
         hidden, selector = self.hidden(number)[1:], self.drafter.selector
-        assert selector is not None
         return selector.walk(hidden, hidden @ self.head.T, self.anchor(number), choose)
 
 
@@ -90,8 +86,7 @@ def test_golden_scores_of_the_candidates(golden: Golden) -> None:
             return (ids == drawn[row]).nonzero()[0]  # noqa: B023
 
         assert golden.walk(number, draw).tolist() == drawn.tolist()
-        config = golden.drafter.config.dflash2
-        assert config is not None
+        config = golden.drafter.config
         scores, ids = candidates(config.selector, golden.hidden(number)[1:] @ golden.head.T)
         torch.testing.assert_close(scores, logits.gather(-1, ids), atol=1e-4, rtol=0)
 
@@ -100,15 +95,16 @@ def test_golden_data_notices_what_is_left_out(golden: Golden) -> None:
     """Either side of either convolution, the codebooks, the embedding's scale and causality: each moves the answer."""
     good = golden.of(4, "draft_hidden")
     config, weights = golden.drafter.config, golden.drafter._weights
-    identity = torch.zeros_like(weights.layers[0].attention_conv.base)
-    identity[:, 0] = 1
-    for name in ("attention_conv", "mlp_conv"):
-        whole = getattr(weights.layers[0], name)
-        for other in (whole._replace(base=identity), whole._replace(projection=0 * whole.projection)):
-            changed = (replace(weights.layers[0], **{name: other}), *weights.layers[1:])
-            drafter = Drafter(config, replace(weights, layers=changed))
-            assert (golden.hidden(4, drafter) - good).abs().max() > 1e-2
-    causal = Drafter(replace(config, causal=(True,) * config.num_layers), weights)
+    for module in CONVOLVED:
+        base, kernels = f"layers.0.{module}.{BASE}", f"layers.0.{module}.{KERNELS}"
+        identity = torch.zeros_like(weights.own_tensors[base])
+        identity[:, 0] = 1
+        for changed in (
+            replace(weights, own_tensors={**weights.own_tensors, base: identity}),
+            replace(weights, own_matrices={**weights.own_matrices, kernels: 0 * weights.own_matrices[kernels]}),
+        ):
+            assert (golden.hidden(4, DFlash2Model(config, changed)) - good).abs().max() > 1e-2
+    causal = DFlash2Model(replace(config, causal=(True,) * config.num_layers), weights)
     assert (golden.hidden(4, causal) - good).abs().max() > 1e-2
     greedy = [golden.of(number, "draft_logits").argmax(-1).tolist() for number in range(6)]
     assert any(greedy[number] != golden.of(number, "drafted_ids").tolist() for number in range(6))
@@ -130,24 +126,24 @@ def test_a_convolution_is_the_sum_over_the_rows_before(size: int, groups: int, r
     torch.testing.assert_close(block_convolution_reference(x, base, own), expected, atol=1e-5, rtol=1e-5)
 
 
-def small_selector(**changes: Any) -> tuple[CandidateSelector, SelectorWeights]:
+def small_selector(**changes: Any) -> tuple[CandidateSelector, Codebooks, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     before, after, projection = (torch.randn(shape, generator=generator) for shape in ((20, 3), (20, 3), (3, 6)))
-    weights = SelectorWeights(Codebooks(before, after), projection)
-    return CandidateSelector(SelectorConfig(**{"rank": 3, "top_k": 5, "vocab_size": 20, **changes}), weights), weights
+    config, codebooks = SelectorConfig(**{"rank": 3, "top_k": 5, "vocab_size": 20, **changes}), Codebooks(before, after)
+    return CandidateSelector(config, codebooks, projection), codebooks, projection
 
 
 @pytest.mark.parametrize("top_k", [1, 5, 20])
 def test_the_walk_takes_the_best_follower_among_the_likeliest(top_k: int) -> None:
-    selector, weights = small_selector(top_k=top_k, output_multiplier=0.5, softcap=2.0)
+    selector, codebooks, projection = small_selector(top_k=top_k, output_multiplier=0.5, softcap=2.0)
     generator = torch.Generator().manual_seed(2)
     hidden, logits = torch.randn(7, 6, generator=generator), 3 * torch.randn(7, 20, generator=generator)
     before, expected = 4, []
     for row in range(7):
         likely = logits[row].argsort(descending=True)[:top_k].tolist()
-        mixed = weights.codebooks.predecessors[before] * (weights.projection @ hidden[row])
+        mixed = codebooks.predecessors[before] * (projection @ hidden[row])
         unary = 2 * torch.tanh(logits[row] * 0.5 / 2)
-        before = likely[int(torch.stack([unary[i] + mixed @ weights.codebooks.successors[i] for i in likely]).argmax())]
+        before = likely[int(torch.stack([unary[i] + mixed @ codebooks.successors[i] for i in likely]).argmax())]
         expected.append(before)
     assert selector.walk(hidden, logits, torch.tensor([4]), likeliest).tolist() == expected
     assert selector.walk(hidden[:3], logits[:3], torch.tensor([4]), likeliest).tolist() == expected[:3]
@@ -158,7 +154,7 @@ def test_the_walk_takes_the_best_follower_among_the_likeliest(top_k: int) -> Non
 
 
 def test_a_walk_of_no_rows_is_empty() -> None:
-    selector, _ = small_selector()
+    selector, *_ = small_selector()
     assert selector.walk(torch.zeros(0, 6), torch.zeros(0, 20), torch.tensor([4]), likeliest).shape == (0,)
 
 

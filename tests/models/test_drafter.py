@@ -11,24 +11,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash.reference import DrafterModel, drafter_dtype
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter import Drafter, drafter_dtype
 from dflash_local.models.rope import inverse_frequencies
+from tests.drafter_configs import read_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIRS = ("llama31-v1-b10", "qwen3-v1-b8", "qwen3-v2-swa-b16", "qwen35-v2-swa-b8")
 WIDTH = 48  # target hidden of the random drafters
 
 
-def config(**changes: object) -> DrafterConfig:
+def config(**changes: object) -> DFlashConfig:
     """A small drafter: 2 full layers, 2 taps, block 8; ``changes`` are config.json keys."""
     raw: dict[str, object] = {
         "architectures": ["DFlashDraftModel"], "hidden_size": WIDTH, "intermediate_size": 96,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
         "block_size": 8, "rope_theta": 1e4, "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 1]},
     }  # fmt: skip
-    return DrafterConfig.from_json({**raw, **changes}, Path("config.json"))
+    return read_decoder({**raw, **changes}, Path("config.json"))
 
 
 def taps_of(count: int) -> dict[str, object]:
@@ -55,11 +56,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def checkpoint_tensors(drafter: Drafter) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(drafter: DrafterModel) -> dict[str, torch.Tensor]:
     """The random drafter's tensors in the checkpoint's layout, drawn again from the same seed."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
-    for name, shape in drafter.config.tensor_shapes(WIDTH).items():
+    for name, shape in drafter.config.tensors(WIDTH).items():
         noise = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.1 * noise if name.endswith("norm.weight") else noise
         if len(shape) == 2:
@@ -67,7 +68,7 @@ def checkpoint_tensors(drafter: Drafter) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def naive(tensors: dict[str, torch.Tensor], cfg: DrafterConfig, taps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def naive(tensors: dict[str, torch.Tensor], cfg: DFlashConfig, taps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The published forward, word for word in float64: explicit concatenation, dense mask, repeated key heads."""
     weights = {name: tensor.double() for name, tensor in tensors.items()}
     taps, x, n, rows, half = taps.double(), x.double(), len(taps), len(x), cfg.head_dim // 2
@@ -111,13 +112,13 @@ def naive(tensors: dict[str, torch.Tensor], cfg: DrafterConfig, taps: torch.Tens
     return norm(x, "norm")
 
 
-def inputs(cfg: DrafterConfig, context: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(cfg: DFlashConfig, context: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     taps = torch.randn(context, len(cfg.taps) * WIDTH, generator=generator)
     return taps, torch.randn(cfg.block_size, WIDTH, generator=generator)
 
 
-def draft(drafter: Drafter, taps: torch.Tensor, block: torch.Tensor, **cache: int) -> torch.Tensor:
+def draft(drafter: DrafterModel, taps: torch.Tensor, block: torch.Tensor, **cache: int) -> torch.Tensor:
     memory = drafter.new_cache(**{"capacity": 4, **cache})
     drafter.write_context(memory, taps, 0)
     return drafter.draft_hidden(memory, block, len(taps))
@@ -129,10 +130,15 @@ def golden(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     names = ["model.embed_tokens.weight", "lm_head.weight"]
     target = dict(Checkpoint.open(folder / "target").read(names=names))
     cases = json.loads((folder / "expected.json").read_text())["cases"]
-    return Drafter.load(Checkpoint.open(folder / "drafter")), target, cases, load_file(folder / "expected.safetensors")
+    return (
+        DrafterModel.load(Checkpoint.open(folder / "drafter")),
+        target,
+        cases,
+        load_file(folder / "expected.safetensors"),
+    )
 
 
-def golden_block(drafter: Drafter, target: dict, case: dict) -> torch.Tensor:
+def golden_block(drafter: DrafterModel, target: dict, case: dict) -> torch.Tensor:
     ids = [case["output_ids"][0]] + [drafter.config.mask_token_id] * (drafter.config.block_size - 1)
     return target["model.embed_tokens.weight"][torch.tensor(ids)]
 
@@ -157,14 +163,14 @@ def test_golden_data_notices_wrong_inputs(golden: Any) -> None:
     assert (draft(drafter, taps.roll(64, 1), block) - good).abs().max() > 0.1  # order of the taps
     assert (draft(drafter, taps.roll(1, 0), block) - good).abs().max() > 0.1  # positions
     assert (draft(drafter, taps[1:], block) - good).abs().max() > 1e-3  # one row lost
-    assert (draft(Drafter(theta, drafter._weights), taps, block) - good).abs().max() > 1e-3
+    assert (draft(DrafterModel(theta, drafter._weights), taps, block) - good).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("context", [0, 1, 11, 12, 13, 40])
 def test_equals_naive_forward(name: str, context: int) -> None:
     cfg = config(**VARIANTS[name])
-    drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    drafter = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, context)
     expected = naive(checkpoint_tensors(drafter), cfg, taps, block)
     torch.testing.assert_close(draft(drafter, taps, block).double(), expected, atol=2e-5, rtol=1e-5)
@@ -173,15 +179,15 @@ def test_equals_naive_forward(name: str, context: int) -> None:
 @pytest.mark.parametrize("change", [{"windows": (11, None)}, {"windows": (13, None)}, {"causal": (False, False)}])
 def test_window_off_by_one_and_lost_causality_are_visible(change: Any) -> None:
     cfg = config(**SWA)
-    good = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    good = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
-    other = draft(Drafter(replace(cfg, **change), good._weights), taps, block)
+    other = draft(DrafterModel(replace(cfg, **change), good._weights), taps, block)
     assert (other - draft(good, taps, block)).abs().max() > 1e-3
 
 
 def test_biases_matter_including_the_output_bias() -> None:
     cfg = config(attention_bias=True)
-    drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    drafter = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 20)
     before = draft(drafter, taps, block)
     drafter._weights.layers[0].output_bias.zero_()
@@ -191,7 +197,7 @@ def test_biases_matter_including_the_output_bias() -> None:
 @pytest.mark.parametrize("sizes", [[1] * 40, [7, 1, 32], [39, 1], [16, 0, 24]])
 def test_incremental_context_equals_batch(sizes: list[int]) -> None:
     cfg = config(**SWA)
-    drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    drafter = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
     cache = drafter.new_cache(capacity=2)
     for chunk in taps.split(sizes):
@@ -202,7 +208,7 @@ def test_incremental_context_equals_batch(sizes: list[int]) -> None:
 
 def test_poisoned_rows_behind_the_length_are_never_read() -> None:
     cfg = config(**SWA)
-    drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    drafter = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
     cache = drafter.new_cache(capacity=128)
     drafter.write_context(cache, taps, 0)
@@ -216,7 +222,7 @@ def test_poisoned_rows_behind_the_length_are_never_read() -> None:
 
 def test_drafting_twice_is_bit_identical_and_leaves_committed_rows_alone() -> None:
     cfg = config(**SWA)
-    drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    drafter = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
     cache = drafter.new_cache(capacity=64)
     drafter.write_context(cache, taps, 0)
@@ -229,7 +235,7 @@ def test_drafting_twice_is_bit_identical_and_leaves_committed_rows_alone() -> No
 
 def test_truncate_and_write_again() -> None:
     cfg = config(**SWA)
-    drafter = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    drafter = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 40)
     wrong, _ = inputs(cfg, 15, seed=9)
     cache = drafter.new_cache(capacity=8)
@@ -247,13 +253,13 @@ def test_truncate_and_write_again() -> None:
 def test_causal_drafter_short_block_is_prefix_and_bidirectional_is_not() -> None:
     taps, block = inputs(config(), 20)
     for causal in (True, False):
-        drafter = Drafter.random(config(is_causal=causal), target_hidden=WIDTH, seed=0)
+        drafter = DrafterModel.random(config(is_causal=causal), target_hidden=WIDTH, seed=0)
         gap = (draft(drafter, taps, block[:5]) - draft(drafter, taps, block)[:5]).abs().max()
         assert gap < 1e-5 if causal else gap > 1e-3
 
 
 def test_draft_window_keeps_last_rows_at_absolute_positions() -> None:
-    drafter = Drafter.random(config(num_hidden_layers=1), target_hidden=WIDTH, seed=0)
+    drafter = DrafterModel.random(config(num_hidden_layers=1), target_hidden=WIDTH, seed=0)
     taps, block = inputs(drafter.config, 40)
     assert torch.equal(draft(drafter, taps, block, draft_window=40), draft(drafter, taps, block))
     windowed = draft(drafter, taps, block, draft_window=10)
@@ -269,9 +275,9 @@ def test_attention_factor_override_changes_the_amplitude() -> None:
     cfg = config(rope_scaling=kimi)
     assert cfg.rope.attention_factor == 1.0
     legacy = cfg.with_attention_factor(1.4158883)
-    good = Drafter.random(cfg, target_hidden=WIDTH, seed=0)
+    good = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0)
     taps, block = inputs(cfg, 30)
-    overridden = draft(Drafter(legacy, good._weights), taps, block)
+    overridden = draft(DrafterModel(legacy, good._weights), taps, block)
     assert (overridden - draft(good, taps, block)).abs().max() > 1e-3
     expected = naive(checkpoint_tensors(good), legacy, taps, block)
     torch.testing.assert_close(overridden.double(), expected, atol=2e-5, rtol=1e-5)
@@ -280,11 +286,11 @@ def test_attention_factor_override_changes_the_amplitude() -> None:
 def test_bfloat16_is_close_and_float16_is_refused() -> None:
     cfg = config(**SWA)
     taps, block = inputs(cfg, 40)
-    exact = draft(Drafter.random(cfg, target_hidden=WIDTH, seed=0), taps, block)
-    half = Drafter.random(cfg, target_hidden=WIDTH, seed=0, dtype=torch.bfloat16)
+    exact = draft(DrafterModel.random(cfg, target_hidden=WIDTH, seed=0), taps, block)
+    half = DrafterModel.random(cfg, target_hidden=WIDTH, seed=0, dtype=torch.bfloat16)
     out = draft(half, taps.half(), block.half())  # a float16 target's taps are cast on entry
     assert out.dtype == torch.bfloat16
     assert (out.float() - exact).abs().mean() < 0.05
     assert drafter_dtype(torch.float16) == torch.bfloat16 and drafter_dtype(torch.float32) == torch.float32
     with pytest.raises(ValueError, match="float16"):
-        Drafter.random(cfg, target_hidden=WIDTH, seed=0, dtype=torch.float16)
+        DrafterModel.random(cfg, target_hidden=WIDTH, seed=0, dtype=torch.float16)

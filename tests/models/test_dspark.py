@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,32 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.drafter_config import DrafterConfig
-from dflash_local.config.dspark import EMBEDDING, FOLLOWING, HEAD, PREVIOUS, DSparkConfig
+from dflash_local.drafters.dflash.reference import DrafterModel
+from dflash_local.drafters.dspark.layout import EMBEDDING, FOLLOWING, HEAD, PREVIOUS, DSparkConfig
+from dflash_local.drafters.dspark.reference import own_tables
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.kernels.markov_walk import MarkovWeights, walk
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter import Drafter
-from dflash_local.models.dspark import own_tables
 from dflash_local.models.pair import check_pair
+from tests.drafter_configs import decoder_of_shape, read_decoder
 from tests.dspark_checkpoints import DRAFTS, HIDDEN, TARGET, VOCAB, raw, save_drafter, without_confidence
 
 HERE = Path("some/config.json")
 
 
-def read(nested: dict[str, Any] | None = None, **changes: Any) -> DrafterConfig:
-    return DrafterConfig.from_json(raw(nested, **changes), HERE)
+def read(nested: dict[str, Any] | None = None, **changes: Any) -> DSparkConfig:
+    found = read_decoder(raw(nested, **changes), HERE)
+    assert isinstance(found, DSparkConfig)
+    return found
 
 
 def test_a_block_of_so_many_drafts_is_verified_with_its_anchor() -> None:
     config = read()
     assert (config.block_size, config.draft_rows, config.first_draft) == (DRAFTS + 1, DRAFTS, 0)
     assert config.fingerprint()["block"] == DRAFTS and config.causal == (False, False)
-    assert config.dspark == DSparkConfig(VOCAB, 12, confidence_inputs=HIDDEN + 12)
-    assert read(confidence_head_with_markov=False).dspark == DSparkConfig(VOCAB, 12, confidence_inputs=HIDDEN)
-    assert read(enable_confidence_head=False, markov_rank=0).dspark == DSparkConfig(VOCAB, 0)
+    assert (config.vocab_size, config.markov_rank, config.confidence_inputs) == (VOCAB, 12, HIDDEN + 12)
+    assert read(confidence_head_with_markov=False).confidence_inputs == HIDDEN
+    assert read(enable_confidence_head=False, markov_rank=0) == replace(config, markov_rank=0, confidence_inputs=0)
     assert read(layer_types=["sliding_attention"] * 2, sliding_window=24).causal == (False, False)
 
 
@@ -45,10 +48,10 @@ def test_specforge_has_the_same_under_another_name() -> None:
 
 def test_the_tensors_have_the_published_names() -> None:
     config = read()
-    shapes = config.tensor_shapes(HIDDEN)
+    shapes = config.tensors(HIDDEN)
     assert len(shapes) == 3 + 11 * 2 + 2
     assert shapes["markov_head.markov_w1.weight"] == shapes["markov_head.markov_w2.weight"] == (VOCAB, 12)
-    assert config.optional_shapes() == {
+    assert config.optional_tensors() == {
         "embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN),
         "confidence_head.proj.weight": (1, HIDDEN + 12), "confidence_head.proj.bias": (1,),
     }  # fmt: skip
@@ -57,12 +60,12 @@ def test_the_tensors_have_the_published_names() -> None:
 def test_published_drafters_have_as_many_parameters_as_quoted() -> None:
     """2.8 GB and 64 tensors are quoted for Qwen3-4B's, and to the parameter what RadixArk's has, without the tables."""
     name = "deepseek-ai/dspark_qwen3_4b_block7"
-    config = DrafterConfig.from_shape(shape(name) or {}, name)
-    whole = {**config.tensor_shapes(2560), **config.optional_shapes()}
+    config = decoder_of_shape(shape(name) or {}, name)
+    whole = {**config.tensors(2560), **config.optional_tensors()}
     assert len(whole) == 64 and 2 * sum(map(math.prod, whole.values())) / 1e9 == pytest.approx(2.8, abs=0.05)
     name = "RadixArk/Qwen3.8-27B-DSpark"
-    config = DrafterConfig.from_shape(shape(name) or {}, name)
-    found = {**config.tensor_shapes(5120), **config.optional_shapes()}
+    config = decoder_of_shape(shape(name) or {}, name)
+    found = {**config.tensors(5120), **config.optional_tensors()}
     assert sum(math.prod(size) for each, size in found.items() if each not in (EMBEDDING, HEAD)) == 1_359_284_737
 
 
@@ -129,7 +132,7 @@ def spelled_out(tensors: dict[str, torch.Tensor], taps: torch.Tensor, block: tor
 @pytest.mark.parametrize("length", [1, 9, 40])
 def test_a_block_is_what_its_definition_says(length: int, tmp_path: Path) -> None:
     folder = save_drafter(tmp_path / "drafter", raw())
-    drafter, tensors = Drafter.load(Checkpoint.open(folder)), load_file(folder / "model.safetensors")
+    drafter, tensors = DrafterModel.load(Checkpoint.open(folder)), load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(length)
     taps, block = torch.randn(length, 3 * HIDDEN, generator=generator), torch.randn(DRAFTS, HIDDEN, generator=generator)
     cache = drafter.new_cache(capacity=4)

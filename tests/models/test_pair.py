@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local.config.families import ARCHITECTURES
+from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter import Drafter
 from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size
 from dflash_local.models.target_facts import TargetFacts
 
@@ -176,7 +176,7 @@ def test_tokenizer_larger_than_the_embedding() -> None:
 
 def test_missing_tensor_is_named_before_allocation(pair: Path) -> None:
     retensor(pair / "drafter", lambda t: t.pop("layers.1.mlp.up_proj.weight"))
-    for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
+    for load in (lambda: check(pair), lambda: DrafterModel.load(Checkpoint.open(pair / "drafter"))):
         with pytest.raises(CheckpointError, match=r"missing: layers\.1\.mlp\.up_proj\.weight"):
             load()
 
@@ -184,7 +184,7 @@ def test_missing_tensor_is_named_before_allocation(pair: Path) -> None:
 def test_unclaimed_biases_are_named(pair: Path) -> None:
     """gpt-oss drafters' biases are large: dropping them would ruin acceptance without a word."""
     retensor(pair / "drafter", lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}))
-    for load in (lambda: check(pair), lambda: Drafter.load(Checkpoint.open(pair / "drafter"))):
+    for load in (lambda: check(pair), lambda: DrafterModel.load(Checkpoint.open(pair / "drafter"))):
         with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.o_proj\.bias"):
             load()
 
@@ -201,10 +201,10 @@ def test_transposed_tensor_and_wrong_dtype(pair: Path) -> None:
 
 def test_nan_in_a_drafter_and_zeros(pair: Path) -> None:
     retensor(pair / "drafter", lambda t: t["fc.weight"].zero_())
-    assert "fc.weight is all zeros" in Drafter.load(Checkpoint.open(pair / "drafter")).notices[0]
+    assert "fc.weight is all zeros" in DrafterModel.load(Checkpoint.open(pair / "drafter")).notices[0]
     retensor(pair / "drafter", lambda t: t["norm.weight"].fill_(float("nan")))
     with pytest.raises(CheckpointError, match=r"tensor norm\.weight"):
-        Drafter.load(Checkpoint.open(pair / "drafter"))
+        DrafterModel.load(Checkpoint.open(pair / "drafter"))
 
 
 def test_unsupported_target_is_named_and_nothing_is_imported(pair: Path) -> None:

@@ -14,17 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.bundled import find
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter import Drafter
 from dflash_local.models.drafter_tensors import coded_matrices
 from dflash_local.models.drafter_weights import MATRICES, random_on_device, with_matrices
 from dflash_local.models.fused.formats import format_of
 from dflash_local.models.pair import check_pair
 from dflash_local.request import SamplingParams
+from tests.drafter_configs import read_decoder
 from tests.engine_sessions import ask
 from tests.quantised_checkpoints import CODED, DIALECTS, quantise
 
@@ -50,7 +50,7 @@ def quantised(
 
 def rows(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """What a drafter makes of some context and a block."""
-    drafter = Drafter.load(Checkpoint.open(folder), dtype=dtype)
+    drafter = DrafterModel.load(Checkpoint.open(folder), dtype=dtype)
     config, generator = drafter.config, torch.Generator().manual_seed(4)
     cache = drafter.new_cache()
     taps = torch.randn(9, len(config.taps) * config.hidden_size, generator=generator)
@@ -110,7 +110,7 @@ def test_the_published_recipe_is_read(bits_of_fc: int, tmp_path: Path) -> None:
     folder, twin = quantised(DFLASH2, tmp_path, coded=coded, **published(bits_of_fc))
     assert torch.equal(rows(folder), rows(twin))
     files = Checkpoint.open(folder)
-    config = DrafterConfig.from_json(files.config, folder)
+    config = read_decoder(files.config, folder)
     found = coded_matrices(files, config)
     assert len(found) == 7 * config.num_layers + (bits_of_fc < 16)
     assert not any("conv" in module or "selector" in module for module in found)
@@ -190,12 +190,12 @@ def test_random_weights_are_in_the_drafters_own_formats() -> None:
     """As a benchmark measures them."""
     values = json.loads((GOLDEN / DFLASH2 / "drafter" / "config.json").read_text())
     stored = {"quant_method": "compressed-tensors", "format": "pack-quantized", **published(4)}
-    config = DrafterConfig.from_json({**values, "quantization_config": stored}, "x")
+    config = read_decoder({**values, "quantization_config": stored}, "x")
     weights = random_on_device(config, 64, torch.device("cpu"), torch.float32)
     codes = [weights.fc, weights.context_kv, *(getattr(layer, name) for layer in weights.layers for name in MATRICES)]
     assert not any(isinstance(weight, torch.Tensor) for weight in codes)
     plain = with_matrices(weights, lambda weight: weight if isinstance(weight, torch.Tensor) else decoded(weight))
-    drafter = Drafter(config, plain)
+    drafter = DrafterModel(config, plain)
     cache = drafter.new_cache()
     taps = torch.randn(9, len(config.taps) * 64, generator=torch.Generator().manual_seed(4))
     drafter.write_context(cache, taps, 0)
@@ -246,7 +246,7 @@ def test_by_the_headers_alone_what_is_wrong_is_named(name: str, tmp_path: Path) 
     with pytest.raises(CheckpointError, match=message):
         checked(folder)
     with pytest.raises(CheckpointError, match=message):
-        Drafter.load(Checkpoint.open(folder))
+        DrafterModel.load(Checkpoint.open(folder))
 
 
 def test_one_of_another_target_is_refused_by_both_widths(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     folder, _ = quantised(DFLASH, tmp_path)
     edit(folder, lambda t: t["fc.weight_scale"].fill_(float("nan")))
     with pytest.raises(CheckpointError, match="tensor fc.weight_scale in .* holds NaN or infinity"):
-        Drafter.load(Checkpoint.open(folder))
+        DrafterModel.load(Checkpoint.open(folder))
 
 
 def test_a_configuration_of_codes_is_no_matter_where_the_weights_are_plain(tmp_path: Path) -> None:

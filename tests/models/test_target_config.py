@@ -21,13 +21,13 @@ from dflash_local.checkpoint_files.text_config import (
     check_rope,
     text_values,
 )
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.families import TABLE
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_config import text_model_config
+from tests.drafter_configs import read_decoder
 from tests.models.hostile_checkpoints import make
 from tests.models.hostile_fields import KERNELS, Case, put
 
@@ -98,7 +98,7 @@ def test_an_auto_map_that_names_nothing_is_none(pair: Callable[..., Path]) -> No
 def test_a_drafters_auto_map_is_read_over(pair: Callable[..., Path]) -> None:
     """Published drafters carry one; their class is our own, and nothing else ever reads their configuration."""
     folder = pair("drafter", auto_map={"AutoModel": "dflash.DFlashDraftModel"}) / "drafter"
-    assert DrafterConfig.from_json(Checkpoint.open(folder).config, folder).num_layers == 2
+    assert read_decoder(Checkpoint.open(folder).config, folder).num_layers == 2
 
 
 OURS = {"trust_remote_code": False, "local_files_only": True, "use_safetensors": True}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.planner.acceptance_record import ENOUGH, MANY, AcceptanceRecord, Count
 from dflash_local.planner.machine import named
 from dflash_local.planner.recommend import Weights, recommend
 from dflash_local.planner.speed import Acceptance, Prediction, Times
+from tests.drafter_configs import decoder_of_shape
 
 NAME = "Qwen/Qwen3.5-9B"
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_counts_nothing_and_is_written_anew(tmp_path: Path, conte
 def test_a_prediction_takes_the_measured_length_of_its_own_target() -> None:
     shapes = shape(NAME), shape(f"z-lab/{NAME[5:]}-DFlash")
     assert shapes[0] is not None and shapes[1] is not None
-    target, drafter = read_model(shapes[0], NAME), DrafterConfig.from_shape(shapes[1], "d")
+    target, drafter = read_model(shapes[0], NAME), decoder_of_shape(shapes[1], "d")
     card = Acceptance(5.0, 5.0, "the card")
     enough = Count(800, {16: 200})
 

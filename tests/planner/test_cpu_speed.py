@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.read_model import read_model
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import cpu_probe, cpu_speed
 from dflash_local.planner.cpu_probe import ROWS, CpuRates, probe
@@ -20,6 +20,7 @@ from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
 from dflash_local.planner.speed import Acceptance, Prediction, predict
 from dflash_local.ui.plan_text import speed_lines
+from tests.drafter_configs import decoder_of_shape
 
 GIB = 2**30
 RATES = CpuRates("a CPU", {1: 20e9, 8: 8e9, 16: 7e9})
@@ -30,8 +31,8 @@ def target(repo: str) -> ModelConfig:
     return read_model(shape(repo) or {}, repo)
 
 
-def drafter() -> DrafterConfig:
-    return DrafterConfig.from_shape(shape("z-lab/Qwen3-4B-DFlash-b16") or {}, "drafter")
+def drafter() -> DFlashConfig:
+    return decoder_of_shape(shape("z-lab/Qwen3-4B-DFlash-b16") or {}, "drafter")
 
 
 def predicted(config: LoadConfig, repo: str = "Qwen/Qwen3-4B", where: Machine = CPU) -> Prediction | None:

@@ -18,11 +18,12 @@ import torch  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER  # noqa: E402
 from dflash_local.catalog.shapes import FOLDER as SHAPES  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
-from dflash_local.config import fused_support  # noqa: E402
-from dflash_local.config.drafter_config import ARCHITECTURES, DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
 from dflash_local.config.fused_support import fused_refusal  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash2 import layout as dflash2_layout  # noqa: E402
+from dflash_local.drafters.kinds import ARCHITECTURES
 from dflash_local.engine import load_fused  # noqa: E402
 from dflash_local.engine.checked_pair import CheckedPair  # noqa: E402
 from dflash_local.engine.engines import ENGINES, chosen_engine  # noqa: E402
@@ -35,6 +36,7 @@ from dflash_local.models.pair import PairFacts, check_pair  # noqa: E402
 from dflash_local.models.target_facts import TargetFacts  # noqa: E402
 from dflash_local.planner.machine import Machine, named  # noqa: E402
 from dflash_local.planner.plan import plan  # noqa: E402
+from tests.drafter_configs import decoder, decoder_of_shape
 from tests.families import FAMILIES, save_model  # noqa: E402
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -63,7 +65,7 @@ def engine_of(facts: TargetFacts, contract: PairFacts | None, where: Placement, 
 
 
 def check(
-    facts: TargetFacts, contract: PairFacts | None, target: ModelConfig, drafter: DrafterConfig | None, kernels: bool
+    facts: TargetFacts, contract: PairFacts | None, target: ModelConfig, drafter: DFlashConfig | None, kernels: bool
 ) -> int:
     """Both answers in every way of asking; how many there were."""
     cases = list(
@@ -104,9 +106,9 @@ def test_a_drafter_with_biases_is_planned_as_it_is_loaded(monkeypatch: pytest.Mo
     monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "" if device.startswith("cuda") else "no")
     parts = [Checkpoint.open(FOLDER / "demo" / part) for part in ("target", "drafter")]
     contract = check_pair(*parts)
-    biased = replace(contract, drafter=replace(contract.drafter, attention_bias=True))
+    biased = replace(contract, drafter=replace(decoder(contract.drafter), attention_bias=True))
     target = read_model(parts[0].config, "demo")
-    drafter = DrafterConfig.from_shape(parts[1].config, "drafter")
+    drafter = decoder_of_shape(parts[1].config, "drafter")
     check(contract.target, contract, target, drafter, True)
     check(contract.target, biased, target, replace(drafter, attention_bias=True), True)
     assert plan(target, replace(drafter, attention_bias=True), DEVICES["cuda:0"]).engine == "fused"
@@ -116,11 +118,11 @@ def test_a_dflash2_drafter_is_planned_as_it_is_loaded(monkeypatch: pytest.Monkey
     monkeypatch.setattr(load_fused, "why_slow", lambda device, dense: "" if device.startswith("cuda") else "no")
     parts = [Checkpoint.open(GOLDEN / "qwen3-dflash2-b8" / part) for part in ("target", "drafter")]
     contract, target = check_pair(*parts), read_model(parts[0].config, "target")
-    drafter = DrafterConfig.from_shape(parts[1].config, "drafter")
+    drafter = decoder_of_shape(parts[1].config, "drafter")
     check(contract.target, contract, target, drafter, True)
     card, asked = DEVICES["cuda:0"], LoadConfig(context=64)
     assert plan(target, drafter, card, asked).engine == "fused"
-    monkeypatch.setattr(fused_support, "MOST_CANDIDATES", 4)
+    monkeypatch.setattr(dflash2_layout, "MOST_CANDIDATES", 4)
     check(contract.target, contract, target, drafter, True)
     assert plan(target, drafter, card, asked).engine == "reference"
     assert plan(target, drafter, card, replace(asked, draft=False)).engine == "fused"

@@ -18,9 +18,11 @@ from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
-from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import AttentionConfig, LayerConfig, ModelConfig  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
+from dflash_local.drafters.dflash.fused import DFlashBlocks  # noqa: E402
+from dflash_local.drafters.drafter import Drafter  # noqa: E402
+from dflash_local.drafters.engines import blocks_of  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
 from dflash_local.engine.fused import FusedRunner  # noqa: E402
 from dflash_local.engine.load import load  # noqa: E402
@@ -35,11 +37,11 @@ from dflash_local.load_config import DRAFTER_PRECISIONS, QUANTIZED, LoadConfig  
 from dflash_local.models import drafter_weights  # noqa: E402
 from dflash_local.models.fused import linear  # noqa: E402
 from dflash_local.models.fused import weights as target_weights  # noqa: E402
-from dflash_local.models.fused.drafter import FusedDrafter  # noqa: E402
 from dflash_local.models.fused.target import FusedTarget  # noqa: E402
 from dflash_local.planner import fused_memory, memory  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.parameters import target_parameters  # noqa: E402
+from tests.drafter_configs import decoder
 
 CONTEXT = 300
 META = torch.device("meta")
@@ -135,8 +137,8 @@ def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, 
     weights = target_weights.allocate(pair.model, "model.", pair.model.vocab_size, META, dtype, formats)
     target = FusedTarget(weights, pair.model, pair.config.taps, context, pair.config.block_size, **options)
     stored = stored_formats(pair.config.quantization)
-    parts = drafter_weights.allocate(pair.config, pair.model.hidden_size, META, dtype, stored).finished()
-    drafter = FusedDrafter(pair.config, parts, target)
+    parts = drafter_weights.allocate(decoder(pair.config), pair.model.hidden_size, META, dtype, stored).finished()
+    drafter = blocks_of(pair.config)(pair.config, parts, target)
     with mock.patch.object(linear, "quantize"):  # no memory, no numbers
         drafter_precision.apply(drafter, DRAFTER_PRECISIONS[precision])
     return FusedRunner(target, drafter, context)
@@ -147,7 +149,7 @@ def host_copies(runner: FusedRunner) -> int:
     return held(runner._records._host, runner._records._host_experts)
 
 
-def lines(model: ModelConfig, drafter: DrafterConfig | None, load: Load) -> dict[str, int]:
+def lines(model: ModelConfig, drafter: Drafter | None, load: Load) -> dict[str, int]:
     book = fused_memory.ledger(model, drafter, load)
     return {line.name: line.bytes or 0 for line in book.lines}
 
@@ -191,7 +193,7 @@ def test_the_ledger_is_what_the_engine_allocates(
     caches = [layer.mixer.cache for layer in runner.target.layers if hasattr(layer.mixer, "cache")]
     assert found["target KV"] == covered(caches)
     drafter = runner.proposer
-    assert drafter is not None and found["drafter KV"] == held(drafter.keys, drafter.values)
+    assert isinstance(drafter, DFlashBlocks) and found["drafter KV"] == held(drafter.keys, drafter.values)
     chosen_by = [getattr(drafter.selector, name, ()) for name in ("codebooks", "weights")]
     matrices = held(*drafter.matrices, *chosen_by)
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"

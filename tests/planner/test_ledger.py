@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.read_model import read_model
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.planner import formats, memory
 from dflash_local.planner.ledger import Ledger, Line
 from dflash_local.planner.memory import Load
+from tests.drafter_configs import decoder_of_shape
 
 PAIRS = {
     "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
@@ -25,11 +26,11 @@ PAIRS = {
 }
 
 
-def pair(repo: str) -> tuple[ModelConfig, DrafterConfig]:
+def pair(repo: str) -> tuple[ModelConfig, DFlashConfig]:
     configs = [shape(repo), shape(PAIRS[repo])]
     assert configs[0] is not None and configs[1] is not None
     target = read_model(configs[0], repo)
-    return target, DrafterConfig.from_shape(configs[1], PAIRS[repo])
+    return target, decoder_of_shape(configs[1], PAIRS[repo])
 
 
 def of(repo: str, context: int = 4096, *, draft: bool = True, **changes: Any) -> Ledger:

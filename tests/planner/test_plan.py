@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.config_values import Fields
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.config.read_model import read_model
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.planner.machine import Machine, named
@@ -32,6 +32,7 @@ from dflash_local.planner.plan import (
     plan,
     require,
 )
+from tests.drafter_configs import decoder_of_shape
 
 GIB = 2**30
 MB = 10**6
@@ -43,10 +44,10 @@ def target(repo: str) -> ModelConfig:
     return read_model(config, repo)
 
 
-def drafter(repo: str, of: ModelConfig) -> DrafterConfig:
+def drafter(repo: str, of: ModelConfig) -> DFlashConfig:
     config = shape(repo)
     assert config is not None
-    return DrafterConfig.from_shape(config, repo)
+    return decoder_of_shape(config, repo)
 
 
 DENSE = target("Qwen/Qwen3-8B")
@@ -62,7 +63,7 @@ def card(free: float) -> Machine:
     return Machine("a card", "cuda", round(free) + GIB, round(free), "test", "cuda:0")
 
 
-def need(config: LoadConfig, of: ModelConfig = DENSE, with_: DrafterConfig | None = DENSE_DRAFTER) -> int:
+def need(config: LoadConfig, of: ModelConfig = DENSE, with_: DFlashConfig | None = DENSE_DRAFTER) -> int:
     total = plan(of, with_, card(1e15), config).ledger.total
     assert total is not None
     return total

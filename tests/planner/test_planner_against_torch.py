@@ -13,16 +13,17 @@ torch = pytest.importorskip("torch")
 
 from dflash_local.bench.random_pair import of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
-from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.features import ModelConfig  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
+from dflash_local.drafters.dflash.layout import DFlashConfig  # noqa: E402
+from dflash_local.drafters.dflash.reference import DrafterModel  # noqa: E402
 from dflash_local.engine import session  # noqa: E402
 from dflash_local.engine.load import DEFAULT_CONTEXT  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
 from dflash_local.models import drafter_weights, kv_cache, load_target, rope, transformers_config  # noqa: E402
-from dflash_local.models.drafter import Drafter  # noqa: E402
 from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
 from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
+from tests.drafter_configs import read_decoder  # noqa: E402
 from tests.expert_pairs import DRAFTER  # noqa: E402
 from tests.families import FAMILIES, HIDDEN, VOCAB, random_model  # noqa: E402
 
@@ -42,12 +43,12 @@ def shape_of(family: str) -> ModelConfig:
     return read_model(config | {"architectures": [type(text_model(family)).__name__]}, family)
 
 
-def drafter_of(biased: bool = False, second: bool = False) -> DrafterConfig:
+def drafter_of(biased: bool = False, second: bool = False) -> DFlashConfig:
     config = DRAFTER | {"attention_bias": biased}
     if second:
         parts = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
         config |= {"architectures": ["DFlash2DraftModel"], **parts}
-    return DrafterConfig.from_json(config, Path("config.json"))
+    return read_decoder(config, Path("config.json"))
 
 
 def test_the_rooms_agree_on_constants() -> None:
@@ -110,14 +111,14 @@ def test_a_loaded_drafter_takes_what_the_planner_says(biased: bool, second: bool
     config = drafter_of(biased, second)
     weights = drafter_weights.random_weights(config, HIDDEN, 0, torch.device("cpu"), torch.float32)
     assert weights.nbytes == 4 * parameters.drafter_resident(config, HIDDEN)
-    in_file = sum(torch.Size(size).numel() for size in config.tensor_shapes(HIDDEN).values())
+    in_file = sum(torch.Size(size).numel() for size in config.tensors(HIDDEN).values())
     assert parameters.drafter_parameters(config, HIDDEN) == in_file
 
 
 @pytest.mark.parametrize("tokens", [1, 512, 513, 1025, 3000])
 def test_the_drafters_cache_grows_as_the_planner_says(tokens: int) -> None:
     config = drafter_of()
-    model = Drafter.random(config, target_hidden=4, seed=0)
+    model = DrafterModel.random(config, target_hidden=4, seed=0)
     held, block = model.new_cache(), config.block_size
     for at in range(0, tokens, memory.PREFILL_CHUNK):
         rows = min(memory.PREFILL_CHUNK, tokens - at)

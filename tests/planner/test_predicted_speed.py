@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from benchmarks.speed_table import stored_as  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
-from dflash_local.config.drafter_config import DrafterConfig  # noqa: E402
 from dflash_local.config.quantization import GGUF_TYPES  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
 from dflash_local.planner.speed import LIKE, predict_load, tables  # noqa: E402
+from tests.drafter_configs import decoder_of_shape  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TIME, MEMORY = 0.12, 0.03  # of what was measured
@@ -69,11 +70,13 @@ def dflash2_pairs() -> dict[str, RandomPair]:
     """
     rows = registry.load()
     second, first = (of_row(row) for name in ("qwen3.8-27b", "qwen3.6-27b") if (row := rows.find(name)) is not None)
+    parts = {part.name: getattr(second.config, part.name) for part in fields(DFlashConfig)}
+    plain = DFlashConfig(**parts)
     coded = "syvai/Qwen3.8-27B-DFlash2-W4A16"
     return {
         "qwen3.8-27b, DFlash 2": second,
-        "qwen3.8-27b, without its parts": replace(second, config=replace(second.config, dflash2=None)),
-        "qwen3.8-27b, W4A16": replace(second, config=DrafterConfig.from_shape(shape(coded) or {}, coded)),
+        "qwen3.8-27b, without its parts": replace(second, config=plain),
+        "qwen3.8-27b, W4A16": replace(second, config=decoder_of_shape(shape(coded) or {}, coded)),
         "qwen3.6-27b, DFlash": first,
     }
 

@@ -12,10 +12,11 @@ import pytest
 
 from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import GatedDeltaNetConfig, ModelConfig
 from dflash_local.config.read_model import read_model
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.planner import formats, memory, parameters
+from tests.drafter_configs import decoder_of_shape
 
 GIB = 2**30
 
@@ -80,8 +81,8 @@ def target(repo: str) -> ModelConfig:
     return read_model(published(repo), repo)
 
 
-def drafter(repo: str) -> DrafterConfig:
-    return DrafterConfig.from_shape(published(repo), repo)
+def drafter(repo: str) -> DFlashConfig:
+    return decoder_of_shape(published(repo), repo)
 
 
 @pytest.mark.parametrize("repo", TARGETS)
@@ -114,7 +115,7 @@ def test_a_text_models_files_are_of_the_quoted_size(repo: str) -> None:
 
 def test_a_null_that_is_needed_is_taken_from_what_is_likely_or_is_unknown() -> None:
     config = published("z-lab/Qwen3.5-397B-A17B-DFlash")
-    assert DrafterConfig.from_shape(config, "x").inferred == ("attention_bias", "intermediate_size")
+    assert decoder_of_shape(config, "x").inferred == ("attention_bias", "intermediate_size")
     del config["_inferred"]
     with pytest.raises(UnknownValue, match="x: intermediate_size is missing"):
-        DrafterConfig.from_shape(config, "x")
+        decoder_of_shape(config, "x")

@@ -8,7 +8,7 @@ from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import Choice, of_row
 from dflash_local.catalog import registry
 from dflash_local.catalog.row import Repo, Row
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import named
@@ -23,7 +23,7 @@ from dflash_local.planner.recommend import (
 from dflash_local.planner.speed import Acceptance, acceptance
 
 
-def published(name: str) -> tuple[list[Weights], DrafterConfig | None, Row]:
+def published(name: str) -> tuple[list[Weights], Drafter | None, Row]:
     row = registry.load().find(name)
     assert row is not None
     known = shapes(of_row(row), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -12,7 +12,7 @@ pytest.importorskip("numpy")
 from benchmarks import speed_table
 from benchmarks.speed_table import Measured
 from dflash_local.catalog.row import Kind, Published, Row
-from dflash_local.config.dspark import DSparkConfig
+from dflash_local.drafters.dspark.layout import DSparkConfig
 from dflash_local.layout.spec import EngineSpec
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
@@ -20,7 +20,6 @@ from dflash_local.planner.card_probe import SAME, Scale, recorded_probe
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import Plan, plan
 from dflash_local.planner.speed import Acceptance, Launch, Times, acceptance, predict, tables, times_of, typical
-from dflash_local.planner.traffic import drafter_traffic
 
 GIB = 2**30
 
@@ -125,10 +124,12 @@ def test_a_markov_head_is_read_for_each_draft(measured: dict[str, Measured]) -> 
     assert each.drafter is not None
     model, spec = each.target, EngineSpec("bfloat16", 4096, each.drafter.block_size)
     (table,) = tables()
+    own = {part.name: getattr(each.drafter, part.name) for part in fields(each.drafter)}
+    own["vocab_size"] = model.vocab_size
     times, traffic = [], []
     for rank in (256, 0):
-        drafter = replace(each.drafter, dspark=DSparkConfig(model.vocab_size, rank))
-        traffic.append(Counter(drafter_traffic(drafter, model, spec).products))
+        drafter = DSparkConfig(**own, markov_rank=rank, confidence_inputs=0)
+        traffic.append(Counter(drafter.traffic(model, spec).products))
         times.append(times_of(model, drafter, each.load, table, SAME))
     ((product, count),) = (traffic[0] - traffic[1]).items()
     assert (product.bytes, count) == (model.vocab_size * 256 * 2, each.drafter.block_size - 1)

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from dflash_local.catalog.bundled import FOLDER
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter import Drafter
+from tests.drafter_configs import read_decoder
 from tools.train.drafter import DraftModule, visible
 
 PAIRS = ("demo", "demo-hybrid")  # attention over everything; a causal sliding layer of 64 before one
@@ -23,7 +23,7 @@ def module_of(name: str) -> tuple[dict[str, object], DraftModule]:
     """The shape of a bundled drafter over fresh weights."""
     told = json.loads((FOLDER / name / "drafter" / "config.json").read_text(encoding="utf-8"))
     torch.manual_seed(3)
-    return told, DraftModule(DrafterConfig.from_json(told, name), HIDDEN).requires_grad_(False)
+    return told, DraftModule(read_decoder(told, name), HIDDEN).requires_grad_(False)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -33,7 +33,7 @@ def test_equals_the_drafter_that_runs(name: str, tmp_path: Path) -> None:
         parameter.data = (parameter + 0.1 * torch.randn_like(parameter)).bfloat16().float()
     save_file({key: value.bfloat16() for key, value in module.state_dict().items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(told), encoding="utf-8")
-    running = Drafter.load(Checkpoint.open(tmp_path), device="cpu", dtype=torch.float32)
+    running = DrafterModel.load(Checkpoint.open(tmp_path), device="cpu", dtype=torch.float32)
     taps, x = torch.randn(1, 150, TAPS * HIDDEN), torch.randn(1, 3, BLOCK, HIDDEN)
     anchors = torch.tensor([[1, 40, 149]])  # before, inside and beyond the window of 64
     with torch.no_grad():

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter import Drafter
 from tests.families import save_model
 from tools.train.acceptance import MOST, Reply, Walker, cut, cycles
 from tools.train.drafter import visible
@@ -211,7 +211,7 @@ def test_walk_is_what_the_programs_drafter_proposes(target: FrozenTarget, tmp_pa
     for codes in (False, True):
         folder = tmp_path / str(codes)
         save(drafter, config, folder, codes=codes)
-        running = Drafter.load(Checkpoint.open(folder), device="cpu", dtype=torch.float32)
+        running = DrafterModel.load(Checkpoint.open(folder), device="cpu", dtype=torch.float32)
         ids = torch.tensor([*prompt, *reply])
         causal = torch.ones(len(ids), len(ids)).tril()[None, None] > 0
         taps = target.taps(ids[None], torch.arange(len(ids))[None], causal, TAPS)[0]

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import ModelConfig
+from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import DFlashError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.planner import software
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
 
-Shapes = tuple[ModelConfig, "DrafterConfig | None"]
+Shapes = tuple[ModelConfig, "Drafter | None"]
 KINDS = ("cuda", "mps", "cpu", "named")
 MAX_BYTES = 2**50
 MEMORY_FIGURES = ("planned_bytes", "peak_bytes")  # of the check's finding on the card

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from tools.train.packing import Mask, attend
 
 
@@ -40,7 +40,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tens
 class Attention(nn.Module):
     """Block queries over context keys (from c) and block keys (from u), one set of weights for both."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         width, heads, kv, dim = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
         self.heads, self.kv, self.theta = heads, kv, config.rope.theta
@@ -77,7 +77,7 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """Pre-norm decoder layer; only the block stream is updated, the context feature c is not."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config)
@@ -118,7 +118,7 @@ class DraftModule(nn.Module):
         target_hidden: width of the target, whose taps ``fc`` takes.
     """
 
-    def __init__(self, config: DrafterConfig, target_hidden: int) -> None:
+    def __init__(self, config: DFlashConfig, target_hidden: int) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.config, self.windows = config, config.windows

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import MLPConfig
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from tools.train.drafter import DraftModule
 from tools.train.frozen_target import FrozenTarget
 
@@ -79,7 +79,7 @@ def config_json(
 def new_drafter(config: Mapping[str, Any], target_hidden: int, seed: int) -> DraftModule:
     """Fresh weights: deviation 0.02, of what adds to the residual stream less with each layer."""
     torch.manual_seed(seed)
-    drafter = DraftModule(DrafterConfig.from_json(config, "the drafter in training"), target_hidden)
+    drafter = DraftModule(DFlashConfig.from_config(config, "the drafter in training"), target_hidden)
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             if parameter.ndim == 2:
@@ -111,7 +111,7 @@ def as_stored(drafter: DraftModule, *, codes: bool) -> DraftModule:
 def stored_drafter(folder: Path, target_hidden: int) -> DraftModule:
     """The drafter that ``save`` wrote, in float32."""
     told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    drafter = DraftModule(DrafterConfig.from_json(told, str(folder)), target_hidden)
+    drafter = DraftModule(DFlashConfig.from_config(told, str(folder)), target_hidden)
     tensors = load_file(folder / "model.safetensors")
     scales = {name: tensors.pop(f"{name}_scale", 1.0) for name in list(tensors) if not name.endswith("_scale")}
     drafter.load_state_dict({name: tensors[name].float() * scale for name, scale in scales.items()})

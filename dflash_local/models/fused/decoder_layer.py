@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from dflash_local.models.fused.convolution import Convolution
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer
 
 OnResidual = Callable[[torch.Tensor], None]
+
+
+class Around(Protocol):
+    """What stands around a part of a block, as the convolutions of a drafter do."""
+
+    def before(self, normed: torch.Tensor) -> torch.Tensor:
+        """The part's input [M, H] of normed rows, in room of its own."""
+
+    def after(self, result: torch.Tensor, x: torch.Tensor) -> None:
+        """Add the part's result [M, H], as it is changed, to the residual stream ``x``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +30,7 @@ class DecoderLayer:
 
     Attributes:
         mixer_output, mlp_output: norms of the parts' results (Gemma 2), or None.
-        mixer_conv, mlp_conv: convolutions around the parts (DFlash 2 drafters, which have no such norms), or None.
+        around_mixer, around_mlp: what stands around the parts of a layer without such norms, or None.
     """
 
     mixer: Mixer
@@ -29,8 +39,8 @@ class DecoderLayer:
     mlp_input: RMSNorm
     mixer_output: RMSNorm | None = None
     mlp_output: RMSNorm | None = None
-    mixer_conv: Convolution | None = None
-    mlp_conv: Convolution | None = None
+    around_mixer: Around | None = None
+    around_mlp: Around | None = None
 
     def block(
         self,
@@ -43,18 +53,18 @@ class DecoderLayer:
         """Add the layer's results to a block's rows ``x`` [M, H].
 
         Args:
-            normed, branch: room for as many rows; ``branch`` where a part's result is normed or convolved.
+            normed, branch: room for as many rows; ``branch`` where a part's result is normed or changed.
             max_seq_len: no row stands at or behind this position. on_residual: called with ``x`` behind each part.
         """
         self.mixer_input(x, normed)
-        rows = normed if self.mixer_conv is None else self.mixer_conv.before(normed)
-        after = self.mixer_output or self.mixer_conv
+        rows = normed if self.around_mixer is None else self.around_mixer.before(normed)
+        after = self.mixer_output or self.around_mixer
         _added(after, x, branch, lambda out, rest: self.mixer.block(rows, out, rest, max_seq_len))
         if on_residual is not None:
             on_residual(x)
         self.mlp_input(x, normed)
-        rows = normed if self.mlp_conv is None else self.mlp_conv.before(normed)
-        _added(self.mlp_output or self.mlp_conv, x, branch, lambda out, rest: self.mlp.block(rows, out, rest))
+        rows = normed if self.around_mlp is None else self.around_mlp.before(normed)
+        _added(self.mlp_output or self.around_mlp, x, branch, lambda out, rest: self.mlp.block(rows, out, rest))
         if on_residual is not None:
             on_residual(x)
 
@@ -75,13 +85,13 @@ class DecoderLayer:
 Part = Callable[[torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
-def _added(after: RMSNorm | Convolution | None, x: torch.Tensor, branch: torch.Tensor | None, part: Part) -> None:
+def _added(after: RMSNorm | Around | None, x: torch.Tensor, branch: torch.Tensor | None, part: Part) -> None:
     if after is None or branch is None:
         part(x, x)
-    elif isinstance(after, Convolution):
-        after.after(part(branch, None), x)
-    else:
+    elif isinstance(after, RMSNorm):
         x.add_(after(part(branch, None), branch))
+    else:
+        after.after(part(branch, None), x)
 
 
 def _normed(norm: RMSNorm | None, result: torch.Tensor) -> torch.Tensor:

@@ -10,22 +10,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from dflash_local.config.drafter_config import DrafterConfig
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig, MoEConfig
 from dflash_local.config.module_names import HEAD
-from dflash_local.layout import drafter as drafter_layout
 from dflash_local.layout.buffer import ITEM_BYTES
 from dflash_local.layout.linear import (
-    UNQUANTIZED,
     FormatOf,
     LinearSpec,
     WeightFormat,
-    eight_bits,
     segments,
     stored_formats,
 )
 from dflash_local.layout.moe import MoELayout
-from dflash_local.layout.spec import EngineSpec
 from dflash_local.layout.target import head_format, head_product, part_layout, weight_spec
 
 Part = Literal["attention", "Gated-DeltaNet", "MLP", "experts"]
@@ -107,32 +102,13 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
                 projections = projections[:1] if layout.joins(at, format_of) else projections
             products.update(_product_of(spec, format_of, dtype) for spec in projections)
     head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
-    products[_product(head_format(model, format_of), model.vocab_size, head.in_features, dtype)] += 1
+    products[weight_product(head_format(model, format_of), model.vocab_size, head.in_features, dtype)] += 1
     attentions = (layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig))
-    return Traffic(products, experts, parts, *_kv_bytes(attentions, kv_dtype))
+    return Traffic(products, experts, parts, *kv_traffic(attentions, kv_dtype))
 
 
-@lru_cache(maxsize=512)
-def drafter_traffic(drafter: DrafterConfig, target: ModelConfig, spec: EngineSpec) -> Traffic:
-    """Of the drafter's block, the head included; and of the context rows that a cycle adds."""
-    products: Counter[Product] = Counter()
-    format_of = stored_formats(drafter.quantization)
-    for product in drafter_layout.products(drafter, target.hidden_size).all():
-        form = drafter_layout.matrix_format(product, format_of, spec.precision)
-        products[_product(form, product.out_features, product.in_features, spec.dtype)] += 1
-    stored = head_format(target, stored_formats(target.quantization))
-    head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
-    products[_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
-    if drafter.dspark is not None and drafter.dspark.markov_rank:  # drafts are chosen one by one, by a matrix each
-        ids = drafter_layout.drafted_ids(spec, target.vocab_size)
-        products[_product(UNQUANTIZED, ids, drafter.dspark.markov_rank, spec.dtype)] += drafter.block_size - 1
-    parts: Counter[Part] = Counter({"attention": drafter.num_layers, "MLP": drafter.num_layers})
-    attentions = (drafter.attention(index) for index in range(drafter.num_layers))
-    return Traffic(products, {}, parts, *_kv_bytes(attentions, spec.cache_dtype))
-
-
-def _kv_bytes(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int], int]:
-    """``kv_bytes``, ``windows`` and ``group`` of ``Traffic``."""
+def kv_traffic(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int], int]:
+    """Gives ``kv_bytes``, ``windows`` and ``group`` of ``Traffic``."""
     windows: Counter[int] = Counter()
     full, group = 0, 1
     for attention in attentions:
@@ -162,7 +138,8 @@ def _product_of(spec: LinearSpec, format_of: FormatOf, dtype: str) -> Product:
     return Product(max(sizes, key=lambda name: sizes[name]), sum(sizes.values()))
 
 
-def _product(form: WeightFormat, rows: int, columns: int, dtype: str) -> Product:
+def weight_product(form: WeightFormat, rows: int, columns: int, dtype: str) -> Product:
+    """Describes a matrix [rows, columns] in one format, for activations of ``dtype``."""
     return Product(form.name, sum(buffer.nbytes for buffer in form.buffers("", rows, columns, dtype, "head")))
 
 

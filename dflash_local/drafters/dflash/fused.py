@@ -1,4 +1,4 @@
-"""The drafter over static buffers: context rows and a block of drafts as fixed lists of launches.
+"""A DFlash drafter over static buffers: context rows and a block of drafts as fixed lists of launches.
 
 Borrows the target's embedding, position and head, unless it is given tables of its own. Drafts are only proposed, so
 its matrices and its head may be coarser than the checkpoint's.
@@ -8,49 +8,38 @@ from __future__ import annotations
 
 import torch
 
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash import layout
+from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.candidate_walk import CandidateWalk
 from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
-from dflash_local.kernels.markov_walk import MarkovWalk
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
-from dflash_local.layout import drafter as layout
 from dflash_local.layout import mlp as mlp_layout
-from dflash_local.models.drafter_weights import ConvolutionWeights, DrafterWeights, LayerWeights, with_matrices
-from dflash_local.models.dspark import BORROWED, Tables
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights, random_on_device, read_weights
 from dflash_local.models.fused.attention import Attention, AttentionWeights
-from dflash_local.models.fused.convolution import Convolution
 from dflash_local.models.fused.decoder_layer import DecoderLayer
 from dflash_local.models.fused.embedding import embedding_rows
 from dflash_local.models.fused.formats import Weight
-from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, in_eight_bits, quantise_layer
+from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, quantise_layer
 from dflash_local.models.fused.mlp import MLP, MLPWeights
 from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
 
 
-class FusedDrafter:
-    """A loaded drafter bound to its target.
+class DFlashBlocks:
+    """A loaded drafter bound to its target; see ``drafters.engines.FusedDrafter``.
 
     Keeps nothing of ``weights`` but its tensors' places: a matrix that is replaced is free when the caller lets it go.
-
-    Attributes:
-        drafts: [block - 1, out_features of the head] logits of the drafted positions.
-        selector: chooses a DFlash 2 or a DSpark drafter's ids; None: each row's logits alone decide.
-        stored_head: the drafter's own where it has one, else the target's.
-        head: gives the logits; ``stored_head`` unless ``use_head`` brought another.
-        length: committed context rows, as the host knows.
+    Another kind overrides the methods named ``_own``.
     """
 
+    read_weights = staticmethod(read_weights)
+    random_weights = staticmethod(random_on_device)
+
     def __init__(
-        self,
-        config: DrafterConfig,
-        weights: DrafterWeights,
-        target: FusedTarget,
-        draft_window: int | None = None,
-        tables: Tables = BORROWED,
+        self, config: DFlashConfig, weights: DrafterWeights, target: FusedTarget, draft_window: int | None = None
     ) -> None:
         """``weights``: as they are read, or of ``coded``. ``draft_window``: context rows it looks back on."""
         self.config, self.target = config, target
@@ -60,16 +49,15 @@ class FusedDrafter:
         self._norm, self._hidden_norm = self._of(weights.norm), self._of(weights.hidden_norm)
         self._context_key_norm = weights.context_key_norm.to(target.device)
         self._context_kv_bias = self._there(weights.context_kv_bias)
-        buffers = layout.run_buffers(config, target.vocab_size, target.spec)
+        buffers = config.buffers(target.vocab_size, target.spec)
         tensors = Tensors((each for each in buffers if each.name != layout.LOGITS), target.device)
         own = layout.shared_buffers(config, target.spec)
         self.keys, self.values = tensors.take(own.caches)
         self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
         self._x, self._normed, self._hidden = tensors.take(own.rows)
         self._feature, self._projected = tensors.take(own.context)
-        self._embedding = target.weights.embedding if tables.embedding is None else tables.embedding
-        self._embedding_scale = target.embedding_scale if config.dspark is None else 1.0
-        self._kernels: torch.Tensor | None = None  # room of a DFlash 2 drafter
+        self._embedding = target.weights.embedding
+        self._embedding_scale = target.embedding_scale
         heads, spec = layout.heads_of(config), target.spec
         cos, sin = tensors.take(
             attention_layout.rotation_buffers(layout.OWNER, heads.rotary_dim, spec.drafter_capacity, spec.dtype)
@@ -77,25 +65,9 @@ class FusedDrafter:
         self._rotation = cos, sin
         fill_rotation(self._rotation, config.rope)
         self._parts: tuple[AttentionWeights | MLPWeights, ...] = ()
-        self._projections: tuple[Linear, ...] = ()  # of its convolutions, and of its selector
-        self._contribution: tuple[Linear, torch.Tensor] | None = None  # of rows to the choice, and its room
+        self._own_products = {name: Linear(matrix) for name, matrix in weights.own_matrices.items()}
         self.selector: RowChooser | None = None
-        if weights.markov is not None:
-            room = tensors.take(layout.markov_buffers(config, target.vocab_size))
-            self.selector = MarkovWalk(weights.markov, target.tokens[:1], room)
-        second = layout.dflash2_run_buffers(config, target.vocab_size, target.spec.dtype)
-        if second is not None and config.dflash2 is not None and weights.selector is not None:
-            self._embedding_scale = config.dflash2.embedding_scale
-            self._kernels = tensors[second.kernels.name]
-            self._contribution = Linear(weights.selector.projection), tensors[second.projected.name]
-            self._projections = self._contribution[:1]
-            self.selector = CandidateWalk(
-                config.dflash2.selector,
-                weights.selector.codebooks,
-                self._contribution[1],
-                target.tokens[:1],
-                tensors.take(second.candidates),
-            )
+        self._bind_own(weights, tensors)
         self._layers = tuple(self._layer(index, layer, tensors) for index, layer in enumerate(weights.layers))
         self._context_heads = HeadLayout(
             num_heads=0,
@@ -104,9 +76,31 @@ class FusedDrafter:
             rotary_dim=heads.rotary_dim,
             per_head_norms=True,
         )
-        head = tables.head
-        self.stored_head = target.weights.head if head is None else Linear(head[: target.vocab_size])
+        self.stored_head = target.weights.head
         self.use_head(self.stored_head)
+
+    @classmethod
+    def bound(
+        cls,
+        config: DFlashConfig,
+        weights: DrafterWeights,
+        target: FusedTarget,
+        files: Checkpoint,
+        draft_window: int | None,
+    ) -> DFlashBlocks:
+        """See ``drafters.engines.BindableBlocks``."""
+        return cls(config, weights, target, draft_window)
+
+    def _bind_own(self, weights: DrafterWeights, tensors: Tensors) -> None:
+        """Bind what the kind has beside, before the layers are made; ``tensors``: of all ``buffers``."""
+
+    def _own_layer(self, index: int, layer: DecoderLayer) -> DecoderLayer:
+        """The layer with what the kind has around its parts."""
+        return layer
+
+    def _finish_own(self, drafted: torch.Tensor) -> None:
+        """Finish the ``drafts`` that the head gave of hidden rows."""
+        self.target.cap_logits(self.drafts)
 
     def _there(self, bias: torch.Tensor | None) -> torch.Tensor | None:
         return None if bias is None else bias.to(self.target.device)
@@ -144,49 +138,29 @@ class FusedDrafter:
         feed_forward = MLPWeights(config.mlp, gate_up, _joined(weights.down))
         self._parts += (loaded, feed_forward)
         mlp = MLP(feed_forward, between)
-        return DecoderLayer(
-            attention,
-            mlp,
-            self._of(weights.input_norm),
-            self._of(weights.post_norm),
-            mixer_conv=self._convolution(weights.attention_conv),
-            mlp_conv=self._convolution(weights.mlp_conv),
-        )
-
-    def _convolution(self, weights: ConvolutionWeights | None) -> Convolution | None:
-        second = self.config.dflash2
-        if second is None or weights is None or self._kernels is None:
-            return None
-        projection = Linear(weights.projection)
-        self._projections += (projection,)
-        # The rows behind the last norm are not there yet while the layers run: they are the room.
-        return Convolution(second.convolution, weights.base, projection, self._kernels, self._hidden)
+        layer = DecoderLayer(attention, mlp, self._of(weights.input_norm), self._of(weights.post_norm))
+        return self._own_layer(index, layer)
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:
-        """All matrices of the drafter's own."""
         of_layers = (product for part in self._parts for product in part.products)
-        return (*of_layers, *self._projections, self._fc, self._context_kv)
+        return (*of_layers, *self._own_products.values(), self._fc, self._context_kv)
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """The matrices, and the head when it is not the target's."""
         own = () if self.head is self.target.weights.head else (self.head,)
         return (*self.matrices, *own)
 
     def quantize(self) -> None:
-        """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
         for matrix in self.matrices:
             quantise_layer(matrix)
 
     def use_head(self, head: Linear) -> None:
-        """Draft ids below a head's out_features by that head [<= V, H]. Nothing may have been recorded yet."""
         self.head = head
         buffer = layout.draft_logits(self.config.block_size, head.out_features, self.target.spec.dtype)
         self.drafts = Tensors([buffer], self.target.device)[buffer.name]
 
     def block(self, max_seq_len: int) -> None:
-        """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
         self._ids[:1] = self.target.tokens[:1]
         x = self._x
         embedding_rows(self._embedding, self._ids, x)
@@ -198,20 +172,24 @@ class FusedDrafter:
         self._norm(x, self._hidden)
         drafted = self._hidden[self.config.first_draft :]
         self.head(drafted, self.drafts)
-        if self._contribution is not None:
-            projection, room = self._contribution
-            projection(drafted, room)
-        elif self.config.dspark is None:
-            self.target.cap_logits(self.drafts)
+        self._finish_own(drafted)
+
+    def block_bytes(self, context: int) -> int:
+        config = self.config
+        matrices = sum(product.weight.nbytes for product in (*self.matrices[:-2], self.head))
+        # Caches are [layers, heads, tokens, width].
+        row = (self.keys.nbytes + self.values.nbytes) // self.keys.shape[2] // config.num_layers
+        return matrices + row * sum(min(context, window or context) + config.draft_rows for window in config.windows)
+
+    def inject_bytes(self) -> int:
+        return sum(product.weight.nbytes for product in (self._fc, self._context_kv))
 
     def inject(self, rows: int) -> None:
-        """Context rows of the target's last block at its ``start``; those that are not committed are written again."""
         feature = self._fc(self.target.tapped[:rows], self._feature[:rows])
         self._hidden_norm(feature, feature)
         self._write_cache(self._context_kv(feature, self._projected[:rows]), self.target.start)
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
-        """Context rows of committed tokens at positions ``start ..``, as many as there are; taps [M, taps x H]."""
         feature = self._fc.prefill(taps)
         self._hidden_norm(feature, feature)
         at = torch.tensor([start], dtype=torch.int32, device=taps.device)
@@ -227,10 +205,8 @@ class FusedDrafter:
         qk_norm_rope_cache(projected, norms, eps, self._rotation, start, projected, cache, heads, bias)
 
 
-def coded(weights: DrafterWeights) -> DrafterWeights:
-    """The same drafter with its matrices in eight bits, beside what it is made of; those in codes stay."""
-    return with_matrices(weights, in_eight_bits)
-
-
 def _joined(weight: Weight) -> JoinedLinear:
     return JoinedLinear((Linear(weight),), {})
+
+
+BLOCKS = DFlashBlocks

@@ -1,4 +1,4 @@
-"""The drafter: one class for every published checkpoint of DFlash, DFlash 2 and DSpark, plain PyTorch.
+"""A DFlash drafter in plain PyTorch, and what it proposes.
 
 A small Qwen3-style decoder that fills a block in one forward and sees the past only through keys and values of the
 target's taps. It has no embedding and no head: both are the target's.
@@ -6,138 +6,35 @@ target's taps. It has no embedding and no head: both are the target's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch.nn import functional
 
-from dflash_local.config.drafter_config import DrafterConfig
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.kinds import read_drafter
+from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.dflash2 import CandidateSelector, Convolution
+from dflash_local.models.drafter_context import BlockMasks, ContextCache
 from dflash_local.models.drafter_weights import (
     DrafterWeights,
-    LayerWeights,
+    random_on_device,
     random_weights,
     read_weights,
     with_matrices,
 )
 from dflash_local.models.packed_linear import linear, pack
 from dflash_local.models.rope import RopeTable, rotate
+from dflash_local.models.transformers_target import TransformersTarget
 
+if TYPE_CHECKING:
+    from dflash_local.engine.sampling import Sampler
 
-class BlockMasks:
-    """Masks of one drafter, right-aligned: the last columns are the block, before them the context.
-
-    Visibility depends only on the distance from key to block, so one mask per (window, causal, rows)
-    serves every context length by taking its last columns.
-
-    Args:
-        group: query heads per key head; each of a block's rows is repeated so often.
-    """
-
-    def __init__(self, group: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._group = group
-        self._device = device
-        self._dtype = dtype
-        self._masks: dict[tuple[int | None, bool, int], torch.Tensor] = {}
-
-    def visible(
-        self, window: int | None, causal: bool, context: int, rows: int, draft_window: int | None
-    ) -> tuple[int, torch.Tensor | None]:
-        """The first key any row sees, and an additive mask over the keys from there on.
-
-        Args:
-            window: keys a row sees including its own, None for all.
-            context: committed rows n; the block stands at positions n .. n+rows-1.
-            draft_window: only so many last context rows exist at all.
-
-        Returns:
-            first key index, and [rows x group, n + rows - first] with row-major rows, or None when
-            every row sees every key from ``first`` on.
-        """
-        first = 0 if window is None else max(0, context - window + 1)
-        if draft_window is not None:
-            first = max(first, context - draft_window)
-        keys = context + rows - first
-        if not causal and (window is None or keys <= window):
-            return first, None
-        mask = self._masks.get((window, causal, rows))
-        if mask is None or mask.shape[1] < keys:
-            mask = self._masks[window, causal, rows] = self._make(window, causal, rows, keys)
-        return first, mask[:, mask.shape[1] - keys :]
-
-    def _make(self, window: int | None, causal: bool, rows: int, keys: int) -> torch.Tensor:
-        width = max(256, 2 * keys) if window is None else max(window - 1 + rows, keys)
-        query = torch.arange(rows, device=self._device).unsqueeze(1)
-        key = torch.arange(rows - width, rows, device=self._device).unsqueeze(0)
-        hidden = torch.zeros(rows, width, dtype=torch.bool, device=self._device)
-        if window is not None:
-            hidden |= (query - key).abs() >= window
-        if causal:
-            hidden |= key > query
-        mask = torch.zeros(rows, width, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
-        return mask.repeat_interleave(self._group, dim=0)
-
-
-class ContextCache:
-    """Keys and values of positions ``0 .. length-1`` of all layers, grown by doubling.
-
-    Row index = absolute position. Rows at ``length`` and beyond are scratch: they are never read before they are
-    written, so a truncation is a number and nothing else.
-
-    Attributes:
-        length: committed rows. keys, values: [layers, kv_heads, capacity, head_dim].
-        draft_window: attend only to this many last context rows (positions stay absolute); None is all.
-    """
-
-    __slots__ = ("draft_window", "keys", "length", "values")
-
-    def __init__(
-        self,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
-        *,
-        capacity: int,
-        draft_window: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        if draft_window is not None and draft_window < 1:
-            raise ValueError(f"draft_window {draft_window} must be at least 1")
-        shape = (layers, kv_heads, max(capacity, 1), head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.length = 0
-        self.draft_window = draft_window
-
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[2]
-
-    @property
-    def nbytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
-
-    def reserve(self, rows: int) -> None:
-        """Make room for ``rows`` rows in all; committed rows are kept."""
-        if rows <= self.capacity:
-            return
-        capacity = max(2 * self.capacity, rows)
-        self.keys = self._grown(self.keys, capacity)
-        self.values = self._grown(self.values, capacity)
-
-    def _grown(self, old: torch.Tensor, capacity: int) -> torch.Tensor:
-        layers, heads, _, width = old.shape
-        new = torch.zeros((layers, heads, capacity, width), device=old.device, dtype=old.dtype)
-        new[:, :, : self.length] = old[:, :, : self.length]
-        return new
-
-    def truncate(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot truncate a cache of {self.length} rows to {length}")
-        self.length = length
+Sublayer = Callable[[torch.Tensor], torch.Tensor]
+Model = TypeVar("Model", bound="DrafterModel")
+Part = Literal["attention", "mlp"]
 
 
 def drafter_dtype(target_dtype: torch.dtype) -> torch.dtype:
@@ -159,17 +56,10 @@ class _Norm:
         return functional.rms_norm(x, shape, None, self.eps) * self.weight
 
 
-Around = tuple[Convolution | None, Convolution | None]
+class DrafterModel:
+    """A loaded drafter: deterministic, without state outside the cache it is given. Taps and embeddings are cast."""
 
-
-class Drafter:
-    """A loaded drafter: deterministic, without state outside the cache it is given. Taps and embeddings are cast.
-
-    Attributes:
-        selector, markov: choose a DFlash 2 and a DSpark drafter's ids; None: each row's logits alone decide.
-    """
-
-    def __init__(self, config: DrafterConfig, weights: DrafterWeights, notices: tuple[str, ...] = ()) -> None:
+    def __init__(self, config: DFlashConfig, weights: DrafterWeights, notices: tuple[str, ...] = ()) -> None:
         self.config = config
         self.device = weights.fc.device
         self.dtype = weights.fc.dtype
@@ -185,30 +75,17 @@ class Drafter:
             (_Norm(layer.input_norm, eps), _Norm(layer.query_key_norm, eps), _Norm(layer.post_norm, eps))
             for layer in weights.layers
         )
-        second = config.dflash2
-        self.selector: CandidateSelector | None = None
-        if second is not None and weights.selector is not None:
-            self.selector = CandidateSelector(second.selector, weights.selector)
-        self.markov = weights.markov
-        self._convolutions: tuple[Around, ...] = tuple(self._around(layer) for layer in weights.layers)
-
-    def _around(self, layer: LayerWeights) -> Around:
-        """The convolutions around attention and around the feed-forward part."""
-        second = self.config.dflash2
-        if second is None or layer.attention_conv is None or layer.mlp_conv is None:
-            return None, None
-        return Convolution(second.convolution, layer.attention_conv), Convolution(second.convolution, layer.mlp_conv)
 
     @classmethod
     def load(
-        cls,
+        cls: type[Model],
         checkpoint: Checkpoint,
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         attention_factor: float | None = None,
         packed: bool = False,
-    ) -> Drafter:
+    ) -> Model:
         """Read a drafter.
 
         Args:
@@ -218,7 +95,7 @@ class Drafter:
             CheckpointError: not a drafter's.
         """
         _refuse_float16(dtype)
-        config = DrafterConfig.from_json(checkpoint.config, checkpoint.source.config_file)
+        config = cast(DFlashConfig, read_drafter(checkpoint.config, checkpoint.source.config_file))
         notices: list[str] = []
         weights = read_weights(checkpoint, config, torch.device(device), dtype, notices.append)
         if packed:
@@ -227,14 +104,14 @@ class Drafter:
 
     @classmethod
     def random(
-        cls,
-        config: DrafterConfig,
+        cls: type[Model],
+        config: DFlashConfig,
         *,
         target_hidden: int,
         seed: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-    ) -> Drafter:
+    ) -> Model:
         """A drafter with random weights, the same for the same seed: test material."""
         _refuse_float16(dtype)
         return cls(config, random_weights(config, target_hidden, seed, torch.device(device), dtype))
@@ -283,7 +160,7 @@ class Drafter:
 
     @torch.no_grad()
     def draft_hidden(self, cache: ContextCache, embeddings: torch.Tensor, start: int) -> torch.Tensor:
-        """The block's hidden states after the final norm; row k predicts position ``start + k``.
+        """The block's hidden states after the final norm; the first draft's row predicts position ``start + 1``.
 
         A pure function of the cache's committed rows and the embeddings: the block's own keys and
         values go into scratch rows behind ``cache.length`` and are forgotten.
@@ -293,7 +170,7 @@ class Drafter:
             start: absolute position of the anchor; must be ``cache.length``.
 
         Returns:
-            [B, hidden]. Row 0 (the anchor) predicts nothing of use, but of DSpark: there row k predicts the next one.
+            [B, hidden]. Rows before ``first_draft`` predict nothing of use.
         """
         if start != cache.length:
             raise ValueError(f"the anchor's position must be the cache's length {cache.length}, got {start}")
@@ -313,13 +190,16 @@ class Drafter:
         self, index: int, x: torch.Tensor, cache: ContextCache, cos_sin: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         input_norm, _, post_norm = self._norms[index]
-        attention_conv, mlp_conv = self._convolutions[index]
 
         def attend(rows: torch.Tensor) -> torch.Tensor:
             return self._attention(index, rows, cache, cos_sin)
 
-        x = x + _within(attention_conv, attend, input_norm(x))
-        return x + _within(mlp_conv, lambda rows: self._feed_forward(index, rows), post_norm(x))
+        x = x + self._around(index, "attention", attend, input_norm(x))
+        return x + self._around(index, "mlp", lambda rows: self._feed_forward(index, rows), post_norm(x))
+
+    def _around(self, index: int, part: Part, sublayer: Sublayer, rows: torch.Tensor) -> torch.Tensor:
+        """The output of a layer's sublayer on normed rows; a kind may have something around it."""
+        return sublayer(rows)
 
     def _attention(
         self, index: int, x: torch.Tensor, cache: ContextCache, cos_sin: tuple[torch.Tensor, torch.Tensor]
@@ -353,16 +233,88 @@ class Drafter:
         return linear(functional.silu(gate) * up, layer.down)
 
 
-def _within(
-    convolution: Convolution | None, sublayer: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor
-) -> torch.Tensor:
-    """A sublayer's output, with the convolution around it if there is one."""
-    if convolution is None:
-        return sublayer(rows)
-    rows, own = convolution.before(rows)
-    return convolution.after(sublayer(rows), own)
+class DFlashProposer:
+    """A drafter with its context cache, bound to the target whose embedding and head it borrows. It drafts its trained
+    size, since bidirectional layers see all of the block; a shorter request takes the first slots.
+    """
+
+    model: ClassVar[type[DrafterModel]] = DrafterModel
+
+    def __init__(self, drafter: DrafterModel, target: TransformersTarget, draft_window: int | None = None) -> None:
+        self.drafter, self.target = drafter, target
+        self._cache = drafter.new_cache(draft_window=draft_window)
+        # The mask row never changes: embed the whole block once, then only the anchor's row.
+        ids = torch.full((drafter.config.draft_rows,), drafter.config.mask_token_id, device=target.device)
+        self._block = self._embed(ids).to(drafter.dtype).clone()
+
+    @classmethod
+    def load(
+        cls, files: Checkpoint, target: TransformersTarget, options: LoadConfig, packed: bool
+    ) -> tuple[DFlashProposer, tuple[str, ...]]:
+        """See ``drafters.engines.Loadable``."""
+        drafter = cls.model.load(
+            files,
+            device=target.device,
+            dtype=drafter_dtype(target.dtype),
+            attention_factor=options.attention_factor,
+            packed=packed,
+        )
+        return cls.bound(drafter, files, target, options.draft_window), drafter.notices
+
+    @classmethod
+    def random(cls, config: DFlashConfig, target: TransformersTarget) -> DFlashProposer:
+        weights = random_on_device(config, target.hidden_size, target.device, target.dtype)
+        return cls(cls.model(config, weights), target)
+
+    @classmethod
+    def bound(
+        cls, drafter: DrafterModel, files: Checkpoint, target: TransformersTarget, draft_window: int | None
+    ) -> DFlashProposer:
+        """Bind a drafter to its target."""
+        return cls(drafter, target, draft_window)
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """The block's rows."""
+        return self.target.embed(ids)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """For the ids that the target has."""
+        return self.target.head(hidden.to(self.target.dtype))
+
+    def _choose(
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        anchor: torch.Tensor,
+        sampler: Sampler,
+        noise: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Ids of drafted rows [m]; ``anchor``: [1]."""
+        return sampler.draft(logits, None if noise is None else noise[: len(logits)])
+
+    @property
+    def length(self) -> int:
+        return self._cache.length
+
+    def extend(self, taps: torch.Tensor, start: int) -> None:
+        """Write the context K/V of newly committed tokens, once."""
+        self.drafter.write_context(self._cache, taps.to(self.drafter.dtype), start)
+
+    def truncate(self, length: int) -> None:
+        if length < self._cache.length:
+            self._cache.truncate(length)
+
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+        anchor = torch.tensor(ids[-1:], device=self.target.device)
+        self._block[:1] = self._embed(anchor)
+        drafter = self.drafter
+        hidden = drafter.draft_hidden(self._cache, self._block, len(ids) - 1)[drafter.config.first_draft :][:count]
+        return self._choose(hidden, self._logits(hidden), anchor, sampler, noise)
 
 
 def _refuse_float16(dtype: torch.dtype) -> None:
     if dtype == torch.float16:
         raise ValueError("a drafter never runs in float16; take drafter_dtype(target dtype)")
+
+
+PROPOSER = DFlashProposer

@@ -1,0 +1,1 @@
+"""Drafters: a folder for each kind, and the table of kinds."""

@@ -1,0 +1,151 @@
+"""What both engines ask of a loaded drafter, whatever its kind, and where they get it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from dflash_local.drafters.drafter import Drafter
+from dflash_local.kernels.choose import RowChooser
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter_weights import DrafterWeights
+from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.transformers_target import TransformersTarget
+
+if TYPE_CHECKING:
+    from dflash_local.engine.sampling import Sampler
+
+
+class Proposer(Protocol):
+    """What the reference engine needs of a drafter, or what tests plant."""
+
+    @property
+    def length(self) -> int:
+        """Context positions held."""
+
+    def extend(self, taps: torch.Tensor, start: int) -> None:
+        """Take the taps [m, T x H] of newly committed tokens at positions ``start ..``."""
+
+    def truncate(self, length: int) -> None:
+        """Forget context after ``length``."""
+
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+        """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""
+
+
+class LoadableProposer(Protocol):
+    """A kind's ``reference.PROPOSER``."""
+
+    def load(
+        self, files: Checkpoint, target: TransformersTarget, options: LoadConfig, packed: bool
+    ) -> tuple[Proposer, tuple[str, ...]]:
+        """Read a drafter that its pair has been checked with; returns it, bound to its target, and notices.
+
+        Args:
+            packed: matrices are laid out for ``packed_linear``.
+        """
+
+    def random(self, config: Drafter, target: TransformersTarget) -> Proposer:
+        """A drafter of random weights, for measuring."""
+
+
+class FusedDrafter(Protocol):
+    """A drafter over static buffers, bound to its target: what the fused engine records.
+
+    Attributes:
+        drafts: [block - 1, out_features of the head] logits of the drafted positions.
+        selector: chooses ids by more than each row's logits; None: these alone decide.
+        stored_head: the drafter's own where it has one, else the target's.
+        head: gives the logits; ``stored_head`` unless ``use_head`` brought another.
+        length: committed context rows, as the host knows.
+    """
+
+    target: FusedTarget
+    drafts: torch.Tensor
+    selector: RowChooser | None
+    stored_head: Linear
+    head: Linear
+    length: int
+
+    @property
+    def config(self) -> Drafter:
+        """What it is."""
+
+    @property
+    def matrices(self) -> tuple[Linear | GateUp, ...]:
+        """All matrices of the drafter's own."""
+
+    @property
+    def products(self) -> tuple[Linear | GateUp, ...]:
+        """The matrices, and the head when it is not the target's."""
+
+    def quantize(self) -> None:
+        """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
+
+    def use_head(self, head: Linear) -> None:
+        """Draft ids below a head's out_features by that head [<= V, H]. Nothing may have been recorded yet."""
+
+    def block(self, max_seq_len: int) -> None:
+        """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
+
+    def inject(self, rows: int) -> None:
+        """Context rows of the target's last block at its ``start``; those that are not committed are written again."""
+
+    def write_context(self, taps: torch.Tensor, start: int) -> None:
+        """Context rows of committed tokens at positions ``start ..``, as many as there are; taps [M, taps x H]."""
+
+    def block_bytes(self, context: int) -> int:
+        """Bytes that a block reads behind so many tokens: its layers, its head, and what each layer looks back on."""
+
+    def inject_bytes(self) -> int:
+        """Bytes of the matrices that context rows alone go through."""
+
+
+class BindableBlocks(Protocol):
+    """A kind's ``fused.BLOCKS``."""
+
+    def read_weights(
+        self,
+        checkpoint: Checkpoint,
+        config: Drafter,
+        device: torch.device,
+        dtype: torch.dtype,
+        on_notice: Callable[[str], None],
+        keeps_codes: bool,
+    ) -> DrafterWeights:
+        """See ``models.drafter_weights.read_weights``."""
+
+    def random_weights(
+        self, config: Drafter, target_hidden: int, device: torch.device, dtype: torch.dtype
+    ) -> DrafterWeights:
+        """Random weights made where they lie, for measuring, in the formats of the drafter's own."""
+
+    def __call__(self, config: Drafter, weights: DrafterWeights, target: FusedTarget) -> FusedDrafter:
+        """Bind weights to a target, without what a checkpoint may have beside."""
+
+    def bound(
+        self,
+        config: Drafter,
+        weights: DrafterWeights,
+        target: FusedTarget,
+        files: Checkpoint,
+        draft_window: int | None,
+    ) -> FusedDrafter:
+        """Bind weights to a target. ``draft_window``: context rows it looks back on; None is all."""
+
+
+def proposer_of(config: Drafter) -> LoadableProposer:
+    """Import the reference engine's side of a kind."""
+    found: LoadableProposer = import_module(f"dflash_local.drafters.{config.kind}.reference").PROPOSER
+    return found
+
+
+def blocks_of(config: Drafter) -> BindableBlocks:
+    """Import the fused engine's side of a kind."""
+    found: BindableBlocks = import_module(f"dflash_local.drafters.{config.kind}.fused").BLOCKS
+    return found
