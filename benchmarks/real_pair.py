@@ -88,8 +88,9 @@ def write_decoded(file: Path, folder: Path) -> None:
     stored: dict[Path, StoredTensors] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, info in source.tensors().items():
-        home = stored.setdefault(info.file, StoredTensors.open(info.file))
-        tensors[name] = home.read(info).to(torch.bfloat16).contiguous()
+        if info.file not in stored:
+            stored[info.file] = StoredTensors.open(info.file)
+        tensors[name] = stored[info.file].read(info).to(torch.bfloat16).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -45,8 +45,9 @@ FIRST_COMMAND_S = 60.0  # until the command that started this process opens a pa
 class EngineProcess:
     """Its one pair and those who use it. Every connection has a thread of its own."""
 
-    def __init__(self, user: Settings, folder: Path, record: Path | None) -> None:
-        self._user, self._folder, self._record = user, folder, record
+    def __init__(self, user: Settings, record: EngineRecord) -> None:
+        self._user, self._record = user, record
+        self._recorded: Path | None = None
         self._loading = threading.Lock()  # held while a pair is loaded or looked at
         self._leases, self._counting = 0, threading.Lock()
         self._service: Service | None = None
@@ -68,13 +69,13 @@ class EngineProcess:
 
     def end(self) -> None:
         """End the process: what runs is cancelled, and memory is free within two seconds."""
-        if self._record is not None:
-            self._record.unlink(missing_ok=True)
+        if self._recorded is not None:
+            self._recorded.unlink(missing_ok=True)
         if self._service is not None:
             closing = threading.Thread(target=self._service.close, daemon=True)
             closing.start()
             closing.join(CLOSE_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._record.folder, ignore_errors=True)
         os._exit(0)
 
     def _answer(self, connection: Connection[Any, Any]) -> None:
@@ -110,18 +111,24 @@ class EngineProcess:
             self.end()
 
     def _open(self, connection: Connection[Any, Any], message: Open) -> Opened | Occupied | Failed:
+        if self._name not in ("", message.pair.name):
+            return Occupied("")  # at once: another pair's load takes minutes
         with self._loading:
             if self._service is not None:
                 return self._shared(self._service, message)
             self._name = message.pair.name
+            self._recorded = self._record.write(self._user)  # not before: nobody comes ahead of who started it
             try:
                 session = open_held(message.pair, message.load, self._user, connection.send)
             except DFlashError as error:
                 return Failed.of(error)
-            except Exception as error:  # a library's fault ends the load with a line, as in the service
-                return Failed.of(_engine_error(error))
+            except Exception as fault:  # a library's fault ends the load with a line, as in the service
+                what = f"the load failed: {type(fault).__name__}: {fault}"
+                failure = EngineError(what, "run again with --debug for the traceback")
+                failure.__cause__ = fault
+                return Failed.of(failure)
             self._service = Service(session)
-            return Opened(session.facts, shared=False)
+            return Opened(session.facts)
 
     def _shared(self, service: Service, message: Open) -> Opened | Occupied:
         """The loaded pair, where loading would bring the same: the same folders, and every option that was given."""
@@ -132,7 +139,7 @@ class EngineProcess:
         unlike = load.unlike(facts.load)
         if unlike:
             return Occupied(f"{pair.name} is loaded without {' '.join(unlike)} ({facts.loaded_as})")
-        return Opened(facts, shared=True)
+        return Opened(facts)
 
     def _reply(self, connection: Connection[Any, Any], message: Generate) -> None:
         service = self._service
@@ -159,12 +166,6 @@ def _watch(connection: Connection[Any, Any], ticket: Ticket) -> None:
     ticket.cancel()
 
 
-def _engine_error(error: Exception) -> EngineError:
-    found = EngineError(f"the load failed: {type(error).__name__}: {error}", "run again with --debug for the traceback")
-    found.__cause__ = error
-    return found
-
-
 def main(folder: Path) -> None:
     """Listen in a private folder, say on standard output where, and work until the last command leaves."""
     user, key = settings.load(), secrets.token_bytes(32)
@@ -174,7 +175,7 @@ def main(folder: Path) -> None:
         sys.stdout.write(record.line)
         sys.stdout.flush()
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print goes to the log
-        EngineProcess(user, folder, record.write(user)).accept(listener)
+        EngineProcess(user, record).accept(listener)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from dflash_local.app.process_messages import (
     Stop,
 )
 from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import DeviceLostError, EngineError
+from dflash_local.errors import DeviceLostError
 from dflash_local.events import Event, Finished, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -111,7 +111,7 @@ def open_process(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -
     """Use a pair where it is loaded as asked for, else load it in a process of its own.
 
     Raises:
-        DFlashError: see ``app.loading.open_held``. EngineError: the process ended while it loaded.
+        DFlashError: see ``app.loading.open_held``. DeviceLostError: the process ended while it loaded.
     """
     for record in read_records(user) if user.attach else ():
         shared = _shared(record, pair, load, notify)
@@ -179,9 +179,10 @@ def _started(pair: Pair, load: LoadConfig, notify: Notify) -> LocalProcess:
             answer = _opened(lease, pair, load, notify)
         except (OSError, EOFError, ValueError) as error:  # ValueError: it said nothing
             raise _ended(process.pid, folder, process, " while it loaded") from error
-        if not isinstance(answer, Opened):
+        if isinstance(answer, Failed):
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            raise answer.error() if isinstance(answer, Failed) else EngineError("another command took the process")
+            raise answer.error()
+        assert isinstance(answer, Opened)  # nobody else knows of the process before it loads
         stack.pop_all()
         return LocalProcess(record, lease, replace(answer.facts, pid=record.owner.pid), process)
 

@@ -28,10 +28,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The pair can be used. ``shared``: it was loaded before."""
+    """The pair can be used."""
 
     facts: SessionFacts
-    shared: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from dflash_local.service.resident import Model
 from dflash_local.service.service import Session
 from dflash_local.settings import Settings
 
-NAMES_S = 2.0  # a status waits for them, and those that ask for it wait 5 s (``remote.attached``)
+NAMES_S = 2.0  # a status waits for them, and those that ask for it wait 5 s (``remote.serve_status``)
 
 
 class ResidentServer(ABC):

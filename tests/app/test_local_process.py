@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Pipe
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
 
-from dflash_local import settings  # noqa: E402
-from dflash_local.app.engine_records import read_records  # noqa: E402
+from dflash_local import __version__, settings  # noqa: E402
+from dflash_local.app.engine_process import EngineProcess  # noqa: E402
+from dflash_local.app.engine_records import EngineRecord, read_records  # noqa: E402
 from dflash_local.app.loading import start_service  # noqa: E402
 from dflash_local.app.local_process import LocalProcess, open_process  # noqa: E402
+from dflash_local.app.process_messages import Occupied, Open  # noqa: E402
 from dflash_local.catalog.bundled import Pair, find  # noqa: E402
 from dflash_local.cli.ps import lines, served  # noqa: E402
 from dflash_local.errors import CheckpointError, DeviceLostError  # noqa: E402
@@ -30,6 +32,7 @@ from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.request import Limits, SamplingParams, user_request  # noqa: E402
 from dflash_local.service.service import Service  # noqa: E402
 from dflash_local.settings import Settings  # noqa: E402
+from dflash_local.store.owner import Owner  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 
 ASK = user_request("What is 3 + 4?")
@@ -143,6 +146,14 @@ def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Setti
         last = service.facts.pid
     assert last is not None
     wait_until_gone(last)
+
+
+def test_nobody_waits_for_the_load_of_another_pair(user: Settings, tmp_path: Path) -> None:
+    engine = EngineProcess(user, EngineRecord(Owner.me("engine"), "", "", str(tmp_path)))
+    engine._name = "demo"
+    with engine._loading:  # until it has loaded
+        answer = engine._open(Pipe()[0], Open(__version__, find("demo-hybrid"), LoadConfig()))
+    assert answer == Occupied("")
 
 
 def test_what_is_wrong_with_a_pair_is_the_same_error_and_leaves_nothing(user: Settings, tmp_path: Path) -> None:

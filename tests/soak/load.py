@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.soak.requests import BAD, CASES, CHAT, GENERATE, LONG, RARE, RARE_ONE_IN, WATCHED, Bad
+from tests.soak.requests import BAD, CASES, CHAT, LONG, RARE, RARE_ONE_IN, WATCHED, Bad
 
 ANSWER_S = 120.0  # a reply that takes longer than this is a hang
 CUT_S = 30.0  # by then a connection that sends no whole request is closed
@@ -105,7 +105,6 @@ class Load:
             (self._reply, 12),
             (self._stream, 12),
             (self._leave, 4),
-            (self._cancel, 2),
             (self._refused, 6),
         )
 
@@ -224,30 +223,6 @@ class Load:
                 response.fp.raw._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         finally:
             response.close()
-            connection.close()
-
-    def _cancel(self, chance: random.Random) -> None:
-        """A native request, stopped by its name from another connection."""
-        name = f"soak{chance.getrandbits(96):024x}"
-        native = {"messages": LONG["messages"], "limits": {"max_new_tokens": 600}, "sampling": {"temperature": 0}}
-        connection, response = self.client.open(GENERATE, json.dumps({**native, "id": name}).encode())
-        try:
-            self._count("generate", response.status)
-            if response.status != 200:
-                if response.status != BUSY:
-                    self._fault(f"generate: {response.status} {response.read(200)!r}")
-                return
-            said, reason, asked = "", None, False
-            for line in response:
-                event = json.loads(line) if line.strip() else {}
-                said += "".join(piece["text"] for piece in event.get("pieces", ()))
-                reason = event.get("reason", reason)
-                if said and not asked:
-                    asked = True
-                    self._count("cancel", self.client.ask("/dflash/v1/cancel", json.dumps({"id": name}).encode())[0])
-            self._count("generate, end", reason)
-            self._compare("cancel", said, self._long[: len(said)])
-        finally:
             connection.close()
 
     def _refused(self, chance: random.Random) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/dflash/v1/generate"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 TOOL = {
     "type": "function",
     "function": {
