@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from dflash_local.errors import DownloadError
-from dflash_local.store.lock import held_by_another
+from dflash_local.store.lock import is_locked
 from dflash_local.store.names import file_parts, folder_name, is_commit, repo_of, shortened
 
 AGAIN = "remove it and run `dflash pull` again"
@@ -193,7 +193,7 @@ class Cache:
 
     def downloading(self, repo: str) -> bool:
         """True while some program is surely downloading into the repo, this process included."""
-        return any(held_by_another(Path(item.path)) is True for item in _listed(self.hub_locks(repo)))
+        return any(is_locked(Path(item.path)) is True for item in _listed(self.hub_locks(repo)))
 
     def orphans(self, repo: str) -> tuple[Path, ...]:
         """The ``*.incomplete`` files that nobody is writing any more, huggingface_hub's and ours.
@@ -244,7 +244,7 @@ class Cache:
             kind = _kind(Path(item.path))
             if match is None or kind is None or not stat.S_ISREG(kind.st_mode):
                 continue
-            held = held_by_another(self.hub_locks(repo) / f"{match['etag']}.lock")
+            held = is_locked(self.hub_locks(repo) / f"{match['etag']}.lock")
             if held is True:
                 continue
             age = time.time() - kind.st_mtime

@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 
 from dflash_local.errors import BusyError, DFlashError, UsageError
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
-from dflash_local.store.lock import flock
 from dflash_local.store.paths import CHAT_SUFFIX, chat_path, is_chat_name
 from dflash_local.store.records import Chat, Turn, decode, encode, encode_chat, encode_turn
+
+if sys.platform != "win32":
+    import fcntl
 
 BAD_SUFFIX = ".bad"
 
@@ -36,7 +39,7 @@ class ChatFile:
         path = chat_path(folder, name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         chat = cls(path, os.open(path, flags, FILE_MODE), len(turns) + 1)
-        flock(chat._descriptor)  # the name is ours alone already
+        _flock(chat._descriptor)  # the name is ours alone already
         try:
             chat._write(encode_chat(model, system, turns))
         except OSError:
@@ -56,7 +59,7 @@ class ChatFile:
         descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
         try:
             # On Windows, which has no such lock, no chat is appended to by a second program: it goes on in a new file.
-            if flock(descriptor) is not True:
+            if not _flock(descriptor):
                 raise BusyError(f"{path.stem} is open in another dflash", "this chat goes on in a file of its own")
             raw = _read(descriptor)
             chat = decode(raw)
@@ -225,6 +228,17 @@ def _modified(path: Path) -> float | None:
     except OSError:
         return None
     return kind.st_mtime if stat.S_ISREG(kind.st_mode) else None
+
+
+def _flock(descriptor: int) -> bool:
+    """Lock an open file without waiting; False where another has it, or the system has no such lock."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _opened(path: Path, flags: int) -> int:

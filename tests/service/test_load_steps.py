@@ -42,7 +42,7 @@ def crash(folder: Path, load: LoadConfig = AUTO, name: str = "pair") -> None:
     with steps(folder).loading(name, load):
         (marker,) = set(folder.glob("loading-*")) - before
         content = json.loads(marker.read_text())
-    content["owner"]["started"] = "1"  # another process had this id
+    content["owner"]["started"] = 1.0  # another process had this id
     marker.write_text(json.dumps(content))
 
 
@@ -102,7 +102,7 @@ def test_a_load_that_another_process_makes_now_is_no_crash(tmp_path: Path) -> No
 
 
 def test_a_marker_whose_process_cannot_be_seen_goes_after_a_day(tmp_path: Path) -> None:
-    owner = asdict(replace(Owner.me("load"), host="elsewhere", boot="another"))
+    owner = asdict(replace(Owner.me("load"), host="elsewhere"))
     marker = tmp_path / "loading-x.json"
     marker.write_text(json.dumps({"owner": owner, "name": "pair", "step": "fused", "versions": VERSIONS}))
     assert steps(tmp_path).begin_with("pair", AUTO) == (AUTO, "") and marker.exists()

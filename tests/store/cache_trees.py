@@ -26,11 +26,7 @@ import sys
 from pathlib import Path
 from dflash_local.store import lock
 mode, folder, repo = sys.argv[1:]
-if "no flock" in mode:
-    lock.flock = lambda descriptor: None
-if "lying" in mode:
-    lock.flock = lambda descriptor: True
-with lock.using(Path(folder), repo) if "use" in mode else lock.exclusive(Path(folder), repo):
+with lock.using(Path(folder), repo) if mode == "use" else lock.exclusive(Path(folder), repo, purpose=mode):
     print("ready", flush=True)
     sys.stdin.read()
 """

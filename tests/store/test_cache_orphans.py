@@ -88,7 +88,7 @@ def test_a_file_that_goes_on_growing_is_left_alone(tree: Tree, monkeypatch: pyte
 
 
 def test_without_flock_only_age_decides(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "held_by_another", lambda path: None)
+    monkeypatch.setattr(cache_module, "is_locked", lambda path: None)
     young, old = partial(tree, age=60.0), partial(tree, "f" * 64 + ".0123abcd.incomplete", age=3600.0)
     assert tree.cache.orphans(REPO) == (old,)
     assert tree.cache.drop_orphans(REPO) == 100 and young.exists()
