@@ -19,11 +19,10 @@ from dflash_local.errors import CheckpointError, DownloadError, SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import write_atomic
-from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
-from dflash_local.store.file_download import NotTheFile
-from dflash_local.store.hub import Hub, Listing, RemoteFile
+from dflash_local.store.file_transfer import FileDownload, receive
+from dflash_local.store.hub import Hub, Listing
+from dflash_local.store.hub_errors import NotTheFile, explained, hub_errors
 from dflash_local.store.names import REPO_PREFIX, file_parts, folder_name, is_commit
-from dflash_local.store.resuming import receive
 from dflash_local.store.selection import refuse_hostile_names
 from dflash_local.store.verify import Proof
 from dflash_local.terminal import byte_size
@@ -198,26 +197,18 @@ def _download(hub: Hub, listing: Listing, path: str, limit: int, notify: Callabl
             "it is not the data set that is known: report it",
         )
     fault: NotTheFile | None = None
+    url = hub.url(listing.repo, listing.commit, file, dataset=True)
     for _ in range(TRIES):
+        client, pieces, proof = hub.client(), list[bytes](), Proof(file)
         try:
-            return _received(hub, listing, file, notify)
+            with client.http:
+                receive(client, FileDownload(listing.repo, listing.commit, file, url, notify=notify), pieces.append)
+            raw = b"".join(pieces)
+            proof.update(raw)
+            proof.result()
+            return raw
         except NotTheFile as error:
             fault = error
         except hub_errors() as error:
-            raise of_hub_error(
-                error, listing.repo, hub.endpoint, bool(hub.token), file=path, revision=listing.commit
-            ) from error
+            raise explained(error, hub, listing.repo, path, listing.commit) from error
     raise DownloadError(f"{path} of {listing.repo} {fault}, twice in a row", "try again later, or check HF_ENDPOINT")
-
-
-def _received(hub: Hub, listing: Listing, file: RemoteFile, notify: Callable[[str], None]) -> bytes:
-    download = hub.download(listing.repo, listing.commit, file, dataset=True)
-    download.notify = notify
-    client, pieces = hub.client(), list[bytes]()
-    with client.http:
-        receive(client, download, pieces.append)
-    raw = b"".join(pieces)
-    proof = Proof(file)
-    proof.update(raw)
-    proof.result()
-    return raw

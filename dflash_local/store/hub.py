@@ -13,9 +13,8 @@ from urllib.parse import quote
 from dflash_local.errors import DownloadError, SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
-from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
-from dflash_local.store.file_download import FileDownload, Patience
-from dflash_local.store.http_client import HubClient
+from dflash_local.store.hub_client import HubClient, Patience
+from dflash_local.store.hub_errors import explained, hub_errors, refusal
 from dflash_local.store.names import folder_name, is_commit
 
 MAX_FILE_BYTES = 1 << 50
@@ -77,17 +76,13 @@ class Hub:
 
     def client(self, stopped: threading.Event | None = None) -> HubClient:
         """Make an HTTP client for the endpoint, for one thread."""
-        return HubClient(self.endpoint, self.patience, self.token, stopped)
+        return HubClient(self, stopped)
 
-    def download(
-        self, repo: str, commit: str, file: RemoteFile, part: Path | None = None, dataset: bool = False
-    ) -> FileDownload:
-        """Describe the download of a file; ``part`` holds the first of its bytes."""
+    def url(self, repo: str, commit: str, file: RemoteFile, dataset: bool = False) -> str:
         from huggingface_hub import hf_hub_url
 
         kind = "dataset" if dataset else "model"
-        url = hf_hub_url(repo, file.path, repo_type=kind, revision=commit, endpoint=self.endpoint)
-        return FileDownload(repo, commit, file, url, part)
+        return hf_hub_url(repo, file.path, repo_type=kind, revision=commit, endpoint=self.endpoint)
 
     def listing(self, repo: str, revision: str | None, dataset: bool = False) -> Listing:
         """Look up the commit that ``revision`` (a commit, branch or tag; None: the main branch) means, and its files.
@@ -101,16 +96,15 @@ class Hub:
         folder_name(repo)  # refuses what is no id
         if self.offline:
             raise DownloadError(f"{repo} cannot be looked up: offline mode is on", "unset HF_HUB_OFFLINE")
-        from huggingface_hub.utils import hf_raise_for_status
-
         # Not by huggingface_hub's own call: its client is the whole process's, and reads without a bound.
         kind, at = "datasets" if dataset else "models", f"/revision/{quote(revision, safe='')}" if revision else ""
         try:
             with self.client().http as http:
                 answer = http.get(f"{self.endpoint}/api/{kind}/{repo}{at}", params={"blobs": True})
-            hf_raise_for_status(answer)
         except hub_errors() as error:
-            raise of_hub_error(error, repo, self.endpoint, bool(self.token), revision=revision) from error
+            raise explained(error, self, repo, revision=revision) from error
+        if answer.status_code != 200:
+            raise refusal(answer, self, repo, revision=revision)
         try:
             found = parse_json(answer.content)
             commit, is_gated = found["sha"], bool(found.get("gated"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from dflash_local.store import local as locals_of
 from dflash_local.store import manifest as manifests_of
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.cache import Cache
-from dflash_local.store.file_download import FileDownload
+from dflash_local.store.file_transfer import FileDownload
 from dflash_local.store.hub import Hub, Listing, RemoteFile
 from dflash_local.store.local import Local
 from dflash_local.store.lock import exclusive
@@ -39,7 +39,7 @@ MARGIN = 256 << 20  # bytes left free at least
 MARGIN_SHARE = 0.02
 MAIN = "main"
 REF_MODE = 0o644  # as every other program writes it
-Parts = dict[tuple[str, str], Path]  # by repository and the blob's name
+Parts = Mapping[str, Mapping[str, Path]]  # by repository and the blob's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +123,6 @@ def prepare(
     return _summed([_planned(want, hub, cache, manifests, update) for want in wanted], cache)
 
 
-def refreshed(plan: PullPlan, cache: Cache, manifests: Path | None) -> PullPlan:
-    """The plan as it is now: another process may have done some of it."""
-    now = [
-        _whole_or_counted(item.wanted, item.listing, item.branch, cache, manifests) if item.listing else item
-        for item in plan.repos
-    ]
-    return _summed(now, cache)
-
-
 def _planned(want: Wanted, hub: Hub, cache: Cache, manifests: Path | None, update: bool) -> RepoPlan:
     if want.file is not None:
         refuse_unread(want.file)  # before anybody is asked
@@ -140,21 +131,14 @@ def _planned(want: Wanted, hub: Hub, cache: Cache, manifests: Path | None, updat
     if hub.offline:
         here = locals_of.find(cache, manifests, want.repo, revision, want.file)
         return _ready(want, locals_of.require(here, want.repo, "HF_HUB_OFFLINE=0 dflash pull MODEL"))
-    here = None if update else _whole(cache, manifests, want, revision)
-    if here is not None:
-        return _ready(want, here)
+    if not update and (whole := _whole(cache, manifests, want, revision)) is not None:
+        return _ready(want, whole)
     listing = hub.listing(want.repo, revision)
-    branch = "" if is_commit(revision) else revision or MAIN
-    return _whole_or_counted(want, listing, branch, cache, manifests)
-
-
-def _whole_or_counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifests: Path | None) -> RepoPlan:
-    here = _whole(cache, manifests, want, listing.commit)
-    return _ready(want, here, branch) if here else _counted(want, listing, branch, cache, manifests)
+    return _counted(want, listing, "" if is_commit(revision) else revision or MAIN, cache, manifests)
 
 
 def _whole(cache: Cache, manifests: Path | None, want: Wanted, revision: str | None) -> Local | None:
-    """What is wanted as it lies here, if it is complete and proven."""
+    """Find what is wanted as it lies here, if it is complete and proven."""
     with suppress(CheckpointError):  # a damaged index: the pull replaces it, or finds that the source is damaged
         here = locals_of.find(cache, manifests, want.repo, revision, want.file)
         return here if here is not None and here.complete and here.verified else None
@@ -166,18 +150,23 @@ def _ready(want: Wanted, here: Local, branch: str = "") -> RepoPlan:
 
 
 def _counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifests: Path | None) -> RepoPlan:
-    """What of the listing is wanted, proven, here or to come."""
-    files = selected(listing, want.file)
+    """Count what of the listing is wanted, proven, here or to come; nothing where all of it is here and proven."""
+    if (whole := _whole(cache, manifests, want, listing.commit)) is not None:
+        return _ready(want, whole, branch)
+    files, blobs = selected(listing, want.file), cache.repo_folder(want.repo) / "blobs"
     old = manifests_of.read(manifests, want.repo, listing.commit)
     records = {record.path: record for record in old.files} if old else {}
     parts = cache.parts(want.repo)
     proven, to_fetch, unproven = [], 0, 0
     for file in files:
-        entry = cache.entry(want.repo, listing.commit, file.path)
+        entry, size = cache.entry(want.repo, listing.commit, file.path), None
         record = records.get(file.path)
         if entry and record and not record.differs(entry) and record.blob == file.etag:
             proven.append(record)
-        elif (entry.size if entry else _blob_size(cache, want.repo, file)) == file.size:
+            continue
+        with suppress(OSError):  # else the blob of another commit will be linked, not fetched
+            size = entry.size if entry else (blobs / file.etag).stat().st_size
+        if size == file.size:
             unproven += file.size
         else:
             part = parts.get(file.etag)
@@ -186,19 +175,10 @@ def _counted(want: Wanted, listing: Listing, branch: str, cache: Cache, manifest
     return RepoPlan(want, listing.commit, branch, files, total, to_fetch, tuple(proven), unproven, False, listing)
 
 
-def _blob_size(cache: Cache, repo: str, file: RemoteFile) -> int | None:
-    """The size of a blob that another commit left here: it will be linked, not fetched."""
-    try:
-        return (cache.repo_folder(repo) / "blobs" / file.etag).stat().st_size
-    except OSError:
-        return None
-
-
 def _summed(repos: list[RepoPlan], cache: Cache) -> PullPlan:
     where = next(folder for folder in (cache.folder, *cache.folder.parents) if folder.exists())
-    free = shutil.disk_usage(where).free
     total, to_fetch = sum(item.total for item in repos), sum(item.to_fetch for item in repos)
-    return PullPlan(tuple(repos), total, to_fetch, free, cache.folder)
+    return PullPlan(tuple(repos), total, to_fetch, shutil.disk_usage(where).free, cache.folder)
 
 
 def pull(
@@ -223,132 +203,138 @@ def pull(
 
     Raises:
         Interrupted: cancelled or Ctrl-C; names what is kept. DoesNotFitError: the disk is or became full.
-        DownloadError: see ``errors_of_hub``. PairError: not a known drafter of its target.
+        DownloadError: see ``hub_errors``. PairError: not a known drafter of its target.
         CheckpointError: an index at the source is damaged.
     """
-    work = _Pull(hub, cache, manifests, on_event, cancelled, allow_mismatch)
-    if plan.ready:
-        work.check_pair(plan)
-        return work.found(plan)
-    with ExitStack() as held:
-        for repo in sorted({item.repo for item in plan.repos}):
-            held.enter_context(exclusive(locks, repo, partial(work.waiting, repo), cancelled=cancelled))
-        plan = refreshed(plan, cache, manifests)
-        if not plan.ready:
-            parts = work.parts(plan)
-            plan.check_disk()
-            work.fetch(plan, parts)
-        return work.found(plan)
 
-
-@dataclass(frozen=True, slots=True)
-class _Pull:
-    hub: Hub
-    cache: Cache
-    manifests: Path | None
-    on_event: Callable[[PullEvent], None]
-    cancelled: Callable[[], bool]
-    allow_mismatch: bool
-
-    def fetch(self, plan: PullPlan, parts: Parts) -> None:
-        transfer = Transfer(self.hub, self.cache, self.on_event, self.cancelled)
-        work = [item for item in plan.repos if not item.ready]
-        for item in work:
-            transfer.expect(item.repo, item.total, item.proven)
-        known = sum(item.unproven for item in work)
-        if known:
-            self.on_event(Notice(f"checking {byte_size(known)} that are here already and were never verified"))
-        try:
-            transfer.run([each for item in work for each in self.downloads(item, parts, weights=False)])
-            self.check_pair(plan)
-            transfer.run([each for item in work for each in self.weights(item, parts)])
-        except Interrupted as stop:
-            files = [record for records in transfer.records.values() for record in records]
-            size = byte_size(sum(record.size for record in files))
-            kept = f"{len(files)} finished files ({size}) are kept" if files else "nothing was finished"
-            hint = "run it again to go on where it was, also in the middle of a file"
-            raise Interrupted(f"pull {stop.message}; {kept}", hint) from stop
-        for item in work:
-            self._record(item, transfer)
-
-    def weights(self, item: RepoPlan, parts: Parts) -> list[FileDownload]:
-        """List the weight files that the index names; all parts of a GGUF file."""
-        found = self.downloads(item, parts, weights=True)
-        if item.wanted.file is not None or item.listing is None:
-            return found
-        named = check_index(self.cache, item.listing)
-        return [each for each in found if each.file.path in named]
-
-    def downloads(self, item: RepoPlan, parts: Parts, weights: bool) -> list[FileDownload]:
-        proven = {record.path for record in item.proven}
-        files = [file for file in item.files if is_weight(file) is weights and file.path not in proven]
-        return [self.hub.download(item.repo, item.commit, file, parts.get((item.repo, file.etag))) for file in files]
-
-    def waiting(self, repo: str, pid: int | None) -> None:
+    def say_waiting(repo: str, pid: int | None) -> None:
         who = f"process {pid}" if pid is not None else "another process"
-        self.on_event(Notice(f"{repo} is being pulled by {who}: waiting for it"))
+        on_event(Notice(f"{repo} is being pulled by {who}: waiting for it"))
 
-    def check_pair(self, plan: PullPlan) -> None:
-        """Each drafter against the generations known for its target."""
-        target = ", ".join(item.repo for item in plan.repos if item.wanted.role == "target") or "its target"
-        for item in plan.repos:
-            if item.wanted.role != "drafter":
-                continue
+    if plan.ready:
+        _check_pair(plan, cache, on_event, allow_mismatch)
+        return _found(plan, cache, manifests)
+    with ExitStack() as locked:
+        for repo in sorted({item.repo for item in plan.repos}):
+            locked.enter_context(exclusive(locks, repo, partial(say_waiting, repo), cancelled=cancelled))
+        now = [  # another process may have done some of it
+            _counted(item.wanted, item.listing, item.branch, cache, manifests) if item.listing else item
+            for item in plan.repos
+        ]
+        plan = _summed(now, cache)
+        if not plan.ready:
+            parts = {item.repo: _parts(item, cache, on_event) for item in plan.repos if not item.ready}
+            plan.check_disk()
+            if known := sum(item.unproven for item in plan.repos):
+                on_event(Notice(f"checking {byte_size(known)} that are here already and were never verified"))
+            transfer = Transfer(hub, cache, on_event, cancelled)
             try:
-                check_generation(self.cache, item.repo, item.commit, item.wanted.generations, target)
-            except PairError as error:
-                if not self.allow_mismatch:
-                    raise
-                self.on_event(Notice(f"{error.message}; taken all the same", "warning"))
+                _fetch(plan, hub, cache, parts, transfer, lambda: _check_pair(plan, cache, on_event, allow_mismatch))
+            except Interrupted as stop:
+                files = [record for records in transfer.records.values() for record in records]
+                size = byte_size(sum(record.size for record in files))
+                kept = f"{len(files)} finished files ({size}) are kept" if files else "nothing was finished"
+                hint = "run it again to go on where it was, also in the middle of a file"
+                raise Interrupted(f"pull {stop.message}; {kept}", hint) from stop
+            for item in plan.repos:
+                if not item.ready:
+                    _record(item, transfer.records[item.repo], hub, cache, manifests, on_event)
+        return _found(plan, cache, manifests)
 
-    def _record(self, item: RepoPlan, transfer: Transfer) -> None:
-        """Write the manifest, and what the branch means now, for us and for other programs."""
-        files = tuple(transfer.records[item.repo])
-        old = None if item.wanted.file is None else manifests_of.read(self.manifests, item.repo, item.commit)
-        if old is not None:  # other files of the same commit keep their proof
-            names = {file.path for file in files}
-            files = (*files, *(file for file in old.files if file.path not in names))
-        pulled_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        if self.manifests is not None:
-            try:
-                record = Manifest(item.repo, item.commit, self.hub.endpoint, files, pulled_at)
-                manifests_of.write(self.manifests, record)
-            except OSError as error:
-                why = f"could not be recorded ({error.strerror}): the next pull checks it again"
-                self.on_event(Notice(f"the proof of {item.repo} {why}", "warning"))
-        if item.branch and self.cache.ref(item.repo, item.branch) != item.commit:
-            ref = self.cache.repo_folder(item.repo).joinpath("refs", *file_parts(item.repo, item.branch))
-            with suppress(OSError):  # a read-only cache: only other programs would have used it
-                ref.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(ref, item.commit, REF_MODE)
 
-    def parts(self, plan: PullPlan) -> Parts:
-        """What earlier pulls left of the plan's files; what nobody can go on with is deleted."""
-        found: Parts = {}
-        for item in (item for item in plan.repos if not item.ready):
-            partial = set((self.cache.repo_folder(item.repo) / "blobs").glob("*.incomplete"))
-            if not partial:
-                continue
-            wanted = {file.etag for file in item.files}
-            freed = self.cache.drop_orphans(item.repo, wanted)
-            parts = {etag: part for etag, part in self.cache.parts(item.repo).items() if etag in wanted}
-            found |= {(item.repo, etag): part.path for etag, part in parts.items()}
-            if parts or any(not path.exists() for path in partial):  # they may well be empty: bytes are written late
-                text = f"an earlier download of {item.repo} was cut off: its finished files are kept"
-                if parts:
-                    size = byte_size(sum(part.size for part in parts.values()))
-                    text += f", {size} of unfinished ones go on where they were"
-                self.on_event(Notice(text + (f", {byte_size(freed)} of them removed" if freed else "")))
+def _fetch(
+    plan: PullPlan, hub: Hub, cache: Cache, parts: Parts, transfer: Transfer, check_pair: Callable[[], None]
+) -> None:
+    """Fetch the small files of every repo, look at them, and fetch the weights that the index names."""
+    work = [item for item in plan.repos if not item.ready]
+    for item in work:
+        transfer.expect(item.repo, item.total, item.proven)
+
+    def downloads(weights: bool) -> list[FileDownload]:
+        found = []
+        for item in work:
+            proven = {record.path for record in item.proven}
+            named = None
+            if weights and item.wanted.file is None and item.listing is not None:
+                named = check_index(cache, item.listing)
+            for file in item.files:
+                asked = is_weight(file) is weights and file.path not in proven
+                if asked and (named is None or file.path in named):
+                    url, part = hub.url(item.repo, item.commit, file), parts[item.repo].get(file.etag)
+                    found.append(FileDownload(item.repo, item.commit, file, url, part))
         return found
 
-    def found(self, plan: PullPlan) -> tuple[Local, ...]:
-        """Every repo as it lies in the cache now, its commit the one in use."""
-        found = []
-        for item in plan.repos:
-            here = locals_of.find(self.cache, self.manifests, item.repo, item.commit, item.wanted.file)
-            found.append(locals_of.require(here, item.repo, "dflash pull MODEL"))
-            if self.manifests is not None and found[-1].verified:
-                if manifests_of.current(self.manifests, item.repo) != item.commit:
-                    with suppress(OSError):  # read-only home
-                        manifests_of.use(self.manifests, item.repo, item.commit)
-        return tuple(found)
+    transfer.run(downloads(weights=False))
+    check_pair()
+    transfer.run(downloads(weights=True))
+
+
+def _check_pair(plan: PullPlan, cache: Cache, on_event: Callable[[PullEvent], None], allow_mismatch: bool) -> None:
+    """Check each drafter against the generations known for its target."""
+    target = ", ".join(item.repo for item in plan.repos if item.wanted.role == "target") or "its target"
+    for item in plan.repos:
+        if item.wanted.role != "drafter":
+            continue
+        try:
+            check_generation(cache, item.repo, item.commit, item.wanted.generations, target)
+        except PairError as error:
+            if not allow_mismatch:
+                raise
+            on_event(Notice(f"{error.message}; taken all the same", "warning"))
+
+
+def _record(
+    item: RepoPlan,
+    proven: Sequence[ManifestFile],
+    hub: Hub,
+    cache: Cache,
+    manifests: Path | None,
+    on_event: Callable[[PullEvent], None],
+) -> None:
+    """Write the manifest, and what the branch means now, for us and for other programs."""
+    files = tuple(proven)
+    old = None if item.wanted.file is None else manifests_of.read(manifests, item.repo, item.commit)
+    if old is not None:  # other files of the same commit keep their proof
+        names = {file.path for file in files}
+        files = (*files, *(file for file in old.files if file.path not in names))
+    pulled_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if manifests is not None:
+        try:
+            manifests_of.write(manifests, Manifest(item.repo, item.commit, hub.endpoint, files, pulled_at))
+        except OSError as error:
+            why = f"could not be recorded ({error.strerror}): the next pull checks it again"
+            on_event(Notice(f"the proof of {item.repo} {why}", "warning"))
+    if item.branch and cache.ref(item.repo, item.branch) != item.commit:
+        ref = cache.repo_folder(item.repo).joinpath("refs", *file_parts(item.repo, item.branch))
+        with suppress(OSError):  # a read-only cache: only other programs would have used it
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(ref, item.commit, REF_MODE)
+
+
+def _parts(item: RepoPlan, cache: Cache, on_event: Callable[[PullEvent], None]) -> dict[str, Path]:
+    """Find what earlier pulls left of a repo's files, by blob; what nobody can go on with is deleted."""
+    partial = set((cache.repo_folder(item.repo) / "blobs").glob("*.incomplete"))
+    if not partial:
+        return {}
+    wanted = {file.etag for file in item.files}
+    freed = cache.drop_orphans(item.repo, wanted)
+    parts = {etag: part for etag, part in cache.parts(item.repo).items() if etag in wanted}
+    if parts or any(not path.exists() for path in partial):  # they may well be empty: bytes are written late
+        text = f"an earlier download of {item.repo} was cut off: its finished files are kept"
+        if parts:
+            size = byte_size(sum(part.size for part in parts.values()))
+            text += f", {size} of unfinished ones go on where they were"
+        on_event(Notice(text + (f", {byte_size(freed)} of them removed" if freed else "")))
+    return {etag: part.path for etag, part in parts.items()}
+
+
+def _found(plan: PullPlan, cache: Cache, manifests: Path | None) -> tuple[Local, ...]:
+    """Find every repo as it lies in the cache now, and make its commit the one in use."""
+    found = []
+    for item in plan.repos:
+        here = locals_of.find(cache, manifests, item.repo, item.commit, item.wanted.file)
+        found.append(locals_of.require(here, item.repo, "dflash pull MODEL"))
+        if manifests is not None and found[-1].verified and manifests_of.current(manifests, item.repo) != item.commit:
+            with suppress(OSError):  # read-only home
+                manifests_of.use(manifests, item.repo, item.commit)
+    return tuple(found)

@@ -10,18 +10,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from dflash_local.errors import DFlashError, DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.store.cache import Cache, Entry
-from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
-from dflash_local.store.file_download import FileDownload, NotTheFile, Stopped
-from dflash_local.store.http_client import HubClient
+from dflash_local.store.file_transfer import FileDownload, PartFile, link, receive
 from dflash_local.store.hub import Hub
+from dflash_local.store.hub_client import HubClient
+from dflash_local.store.hub_errors import NotTheFile, Stopped, explained, hub_errors
 from dflash_local.store.manifest import ManifestFile
-from dflash_local.store.part_file import PartFile, link
-from dflash_local.store.resuming import receive
 from dflash_local.store.verify import discard, prove
 from dflash_local.store.xet import fetch_over_xet
 
@@ -52,6 +50,7 @@ class Transfer:
         self._totals[repo] = total
         self._before[repo] = sum(record.size for record in proven)
         self.records[repo] = list(proven)
+        self._downloads[repo] = []
 
     def run(self, downloads: Sequence[FileDownload]) -> None:
         """Make every file present and proven; ``records`` then holds them.
@@ -63,7 +62,7 @@ class Transfer:
         jobs: queue.SimpleQueue[FileDownload] = queue.SimpleQueue()
         for download in downloads:
             download.notify = self._warn
-            self._downloads.setdefault(download.repo, []).append(download)
+            self._downloads[download.repo].append(download)
             jobs.put(download)
         clients = [self._hub.client(self._stopped) for _ in range(min(THREADS, len(downloads)))]
         threads = [
@@ -110,7 +109,7 @@ class Transfer:
 
     def _report_progress(self, final: bool = False) -> None:
         for repo, total in self._totals.items():
-            before, downloads = self._before[repo], self._downloads.get(repo, ())
+            before, downloads = self._before[repo], self._downloads[repo]
             done = min(total, before + sum(download.done for download in downloads))
             verified = before + sum(download.verified for download in downloads)
             if (done, verified) != self._reported.get(repo) or (final and repo not in self._reported):
@@ -124,8 +123,7 @@ class Transfer:
     # In the threads
 
     def _work(self, jobs: queue.SimpleQueue[FileDownload], client: HubClient) -> None:
-        hub = self._hub
-        expected: tuple[type[Exception], ...] = (DFlashError, *hub_errors())
+        expected = hub_errors()
         with suppress(Stopped, queue.Empty), client.http:
             while not self._stopped.is_set():
                 download = jobs.get_nowait()
@@ -136,9 +134,7 @@ class Transfer:
                     outcome = None
                 except expected as error:
                     client.check()
-                    outcome = of_hub_error(
-                        error, repo, hub.endpoint, bool(hub.token), file=file, revision=download.commit
-                    )
+                    outcome = explained(error, self._hub, repo, file, download.commit)
                 finally:
                     self._messages.put(outcome)
 
@@ -150,7 +146,7 @@ class Transfer:
                 self._warn(f"{download.name} {reason}: fetched again")
             download.done = download.found = 0
             try:
-                record = self._proven(download, client)
+                record = self._fetched(download, client) or self._proven(download, client)
             except NotTheFile as fault:
                 discard(self._cache, download.repo, download.commit, download.file.path)
                 reason = fault
@@ -159,16 +155,29 @@ class Transfer:
             return record
         raise DownloadError(f"{download.name} {reason}, twice in a row", "try again later, or check HF_ENDPOINT")
 
-    def _proven(self, download: FileDownload, client: HubClient) -> ManifestFile:
-        if self._cache.entry(download.repo, download.commit, download.file.path) is None:
-            with self._locked(download, client):
-                if not self._hub.xet or not download.file.sha256:
-                    return self._fetched(download, client)
+    def _fetched(self, download: FileDownload, client: HubClient) -> ManifestFile | None:
+        """Put the file into the cache; None where its bytes are not proven yet, of another commit, program or run."""
+        file = download.file
+        if self._cache.entry(download.repo, download.commit, file.path) is not None:
+            return None
+        if self._hub.xet and file.sha256:
             # The child takes the lock itself: what it waits for another program would count as silence.
             fetch_over_xet(self._hub, download, client)
-        return self._proven_here(download, client)
+            return None
+        with self._locked(download, client):
+            blobs, sha256 = self._cache.repo_folder(download.repo) / "blobs", ""
+            if not os.path.lexists(blobs / file.etag):
+                with PartFile(blobs, file, download.part, lambda _size: client.check()) as part:
+                    download.part = part.path
+                    download.done = download.found = part.size
+                    receive(client, download, part.write)
+                    sha256 = part.finish()
+            link(self._cache, download.repo, download.commit, file)
+        entry = self._entry(download)
+        return ManifestFile(file.path, file.size, sha256, entry.blob.name, entry.mtime_ns) if sha256 else None
 
-    def _proven_here(self, download: FileDownload, client: HubClient) -> ManifestFile:
+    def _proven(self, download: FileDownload, client: HubClient) -> ManifestFile:
+        """Prove a file of the cache."""
         fetched = download.done > 0
 
         def on_piece(read: int) -> None:
@@ -184,32 +193,19 @@ class Transfer:
             raise DownloadError(f"{download.name} vanished after its download", "pull again")
         return entry
 
-    def _fetched(self, download: FileDownload, client: HubClient) -> ManifestFile:
-        """Put the file into the cache and prove it; the blob may be there, of another commit or program."""
-        file, blobs = download.file, self._cache.repo_folder(download.repo) / "blobs"
-        if os.path.lexists(blobs / file.etag):
-            link(self._cache, download.repo, download.commit, file)
-            return self._proven_here(download, client)
-        with PartFile(blobs, file, download.part, lambda _size: client.check()) as part:
-            download.part = part.path
-            download.done = download.found = part.size
-            receive(client, download, part.write)
-            sha256 = part.finish()
-        link(self._cache, download.repo, download.commit, file)
-        entry = self._entry(download)
-        return ManifestFile(file.path, file.size, sha256, entry.blob.name, entry.mtime_ns)
-
     @contextmanager
     def _locked(self, download: FileDownload, client: HubClient) -> Iterator[None]:
         """Hold the lock of the blob that all programs take which use huggingface_hub."""
-        from huggingface_hub.utils import WeakFileLock
+        from filelock import FileLock, Timeout
 
         path = self._cache.hub_locks(download.repo) / f"{download.file.etag}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            while True:
-                client.check()
-                with suppress(TimeoutError):
-                    held.enter_context(WeakFileLock(path, timeout=TICK_S))
-                    break
+        lock = FileLock(path)
+        while not lock.is_locked:
+            client.check()
+            with suppress(Timeout):
+                lock.acquire(timeout=TICK_S)
+        try:
             yield
+        finally:
+            lock.release()

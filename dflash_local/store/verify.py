@@ -11,8 +11,8 @@ from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, parse_obje
 from dflash_local.checkpoint_files.safetensors_folder import CONFIG, INDEX
 from dflash_local.errors import CheckpointError, DownloadError, PairError
 from dflash_local.store.cache import Cache, Entry
-from dflash_local.store.file_download import WEB_PAGE, NotTheFile
 from dflash_local.store.hub import Listing, RemoteFile
+from dflash_local.store.hub_errors import WEB_PAGE, NotTheFile
 from dflash_local.store.manifest import ManifestFile
 from dflash_local.store.weights import REPORT, needed
 from dflash_local.tables import listing as enumerated

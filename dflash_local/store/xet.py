@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,12 @@ from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from dflash_local import child_process
-from dflash_local.errors import DFlashError, DoesNotFitError, DownloadError
+from dflash_local.errors import DoesNotFitError, DownloadError
 from dflash_local.json_text import parse_json
-from dflash_local.store.errors_of_hub import hub_errors, of_hub_error
-from dflash_local.store.file_download import WEB_PAGE, FileDownload, NotTheFile, Patience
-from dflash_local.store.http_client import HubClient
+from dflash_local.store.file_transfer import FileDownload
 from dflash_local.store.hub import Hub, RemoteFile
+from dflash_local.store.hub_client import HubClient, Patience, is_page
+from dflash_local.store.hub_errors import WEB_PAGE, NotTheFile, explained, hub_errors
 from dflash_local.store.names import is_commit
 
 MEMORY = 8 << 30  # bytes that the child may have
@@ -38,7 +38,7 @@ def fetch_over_xet(hub: Hub, download: FileDownload, client: HubClient) -> None:
     """Fetch a file into the hub's cache; ``client.interrupt`` ends it.
 
     Raises:
-        DownloadError: see ``errors_of_hub``, or the child was ended. NotTheFile: another file.
+        DownloadError: see ``hub_errors``, or the child was ended. NotTheFile: another file.
         DoesNotFitError: the disk is full. Stopped: the pull was.
     """
     download.connections += 1
@@ -83,18 +83,16 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     job = parse_json(sys.stdin.readline())
     hub = Hub(job["endpoint"], job["token"], False, Path(job["cache"]), Patience(**job["patience"]))
-    download = hub.download(job["repo"], job["commit"], RemoteFile(**job["file"]))
+    download = FileDownload(job["repo"], job["commit"], RemoteFile(**job["file"]), "")
     report = partial(_report, _silence_s(hub))
     report(done=0)
-    expected: tuple[type[Exception], ...] = (DFlashError, *hub_errors())
+    expected = hub_errors()
     try:
         _fetch(hub, download, job["again"], report)
     except NotTheFile as error:
         report(error=type(error).__name__, words=[str(error)])
     except expected as fault:
-        known = of_hub_error(
-            fault, download.repo, hub.endpoint, bool(hub.token), file=download.file.path, revision=download.commit
-        )
+        known = explained(fault, hub, download.repo, download.file.path, download.commit)
         report(error=type(known).__name__, words=[known.message, known.hint])
     else:
         report(done=download.size)
@@ -137,7 +135,7 @@ def _check_metadata(response: Any, endpoint: str, download: FileDownload) -> Non
         return
     headers, name = response.headers, download.name
     commit, size = headers.get("X-Repo-Commit"), headers.get("X-Linked-Size", "")
-    if commit is None and "text/html" in headers.get("Content-Type", "").lower():
+    if commit is None and is_page(headers):
         raise NotTheFile(WEB_PAGE)
     for header in ("ETag", "X-Linked-Etag"):
         if not _ETAG.fullmatch(headers.get(header, "x")):
@@ -152,14 +150,11 @@ def _check_metadata(response: Any, endpoint: str, download: FileDownload) -> Non
 def _bar(report: Callable[..., None]) -> Any:
     """Make a progress bar of huggingface_hub's that shows nothing and says how far it is."""
 
-    class Bar:
+    class Bar(AbstractContextManager[Any]):
         done = 0
 
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
-
-        def __enter__(self) -> Bar:
-            return self
 
         def __exit__(self, *_: object) -> None:
             pass

@@ -12,8 +12,8 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.store import pull, transfer
-from dflash_local.store.file_download import FileDownload
-from dflash_local.store.http_client import HubClient
+from dflash_local.store.file_transfer import FileDownload
+from dflash_local.store.hub_client import HubClient
 from dflash_local.store.hub import Hub
 from dflash_local.store.xet import fetch_over_xet
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay

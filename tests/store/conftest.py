@@ -12,8 +12,8 @@ import pytest
 
 from dflash_local.events import Notice, PullProgress
 from dflash_local.store.cache import Cache
-from dflash_local.store.file_download import Patience
 from dflash_local.store.hub import Hub
+from dflash_local.store.hub_client import Patience
 from dflash_local.store.local import Local
 from dflash_local.store.pull import PullPlan, Wanted, prepare, pull
 from tests.fake_hub import FakeHub

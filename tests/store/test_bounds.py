@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
-from dflash_local.store.bounds import MAX_ANSWER_BYTES
 from dflash_local.store.cache import Cache
-from dflash_local.store.file_download import Patience
 from dflash_local.store.hub import Hub
+from dflash_local.store.hub_client import MAX_ANSWER_BYTES, Patience
 from dflash_local.store.pull import Wanted, prepare, pull
 from tests.fake_hub import wait_until
 from tests.hostile_hub import LINES, LISTINGS, PLACES, REPO, HostileHub

@@ -14,10 +14,9 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.errors import DownloadError, SettingsError
-from dflash_local.store.errors_of_hub import http_library, of_transport
-from dflash_local.store.file_download import Patience
-from dflash_local.store.http_client import HubClient
 from dflash_local.store.hub import Hub
+from dflash_local.store.hub_client import Patience
+from dflash_local.store.hub_errors import http_library, of_transport
 from tests.fake_hub import FakeHub, online
 
 TARGET = "owner/target"
@@ -162,13 +161,13 @@ def test_eleven_redirects_are_too_many(puller: Any, fake: FakeHub, small: Any) -
     ],
 )
 def test_which_hosts_are_trusted(endpoint: str, url: str, allowed: bool) -> None:
-    client = HubClient(endpoint, Patience())
+    client = Hub(endpoint, None, False, Path()).client()
     with contextlib.nullcontext() if allowed else pytest.raises(DownloadError, match="refused"):
         client.leaving(http_library().Request("GET", url))
 
 
 def test_which_hosts_see_the_token() -> None:
-    client = HubClient("https://mirror.example", Patience())
+    client = Hub("https://mirror.example", None, False, Path()).client()
     seen = {}
     for url in (
         "https://mirror.example/x",

@@ -11,8 +11,8 @@ import pytest
 from dflash_local.catalog.row import Fingerprint
 from dflash_local.errors import CheckpointError, DownloadError, PairError
 from dflash_local.store.cache import Cache, Entry
-from dflash_local.store.file_download import NotTheFile
 from dflash_local.store.hub import Listing, RemoteFile
+from dflash_local.store.hub_errors import NotTheFile
 from dflash_local.store.verify import check_generation, check_index, discard, prove
 from tests.hub_files import HTML, File
 
