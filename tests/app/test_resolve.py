@@ -78,11 +78,6 @@ def test_what_cannot_run_is_told_in_a_line(
     assert len(result.err.splitlines()) == 2
 
 
-def test_names_lead_to_one_row_whatever_their_spelling(cli: Cli) -> None:
-    names = ("Qwen/Qwen3.5-9B", "qwen/qwen3.5-9b", "qwen3.5-9b", "z-lab/Qwen3.5-9B-DFlash")
-    assert {cli("show", name, "--json").json["name"] for name in names} == {"Qwen/Qwen3.5-9B"}
-
-
 def test_a_mirror_named_by_the_user_is_pulled_from_there(
     cli: Cli, toy_hub: FakeHub, own_home: Path, opened: Opened
 ) -> None:

@@ -82,23 +82,6 @@ def test_no_screen_counts_cycles_and_every_range_has_its_source(cli: Cli) -> Non
     assert "8 requests at once" in sources["openai/gpt-oss-20b"] and "table 5" in sources[LLAMA]
 
 
-def test_nothing_that_is_rounded_at_load_is_proposed_where_as_few_bits_are_published(cli: Cli) -> None:
-    """That is a download of weights in 16 bits, several times what is published."""
-    for card in cli("models", "--cards", "--json").json["cards"]:
-        for row in card["pairs"]:
-            if row["option"] is None or "rounded at load" not in row["weights"]:
-                continue
-            bits = 8 if "8 bits" in row["option"]["fidelity"] else 4
-            on = ("--gpu", card["machine"]["name"], "--gpu-memory", str(card["machine"]["memory"] / 2**30))
-            others = cli("plan", row["pair"], *on, "--json").json["recommended"]["others"]
-            published = [
-                one["weights"]
-                for one in others
-                if one["variant"] and f"in {bits} bits" in one["fidelity"] and one["plan"]["context"] >= 8192
-            ]
-            assert not published, (row["pair"], card["machine"]["name"], published)
-
-
 @pytest.mark.parametrize("asked", [("--variant", "autoround-int4"), ("--quantize", "int8"), ("--quantize", "int4")])
 def test_coarser_weights_keep_the_published_lengths_in_words(cli: Cli, asked: tuple[str, ...]) -> None:
     text = " ".join(cli("plan", "qwen3.5-9b", *asked, "--gpu", "RTX 4090").out.split())

@@ -11,15 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 from dflash_local.app import download, recommending  # noqa: E402
-from dflash_local.app.fitting import shapes as shapes_of  # noqa: E402
 from dflash_local.app.resolve import Missing, choose  # noqa: E402
-from dflash_local.catalog import registry, shapes  # noqa: E402
+from dflash_local.catalog import shapes  # noqa: E402
 from dflash_local.cli import fetch  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
 from dflash_local.errors import Interrupted  # noqa: E402
 from dflash_local.planner import cpu_probe, hardware  # noqa: E402
 from dflash_local.planner.machine import named  # noqa: E402
-from dflash_local.planner.speed import acceptance  # noqa: E402
 from dflash_local.settings import Settings  # noqa: E402
 from dflash_local.settings import load as load_settings  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
@@ -59,22 +57,6 @@ def test_pull_fetches_the_variant_that_fits_and_its_last_line_chats(cli: Cli, va
     command = pulled.out.strip().splitlines()[-1].removeprefix("next: dflash ").split()
     found = cli(*command, "--context", "256", "--max-new-tokens", "8", stdin="one two three\n")
     assert found.code == 0 and found.out.strip() and "Download" not in found.err
-
-
-def test_pull_takes_the_own_weights_by_force(cli: Cli, variant: None) -> None:
-    pulled = cli("pull", "toy-9b", "--yes", "--force", "--dry-run")
-    assert pulled.code == 0 and TARGET in pulled.out and VARIANT not in pulled.out
-
-
-def test_before_a_download_stand_the_card_s_acceptance_lengths(toys: Path) -> None:
-    user = load_settings()
-    choice = choose("qwen3.5-9b", None, user)
-    summary = recommending.summary(choice, shapes_of(choice, None), named("NVIDIA H200", 140), user, variants=False)
-    shown = " ".join(" ".join(fetch._before_download(choice, user, summary, 100)).split())
-    row = registry.load().find("qwen3.5-9b")
-    assert row is not None
-    found = acceptance(row.published, 16)
-    assert found is not None and f"{found.low:g} to {found.high:g}" in shown, shown
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullScreen
 from dflash_local.events import Notice, PullProgress
 from dflash_local.tables import GIB
-from dflash_local.terminal import duration
 
 
 class Terminal(io.StringIO):
@@ -30,10 +29,6 @@ def screen(columns: int, live: bool) -> tuple[PullScreen, io.StringIO, Clock]:
     err, clock = (Terminal() if live else io.StringIO()), Clock()
     console = Console({"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}, out=io.StringIO(), err=err)
     return PullScreen(console, {"a/target": 10 * GIB, "b/drafter": 2 * GIB}, clock), err, clock
-
-
-def test_durations_are_short() -> None:
-    assert [duration(seconds) for seconds in (4.4, 59.7, 268, 7500)] == ["4 s", "1m00s", "4m28s", "2h05m"]
 
 
 def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_each_end() -> None:

@@ -67,25 +67,6 @@ def leftovers(home: Path) -> list[Path]:
     return [*(home / ".cache" / "huggingface").rglob("*.incomplete")]
 
 
-def verified(cli: Cli) -> bool:
-    pairs = cli("models", "--here", "--json").json["pairs"]
-    return bool(pairs) and all(pair["verified"] for pair in pairs)
-
-
-@pytest.mark.slow  # tests/store/test_pull_processes.py has it of two processes without the commands around them
-def test_two_pulls_at_once_fetch_once(toy_hub: FakeHub, running: Running) -> None:
-    toy_hub.fault(WEIGHTS, "trickle", rate=SIZE / 3, times=2)
-    first = running.start("pull", TARGET)
-    assert under_way(toy_hub, 100_000)
-    second = running.start("pull", TARGET)
-    told = second.communicate(timeout=60)
-    first.communicate(timeout=60)
-    assert first.returncode == second.returncode == 0
-    assert f"is being pulled by process {first.pid}: waiting for it".encode() in told[1]
-    assert b"was here and verified" in told[0] or b"verified, commit" in told[0]
-    assert len(toy_hub.gets(WEIGHTS)) <= 4  # a hub's redirect and a CDN's answer for each of two files
-
-
 def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_home: Path) -> None:
     slowly(toy_hub)
     pull = running.start("pull", TARGET)
@@ -100,22 +81,6 @@ def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_h
     again = running.start("pull", TARGET)
     again.communicate(timeout=60)
     assert again.returncode == 0 and toy_hub.gets("tokenizer.json") == finished and not leftovers(own_home)
-
-
-def test_kill_9_leaves_no_orphan_and_the_next_pull_completes(
-    cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path
-) -> None:
-    slowly(toy_hub, times=2)
-    killed = running.start("pull", TARGET)
-    assert under_way(toy_hub)
-    killed.kill()
-    killed.communicate()
-    toy_hub.clear_faults()
-    assert not verified(cli)
-    again = running.start("pull", TARGET)
-    out, err = again.communicate(timeout=60)
-    assert again.returncode == 0 and out.count(b"verified, commit") == 2, err
-    assert not leftovers(own_home) and verified(cli)
 
 
 def test_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHub, running: Running) -> None:

@@ -37,11 +37,6 @@ def test_a_pair_goes_and_the_room_comes_back(cli: Cli, pulled: Path) -> None:
     assert again.code == 0 and f"nothing of {TARGET} is on this machine" in again.err
 
 
-def test_without_a_terminal_yes_must_be_said(cli: Cli, pulled: Path) -> None:
-    refused = cli("rm", TARGET)
-    assert refused.code == 2 and "--yes" in refused.err and len(here(pulled)) == 2
-
-
 def test_the_answer_decides(cli: Cli, pulled: Path, answers: Callable[..., list[str]]) -> None:
     asked = answers(False)
     declined = cli("rm", TARGET)
@@ -88,8 +83,3 @@ def test_a_repository_in_use_is_refused_with_the_process(cli: Cli, pulled: Path,
         assert refused.code == 1 and f"{TARGET} is in use by process" in refused.err and len(here(pulled)) == 2
         assert "in use by process" in cli("rm", TARGET, "--dry-run").err
     assert cli("rm", TARGET, "--yes").code == 0
-
-
-def test_names_that_cannot_be_removed(cli: Cli, pulled: Path) -> None:
-    assert cli("rm", "demo", "--yes").code == 2 and cli("rm", "toy-8b", "--yes").code == 3
-    assert cli("rm", "some/thing", "--yes").code == 3 and len(here(pulled)) == 2

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from dflash_local.app import fitting
-from dflash_local.app.resolve import of_row
-from dflash_local.catalog import bundled, registry
+from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.quantizers import USUAL
 from dflash_local.drafters.dflash2 import layout as dflash2_layout
-from dflash_local.planner.machine import named
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 from tests.fake_hub import FakeHub
 
@@ -75,11 +70,6 @@ def test_show_keeps_to_the_width(cli: Cli, monkeypatch: pytest.MonkeyPatch, widt
     commands = ("vllm serve", "sglang.launch_server")
     lines = [line for line in shown.out.splitlines() if not any(word in line for word in commands)]
     assert shown.code == 0 and max(map(len, lines)) <= width and "None" not in shown.out
-
-
-def test_show_names_the_terms_of_a_gated_target(cli: Cli) -> None:
-    text = cli("show", "meta-llama/Llama-3.1-8B-Instruct").out
-    assert "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct" in text and "gated" in text
 
 
 def test_unknown_stays_unknown(cli: Cli) -> None:
@@ -192,29 +182,6 @@ def test_plan_json_carries_the_ledger_either_way(cli: Cli) -> None:
     assert fits["plan"]["ledger"]["total"] <= fits["plan"]["machine"]["free"]
 
 
-def test_plan_names_the_engine_that_would_run(cli: Cli) -> None:
-    """The fused one where its kernels run and it knows the weights; another on demand, or because of the format."""
-    asked = ("plan", "qwen3.5-9b", "--gpu", "RTX 4090")
-    assert "engine: fused" in cli(*asked).out and "engine: reference" in cli(*asked, "--engine", "reference").out
-    plans = {
-        name: cli(*asked, *more, "--json").json["plan"]
-        for name, more in {
-            "auto": (),
-            "bnb-nf4": ("--quantize", "bnb-nf4"),
-            "int4": ("--quantize", "int4"),
-            "exact": ("--exact", "--context", "4096"),
-            "8bit": ("--drafter-precision", "8bit"),
-        }.items()
-    }
-    assert {name: found["engine"] for name, found in plans.items()} == {
-        **dict.fromkeys(plans, "fused"),
-        "bnb-nf4": "reference",
-    }
-    assert plans["exact"]["exact"] and plans["8bit"]["context"] > plans["auto"]["context"]
-    refused = cli(*asked, "--engine", "fused", "--quantize", "bnb-nf4")
-    assert refused.code == 2 and "it does not know bnb-nf4 weights" in refused.err
-
-
 def test_plan_takes_bundled_pairs_folders_and_options(cli: Cli) -> None:
     folder = bundled.FOLDER / "demo-hybrid"
     for argv in (("demo",), (str(folder / "target"), "--drafter", str(folder / "drafter"))):
@@ -296,27 +263,6 @@ def test_variants_are_planned_and_the_one_that_fits_is_taken(cli: Cli) -> None:
     assert "Lorbus/Qwen3.6-27B-int4-AutoRound" in shown and "licence Apache-2.0" in shown and "--variant" in shown
     plans = {one["name"]: one for one in cli("show", "qwen3.6-27b", "--json").json["variant_plans"]}
     assert plans["fp8"]["plan"]["ledger"]["lines"][0]["bytes"] > 20 * GIB
-
-
-@pytest.mark.parametrize(
-    ("gib", "name"), [("24", "autoround-int4"), ("28", "pack-quantized-int4"), ("40", "gptq-int8")]
-)
-def test_of_variants_with_room_for_a_conversation_the_largest_weights_are_taken(cli: Cli, gib: str, name: str) -> None:
-    """Every plan takes the context that fits, so what it needs in all says nothing of its weights."""
-    found = cli("plan", "qwen3.6-27b", "--gpu-memory", gib)
-    assert found.code == 0 and f"--variant {name}" in " ".join(found.out.split())
-
-
-def test_a_damaged_download_of_a_variant_keeps_no_pair_from_being_planned(tmp_path: Path) -> None:
-    """It is planned by the registry's recipe; loading it tells what is wrong."""
-    (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    row = registry.load().find("qwen3.5-9b")
-    assert row is not None
-    known = fitting.shapes(of_row(row), None)
-    here: Any = SimpleNamespace(find=lambda _part: SimpleNamespace(folder=tmp_path))
-    assert known is not None
-    found, damaged = (fitting.variant_plans(row, known, named(None, 24), None, places) for places in (None, here))
-    assert damaged == found and found[0].fits
 
 
 def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:

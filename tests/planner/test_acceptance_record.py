@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.shapes import shape
-from dflash_local.config.read_model import read_model
 from dflash_local.planner.acceptance_record import ENOUGH, MANY, AcceptanceRecord, Count
-from dflash_local.planner.machine import named
-from dflash_local.planner.recommend import Weights, recommend
-from dflash_local.planner.speed import Acceptance, Prediction, Times
-from tests.drafter_configs import decoder_of_shape
+from dflash_local.planner.speed import Prediction, Times
 
 NAME = "Qwen/Qwen3.5-9B"
 
@@ -69,19 +64,3 @@ def test_a_damaged_file_counts_nothing_and_is_written_anew(tmp_path: Path, conte
     record.add(NAME, 3, {4: 1})
     assert json.loads(record.path.read_text()) == {NAME: {"tokens": 3, "cycles": {"4": 1}}}
     AcceptanceRecord(None).add(NAME, 3, {4: 1})
-
-
-def test_a_prediction_takes_the_measured_length_of_its_own_target() -> None:
-    shapes = shape(NAME), shape(f"z-lab/{NAME[5:]}-DFlash")
-    assert shapes[0] is not None and shapes[1] is not None
-    target, drafter = read_model(shapes[0], NAME), decoder_of_shape(shapes[1], "d")
-    card = Acceptance(5.0, 5.0, "the card")
-    enough = Count(800, {16: 200})
-
-    def lengths(name: str) -> tuple[float, float] | None:
-        found = recommend([Weights(target)], drafter, named("RTX 4090", 24), None, "balanced", card, (), {name: enough})
-        assert found.best is not None and found.best.prediction is not None
-        length = found.best.prediction.acceptance
-        return None if length is None else (length.low, length.high)
-
-    assert lengths(NAME) == (4.0, 4.0) and lengths("another/one") == (5.0, 5.0)

@@ -79,9 +79,3 @@ def test_a_card_that_cannot_be_measured_is_no_failure(user: Settings) -> None:
     """The child itself, on a machine without that card."""
     folder = speeds_folder(user)
     assert card_probe.take(folder, "cuda:0", "no such card") is None
-
-
-def test_the_recorded_probes_are_of_cards_that_the_data_sheets_know() -> None:
-    for probe in card_probe.recorded_probes():
-        found = card_probe.scale_of(probe.card, "NVIDIA H200", None)
-        assert found is not None and probe.card in found[1]

@@ -14,7 +14,7 @@ from dflash_local.config.read_model import read_model
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import cpu_probe, cpu_speed
-from dflash_local.planner.cpu_probe import ROWS, CpuRates, probe
+from dflash_local.planner.cpu_probe import CpuRates
 from dflash_local.planner.cpu_speed import BLOCK_SHARE, STEP_SHARE, weights_read
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
@@ -41,11 +41,6 @@ def predicted(config: LoadConfig, repo: str = "Qwen/Qwen3-4B", where: Machine = 
     return predict(plan(model, pair, where, config), model, pair)
 
 
-def test_a_probe_measures_every_number_of_rows() -> None:
-    found = probe("a CPU", 2**20)
-    assert set(found.rates) == set(ROWS) and all(rate > 0 for rate in found.rates.values())
-
-
 def test_a_probe_is_kept_for_the_machine_it_was_made_on(tmp_path: Path) -> None:
     cpu_probe.add(tmp_path / "speeds", RATES)
     assert cpu_probe.read(tmp_path / "speeds", "a CPU") == RATES
@@ -57,15 +52,6 @@ def test_a_probe_is_kept_for_the_machine_it_was_made_on(tmp_path: Path) -> None:
 def test_a_damaged_probe_is_none(tmp_path: Path, rates: object) -> None:
     (tmp_path / cpu_probe.FILE).write_text(json.dumps({"cpu": "a CPU", "rates": rates}))
     assert cpu_probe.read(tmp_path, "a CPU") is None
-
-
-def test_the_threads_that_are_allowed_are_part_of_the_machine() -> None:
-    assert cpu_probe.this_cpu({}) != cpu_probe.this_cpu({"OMP_NUM_THREADS": "1"})
-
-
-def test_rates_lie_between_the_probed_rows_and_fall_beyond() -> None:
-    assert RATES.rate(8) == pytest.approx(8e9) and 8e9 < RATES.rate(4) < 20e9
-    assert RATES.rate(32) == pytest.approx(3.5e9)
 
 
 def test_a_step_is_the_weights_it_reads_by_the_rate_that_the_engine_reaches() -> None:

@@ -34,7 +34,7 @@ from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.load_target import DTYPES, Placement  # noqa: E402
 from dflash_local.models.pair import PairFacts, check_pair  # noqa: E402
 from dflash_local.models.target_facts import TargetFacts  # noqa: E402
-from dflash_local.planner.machine import Machine, named  # noqa: E402
+from dflash_local.planner.machine import Machine  # noqa: E402
 from dflash_local.planner.plan import plan  # noqa: E402
 from tests.drafter_configs import decoder, decoder_of_shape
 from tests.families import FAMILIES, save_model  # noqa: E402
@@ -170,15 +170,6 @@ def test_the_registrys_shapes_are_told_apart() -> None:
     assert refused == {"moonshotai/Kimi-K2.5": "its attention is latent"}
 
 
-@pytest.mark.parametrize(
-    ("card", "engine"), [("RTX 4090", "fused"), ("RTX 3060", "fused"), ("T4", "reference"), ("A10", "fused")]
-)
-def test_an_old_card_runs_the_reference_engine(card: str, engine: str) -> None:
-    config = shape("Qwen/Qwen3-8B")
-    assert config is not None
-    assert plan(read_model(config, "target"), None, named(card, None)).engine == engine
-
-
 def test_the_fused_engine_is_refused_with_the_reason() -> None:
     config = shape("moonshotai/Kimi-K2.5")
     assert config is not None
@@ -187,17 +178,6 @@ def test_the_fused_engine_is_refused_with_the_reason() -> None:
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="fused"))
     with pytest.raises(UsageError, match="does not know --exact"):
         plan(target, None, DEVICES["cuda:0"], LoadConfig(engine="reference", exact=True))
-
-
-def test_a_mixture_runs_fused_on_a_card_in_bfloat16_alone() -> None:
-    config = shape("Qwen/Qwen3.5-35B-A3B")
-    assert config is not None
-    target, card = read_model(config, "target"), replace(DEVICES["cuda:0"], kernels=True)
-    assert plan(target, None, card).engine == "fused"
-    assert plan(target, None, card, LoadConfig(dtype="float32")).engine == "reference"
-    with pytest.raises(UsageError, match="its kernels for experts compute in bfloat16, not in float32"):
-        plan(target, None, card, LoadConfig(engine="fused", dtype="float32"))
-    assert plan(target, None, DEVICES["cpu"], LoadConfig(engine="fused", dtype="float32")).engine == "fused"
 
 
 def test_every_engine_that_can_be_asked_for_is_in_the_table() -> None:

@@ -336,3 +336,27 @@ def test_room_to_decode_a_slice_of_a_drafter_in_eight_bits_is_counted() -> None:
 
     assert scratch("8bit-head", "bfloat16") == scratch("full", "bfloat16"), "kernels multiply a block with the codes"
     assert scratch("8bit-head", "float32") - scratch("full", "float32") == DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
+
+
+def test_what_a_prompt_takes_beside_what_stands_is_worked_out_by_hand() -> None:
+    """Of Qwen3.5-9B: 4,096 wide, 12,288 in its feed-forward, eight taps, three states at most, one while it prefills."""
+    pair = PAIRS["Qwen/Qwen3.5-9B"]
+    state = 52_690_944  # 24 layers, float32 matrices and the convolution's inputs
+
+    def book(context: int) -> tuple[dict[str, int], int]:
+        load = Load.of("cuda", LoadConfig(drafter_precision="full"), context, 16)
+        made = fused_memory.ledger(pair.model, pair.config, load)
+        return {line.name: line.bytes or 0 for line in made.lines}, made.loading.bytes or 0
+
+    (long, loading), (short, _) = book(8192), book(64)
+    assert long["state snapshots"] == 2 * state, "the newest is taken when the prompt is done"
+    assert short["state snapshots"] == 3 * state, "a block is the fuller moment of a short context"
+    assert loading - standing(long) == 3 * 4 * 8240 * 128, "angles, cosines and products of the drafter's longer table"
+    steps = fused_memory.prefill_steps(
+        pair.model, pair.config, fused_memory.engine_spec(pair.config, Load("bfloat16", None, 8192, 16)), "cuda"
+    )
+    rows = 1024
+    beside = rows * 4096 * (2 + 8) * 2  # the residual, its norm and eight taps
+    assert steps["feed-forward of a prompt chunk"] == beside + 3 * rows * 12_288 * 2
+    assert steps["drafter's rows of a prompt chunk"] == beside + rows * 12_288 * 2
+    assert long["workspace"] == max(steps.values())

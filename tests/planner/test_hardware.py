@@ -22,12 +22,6 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_memory_without_a_container_is_the_machines(tmp_path: Path) -> None:
-    found = hardware.memory(tmp_path)
-    assert found.total == psutil.virtual_memory().total
-    assert 0 < found.available <= found.total and not found.limited
-
-
 def test_memory_is_cut_to_the_containers_limit_and_file_cache_counts_as_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,16 +51,6 @@ def test_a_folder_to_be_made_is_judged_by_the_one_above(tmp_path: Path) -> None:
     assert found.writable and found.free > 0 and not (tmp_path / "not").exists()
 
 
-def test_a_file_in_the_way_makes_a_folder_unwritable(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    assert not hardware.folder(tmp_path / "file" / "cache").writable
-
-
-def test_no_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "find_program", lambda name: None)
-    assert hardware.nvidia_driver() is None
-
-
 def test_the_driver_and_its_gpus_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "find_program", lambda name: "smi")
     answer = SimpleNamespace(stdout="580.95, NVIDIA H200\n580.95, NVIDIA H200\n", returncode=0)
@@ -84,11 +68,6 @@ def test_a_failing_nvidia_smi_means_no_driver(monkeypatch: pytest.MonkeyPatch, f
     monkeypatch.setattr(child_process, "find_program", lambda name: "smi")
     monkeypatch.setattr(child_process, "run", fail)
     assert hardware.nvidia_driver() is None
-
-
-def test_a_missing_torch_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert hardware.probe_torch() is None
 
 
 def test_a_torch_whose_libraries_do_not_load_tells_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

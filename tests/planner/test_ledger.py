@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.features import ModelConfig
@@ -64,13 +62,6 @@ def test_a_sum_with_something_unknown_is_unknown(ledger: Ledger) -> None:
     assert json.loads(json.dumps(ledger.as_dict()))["total"] is None
 
 
-def test_a_tied_head_and_a_missing_drafter_have_no_line() -> None:
-    config = shape("Qwen/Qwen3-4B")
-    assert config is not None
-    ledger = memory.ledger(read_model(config, "4B"), None, Load("bfloat16", None, 4096, 1))
-    assert [entry.name for entry in ledger.lines] == ["target weights", "target KV", "workspace"]
-
-
 def test_a_tied_head_lies_twice_where_a_cpu_multiplies() -> None:
     model = read_model(shape("Qwen/Qwen3-4B") or {}, "4B")
     loads = {dtype: Load(dtype, None, 4096, 1, "cpu") for dtype in ("float32", "bfloat16", "float16")}
@@ -105,20 +96,6 @@ def test_mxfp4_is_decoded_at_load() -> None:
     assert stored is not None and stored < held / 3
 
 
-@pytest.mark.parametrize(("repo", "refused"), [("Qwen/Qwen3-8B", False), ("Qwen/Qwen3.5-35B-A3B", True)])
-def test_experts_are_not_quantised(repo: str, refused: bool) -> None:
-    assert bool(formats.refusal(pair(repo)[0], "bnb-nf4")) == refused
-    assert formats.refusal(pair(repo)[0], None) == ""
-
-
-def test_a_drafter_never_runs_in_float16() -> None:
-    assert line(of("Qwen/Qwen3-8B", dtype="float16"), "drafter weights") == line(
-        of("Qwen/Qwen3-8B", dtype="bfloat16"), "drafter weights"
-    )
-    doubled = line(of("Qwen/Qwen3-8B", dtype="float32"), "drafter weights")
-    assert doubled == 2 * line(of("Qwen/Qwen3-8B"), "drafter weights")
-
-
 def test_only_a_gpu_has_a_reserve_and_the_libraries_scratch() -> None:
     cpu, gpu = of("Qwen/Qwen3-8B", device="cpu"), of("Qwen/Qwen3-8B")
     assert cpu.reserve.bytes == 0 and gpu.peak is not None
@@ -133,25 +110,3 @@ def test_loading_is_the_weights_and_of_quantised_ones_a_matrix_before_it_is_pack
         ledger = of("Qwen/Qwen3-8B", draft=draft, bitsandbytes=quantize)
         weights = [entry.bytes or 0 for entry in ledger.lines if "weights" in entry.name or entry.name == "head"]
         assert ledger.loading.bytes == sum(weights) + more
-
-
-def test_unfused_attention_is_what_fills_memory_for_gpt_oss() -> None:
-    ledger = of("openai/gpt-oss-20b", 32768)
-    assert line(ledger, "workspace") > 4 * 64 * 1024 * 32768 * 2
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    repo=st.sampled_from(sorted(PAIRS)),
-    contexts=st.tuples(st.integers(1, 262144), st.integers(0, 70000)),
-    draft=st.booleans(),
-    dtype=st.sampled_from(sorted(formats.DTYPE_BYTES)),
-    block=st.sampled_from((1, 8, 16)),
-)
-def test_more_context_never_needs_less(
-    repo: str, contexts: tuple[int, int], draft: bool, dtype: str, block: int
-) -> None:
-    small, more = contexts
-    load: dict[str, Any] = {"draft": draft, "dtype": dtype, "block": block}
-    less_needed, more_needed = of(repo, small, **load).total, of(repo, small + more, **load).total
-    assert less_needed is not None and more_needed is not None and less_needed <= more_needed

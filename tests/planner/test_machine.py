@@ -84,16 +84,6 @@ def test_of_main_memory_what_is_given_back_is_free_at_the_moment() -> None:
     assert (found.free, found.free_now) == (56 * GIB, MAIN.available + 2**20)
 
 
-def test_the_gpu_is_chosen_with_what_is_given_back() -> None:
-    assert (
-        machine.this_machine("auto", {}, answers(TWO.replace("40000", "23500")), {"cuda:0": 2**40}).device == "cuda:0"
-    )
-
-
-def test_balanced_adds_up_all_gpus() -> None:
-    assert here(TWO, "balanced").free == 63000 * MIB
-
-
 @pytest.mark.parametrize("device", ["cuda:2", "cuda:x", "cuda:-1"])
 def test_a_gpu_that_is_not_there_is_named(device: str) -> None:
     with pytest.raises(UsageError, match=device):
@@ -153,11 +143,6 @@ def test_visible_devices_that_hide_all_are_told(hidden: str) -> None:
 def test_visible_devices_are_read_as_cuda_reads_them(hidden: str | None, names: list[str]) -> None:
     found = accelerators.visible(accelerators.nvidia(answers(TWO)), hidden)
     assert [device.uuid for device in found] == [f"GPU-{name}" for name in names]
-
-
-def test_a_gpu_is_counted_among_the_visible_ones() -> None:
-    found = here(TWO, "cuda:0", hidden="1")
-    assert found.name == "NVIDIA RTX A6000" and found.device == "cuda:0"
 
 
 def test_a_mig_slice_is_planned_with_its_own_memory() -> None:
@@ -249,12 +234,6 @@ def test_a_broken_nvidia_smi_on_the_path_never_breaks_a_plan(
     assert machine.this_machine("auto", {}).kind == "cpu"
 
 
-def test_a_real_process_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_smi(tmp_path, f"cat <<'END'\n{ONE}END")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert machine.this_machine("auto", {}).memory == 24564 * MIB
-
-
 # --- machines by name --------------------------------------------------------------------------------
 
 
@@ -300,11 +279,6 @@ def test_a_senseless_memory_is_refused(memory: float) -> None:
         machine.named(None, memory)
 
 
-def test_every_card_finds_itself() -> None:
-    for card, memory in cards.CARDS.items():
-        assert cards.card_memory(card.lower()) == (card, memory) and cards.find_card(f"NVIDIA {card}") == memory
-
-
 @pytest.mark.parametrize(
     ("told", "kernels"), [("8.9", True), ("8.0", True), ("7.5", False), ("12.0", True), ("[N/A]", True)]
 )
@@ -340,11 +314,6 @@ def test_a_driver_that_tells_no_architecture_leaves_the_name(monkeypatch: pytest
 
     assert not machine.this_machine("auto", {}, ask).kernels
     assert len([query for query in asked if query.startswith("--query")]) == 2
-
-
-@pytest.mark.parametrize("name", ["NVIDIA RTX 2000 Ada Generation", "NVIDIA A100-SXM4-80GB", "NVIDIA TITAN-like"])
-def test_names_are_told_apart(name: str) -> None:
-    assert cards.is_old(name) == ("TITAN" in name)
 
 
 def test_several_gpus_are_counted_and_taken_together() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -72,15 +71,3 @@ def test_what_nobody_tells_is_not_guessed(nvidia: str | None) -> None:
 
 def test_amd_devices_are_asked_where_there_is_no_other() -> None:
     assert occupancy("cuda:0", {}, probe=answers(None, AMD)) == Occupancy(400, 1000, "the GPU")
-
-
-def test_the_variables_of_the_process_that_holds_the_pair_count() -> None:
-    code = "import sys; print('ready', flush=True); sys.stdin.read()"
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
-        found = occupancy("cuda:0", {"CUDA_VISIBLE_DEVICES": "0"}, other.pid, answers(TWO))
-        other.communicate("")
-    assert found.total == 49140 * MIB

@@ -18,7 +18,6 @@ from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.planner.machine import Machine, named
-from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import (
     COARSER,
     FLOOR,
@@ -176,36 +175,6 @@ def test_a_tied_embedding_stays() -> None:
     assert not found.fits and found.load.offload == "auto", "nothing would be gained"
 
 
-def test_main_memory_is_not_offloaded_to_itself() -> None:
-    config = LoadConfig(context=8192, engine="fused", offload="embedding", device="cpu")
-    machine = Machine("CPU", "cpu", 200 * GIB, 200 * GIB, "", "cpu")
-    assert plan(DENSE, DENSE_DRAFTER, machine, config).ledger.host == ()
-
-
-SMALL_CARDS = (  # target, drafter, format, context, GiB that the allocator may take
-    ("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", "int4-g128", 32768, 21.0),
-    ("Qwen/Qwen3.5-9B", "z-lab/Qwen3.5-9B-DFlash", "int4-g128", 16384, 10.3),
-)
-
-
-@pytest.mark.parametrize(("of", "with_", "stored", "context", "gib"), SMALL_CARDS)
-def test_pairs_of_small_cards_fit_with_their_context(
-    of: str, with_: str, stored: str, context: int, gib: float
-) -> None:
-    """24 GB with a desktop, and 12 GB: an 8-bit drafter, keys and values in bfloat16."""
-    model = read_model({**(shape(of) or {}), "quantization_config": USUAL[stored]}, of)
-    config = LoadConfig(context=context)
-    found = plan(model, drafter(with_, model), card(gib * GIB + GPU_RESERVE), config)
-    assert found.fits and found.context == context and found.load.kv_cache == "auto"
-    assert found.load.drafter_precision in COARSER
-    assert line(found, "drafter weights") < 2.1 * GIB
-
-
-def test_the_nearest_plan_gives_up_context_first() -> None:
-    near = nearest(DENSE, DENSE_DRAFTER, card(need(LoadConfig(context=8192))), LoadConfig(context=40960))
-    assert near is not None and near.load.quantize is None and near.load.draft and (near.context or 0) >= 8192
-
-
 def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None:
     floor = {form: need(LoadConfig(context=FLOOR, quantize=form)) for form in (None, "int8", "int4")}
     assert floor[None] > floor["int8"] > floor["int4"]
@@ -324,11 +293,3 @@ def test_a_plan_that_says_it_fits_does_and_nearest_always_does(free: int, quanti
     near = nearest(DENSE, DENSE_DRAFTER, machine, config)
     assert near is None or (near.fits and (near.ledger.total or 0) <= free)
     assert not found.fits or near is not None
-
-
-@settings(max_examples=30, deadline=None)
-@given(free=st.integers(GIB, 100 * GIB), more=st.integers(0, 100 * GIB))
-def test_more_memory_never_holds_less_context(free: int, more: int) -> None:
-    small, large = (plan(HYBRID, HYBRID_DRAFTER, card(size)) for size in (free, free + more))
-    assert large.fits or not small.fits
-    assert not small.fits or (small.context or 0) <= (large.context or 0)

@@ -60,10 +60,6 @@ def test_what_is_predicted_today_holds(card: str) -> None:
     assert_near(predicted_today(record(card)))
 
 
-def test_the_docs_show_what_is_predicted_of_an_h200() -> None:
-    assert "\n".join(table(predicted_today(record("h200")))) in docs()
-
-
 def dflash2_pairs() -> dict[str, RandomPair]:
     """A pair with a DFlash 2 drafter, by what was measured: whole, without its parts, with a published one in codes,
     and the DFlash pair of the same shape.

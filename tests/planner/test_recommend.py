@@ -12,9 +12,7 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import named
-from dflash_local.planner.plan import USABLE
 from dflash_local.planner.recommend import (
-    SIXTEEN_BITS,
     Preference,
     Recommendation,
     Weights,
@@ -77,13 +75,6 @@ def test_preferences_differ_where_they_should() -> None:
     assert (context.plan.context or 0) > (quality.plan.context or 0)
 
 
-def test_quality_keeps_keys_and_values_in_16_bits_where_they_leave_room_for_a_chat() -> None:
-    found = best("qwen3.5-9b", None, 16, "quality")
-    first = found.fitting[0]
-    coded = next(each for each in found.fitting if each.weights == first.weights and each.coded_kv)
-    assert not first.coded_kv and (coded.plan.context or 0) > (first.plan.context or 0) >= USABLE
-
-
 def test_a_published_range_counts_by_its_least_where_speed_is_preferred() -> None:
     """Weights with replies of this machine, between the two ends of the others' range."""
     weights, drafter, _ = published("qwen3.5-9b")
@@ -108,28 +99,11 @@ def test_the_next_better_weights_say_what_they_lack() -> None:
     assert "too little" in found.next_better.plan.reason
 
 
-def test_nothing_fits_a_card_that_is_too_small() -> None:
-    found = best("qwen3.5-27b", None, 8)
-    assert found.best is None and found.next_better is None and not found.fitting
-    assert found.rest[0].fidelity == "as trained"
-
-
 def test_a_format_that_was_asked_for_leaves_only_that() -> None:
     weights, drafter, _ = published("qwen3.5-9b")
     found = recommend(weights, drafter, named(None, 24), LoadConfig(quantize="int8"))
     assert [option.weights.name for option in (*found.fitting, *found.rest)] == ["int8, rounded at load"]
     assert found.best is not None and found.best.arguments == "--quantize int8"
-
-
-def test_published_lengths_stand_for_quantised_weights_in_words() -> None:
-    found = best("qwen3.5-9b", "RTX 4090", None)
-    sources = {
-        option.weights.name: option.prediction.acceptance.source
-        for option in found.fitting
-        if option.prediction is not None and option.prediction.acceptance is not None
-    }
-    assert SIXTEEN_BITS not in sources.pop("published weights")
-    assert len(sources) > 2 and all(source.endswith(SIXTEEN_BITS) for source in sources.values())
 
 
 def test_what_is_published_in_as_few_bits_goes_before_rounding_at_load() -> None:
@@ -151,15 +125,3 @@ def test_what_fits_as_it_is_goes_before_more_bits() -> None:
     assert strained and all(option.weights.bits == 8 for option in strained), (
         "finer, but only with what lies on the host"
     )
-
-
-def test_every_local_row_is_planned_on_small_and_large_cards() -> None:
-    for row in registry.load().rows:
-        if row.bundled or not row.runs_here:
-            continue
-        weights, drafter, _ = published(row.name)
-        for gib in (8, 24, 80):
-            found = recommend(weights, drafter, named(None, gib))
-            for option in found.fitting:
-                assert option.plan.fits and (option.plan.ledger.total or 0) <= option.plan.machine.free
-            assert len(found.fitting) + len(found.rest) >= len(weights), row.name

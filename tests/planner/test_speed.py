@@ -50,15 +50,6 @@ def test_the_bytes_of_a_pass_are_those_that_were_counted_when_it_was_measured(me
         assert 0.96 < found / each.at["ar_step"]["bytes"] <= 1, each.name
 
 
-def test_rows_touch_as_many_experts_as_were_counted(measured: dict[str, Measured]) -> None:
-    mixtures = [each for each in measured.values() if each.traffic.experts]
-    assert len(mixtures) == 9
-    for each in mixtures:
-        (experts,) = each.traffic.experts
-        for rows, counted in each.at["experts"].items():
-            assert experts.distinct(int(rows)) - experts.always == pytest.approx(counted, rel=0.05), each.name
-
-
 def test_predictions_lie_near_what_was_measured(measured: dict[str, Measured]) -> None:
     (table,) = tables()
     errors = {}
@@ -148,17 +139,6 @@ def test_a_longer_context_takes_longer_and_only_contexts_that_fit_are_told(measu
     assert short is not None and [one.context for one in short.times] == [512]
 
 
-def test_coarser_weights_are_faster_and_without_a_drafter_there_is_no_cycle(measured: dict[str, Measured]) -> None:
-    each = measured["qwen35_9b_bf16_beside"]
-    full = predict(planned(each, h200()), each.target, each.drafter)
-    int4 = predict(planned(each, h200(), quantize="int4"), each.target, each.drafter)
-    alone = predict(plan(each.target, None, h200(), LoadConfig(context=4096)), each.target, None)
-    assert full is not None and int4 is not None and alone is not None
-    assert int4.times[0].step_ms < 0.6 * full.times[0].step_ms
-    assert alone.times[0].cycle_ms is None and alone.acceptance is None
-    assert alone.drafted_tokens_per_s(alone.times[0]) is None and alone.times[0].step_ms == full.times[0].step_ms
-
-
 @pytest.mark.parametrize(
     "machine",
     [
@@ -198,14 +178,6 @@ def test_acceptance_is_what_is_published_for_single_requests(
     found = acceptance(cells, 16)
     assert (None if found is None else (found.low, found.high)) == expected
     assert found is None or found.source == "a card"
-
-
-def test_lengths_of_several_requests_say_so() -> None:
-    found = acceptance(
-        (cell(5.0, concurrency=8, source="one"), cell(7.0, concurrency=None, source="two", task="b")), 16
-    )
-    assert found is not None and (found.low, found.high) == (5.0, 7.0)
-    assert found.source == "one (8 requests at once); two (number of requests not stated)"
 
 
 def row(name: str, kind: Kind, *cells: Published) -> Row:

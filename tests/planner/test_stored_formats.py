@@ -76,18 +76,6 @@ def test_room_to_decode_a_slice_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["graphs and libraries"] - want["graphs and libraries"] == DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
 
 
-@pytest.mark.parametrize(
-    ("settings", "quantize", "said"),
-    [
-        ({"quant_method": "hqq"}, None, "published in hqq, which is not read yet"),
-        (USUAL["fp8"], "int4", "int4 on top of fp8 128x128 is not supported"),
-        (USUAL["int4-g32-zeros"], None, ""),
-    ],
-)
-def test_what_cannot_be_loaded_is_said_before_a_download(settings: Any, quantize: str | None, said: str) -> None:
-    assert formats.refusal(target(SHAPE, settings), quantize) == said
-
-
 def test_published_bytes_are_those_of_the_format_that_experts_are_stored_in() -> None:
     """compressed-tensors is a container: its int4, int8 and fp4 are told apart, and what is not counted is unknown."""
     repo = "Qwen/Qwen3.5-35B-A3B"

@@ -19,12 +19,6 @@ def planned(where: Machine) -> Plan:
     return plan(read_model(kept, "a target"), None, where)
 
 
-def test_a_card_is_its_name_whoever_says_it() -> None:
-    here = Machine("NVIDIA H200", "cuda", 2**37, 2**37, "", "cuda:0")
-    assert standing(planned(here)) == standing(planned(named("H200", None))) == "verified by 1 report"
-    assert reports_of(planned(replace(here, name="NVIDIA H200 NVL"))) == 0, "another card"
-
-
 def test_another_card_format_or_engine_was_never_run() -> None:
     found = planned(named("H200", None))
     assert standing(planned(named("RTX 4090", None))) == "never run on this card"

@@ -29,15 +29,6 @@ def test_files_are_0600_and_folders_0700_whatever_the_umask(tmp_path: Path, open
     assert mode(tmp_path / "a" / "b" / "file") == 0o600
 
 
-def test_a_closed_umask_does_not_take_the_owners_rights(tmp_path: Path) -> None:
-    before = os.umask(0o777)
-    try:
-        write_atomic(tmp_path / "file", b"x")
-    finally:
-        os.umask(before)
-    assert mode(tmp_path / "file") == 0o600
-
-
 def test_the_old_content_stays_until_the_new_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomic(path, "old")
@@ -71,12 +62,6 @@ def test_the_data_is_on_the_disk_before_its_name_and_then_the_name(
     for descriptor, *_ in synced:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
-
-
-def test_replacing_keeps_one_file_with_the_new_content(tmp_path: Path) -> None:
-    for text in ("one", "two"):
-        write_atomic(tmp_path / "file", text)
-    assert (tmp_path / "file").read_text() == "two" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_making_a_folder_that_is_there_changes_nothing(tmp_path: Path) -> None:

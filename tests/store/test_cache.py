@@ -11,7 +11,7 @@ import pytest
 from dflash_local.errors import DownloadError
 from dflash_local.store.cache import Cache
 from dflash_local.store.names import MAX_NAME_BYTES, folder_name, repo_of, why_unsafe
-from tests.store.cache_trees import COMMIT, OLDER, REPO, SMALL, Tree
+from tests.store.cache_trees import COMMIT, REPO, SMALL, Tree
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 
@@ -45,15 +45,6 @@ def test_a_cache_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     assert not cache.downloading(REPO)
     assert cache.drop_orphans(REPO) == 0
     assert not (tmp_path / "none").exists()
-
-
-def test_the_latest_snapshot_comes_first_and_files_between_them_do_not_count(tree: Tree) -> None:
-    tree.add(commit=COMMIT, ref=None)
-    tree.add(commit=OLDER, ref=None)
-    os.utime(tree.cache.snapshot(REPO, OLDER), (1, 1))
-    (tree.cache.repo_folder(REPO) / "snapshots" / "notes.txt").write_text("x")
-    (tree.cache.repo_folder(REPO) / "snapshots" / ("b" * 40)).write_text("x")
-    assert tree.cache.commits(REPO) == (COMMIT, OLDER)
 
 
 def test_other_folders_of_the_cache_are_not_repos(tree: Tree) -> None:

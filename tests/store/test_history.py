@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import subprocess
@@ -17,7 +16,7 @@ from dflash_local.errors import BusyError, DFlashError, UsageError
 from dflash_local.store import history
 from dflash_local.store.history import ChatFile, Recorder
 from dflash_local.store.paths import chat_path, chats_folder
-from dflash_local.store.records import VERSION, Turn, decode, encode, encode_chat, encode_turn
+from dflash_local.store.records import Turn, decode, encode, encode_chat, encode_turn
 
 TURNS = (
     Turn("user", "Zwölf Äpfel?\nund 🍎"),
@@ -39,12 +38,6 @@ def test_a_chat_comes_back_as_it_was(tmp_path: Path) -> None:
     chat = decode(write_chat(tmp_path).read_bytes())
     assert (chat.model, chat.system, chat.turns) == ("demo", "be brief", TURNS)
     assert (chat.bad_lines, chat.newer, chat.last_seq) == (0, False, 4)
-
-
-def test_every_line_carries_version_and_sequence_number(tmp_path: Path) -> None:
-    records = [json.loads(line) for line in write_chat(tmp_path).read_bytes().splitlines()]
-    assert [record["seq"] for record in records] == [0, 1, 2, 3, 4]
-    assert {record["version"] for record in records} == {VERSION}
 
 
 def test_a_kill_at_every_byte_loses_at_most_the_last_record(tmp_path: Path) -> None:
@@ -119,18 +112,6 @@ def recorder_name(folder: Path, other: Path) -> str:
     return name
 
 
-def test_two_processes_have_files_of_their_own(tmp_path: Path) -> None:
-    recorders = [Recorder(tmp_path, pytest.fail) for _ in range(2)]
-    for index, turn in enumerate(TURNS):
-        for number, recorder in enumerate(recorders):
-            recorder.turn("demo", "", [*TURNS[:index], Turn("user", f"{number}{turn.content}")])
-    for number, recorder in enumerate(recorders):
-        name = recorder.name
-        recorder.close()
-        chat = decode(chat_path(tmp_path, str(name)).read_bytes())
-        assert [t.content for t in chat.turns] == [f"{number}{t.content}" for t in TURNS] and chat.bad_lines == 0
-
-
 def full_disk(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -156,25 +137,6 @@ def test_a_full_disk_is_one_warning_and_the_chat_goes_on(tmp_path: Path, monkeyp
     assert len(warnings) == 1 and "No space left" in warnings[0]
     chat = decode(path.read_bytes())
     assert chat.turns == TURNS[:1] and chat.bad_lines == 0, "no half line stays"
-
-
-def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(os, "write", full_disk)
-    Recorder(tmp_path, warnings.append).turn("demo", "", TURNS[:1])
-    assert len(warnings) == 1 and list(tmp_path.iterdir()) == []
-
-
-def test_a_read_only_home_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "mkdir", refused)  # permissions do not stop root
-    warnings: list[str] = []
-    recorder = Recorder(tmp_path / "new" / "chats", warnings.append)
-    recorder.turn("demo", "", TURNS[:1])
-    recorder.turn("demo", "", TURNS[:2])
-    assert warnings == ["this chat is not kept any more: Permission denied"]
 
 
 def test_no_home_is_one_warning() -> None:

@@ -17,7 +17,7 @@ from dflash_local.errors import DownloadError, SettingsError
 from dflash_local.store.hub import Hub
 from dflash_local.store.hub_client import Patience
 from dflash_local.store.hub_errors import http_library, of_transport
-from tests.fake_hub import FakeHub, online
+from tests.fake_hub import FakeHub
 
 TARGET = "owner/target"
 
@@ -39,14 +39,6 @@ def test_a_listing_is_one_request_with_sizes_and_checksums(fake: FakeHub, puller
     assert weights.size == 5 and weights.etag == weights.sha256 != weights.blob
 
 
-def test_a_branch_and_a_commit_can_be_listed(fake: FakeHub, puller: Any) -> None:
-    first = fake.add_repo(TARGET, {"config.json": b"{}"})
-    second = fake.add_repo(TARGET, {"config.json": b"{ }"}, branch="dev")
-    assert puller.hub.listing(TARGET, "dev").commit == second
-    assert puller.hub.listing(TARGET, None).commit == first
-    assert puller.hub.listing(TARGET, second).commit == second
-
-
 def test_the_hub_of_the_settings(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "HF_ENDPOINT": "https://mirror.example/", "HF_TOKEN": "hf_abc", "HF_HUB_OFFLINE": "1"}
     hub = Hub.of(settings.load(env))
@@ -64,13 +56,6 @@ def test_xet_without_its_client_is_refused(tmp_path: Path, monkeypatch: pytest.M
     assert not Hub.of(user).xet
 
 
-def test_offline_refuses_to_look(puller: Any, fake: FakeHub) -> None:
-    puller.offline = True
-    with pytest.raises(DownloadError, match="offline mode is on"):
-        puller.hub.listing(TARGET, None)
-    assert fake.requests == []
-
-
 @pytest.mark.parametrize("text", ["../x", "a/b/c", "", "a//b", "-x/y", "a/b\n"])
 def test_no_request_is_made_for_what_is_no_repo(puller: Any, fake: FakeHub, text: str) -> None:
     with pytest.raises(DownloadError):
@@ -83,13 +68,6 @@ def test_an_unknown_repo_says_so_and_where(puller: Any, fake: FakeHub) -> None:
     assert (
         "owner/nothing was not found" in error.message and fake.url in error.message and "hf auth login" in error.hint
     )
-
-
-def test_a_private_repo_needs_its_token(puller: Any, fake: FakeHub, secret: str) -> None:
-    fake.add_repo(TARGET, {"config.json": b"{}"}, private=True)
-    assert "was not found" in failure(puller).message
-    puller.token = fake.grant(secret, TARGET)
-    assert puller.hub.listing(TARGET, None).files
 
 
 def test_a_commit_that_vanished(puller: Any, fake: FakeHub, small: Any) -> None:
@@ -108,14 +86,6 @@ def test_the_token_stays_with_the_endpoint(puller: Any, fake: FakeHub, small: An
     puller.pull(TARGET)
     with_token = {request.server for request in fake.requests if secret in str(request.headers)}
     assert with_token == {"hub"} and any(request.server == "cdn" for request in fake.requests)
-
-
-def test_the_token_is_dropped_after_a_cut_as_well(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
-    puller.token = secret
-    fake.fault("model.safetensors", "cut")
-    puller.pull(TARGET)
-    resumed = [request for request in fake.gets("model.safetensors") if "range" in request.headers]
-    assert [(r.server, "authorization" in r.headers) for r in resumed] == [("hub", True), ("cdn", False)]
 
 
 ELSEWHERE = ["http://evil.example/x", "file:///etc/passwd", "ftp://127.0.0.1/x", "http://[::ffff:1.2.3.4]/x"]
@@ -265,14 +235,6 @@ def test_a_wrong_clock_is_told_from_a_wrong_certificate(code: int, words: str) -
     assert ("date and time" in found.hint) is (code != 18)
 
 
-def test_a_silent_server_is_given_up(puller: Any) -> None:
-    puller.impatient(answer_s=0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        hub = Hub(f"http://127.0.0.1:{silent.getsockname()[1]}", None, False, puller.home, puller.patience)
-        with pytest.raises(DownloadError, match="does not answer in time"):
-            hub.listing(TARGET, None)
-
-
 def test_a_web_page_instead_of_a_listing(puller: Any, fake: FakeHub, small: Any) -> None:
     fake.fault("api", "html", methods=("GET",), times=9)
     assert "looks like a web page" in failure(puller).message
@@ -300,25 +262,6 @@ def test_a_listing_of_another_commit_is_refused(puller: Any, fake: FakeHub) -> N
 # The client that huggingface_hub is lent
 
 
-def test_threads_that_pull_nothing_keep_the_client_they_had(fake: FakeHub, puller: Any) -> None:
-    fake.add_repo(TARGET, {"config.json": b"{}"})
-    seen = []
-
-    def other() -> None:
-        api = huggingface_hub.HfApi(endpoint=fake.url, token=False)
-        try:
-            seen.append(api.model_info(TARGET).sha)
-        except OSError as error:
-            seen.append(type(error).__name__)
-
-    for _ in range(2):
-        assert puller.hub.listing(TARGET, None).files
-        with online() if seen else contextlib.nullcontext():
-            other()
-    other()
-    assert seen == ["OfflineModeIsEnabled", fake.repos[TARGET].refs["main"], "OfflineModeIsEnabled"]
-
-
 def test_the_hooks_of_a_program_s_own_client_are_kept(fake: FakeHub, puller: Any) -> None:
     fake.add_repo(TARGET, {"config.json": b"{}"})
     asked: list[str] = []
@@ -327,10 +270,3 @@ def test_the_hooks_of_a_program_s_own_client_are_kept(fake: FakeHub, puller: Any
     assert puller.hub.listing(TARGET, None).files and asked == []
     huggingface_hub.HfApi(endpoint=fake.url, token=False).model_info(TARGET)
     assert asked == [f"/api/models/{TARGET}"]
-
-
-def test_a_xet_repo_is_read_over_https(puller: Any, fake: FakeHub, small: Any) -> None:
-    headers = {"X-Xet-Hash": "a" * 64, "X-Xet-Refresh-Route": f"{fake.url}/api/xet-read-token"}
-    fake.fault("model.safetensors", "headers", methods=("HEAD",), times=9, headers=headers)
-    assert puller.pull(TARGET)[0].verified
-    assert not [request for request in fake.requests if "xet" in request.path]

@@ -77,12 +77,6 @@ def test_without_a_record_the_branch_then_the_only_snapshot_is_taken(tree: Tree)
     assert local.find(tree.cache, tree.manifests, REPO) is None  # which of two is not guessed
 
 
-def test_a_commit_that_is_not_here_is_not_replaced_by_another(tree: Tree) -> None:
-    tree.add()
-    tree.record()
-    assert local.find(tree.cache, tree.manifests, REPO, OLDER) is None
-
-
 def test_a_recorded_commit_whose_files_another_program_deleted_is_incomplete(tree: Tree) -> None:
     tree.add(commit=OLDER, ref=None)
     tree.record(commit=OLDER)
@@ -110,12 +104,6 @@ def test_missing_files_are_listed(tree: Tree) -> None:
     with pytest.raises(DownloadError, match="not complete: model-2.safetensors, tokenizer.json missing") as caught:
         local.require(here, REPO, "dflash pull x")
     assert caught.value.exit_code == 4
-
-
-def test_a_long_list_is_cut(tree: Tree) -> None:
-    here = Local(REPO, COMMIT, tree.cache.folder, (), 0, tuple(f"f{n}" for n in range(9)), False)
-    with pytest.raises(DownloadError, match="f0, f1, f2, f3, f4 and 4 more missing"):
-        local.require(here, REPO, "dflash pull x")
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -229,19 +217,6 @@ def test_a_link_out_of_the_repo_stops_the_search(tree: Tree) -> None:
     with pytest.raises(DownloadError, match="tokenizer.json is a link to /etc/passwd") as caught:
         found(tree)
     assert caught.value.exit_code == 4
-
-
-def test_looking_opens_no_socket(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("a socket was opened")
-
-    tree.add(SHARDS)
-    tree.record()
-    monkeypatch.setattr(socket, "socket", refuse)
-    assert found(tree).verified
-    assert local.scan(tree.cache, tree.manifests)[0].complete
 
 
 def test_a_header_that_a_pull_accepts_is_one_that_loads_and_the_other_way_round(tree: Tree) -> None:

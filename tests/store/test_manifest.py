@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +32,6 @@ def test_what_is_written_is_read(tree: Tree) -> None:
     assert manifest.current(tree.manifests, REPO) == COMMIT
     assert all(file.size > 0 for file in written.files)
     assert all(file.mtime_ns for file in written.files)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX modes")
-def test_records_are_private(tree: Tree) -> None:
-    tree.record()
-    assert stat.S_IMODE(place(tree).stat().st_mode) == 0o600
-    assert stat.S_IMODE(place(tree).parent.stat().st_mode) == 0o700
 
 
 def test_nothing_recorded_is_no_reason_for_words(tmp_path: Path) -> None:
@@ -129,17 +120,6 @@ def test_a_new_record_does_not_overwrite_one_of_a_newer_version(tree: Tree) -> N
         assert manifest.read(tree.manifests, REPO) == written
         assert json.loads(place(tree).with_name(f"{COMMIT}.json.old{kept}").read_text()) == {"version": version}
     assert manifest.commits(tree.manifests, REPO) == (COMMIT,)
-
-
-def test_a_record_too_large_to_be_one_is_not_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree.record()
-    monkeypatch.setattr(manifest, "MAX_BYTES", 10)
-    assert "too large" in manifest.load(tree.manifests, REPO, COMMIT).why
-
-
-def test_a_folder_in_place_of_a_record_is_no_crash(tree: Tree) -> None:
-    place(tree).mkdir(parents=True)
-    assert "cannot be read" in manifest.load(tree.manifests, REPO, COMMIT).why
 
 
 def test_the_commit_in_use_outlives_its_manifest(tree: Tree) -> None:

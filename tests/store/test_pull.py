@@ -104,12 +104,6 @@ def test_the_recorded_commit_holds_until_update(puller: Any, fake: FakeHub, smal
     assert puller.pull(TARGET)[0].commit == newer
 
 
-def test_an_update_without_news_fetches_nothing(puller: Any, fake: FakeHub, small: Any) -> None:
-    puller.pull(TARGET)
-    plan = puller.prepare(TARGET, update=True)
-    assert plan.ready and puller.run(plan)[0].verified
-
-
 def test_a_pinned_commit_is_pulled_and_moves_no_branch(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     old = fake.repos[TARGET].refs["main"]
     fake.add_repo(TARGET, {**small, "config.json": b"{ }"})
@@ -156,19 +150,6 @@ def test_a_full_disk_is_seen_before_the_first_byte(
     assert [request for request in fake.requests if request.file] == []
 
 
-def test_a_read_only_cache_that_is_complete_will_do(
-    puller: Any, fake: FakeHub, small: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    puller.pull(TARGET)
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError(30, "Read-only file system")
-
-    for name in ("mkdir", "symlink", "rename", "replace", "unlink", "makedirs"):
-        monkeypatch.setattr(os, name, refuse)
-    assert puller.pull(TARGET)[0].verified
-
-
 def test_a_read_only_cache_that_was_never_verified_will_do_as_well(
     puller: Any, fake: FakeHub, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,12 +194,6 @@ def test_an_index_with_an_absent_shard_costs_no_weights(puller: Any, fake: FakeH
     with pytest.raises(DownloadError, match="lacks model-00004-of-00005.safetensors"):
         puller.pull(TARGET)
     assert fake.gets("*.safetensors") == []
-
-
-def test_weights_that_the_index_does_not_name_are_left(puller: Any, fake: FakeHub) -> None:
-    files = {"config.json": b"{}", **shards(2, 1000), "model-extra.safetensors": safetensors(1000, 9)}
-    fake.add_repo(TARGET, files)
-    assert puller.pull(TARGET)[0].verified and "model-extra.safetensors" not in puller.names()
 
 
 def test_the_cache_is_one_that_huggingface_hub_reads(puller: Any, small: dict[str, bytes]) -> None:

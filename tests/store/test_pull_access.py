@@ -47,21 +47,6 @@ def test_a_token_without_access_is_told_apart_and_never_shown(
     assert "https://huggingface.co/owner/target" in caught.value.hint
 
 
-def test_a_token_with_access_is_let_in(puller: Any, fake: FakeHub, small: Any, secret: str) -> None:
-    fake.repos[TARGET].gated = True
-    puller.token = fake.grant(secret, TARGET)
-    assert puller.pull(TARGET)[0].verified
-
-
-@pytest.mark.parametrize("status", ["401", "403"])
-def test_a_refusal_without_reason(puller: Any, fake: FakeHub, small: Any, status: str, secret: str) -> None:
-    puller.token = secret
-    fake.fault("config.json", status, code="", times=99)
-    with pytest.raises(DownloadError) as caught:
-        puller.pull(TARGET)
-    assert "token" in caught.value.hint and secret not in str(caught.value) and caught.value.exit_code == 4
-
-
 # Offline
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,32 +56,6 @@ def process(puller: Any, repo: str = TARGET) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def test_after_a_kill_finished_files_are_kept_and_no_orphan_stays(
-    puller: Any, fake: FakeHub, sharded: dict[str, bytes]
-) -> None:
-    fake.fault("model-0000[45]*", "trickle", rate=30_000, times=99)
-    with process(puller) as child:
-        assert wait_until(lambda: len(weights(puller)) == 3 and len(puller.incomplete()) == 2, 20)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    assert len(puller.incomplete()) == 2
-    fake.clear_faults()
-    before = len(fake.gets("model*.safetensors"))
-    local = puller.pull(TARGET)[0]
-    assert local.verified and puller.incomplete() == []
-    again = {request.file for request in fake.gets("model*.safetensors")[before:]}
-    assert again == {f"model-0000{number}-of-00005.safetensors" for number in (4, 5)}
-    assert any("cut off: its finished files are kept" in notice for notice in puller.notices)
-
-
-def stalled(fake: FakeHub) -> list[Any]:
-    return [request for request in fake.gets("model-0000[45]*") if request.server == "cdn"]
-
-
-def weights(puller: Any) -> list[str]:
-    return [name for name in puller.names() if name.endswith(".safetensors")]
-
-
 def test_of_two_processes_one_downloads_and_one_waits(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault("model.safetensors", "trickle", rate=200_000)
     with process(puller) as first:
@@ -94,16 +66,3 @@ def test_of_two_processes_one_downloads_and_one_waits(puller: Any, fake: FakeHub
     assert first.returncode == 0 and "verified True" in out
     assert [r.server for r in fake.gets("model.safetensors")] == ["hub", "cdn"]
     assert puller.notices == [f"owner/target is being pulled by process {first.pid}: waiting for it"]
-
-
-def test_ctrl_c_ends_with_130_within_two_seconds(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
-    fake.fault("model-0000[45]*", "stall", times=99)
-    with process(puller) as child:
-        assert wait_until(lambda: len(weights(puller)) == 3 and len(stalled(fake)) == 2, 20)
-        begin = time.monotonic()
-        child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=10)
-        took = time.monotonic() - begin
-    assert child.returncode == 130 and took < 2.0
-    assert "finished files" in err and "are kept" in err and "Traceback" not in err
-    assert puller.incomplete() == [] and len(weights(puller)) == 3

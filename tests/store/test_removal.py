@@ -41,11 +41,6 @@ def test_a_repo_that_is_not_here_is_left_out(tree: Tree) -> None:
     assert not tree.cache.folder.exists()
 
 
-def test_a_pair_named_twice_is_counted_once(tree: Tree) -> None:
-    pulled(tree)
-    assert len(planned(tree, REPO, REPO).repos) == 1
-
-
 def test_a_target_that_another_pair_uses_stays_unless_agreed(tree: Tree) -> None:
     pulled(tree)
     pulled(tree, repo="lab/Drafter")
@@ -109,29 +104,12 @@ def test_with_our_commit_go_the_notes_about_it_alone(tree: Tree) -> None:
     assert not hub.warnings and [repo.repo_id for repo in hub.repos] == [REPO]
 
 
-def test_agreed_to_what_another_program_uses_goes_whole(tree: Tree) -> None:
-    pulled(tree)
-    tree.add(SHARDS, commit=OLDER, ref="dev")
-    plan = planned(tree)
-    assert removal.remove(plan, foreign=True) == only(plan).whole_size
-    assert tree.cache.repos() == ()
-
-
 def test_a_commit_that_came_after_planning_is_not_ours(tree: Tree) -> None:
     pulled(tree)
     plan = planned(tree)
     tree.add(SHARDS, commit=OLDER, ref="dev")
     removal.remove(plan)
     assert tree.cache.commits(REPO) == (OLDER,)
-
-
-def test_two_commits_of_ours_both_go(tree: Tree) -> None:
-    pulled(tree)
-    tree.add({**SMALL, "config.json": b"{ }"}, commit=OLDER, ref=None)
-    tree.record(commit=OLDER)
-    assert only(planned(tree)).others == ()
-    removal.remove(planned(tree))
-    assert tree.cache.repos() == () and manifest.commits(tree.manifests, REPO) == ()
 
 
 def test_a_record_of_a_newer_version_still_says_that_the_repo_is_ours(tree: Tree) -> None:

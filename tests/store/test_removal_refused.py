@@ -50,14 +50,6 @@ def test_a_repo_in_use_is_refused_with_the_process_named(tree: Tree) -> None:
     assert tree.cache.repos() == ()
 
 
-def test_a_session_that_began_after_planning_is_seen(tree: Tree) -> None:
-    pulled(tree)
-    plan = planned(tree)
-    with lock.using(tree.locks, REPO), pytest.raises(BusyError, match=f"process {os.getpid()}"):
-        removal.remove(plan)
-    assert tree.cache.repos() == (REPO,)
-
-
 def test_a_repo_being_pulled_is_refused(tree: Tree) -> None:
     pulled(tree)
     with lock.exclusive(tree.locks, REPO), pytest.raises(BusyError, match="being pulled or removed by process"):

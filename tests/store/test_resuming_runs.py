@@ -13,7 +13,7 @@ import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
 from tests.fake_hub import FakeHub, wait_until
-from tests.hub_files import CHUNK, HTML, safetensors
+from tests.hub_files import HTML, safetensors
 from tests.store.test_pull_processes import process
 
 TARGET = "owner/target"
@@ -93,16 +93,6 @@ def test_a_stop_in_the_large_file_costs_nothing(puller: Any, fake: FakeHub, larg
     before = len(fake.gets(WEIGHTS))
     assert had > 0 and puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
     assert sent_since(fake, before) == len(large[WEIGHTS]) - had
-
-
-def test_what_a_bad_line_left_is_continued(puller: Any, fake: FakeHub, large: dict[str, bytes]) -> None:
-    fake.fault(WEIGHTS, "cut", at=0.2, times=3)
-    puller.impatient(progress=1 << 30)
-    with pytest.raises(DownloadError, match="given up after 3 tries"):
-        puller.pull(TARGET)
-    before = fake.sent(WEIGHTS)
-    assert puller.pull(TARGET)[0].verified
-    assert fake.sent(WEIGHTS) - before <= len(large[WEIGHTS]) * 0.8**3 + CHUNK
 
 
 def test_a_part_with_wrong_bytes_is_found_by_its_hash(puller: Any, fake: FakeHub, large: Any) -> None:
