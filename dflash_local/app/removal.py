@@ -1,4 +1,4 @@
-"""Removing pairs from this machine: what a name stands for, what would go, and what speaks against it."""
+"""Removing pairs from this machine: which repositories a name stands for, and who else needs them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from dflash_local.app.resolve import unknown
 from dflash_local.catalog.bundled import BUNDLED
 from dflash_local.errors import BusyError, UsageError
 from dflash_local.settings import Settings
-from dflash_local.tables import listing
 
 if TYPE_CHECKING:
     from dflash_local.catalog.registry import Registry
     from dflash_local.catalog.row import Row
-    from dflash_local.store.removal import Removal, RepoRemoval
+    from dflash_local.store.removal import Removal
 
 
 def plan_removal(models: Iterable[str], user: Settings) -> Removal:
-    """What removing pairs, or a drafter by its own name, means on this machine.
+    """Plan to remove pairs, or a drafter by its own name.
 
     Raises:
         UnknownModelError: no such name. UsageError: it comes with the package.
@@ -35,8 +34,20 @@ def plan_removal(models: Iterable[str], user: Settings) -> Removal:
     return replace(plan, repos=(*plan.repos, *(item for item in files if item is not None)))
 
 
+def refuse_in_use(plan: Removal) -> None:
+    """Take nothing from under a process that works with it.
+
+    Raises:
+        BusyError: names it.
+    """
+    for item in plan.repos:
+        if item.in_use:
+            pids = ", ".join(map(str, item.in_use))
+            raise BusyError(f"{item.repo} is in use by process {pids}", "quit it, then run dflash rm again")
+
+
 def _repos(model: str, rows: Registry, store: ModelStore) -> Iterable[str]:
-    """The repositories that a name stands for: both of a pair, or the one that was named in full."""
+    """List the repositories that a name stands for: both of a pair, or the one that was named in full."""
     from dflash_local.catalog.repo_id import is_repo_id
 
     wanted = model.strip().lower()
@@ -56,12 +67,11 @@ def _repos(model: str, rows: Registry, store: ModelStore) -> Iterable[str]:
 
 
 def _drafters(row: Row) -> list[str]:
-    """A row's drafter and its mirrors."""
     return [*([row.drafter.id] if row.drafter else []), *row.mirrors]
 
 
 def _kept_for(repos: list[str], rows: Registry, store: ModelStore) -> dict[str, tuple[str, ...]]:
-    """Repository -> other pairs on this machine that use it and are not removed with it.
+    """Find the other pairs here that use each repository and are not removed with it.
 
     A drafter that was named itself is not kept for its only pair.
     """
@@ -73,34 +83,3 @@ def _kept_for(repos: list[str], rows: Registry, store: ModelStore) -> dict[str, 
         if here and len(users) > 1:
             kept[repo] = tuple(here)
     return kept
-
-
-def why(item: RepoRemoval) -> str:
-    """What speaks against removing it unasked; empty when nothing does."""
-    if item.shared_with:
-        return f"also used by {listing(item.shared_with)}"
-    if item.foreign:
-        return "put there by another program"
-    if item.others:
-        return f"{len(item.others)} entries of other programs stay: {listing(item.others, 2)}"
-    return ""
-
-
-def refuse_in_use(plan: Removal) -> None:
-    """Nothing is taken from under a process that works with it.
-
-    Raises:
-        BusyError: names it.
-    """
-    for repo, pids in plan.in_use.items():
-        raise BusyError(f"{repo} is in use by process {', '.join(map(str, pids))}", "quit it, then run dflash rm again")
-
-
-def easy(items: Iterable[RepoRemoval]) -> tuple[RepoRemoval, ...]:
-    """Those against whose removal nothing speaks."""
-    return tuple(item for item in items if not item.shared_with and not item.foreign)
-
-
-def delicate(items: Iterable[RepoRemoval]) -> tuple[RepoRemoval, ...]:
-    """Those that another pair uses, or another program put there."""
-    return tuple(item for item in items if item.shared_with or item.foreign)

@@ -19,7 +19,7 @@ from dflash_local.app.load_choices import LoadChoice, LoadChoices, load_choices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
 from dflash_local.app.recommending import PairPlans, pair_plans
-from dflash_local.app.removal import easy, plan_removal, refuse_in_use, why
+from dflash_local.app.removal import plan_removal, refuse_in_use
 from dflash_local.app.resolve import choose, nearest, resolve
 from dflash_local.app.server_certificate import identity
 from dflash_local.bench import provenance
@@ -183,9 +183,9 @@ class ServedPair:
             DFlashError: nothing of it is here, or it is in use.
         """
         plan = self._removal(name)
-        going = easy(plan.repos)
+        going = [item for item in plan.repos if not item.delicate]
         lines = [f"{item.repo}: {amount(item.size)}" for item in going]
-        lines += [f"{item.repo} is kept: {why(item)}" for item in plan.repos if item not in going]
+        lines += [f"{item.repo} is kept: {item.why}" for item in plan.repos if item.delicate]
         return "\n".join([*lines, f"{amount(sum(item.size for item in going))} would be freed."])
 
     def remove(self, name: str) -> str:
@@ -197,8 +197,8 @@ class ServedPair:
         from dflash_local.store import removal as store
 
         plan = self._removal(name)
-        going = easy(plan.repos)
-        freed = store.remove(replace(plan, repos=going), shared=True)
+        going = tuple(item for item in plan.repos if not item.delicate)
+        freed = store.remove(replace(plan, repos=going))
         return f"removed {listing([item.repo for item in going])}: {amount(freed)} freed"
 
     def bench_prompts(self) -> Sequence[Prompt]:
@@ -345,8 +345,8 @@ class ServedPair:
         refuse_in_use(plan)
         if not plan.repos:
             raise UsageError(f"nothing of {name} is on this machine")
-        if not easy(plan.repos):
-            reasons = "; ".join(f"{item.repo}: {why(item)}" for item in plan.repos)
+        if all(item.delicate for item in plan.repos):
+            reasons = "; ".join(f"{item.repo}: {item.why}" for item in plan.repos)
             raise UsageError(
                 f"nothing of {name} is removed from here ({reasons})", f"dflash rm --all {row.name} does it"
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local.app.removal import delicate, easy, plan_removal, refuse_in_use, why
+from dflash_local.app.removal import plan_removal, refuse_in_use
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
@@ -48,16 +48,13 @@ def rm(
         return
     refuse_in_use(plan)
     chosen = _agreed(console, plan, everything, yes)
-    freed = 0
-    for items, all_of_it in ((easy(chosen), everything), (delicate(chosen), True)):
-        if items:
-            freed += store.remove(replace(plan, repos=items), shared=True, foreign=all_of_it)
+    freed = store.remove(replace(plan, repos=chosen), whole=everything) if chosen else 0
     if as_json:
         console.json(_report(plan, chosen, freed, dry_run))
         return
-    kept = [item for item in plan.repos if item not in chosen and why(item)]
+    kept = [item for item in plan.repos if item not in chosen and item.why]
     for item in kept:
-        console.note(f"kept: {item.repo} ({why(item)}); --all removes it too")
+        console.note(f"kept: {item.repo} ({item.why}); --all removes it too")
     if chosen:
         console.data(f"removed {listing([item.repo for item in chosen])}: {amount(freed)} freed")
     else:
@@ -78,12 +75,13 @@ def _summary(item: RepoRemoval) -> str:
         return f"in use by process {', '.join(map(str, item.in_use))}"
     if item.downloading:
         return "being downloaded by another program"
-    return why(item)
+    return item.why
 
 
 def _agreed(console: Console, plan: Removal, everything: bool, yes: bool) -> tuple[RepoRemoval, ...]:
     """The repositories whose removal the user agreed to."""
-    plain, other = easy(plan.repos), delicate(plan.repos)
+    plain = tuple(item for item in plan.repos if not item.delicate)
+    other = tuple(item for item in plan.repos if item.delicate)
     if yes:
         return (*plain, *(other if everything else ()))
     if not console.can_ask:
@@ -95,7 +93,7 @@ def _agreed(console: Console, plan: Removal, everything: bool, yes: bool) -> tup
             return ()
         chosen = plain
     for item in other:
-        if console.ask(f"{item.repo} is {why(item)}. Remove it too ({amount(item.whole_size)})?", default=False):
+        if console.ask(f"{item.repo} is {item.why}. Remove it too ({amount(item.whole_size)})?", default=False):
             chosen += (item,)
     return chosen
 

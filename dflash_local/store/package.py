@@ -111,7 +111,7 @@ def removal_of(folder: Path | None, package: Package, locks: Path | None) -> Rep
     if found is None:
         return None
     users, size = lock.users(locks, package.name), found.size
-    return RepoRemoval(package.name, found.folder.parent, (), size, size, (), False, (), users, False)
+    return RepoRemoval(package.name, found.folder.parent, (), size, size, in_use=users)
 
 
 def fetch(

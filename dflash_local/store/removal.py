@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from dflash_local.store import manifest as manifests_of
 from dflash_local.store.cache import Cache
 from dflash_local.store.names import REMOVING, why_unsafe
 from dflash_local.store.owner import started
+from dflash_local.tables import listing
 
 
 @dataclass(frozen=True, slots=True)
 class RepoRemoval:
-    """What removing one repo means.
+    """Describes what removing one repo means.
 
     Attributes:
         size: bytes that go when only what we pulled goes; ``whole_size`` those of the whole folder.
@@ -40,31 +41,35 @@ class RepoRemoval:
     commits: tuple[str, ...]
     size: int
     whole_size: int
-    shared_with: tuple[str, ...]
-    foreign: bool
-    others: tuple[str, ...]
-    in_use: tuple[int, ...]
-    downloading: bool
+    shared_with: tuple[str, ...] = ()
+    foreign: bool = False
+    others: tuple[str, ...] = ()
+    in_use: tuple[int, ...] = ()
+    downloading: bool = False
+
+    @property
+    def delicate(self) -> bool:
+        """Say whether it goes only when somebody agrees to it by name, and then whole."""
+        return bool(self.shared_with) or self.foreign
+
+    @property
+    def why(self) -> str:
+        """Tell what speaks against removing it unasked; empty when nothing does."""
+        if self.shared_with:
+            return f"also used by {listing(self.shared_with)}"
+        if self.foreign:
+            return "put there by another program"
+        return f"{len(self.others)} entries of other programs stay: {listing(self.others, 2)}" if self.others else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The answer to "what would go"; ``remove`` does it."""
+    """Answers what would go; ``remove`` takes it away."""
 
     cache: Cache
     manifests: Path | None
     locks: Path | None
     repos: tuple[RepoRemoval, ...]
-
-    def chosen(self, shared: bool = False, foreign: bool = False) -> tuple[RepoRemoval, ...]:
-        """The repos that ``remove`` with the same arguments touches."""
-        allowed = (item for item in self.repos if shared or not item.shared_with)
-        return tuple(item for item in allowed if foreign or not item.foreign)
-
-    @property
-    def in_use(self) -> dict[str, tuple[int, ...]]:
-        """Repos that are loaded, with the processes that have them."""
-        return {item.repo: item.in_use for item in self.repos if item.in_use}
 
 
 def plan_removal(
@@ -74,19 +79,18 @@ def plan_removal(
     targets: Sequence[str],
     keep: Mapping[str, tuple[str, ...]],
 ) -> Removal:
-    """What removing the repos ``targets`` means, of those here; ``keep``: repo -> other pairs here that use it."""
+    """Plan to remove the repos ``targets``, of those here; ``keep``: repo -> other pairs here that use it."""
     found = (_planned(cache, manifests, locks, repo, keep.get(repo, ())) for repo in dict.fromkeys(targets))
     return Removal(cache, manifests, locks, tuple(item for item in found if item))
 
 
-def remove(removal: Removal, *, shared: bool = False, foreign: bool = False) -> int:
-    """Do it: first everything is moved out of sight by renaming, then deleted.
+def remove(removal: Removal, whole: bool = False) -> int:
+    """Move everything out of sight by renaming, then delete it, and what killed removals left.
 
-    A process killed in between leaves a folder that the next removal clears. By default what other
-    pairs use stays, and so does what other programs put there, be it a whole repo or a part of one.
+    A process killed in between leaves a folder that the next removal clears.
 
     Args:
-        shared: also what other pairs use. foreign: also what other programs put there.
+        whole: also what other programs put into the repos; into a delicate one it goes in any case.
 
     Returns: the bytes freed.
 
@@ -94,19 +98,21 @@ def remove(removal: Removal, *, shared: bool = False, foreign: bool = False) -> 
         BusyError: one of the repos is in use or being downloaded; then nothing has been removed.
         DFlashError: the cache cannot be written.
     """
-    cache, chosen = removal.cache, removal.chosen(shared, foreign)
+    cache = removal.cache
     try:
-        with _held(removal, chosen):
-            trash_folders = _move_to_trash(removal, chosen, foreign)
-        return sum(deleted(cache, trash_folder.path) for trash_folder in trash_folders) + clear_leftovers(cache)
+        with ExitStack() as locked:  # keeps pullers and sessions out
+            for item in removal.repos:
+                locked.enter_context(lock.exclusive(removal.locks, item.repo, purpose="remove", wait=False))
+                if pids := lock.users(removal.locks, item.repo):
+                    who = ", ".join(map(str, pids))
+                    raise BusyError(f"{item.repo} is in use by process {who}", "quit it, then remove again")
+                if cache.downloading(item.repo):
+                    raise BusyError(f"another program is downloading into {item.folder}", "wait until it has finished")
+            trash = _move_to_trash(removal, whole)
+        return sum(_delete(cache, folder) for folder in (*trash, *leftovers(cache)))
     except OSError as error:
         where = error.filename or cache.folder
         raise DFlashError(f"{where} cannot be removed: {error.strerror}", "check its permissions") from error
-
-
-def clear_leftovers(cache: Cache) -> int:
-    """Delete what killed removals left in the cache. Returns: the bytes freed."""
-    return sum(deleted(cache, trash_folder) for trash_folder in leftovers(cache))
 
 
 def _planned(
@@ -119,13 +125,13 @@ def _planned(
     if not there and not recorded and not left:
         return None
     ours, others = _divided(cache, manifests, repo)
-    leftover = sum(size_of(cache, trash_folder) for trash_folder in left)
-    whole_size = leftover + (size_of(cache, folder) if there else 0)
+    leftover = sum(_size_of(cache, path) for path in left)
+    whole_size = leftover + (_size_of(cache, folder) if there else 0)
     return RepoRemoval(
         repo,
         folder,
         commits=recorded,
-        size=leftover + sum(size_of(cache, path) for path in ours) if others else whole_size,
+        size=leftover + sum(_size_of(cache, path) for path in ours) if others else whole_size,
         whole_size=whole_size,
         shared_with=shared_with,
         foreign=there and not recorded,
@@ -136,9 +142,13 @@ def _planned(
 
 
 def _divided(cache: Cache, manifests: Path | None, repo: str) -> tuple[list[Path], tuple[str, ...]]:
-    """What is ours alone, entries of snapshots before their blobs, and the names of what is not ours."""
+    """Find what is ours alone, entries of snapshots before their blobs, and the names of what is not ours."""
     recorded = manifests_of.commits(manifests, repo)
     ours, theirs, others, blobs = list[Path](), list[Path](), list[str](), set[Path | None]()
+    for commit in recorded:  # a removal that was killed may have taken the entries, but not yet the blobs
+        manifest = manifests_of.read(manifests, repo, commit)
+        names = {file.blob for file in manifest.files if not why_unsafe(file.blob)} if manifest else set()
+        blobs |= {path for name in names if (path := cache.repo_folder(repo) / "blobs" / name).is_file()}
     for commit in cache.commits(repo):
         paths = cache.files(repo, commit)
         if commit not in recorded:
@@ -154,59 +164,45 @@ def _divided(cache: Cache, manifests: Path | None, repo: str) -> tuple[list[Path
             else:
                 theirs.append(path)
                 others.append(f"{commit[:8]}/{name}")
-    for commit in recorded:  # a removal that was killed may have taken the entries, but not yet the blobs
-        manifest = manifests_of.read(manifests, repo, commit)
-        names = {file.blob for file in manifest.files if not why_unsafe(file.blob)} if manifest else set()
-        blobs |= {path for name in names if (path := cache.repo_folder(repo) / "blobs" / name).is_file()}
     blobs |= {cache.blob_of(repo, path) for path in ours}
     blobs -= {cache.blob_of(repo, path) for path in theirs} | set(ours)
     return ours + sorted(blob for blob in blobs if blob is not None), tuple(others)
 
 
-@contextmanager
-def _held(removal: Removal, chosen: Sequence[RepoRemoval]) -> Iterator[None]:
-    """Keep pullers and sessions out of the repos, or say who is in."""
-    with ExitStack() as stack:
-        for item in chosen:
-            stack.enter_context(lock.exclusive(removal.locks, item.repo, purpose="remove", wait=False))
-            pids = lock.users(removal.locks, item.repo)
-            if pids:
-                names = ", ".join(map(str, pids))
-                raise BusyError(f"{item.repo} is in use by process {names}", "quit it, then remove again")
-            if removal.cache.downloading(item.repo):
-                raise BusyError(f"another program is downloading into {item.folder}", "wait until it has finished")
-        yield
-
-
-def _move_to_trash(removal: Removal, chosen: Sequence[RepoRemoval], foreign: bool) -> list[TrashFolder]:
-    """Rename everything out of sight; where that fails half-way, everything back. Then forget it."""
-    trash_folders: list[TrashFolder] = []
-    parts: list[RepoRemoval] = []
+def _move_to_trash(removal: Removal, whole: bool) -> list[Path]:
+    """Rename everything into folders beside the repos'; where that fails half-way, everything back. Then forget it."""
+    cache, trash, partly = removal.cache, list[Path](), list[RepoRemoval]()
+    moved = list[tuple[Path, Path]]()
     try:
-        for item in chosen:
-            ours, others = _divided(removal.cache, removal.manifests, item.repo)
-            trash_folders.append(TrashFolder(item.folder))
-            if others and not foreign:
-                parts.append(item)
-                for path in ours:
-                    trash_folders[-1].take(path)
-            elif os.path.lexists(item.folder):
-                trash_folders[-1].take(item.folder)
+        for item in removal.repos:
+            paths, others = _divided(cache, removal.manifests, item.repo)
+            if others and not whole and not item.delicate:
+                partly.append(item)
+            else:
+                paths = [item.folder] if os.path.lexists(item.folder) else []
+            name = f"{item.folder.name}{REMOVING}{os.getpid()}-{secrets.token_hex(4)}"
+            trash.append(item.folder.with_name(name))
+            for path in paths:
+                target = trash[-1] / path.relative_to(item.folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(path, target)
+                moved.append((path, target))
     except OSError:
-        for trash_folder in reversed(trash_folders):
-            trash_folder.give_back()
+        for path, target in reversed(moved):
+            with suppress(OSError):
+                os.rename(target, path)
         raise
-    for item in chosen:
-        manifests_of.forget(removal.manifests, item.repo, item.commits if item in parts else None)
-        if item in parts:
-            _tidy(removal.cache, item)
+    for item in removal.repos:
+        manifests_of.forget(removal.manifests, item.repo, item.commits if item in partly else None)
+        if item in partly:
+            _tidy(cache, item)
         else:
-            shutil.rmtree(removal.cache.hub_locks(item.repo), ignore_errors=True)
-    return trash_folders
+            shutil.rmtree(cache.hub_locks(item.repo), ignore_errors=True)
+    return trash
 
 
 def _tidy(cache: Cache, item: RepoRemoval) -> None:
-    """Take away what only spoke of commits that are gone: empty folders, branches, lists of files."""
+    """Delete what only spoke of commits that are gone: empty folders, branches, lists of files."""
     paths = (item.folder / name for name in ("snapshots", ".no_exist", "trees", "refs"))
     own = {path.name: path for path in paths if _is_folder(path)}
     for commit in item.commits if "snapshots" in own and not item.folder.is_symlink() else ():
@@ -227,56 +223,33 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-class TrashFolder:
-    """A folder beside a repo's, named ``<repo folder>.removing-<process>-<random>``."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder.with_name(f"{folder.name}{REMOVING}{os.getpid()}-{secrets.token_hex(4)}")
-        self._moved: list[tuple[Path, Path]] = []
-
-    def take(self, path: Path) -> None:
-        """Rename a file of the repo, or its whole folder."""
-        target = self.path / path.relative_to(self.folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(path, target)
-        self._moved.append((path, target))
-
-    def give_back(self) -> None:
-        """Everything to where it was, as far as that is possible."""
-        for source, target in reversed(self._moved):
-            with suppress(OSError):
-                os.rename(target, source)
-        self._moved.clear()
-
-
 def leftovers(cache: Cache, folder: str = "*") -> list[Path]:
-    """Trash folders whose process is gone (or is this one), of one repo's folder or of all."""
+    """Find what removals left whose process is gone (or is this one), of one repo's folder or of all."""
     found = []
-    for trash_folder in cache.folder.glob(f"models--{folder.removeprefix('models--')}{REMOVING}*"):
-        pid = trash_folder.name.rpartition(REMOVING)[2].split("-")[0]
+    for path in cache.folder.glob(f"models--{folder.removeprefix('models--')}{REMOVING}*"):
+        pid = path.name.rpartition(REMOVING)[2].split("-")[0]
         if pid.isdecimal() and (int(pid) == os.getpid() or started(int(pid)) is None):
-            found.append(trash_folder)
+            found.append(path)
     return sorted(found)
 
 
-def deleted(cache: Cache, trash_folder: Path) -> int:
-    """Delete a trash folder, and of the store shared between repos what nobody links to; returns the bytes freed."""
-    if trash_folder.is_symlink():
-        trash_folder.unlink()
+def _delete(cache: Cache, trash: Path) -> int:
+    """Delete what was moved away, and of the store shared between repos what nobody links to; return the bytes freed."""
+    if trash.is_symlink():
+        trash.unlink()
         return 0
-    files = list(_below(trash_folder))
+    files = list(_below(trash))
     stored = {path: shared for path in files if (shared := cache.shared_blob(path)) is not None}
     freed = sum(map(_plain_size, files)) + _swept(cache, stored)
     with suppress(FileNotFoundError):  # another removal clears the same leftover
-        shutil.rmtree(trash_folder)
+        shutil.rmtree(trash)
     return freed
 
 
-def size_of(cache: Cache, path: Path) -> int:
-    """Bytes that deleting a file or folder of the cache frees; of a shared file only if no other repo holds it."""
+def _size_of(cache: Cache, path: Path) -> int:
+    """Sum the bytes that deleting a file or folder frees; of a shared file only if no other repo holds it."""
     if path.is_dir() and not path.is_symlink():
-        return sum(size_of(cache, file) for file in _below(path))
+        return sum(_size_of(cache, file) for file in _below(path))
     shared = cache.shared_blob(path)
     if shared is None:
         return _plain_size(path)
@@ -289,7 +262,7 @@ def size_of(cache: Cache, path: Path) -> int:
 
 
 def _swept(cache: Cache, stored: Mapping[Path, Path]) -> int:
-    """Delete links into the shared store, and of it what nobody else links to; returns the bytes freed.
+    """Delete links into the shared store, and of it what nobody else links to; return the bytes freed.
 
     Its locks and lists are huggingface_hub's alone, which has had such a store since its strategies know their cache.
     """

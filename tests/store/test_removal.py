@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ def test_what_we_pulled_goes_altogether(tree: Tree, linked: bool) -> None:
 
 def test_a_repo_that_is_not_here_is_left_out(tree: Tree) -> None:
     plan = planned(tree, "a/b", "a/c")
-    assert plan.repos == () and plan.in_use == {}
+    assert plan.repos == ()
     assert removal.remove(plan) == 0
     assert not tree.cache.folder.exists()
 
@@ -46,22 +46,19 @@ def test_a_target_that_another_pair_uses_stays_unless_agreed(tree: Tree) -> None
     pulled(tree, repo="lab/Drafter")
     plan = planned(tree, REPO, "lab/Drafter", keep={REPO: ("lab/Other-Pair",)})
     assert [item.shared_with for item in plan.repos] == [("lab/Other-Pair",), ()]
-    assert [item.repo for item in plan.chosen()] == ["lab/Drafter"]
-    removal.remove(plan)
+    assert [item.repo for item in plan.repos if not item.delicate] == ["lab/Drafter"]
+    removal.remove(replace(plan, repos=plan.repos[1:]))
     assert tree.cache.repos() == (REPO,)
     assert local.find(tree.cache, tree.manifests, REPO).verified
-    removal.remove(planned(tree, keep={REPO: ("lab/Other-Pair",)}), shared=True)
+    removal.remove(planned(tree, keep={REPO: ("lab/Other-Pair",)}))
     assert tree.cache.repos() == ()
 
 
-def test_what_another_program_put_there_stays_unless_agreed(tree: Tree) -> None:
+def test_what_another_program_put_there_is_to_be_agreed_to(tree: Tree) -> None:
     tree.add()
-    before = tree.content()
     plan = planned(tree)
-    assert only(plan).foreign and plan.chosen() == ()
-    assert removal.remove(plan) == 0
-    assert tree.content() == before
-    assert removal.remove(plan, foreign=True) == only(plan).whole_size
+    assert only(plan).foreign and only(plan).delicate
+    assert removal.remove(plan) == only(plan).whole_size
     assert tree.cache.repos() == ()
 
 
@@ -134,7 +131,7 @@ def test_links_out_of_a_repo_are_deleted_not_followed(tree: Tree, tmp_path: Path
     (tmp_path / "precious" / "file").write_text("x")
     (tree.cache.snapshot(REPO, COMMIT) / "folder").symlink_to(tmp_path / "precious")
     (tree.cache.repo_folder(REPO) / "blobs" / "elsewhere").symlink_to(tmp_path / "precious" / "file")
-    removal.remove(planned(tree), foreign=True)
+    removal.remove(planned(tree), whole=True)
     assert tree.cache.repos() == ()
     assert (tmp_path / "precious" / "file").read_text() == "x"
 

@@ -41,7 +41,7 @@ def test_a_repo_in_use_is_refused_with_the_process_named(tree: Tree) -> None:
     with process(HOLD, "use", tree.locks, REPO) as session:
         before = tree.content()
         plan = planned(tree, "lab/Drafter", REPO)
-        assert plan.in_use == {REPO: (session.pid,)}
+        assert [item.in_use for item in plan.repos] == [(), (session.pid,)]
         with pytest.raises(BusyError, match=f"{REPO} is in use by process {session.pid}") as caught:
             removal.remove(plan)
         assert caught.value.exit_code == 1 and "quit" in caught.value.hint
@@ -92,7 +92,7 @@ def test_leftovers_of_a_living_removal_are_not_touched(tree: Tree) -> None:
     living.mkdir()
     stray = tree.cache.folder / "models--a--b.removing-backup"
     stray.mkdir()
-    assert removal.clear_leftovers(tree.cache) == 0
+    assert removal.remove(planned(tree)) > 0
     assert living.exists() and stray.exists()
 
 
