@@ -10,9 +10,8 @@ from dflash_local import settings
 from dflash_local.app.fitting import machine, shapes
 from dflash_local.app.models import ModelStore, registry
 from dflash_local.app.notices import Notify
-from dflash_local.app.packaged import package_plan
 from dflash_local.app.recommending import row_summary, summary
-from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run, wanted, with_local_mirror
+from dflash_local.app.resolve import Choice, choose, package_plan, refuse_what_does_not_run, wanted, with_local_mirror
 from dflash_local.events import Notice, PullProgress
 from dflash_local.settings import Settings
 from dflash_local.tables import UNKNOWN, amount, listing, rate

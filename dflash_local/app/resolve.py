@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,10 @@ from typing import TYPE_CHECKING
 from dflash_local.app.fine_tune import Base, base_of, unlike_all
 from dflash_local.app.models import ModelStore, model_store, registry, remote_code_note, server_commands
 from dflash_local.app.notices import Notify
-from dflash_local.app.packaged import package_plan, with_package
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
 from dflash_local.checkpoint_files.source import is_on_disk, open_source
-from dflash_local.errors import DoesNotFitError, DownloadError, UnknownModelError, UsageError
+from dflash_local.errors import DFlashError, DoesNotFitError, DownloadError, UnknownModelError, UsageError
 from dflash_local.events import Notice
 from dflash_local.settings import Settings
 from dflash_local.tables import GIB, gib, listing
@@ -26,6 +26,7 @@ from dflash_local.tables import GIB, gib, listing
 if TYPE_CHECKING:
     from dflash_local.catalog.registry import Registry
     from dflash_local.catalog.row import Package, Repo, Row, Variant
+    from dflash_local.store.package import PackagePlan
     from dflash_local.store.pull import Wanted
 
 SERVED = "start the server with this command; then dflash chat MODEL --url http://HOST:PORT talks to it"
@@ -33,7 +34,7 @@ SERVED = "start the server with this command; then dflash chat MODEL --url http:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a name means: repositories or folders, and the registry row behind them, if there is one.
+    """Says what a name means: repositories or folders, and the registry row behind them, if there is one.
 
     Attributes:
         own_drafter: the drafter is the one that the row names (or a mirror of it), so that what the
@@ -54,18 +55,18 @@ class Choice:
 
     @property
     def target_row(self) -> Row | None:
-        """The row whose own target this is, not one of its pre-quantised ones; None where there is none."""
+        """Return the row whose own target this is, not one of its pre-quantised ones; None where there is none."""
         return self.row if self.row is not None and self.row.target == self.target else None
 
     @property
     def drafter_row(self) -> Row | None:
-        """The row that describes the drafter; None where none does."""
+        """Return the row that describes the drafter; None where none does."""
         if self.base is not None:
             return self.base.row
         return self.row if self.own_drafter else None
 
     def with_variant(self, variant: Variant) -> Choice:
-        """The same pair with a pre-quantised target of its row."""
+        """Return the same pair with a pre-quantised target of its row."""
         return replace(self, name=variant.model, target=variant.source, package=None)
 
     def announce(self, notify: Notify) -> None:
@@ -75,7 +76,7 @@ class Choice:
 
     @property
     def described(self) -> str:
-        """Its name, and the drafter's where that is not the row's own."""
+        """Name it, and the drafter where that is not the row's own."""
         from dflash_local.catalog.row import Repo
 
         other = self.drafter if not self.own_drafter and isinstance(self.drafter, Repo) else None
@@ -83,28 +84,26 @@ class Choice:
 
     @property
     def why_not_here(self) -> str:
-        """Why no machine runs it in this process, by what is known of its row; empty where one does, or none is."""
+        """Say why no machine runs it in this process, by what is known of its row; empty where one does, or none is."""
         if self.row is None or self.row.bundled:
             return ""
-        if self.own_drafter:
-            return self.row.why_not_here
-        return self.row.why_target_not_here
+        return self.row.why_not_here if self.own_drafter else self.row.why_target_not_here
 
     @property
     def repos(self) -> tuple[tuple[str, Repo], ...]:
-        """The repositories to be had, with their roles."""
+        """List the repositories to be had, with their roles."""
         both = (("target", self.target), ("drafter", self.drafter))
         return tuple((role, repo) for role, repo in both if repo is not None and not isinstance(repo, Path))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Of what is to be had, repositories or a package's file."""
+        """List the roles of what is to be had, repositories or a package's file."""
         return (*(["target"] if self.package is not None else []), *(role for role, _ in self.repos))
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What of a pair is not on this machine.
+    """Says what of a pair is not on this machine.
 
     Attributes:
         text: that in words, with the size of the download. roles: of the repositories that are to be had.
@@ -116,7 +115,6 @@ class Missing:
 
     @property
     def needs(self) -> tuple[Wanted, ...]:
-        """What the store has to fetch."""
         return wanted(self.choice, self.roles)
 
 
@@ -134,7 +132,7 @@ def resolve(
     obtain: Obtain = lambda _missing: False,
     suit: Suit = lambda choice, _store: choice,
 ) -> Pair:
-    """The folders of the pair that ``model`` names.
+    """Find the folders of the pair that ``model`` names.
 
     Args:
         model: a bundled name, a folder, a name of the registry, an ``owner/name`` that is here, or with ``drafter``
@@ -156,25 +154,24 @@ def resolve(
         return bundled.find(choice.row.bundled)
     refuse_what_does_not_run(choice)
     choice.announce(notify)
-    if not choice.roles:
-        return _pair(choice, [choice.target, choice.drafter])  # type: ignore[list-item]  # folders both
-    store = ModelStore.of(user)
-    choice = with_local_mirror(suit(choice, store), store)
-    _obtain(choice, store, user, draft, obtain)
-    folders = [_folder(part, store) for part in (choice.target, choice.drafter)]
-    if folders[0] is None:
+    found = {}
+    if choice.roles:
+        store = ModelStore.of(user)
+        choice = with_local_mirror(suit(choice, store), store)
+        _obtain(choice, store, user, draft, obtain)
+        found = {role: store.find(repo) for role, repo in choice.repos}
+        if any(here is not None and not here.verified for here in found.values()):
+            notify(Notice(f"not every file was checked against the Hub; {_pull_command(choice)} does that"))
+
+    def folder(role: str, part: Repo | Path | None) -> Path | None:
+        here = found.get(role)
+        return part if isinstance(part, Path) else here.folder if here is not None and not here.missing else None
+
+    target = folder("target", choice.target)
+    if target is None:
         raise DownloadError(f"{choice.name} is not complete", f"dflash pull {choice.name}")
-    if any(item is not None and not item.verified for item in (store.find(repo) for _, repo in choice.repos)):
-        notify(Notice(f"not every file was checked against the Hub; {_command(choice)} does that"))
-    return _pair(choice, folders)
-
-
-def _pair(choice: Choice, folders: Sequence[Path | None]) -> Pair:
-    """The folders of target and drafter with what is known of the drafter."""
-    target, drafter = folders
-    assert target is not None
     advised = None if choice.row is None else choice.row.advised_sampling
-    pair = Pair(choice.name, target, drafter, bundled=False, sampling=advised)
+    pair = Pair(choice.name, target, folder("drafter", choice.drafter), bundled=False, sampling=advised)
     row = choice.drafter_row
     if row is None:
         return pair
@@ -188,7 +185,7 @@ def _pair(choice: Choice, folders: Sequence[Path | None]) -> Pair:
 
 
 def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = True) -> Choice:
-    """What the words mean, by name, and by config.json where that is here: nothing else need be on this machine.
+    """Tell what the words mean, by name, and by config.json where that is here: nothing else need be on this machine.
 
     Args:
         draft: False looks for no drafter of a target that no row names.
@@ -220,11 +217,11 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
     if row.bundled:
         return replace(choose(row.bundled, drafter, user), row=row)
     named = own or _named_drafter(row, model)
-    return with_package(Choice(row.name, row.target, named, row, named is None or _is_own(named, row)), model, user)
+    return _with_package(Choice(row.name, row.target, named, row, named is None or _is_own(named, row)), model, user)
 
 
 def of_variant(model: str, variant: str, user: Settings) -> str:
-    """The repository of a model's pre-quantised target, or the file of one, which is a MODEL itself.
+    """Name the repository of a model's pre-quantised target, or the file of one, which is a MODEL itself.
 
     Raises:
         UnknownModelError: no such model. UsageError: no such variant; lists those that there are.
@@ -234,38 +231,32 @@ def of_variant(model: str, variant: str, user: Settings) -> str:
         raise UsageError(f"no pre-quantised variants of {model} are known", "leave --variant out")
     found = row.variant(variant)
     if found is None:
-        raise UsageError(
-            f"{row.name} has no variant {variant!r}", f"it has {listing([item.name for item in row.variants])}"
-        )
+        there = listing([item.name for item in row.variants])
+        raise UsageError(f"{row.name} has no variant {variant!r}", f"it has {there}")
     return found.model
 
 
 def of_row(row: Row) -> Choice:
-    """A row's own target, as the Hub has it, and drafter."""
+    """Choose a row's own target, as the Hub has it, and drafter."""
     return Choice(row.name, row.target, row.drafter or bundled.drafter_of(row), row)
 
 
 def unknown(model: str, rows: Registry) -> UnknownModelError:
-    """The error for a name that nothing answers to, with the nearest names."""
+    """Make the error for a name that nothing answers to, with the nearest names."""
+    from dflash_local.catalog.repo_id import is_repo_id
+
     close = nearest(model, rows)
-    named = " or ".join(map(repr, close))
     hint = "dflash models lists all; a folder or GGUF file works too, and so does owner/name with --drafter"
-    hint = f"did you mean {named}?{_for_a_fine_tune(model, close, rows)}" if close else hint
+    if close:
+        hint = f"did you mean {' or '.join(map(repr, close))}?"
+        row = rows.find(close[0])
+        if is_repo_id(model) and row is not None and row.drafter is not None:
+            hint += f" for a fine-tune of it: --drafter {row.drafter.id}"
     return UnknownModelError(f"unknown model {model!r}: not bundled, not in the registry, not on disk", hint)
 
 
-def _for_a_fine_tune(model: str, close: Sequence[str], rows: Registry) -> str:
-    """The drafter for a repository that may be a fine-tune of the nearest pair; empty for other names."""
-    from dflash_local.catalog.repo_id import is_repo_id
-
-    row = rows.find(close[0])
-    if not is_repo_id(model) or row is None or row.drafter is None:
-        return ""
-    return f" for a fine-tune of it: --drafter {row.drafter.id}"
-
-
 def nearest(model: str, rows: Registry) -> tuple[str, ...]:
-    """At most three names that ``model`` may have meant."""
+    """List at most three names that ``model`` may have meant."""
     import difflib
 
     toys = difflib.get_close_matches(model.lower(), BUNDLED, n=1, cutoff=0.6)
@@ -281,21 +272,23 @@ def refuse_what_does_not_run(choice: Choice) -> None:
     row = choice.row
     if row is None or row.bundled:
         return
-    if not row.has_drafter and choice.drafter is None:
-        raise DownloadError(
-            f"{row.name} is announced: no drafter is published yet", "dflash models lists what there is"
-        )
-    commands = server_commands(row)
-    command = next(iter(commands.values()), "")
-    note = remote_code_note(row)
+    refuse_announced(choice)
+    command, note = next(iter(server_commands(row).values()), ""), remote_code_note(row)
     start = f"{SERVED.replace('MODEL', row.name)}: {command}{note and f' ({note})'}"
     hint = start if command else "it needs a server; no command that starts one is known"
     if choice.why_not_here:
         raise DoesNotFitError(f"{choice.described} runs on a server only: {choice.why_not_here}", hint)
 
 
+def refuse_announced(choice: Choice) -> None:
+    """Raise DownloadError where no drafter is published yet, and none was named."""
+    if choice.row is not None and not choice.row.has_drafter and choice.drafter is None:
+        text = f"{choice.row.name} is announced: no drafter is published yet"
+        raise DownloadError(text, "dflash models lists what there is")
+
+
 def wanted(choice: Choice, roles: Sequence[str] = ("target", "drafter")) -> tuple[Wanted, ...]:
-    """What the store has to fetch for a choice."""
+    """List what the store has to fetch for a choice."""
     from dflash_local.store.pull import Wanted
 
     row = choice.drafter_row
@@ -318,7 +311,7 @@ def _obtain(choice: Choice, store: ModelStore, user: Settings, draft: bool, obta
         text = f"the drafter of {choice.base.name} is not on this machine"
     elif any(store.find(repo) for role, repo in choice.repos if role in lacking) or len(lacking) < len(choice.roles):
         text = f"{choice.name} is only partly on this machine: {names} missing"
-    command = _command(choice)
+    command = _pull_command(choice)
     if user.hub.offline:
         raise DownloadError(f"{text}, and this is offline", f"without HF_HUB_OFFLINE: {command}")
     needed = tuple(lacking)
@@ -329,7 +322,7 @@ def _obtain(choice: Choice, store: ModelStore, user: Settings, draft: bool, obta
 
 
 def missing_files(choice: Choice, store: ModelStore, draft: bool) -> dict[str, tuple[str, ...]]:
-    """What of a pair is not on this machine, by the role of its repository."""
+    """List what of a pair is not on this machine, by the role of its repository."""
     roles = ("target", "drafter") if draft else ("target",)
     lacking = {role: found for role, repo in choice.repos if role in roles and (found := _lack(repo, store))}
     plan = package_plan(choice, store)
@@ -337,7 +330,7 @@ def missing_files(choice: Choice, store: ModelStore, draft: bool) -> dict[str, t
 
 
 def with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
-    """The choice with a mirror of the row's drafter, where that is what was downloaded."""
+    """Choose a mirror of the row's drafter, where that is what was downloaded."""
     from dflash_local.catalog.row import Repo
 
     row = choice.drafter_row
@@ -349,54 +342,39 @@ def with_local_mirror(choice: Choice, store: ModelStore) -> Choice:
 
 def _lack(repo: Repo, store: ModelStore) -> tuple[str, ...]:
     found = store.find(repo)
-    return (
-        (f"{repo.id}/{repo.file}" if repo.file else repo.id,)
-        if found is None
-        else tuple(f"{repo.id}/{name}" for name in found.missing)
-    )
+    if found is None:
+        return (f"{repo.id}/{repo.file}" if repo.file else repo.id,)
+    return tuple(f"{repo.id}/{name}" for name in found.missing)
 
 
 def size_gib(choice: Choice, roles: Sequence[str]) -> float | None:
-    """GiB of those repositories of a pair; None where the registry does not know them all."""
+    """Return GiB of those repositories of a pair; None where the registry does not know them all."""
     row = choice.drafter_row
-    if choice.package is not None and tuple(roles) == ("target",):
-        return choice.package.wheel_bytes / GIB
+    package = None if choice.package is None else choice.package.wheel_bytes / GIB
+    if package is not None and tuple(roles) == ("target",):
+        return package
     if row is None or (choice.base is not None and "target" in roles):
         return None
-    variant = row.variant(choice.name)
-    target = row.target_gib if variant is None else variant.size_gib
-    target = target if choice.package is None else choice.package.wheel_bytes / GIB
+    described = row.variant(choice.name)
+    target = package or (row.target_gib if described is None else described.size_gib)
     sizes = [target if role == "target" else row.drafter_gib for role in roles]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def drafter_option(choice: Choice) -> str:
-    """`` --drafter owner/name`` for a drafter that the name alone does not lead to; else empty."""
-    drafter = choice.drafter
-    if drafter is None or _registered(choice):
+    """Write `` --drafter owner/name`` for a drafter that the name alone does not lead to; else nothing."""
+    drafter, row = choice.drafter, choice.row
+    if drafter is None or (row is not None and drafter in (row.drafter, bundled.drafter_of(row))):
         return ""
     return f" --drafter {drafter if isinstance(drafter, Path) else drafter.id}"
 
 
-def _command(choice: Choice) -> str:
+def _pull_command(choice: Choice) -> str:
     return f"dflash pull {choice.name}{drafter_option(choice)}"
 
 
-def _registered(choice: Choice) -> bool:
-    row = choice.row
-    return row is not None and choice.drafter in (row.drafter, bundled.drafter_of(row))
-
-
-def _folder(part: Repo | Path | None, store: ModelStore) -> Path | None:
-    if part is None or isinstance(part, Path):
-        return part
-    found = store.find(part)
-    return found.folder if found is not None and not found.missing else None
-
-
 def _stranger(model: str, own: Repo | Path | None, rows: Registry, user: Settings, draft: bool) -> Choice:
-    """A target that the registry does not know: fine where its drafter was named, or where it is here.
+    """Choose a target that the registry does not know: fine where its drafter was named, or where it is here.
 
     Raises:
         UnknownModelError: it is neither. UsageError: it is here, and no drafter is known.
@@ -409,7 +387,9 @@ def _stranger(model: str, own: Repo | Path | None, rows: Registry, user: Setting
     target = Repo(model)
     if own is not None:
         return Choice(model, target, own)
-    if not _is_here(target, user):
+    store = model_store(user)
+    here = None if store is None else store.find(target)
+    if here is None or open_source(here.folder).config() is None:
         raise unknown(model, rows)
     base = base_of(model, target, user) if draft else None
     if base is None and draft:
@@ -418,13 +398,6 @@ def _stranger(model: str, own: Repo | Path | None, rows: Registry, user: Setting
             "name one with --drafter, or run without one: --mode ar",
         )
     return Choice(model, target, None if base is None else base.drafter, base=base)
-
-
-def _is_here(repo: Repo, user: Settings) -> bool:
-    """True where its config.json is on this machine."""
-    store = model_store(user)
-    found = None if store is None else store.find(repo)
-    return found is not None and open_source(found.folder).config() is not None
 
 
 def _drafter(text: str) -> Repo | Path:
@@ -442,7 +415,7 @@ def _drafter(text: str) -> Repo | Path:
 
 
 def _named_drafter(row: Row, model: str) -> Repo | Path | None:
-    """The row's drafter, or the mirror of it, or the other drafter, that the user asked for by name."""
+    """Return the row's drafter, or the mirror of it, or the other drafter, that the user asked for by name."""
     from dflash_local.catalog.row import Repo
 
     wanted = model.strip().lower()
@@ -460,3 +433,39 @@ def _is_own(drafter: Repo | Path, row: Row) -> bool:
         return drafter == bundled.drafter_of(row)
     known = ([row.drafter.id] if row.drafter else []) + list(row.mirrors)
     return drafter.id.lower() in (name.lower() for name in known)
+
+
+# Targets that a package of the Python registry has, too
+
+
+def _with_package(choice: Choice, model: str, user: Settings) -> Choice:
+    """Choose the package's file for the target, but where the Hub's repository was named, or is all that is here.
+
+    Args:
+        model: as the user typed it.
+    """
+    from dflash_local.store.package import file_of, find
+
+    row, store = choice.row, model_store(user)
+    if row is None or row.package is None or row.target is None or choice.target != row.target:
+        return choice
+    wanted, full = model.strip().lower(), row.target.id.lower()
+    if wanted in (full, full.partition("/")[2]):
+        return replace(choice, name=row.target.id)
+    if store is None or store.packages is None:
+        return choice
+    if find(store.packages, row.package) is None:
+        with suppress(DFlashError):  # a damaged repository is not here
+            here = store.find(row.target)
+            if here is not None and here.complete:
+                return choice
+    return replace(choice, target=file_of(store.packages, row.package), package=row.package)
+
+
+def package_plan(choice: Choice, store: ModelStore) -> PackagePlan | None:
+    """Plan what is to be fetched for the target of a choice; None where it is no package's file."""
+    from dflash_local.store.package import prepare
+
+    if choice.package is None or store.packages is None or choice.row is None or choice.row.target is None:
+        return None
+    return prepare(store.packages, choice.package, f"dflash pull {choice.row.target.id} takes it from the Hub")

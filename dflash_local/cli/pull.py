@@ -9,13 +9,13 @@ import typer
 
 from dflash_local.app.models import model_store
 from dflash_local.app.recommending import suited
-from dflash_local.app.resolve import Choice, choose, drafter_option, of_variant, wanted
+from dflash_local.app.resolve import Choice, choose, drafter_option, of_variant, refuse_announced, wanted
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.fetch import fetch
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import VARIANT_HELP
-from dflash_local.errors import DownloadError, UsageError
+from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.tables import amount, in_gib, listing
 
@@ -64,7 +64,7 @@ def pull(
         models = [of_variant(model, variant, user) for model in models]
     choices = [choose(model, drafter, user) for model in dict.fromkeys(models)]
     for choice in choices:
-        _refuse_announced(choice)
+        refuse_announced(choice)
         choice.announce(console.notify)
     if not force and (store := model_store(user)) is not None:
         suit = suited(LoadConfig(), user, console.notify)
@@ -86,13 +86,6 @@ def pull(
         console.json(_report(done, dry_run))
     elif done is not None and not dry_run:
         _conclude(console, *done, with_repos)
-
-
-def _refuse_announced(choice: Choice) -> None:
-    if choice.row is not None and not choice.row.has_drafter and choice.drafter is None:
-        raise DownloadError(
-            f"{choice.name} is announced: no drafter is published yet", "dflash models lists what there is"
-        )
 
 
 def _conclude(console: Console, download: Download, found: Sequence[Local], choices: Sequence[Choice]) -> None:
