@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_local.app.fitting import Shapes, VariantPlan, inferred, per_token, too_big
+from dflash_local.app.fitting import Shapes, inferred, per_token, too_big
 from dflash_local.loaded import BASICS
 from dflash_local.tables import UNKNOWN, Column, amount, gib, indented, rate, table, tokens, wrapped
 
 if TYPE_CHECKING:
-    from dflash_local.app.recommending import PairPlans
+    from dflash_local.app.recommending import PairPlans, VariantPlan
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.speed import Acceptance, Prediction, Times

@@ -5,7 +5,7 @@ Shapes come from the files when they are here, else from the registry. Nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,11 +17,10 @@ from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.source import needed_config, open_source
 from dflash_local.errors import CheckpointError, DoesNotFitError, UsageError
 from dflash_local.events import Notice
-from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
-    from dflash_local.catalog.row import Repo, Row, Variant
+    from dflash_local.catalog.row import Repo, Row
     from dflash_local.config.features import ModelConfig
     from dflash_local.drafters.drafter import Drafter
     from dflash_local.loaded import SessionFacts
@@ -77,14 +76,14 @@ def machine(
         raise UsageError(f"--gpus {count} needs to know which", "--gpu 'RTX 4090' or --gpu-memory 24")
     if gpu is not None or memory_gib is not None:
         return named(gpu, memory_gib, count)
-    found = this_machine(device, user.environ, given_back=_given_back(loaded) if loaded is not None else None)
+    found = this_machine(device, user.environ, given_back=_given_back(loaded))
     if found.kind == "cpu":
         return replace(found, rates=_cpu_rates(user, notify))
     return replace(found, probe=_card_probe(found, user, notify)) if found.runs_kernels(dense=False) else found
 
 
 def _card_probe(card: Machine, user: Settings, notify: Notify | None) -> CardProbe | None:
-    """The kept probe of this card; without one a new probe, if somebody can be told why that takes seconds."""
+    """Read the kept probe of this card; without one take a new one, if somebody can be told why that takes seconds."""
     from dflash_local.planner import card_probe
     from dflash_local.store.paths import speeds_folder
 
@@ -97,7 +96,7 @@ def _card_probe(card: Machine, user: Settings, notify: Notify | None) -> CardPro
 
 
 def _cpu_rates(user: Settings, notify: Notify | None) -> CpuRates | None:
-    """The kept probe of this CPU; without one a new probe, if somebody can be told why that takes seconds."""
+    """Read the kept probe of this CPU; without one take a new one, if somebody can be told why that takes seconds."""
     from dflash_local.planner import cpu_probe
     from dflash_local.store.paths import speeds_folder
 
@@ -114,53 +113,45 @@ def _cpu_rates(user: Settings, notify: Notify | None) -> CpuRates | None:
     return found
 
 
-def _given_back(loaded: Loaded) -> dict[str, int]:
-    """Bytes by device that unloading a pair frees; nothing for a server's."""
+def _given_back(loaded: Loaded | None) -> dict[str, int]:
+    """Sum the bytes by device that unloading a pair frees; nothing for a server's."""
     from dflash_local.planner.held import held
 
-    pair, facts = loaded.pair, loaded.facts
-    if facts.in_server or facts.device == "balanced":
+    facts = None if loaded is None else loaded.facts
+    if loaded is None or facts is None or facts.in_server or facts.device == "balanced":
         return {}
+    pair = loaded.pair
     known = folder_shapes(pair.name, pair.target, pair.drafter if facts.drafter is not None else None)
-    if known is None:
-        return {}
     device = "cuda:0" if facts.device == "cuda" else facts.device
-    return {device: held(known.target, known.drafter, facts)}
+    return {} if known is None else {device: held(known.target, known.drafter, facts)}
 
 
 def shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
-    """What is known of both shapes; None when not even that of the target is.
+    """Read what is known of both shapes; None when not even that of the target is.
 
     Raises:
         CheckpointError: the config.json of a folder that was named is missing, damaged or of another architecture.
     """
-    try:
-        return _shapes(choice, store)
-    except CheckpointError:
-        if store is None or isinstance(choice.target, Path) or isinstance(choice.drafter, Path):
-            raise
-        return _shapes(choice, None)  # a download that is damaged, which loading will tell better
-
-
-def _shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
     from dflash_local.config.read_model import read_model
     from dflash_local.drafters.kinds import drafter_of_shape
 
-    part = choice.target
+    part, drafter = choice.target, choice.drafter
     if choice.package is not None and choice.row is not None and isinstance(part, Path) and not part.exists():
         part = choice.row.target
-    config = configuration(part, None, store) or _of_variant(choice)
     name = choice.name if part is None or isinstance(part, Path) else part.id
-    target = None if config is None else _known(read_model, config, name)
-    if target is None:
-        return None
-    if choice.drafter is None:
-        return Shapes(target, None)
-    row = choice.row if choice.own_drafter else None
-    config = configuration(choice.drafter, row, store)
-    source = str(choice.drafter) if isinstance(choice.drafter, Path) else choice.drafter.id
-    drafter = None if config is None else _known(drafter_of_shape, config, source)
-    return Shapes(target, drafter, drafter_unknown=drafter is None)
+    try:
+        config = _configuration(part, None, store) or _of_variant(choice)
+        target = None if config is None else _known(read_model, config, name)
+        if target is None or drafter is None:
+            return None if target is None else Shapes(target, None)
+        config = _configuration(drafter, choice.row if choice.own_drafter else None, store)
+        source = str(drafter) if isinstance(drafter, Path) else drafter.id
+        known = None if config is None else _known(drafter_of_shape, config, source)
+        return Shapes(target, known, drafter_unknown=known is None)
+    except CheckpointError:
+        if store is None or isinstance(choice.target, Path) or isinstance(drafter, Path):
+            raise
+        return shapes(choice, None)  # a download that is damaged, which loading will tell better
 
 
 def _of_variant(choice: Choice) -> Mapping[str, Any] | None:
@@ -187,21 +178,15 @@ def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str
 
 
 def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | None:
-    """The shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
-    from dflash_local.config.read_model import read_model
-    from dflash_local.drafters.kinds import drafter_of_shape
-
+    """Read the shapes of two folders; None when a config.json cannot be read, which loading will tell better."""
     try:
-        shape = read_model(needed_config(open_source(target)), name)
-        if drafter is None:
-            return Shapes(shape, None)
-        return Shapes(shape, drafter_of_shape(needed_config(open_source(drafter)), str(drafter)))
+        return shapes(Choice(name, target, drafter), None)
     except CheckpointError:
         return None
 
 
-def configuration(part: Repo | Path | None, row: Row | None, store: ModelStore | None) -> Mapping[str, Any] | None:
-    """The configuration of a folder, of a repository that is here, or what the registry keeps of it.
+def _configuration(part: Repo | Path | None, row: Row | None, store: ModelStore | None) -> Mapping[str, Any] | None:
+    """Read the configuration of a folder, of a repository that is here, or what the registry keeps of it.
 
     Raises:
         CheckpointError: the folder's or the repository's own is missing or damaged.
@@ -217,53 +202,6 @@ def configuration(part: Repo | Path | None, row: Row | None, store: ModelStore |
         return known
     kept = shape(part.id)
     return shape(row.drafter.id) if kept is None and row is not None and row.drafter is not None else kept
-
-
-@dataclass(frozen=True, slots=True)
-class VariantPlan:
-    """A pre-quantised target of a row, and its plan; None where its recipe is not known before it is here."""
-
-    variant: Variant
-    plan: Plan | None
-
-    @property
-    def fits(self) -> bool:
-        """True when it is known to."""
-        return self.plan is not None and self.plan.fits
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        found = None if self.plan is None else as_json(self.plan)
-        return {"name": self.variant.name, "repo": self.variant.repo, "fits": self.fits, "plan": found}
-
-
-def variant_targets(row: Row | None, store: ModelStore | None) -> Iterator[tuple[Variant, ModelConfig | None]]:
-    """A row's pre-quantised targets with their shapes; None where the recipe is not known before it is here."""
-    for variant in row.variants if row is not None else ():
-        found = shapes(Choice(variant.model, variant.source, None, row), store)
-        yield variant, None if found is None else found.target
-
-
-def variant_plans(
-    row: Row | None, known: Shapes, where: Machine, load: LoadConfig | None = None, store: ModelStore | None = None
-) -> tuple[VariantPlan, ...]:
-    """A plan for each pre-quantised target that the registry lists beside a row's own target.
-
-    Args:
-        known: of the row's own target; its drafter is every variant's. load: what is asked for; a variant brings its
-            own weight format.
-    """
-    from dflash_local.planner.plan import plan
-
-    load = replace(load or LoadConfig(), quantize=None)
-    found = []
-    for variant, target in variant_targets(row, store):
-        try:
-            made = None if target is None else plan(target, known.drafter, where, load)
-        except UsageError:  # an option that this target cannot have
-            made = None
-        found.append(VariantPlan(variant, made))
-    return tuple(found)
 
 
 def too_big(found: Plan) -> bool:
@@ -320,8 +258,3 @@ def inferred(known: Shapes) -> list[str]:
 def row_choice(row: Row, user: Settings) -> Choice:
     """A row's own pair: two repositories, the bundled folders, or a package's file."""
     return choose(row.name, None, user) if row.bundled or row.package else of_row(row)
-
-
-def row_shapes(row: Row, user: Settings, store: ModelStore | None) -> Shapes | None:
-    """The shapes of a row's pair; see ``shapes``."""
-    return shapes(row_choice(row, user), store)

@@ -5,24 +5,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.app.fitting import Shapes, VariantPlan, machine, row_choice, shapes, variant_plans, variant_targets
+from dflash_local.app.fitting import Shapes, as_json, machine, row_choice, shapes
 from dflash_local.app.models import ModelStore, download_gib, model_store, registry
 from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, Suit, missing_files, size_gib, with_local_mirror
-from dflash_local.errors import DFlashError
+from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import GIB, UNKNOWN, rate
 
 if TYPE_CHECKING:
-    from dflash_local.catalog.row import Row
+    from dflash_local.catalog.row import Row, Variant
+    from dflash_local.config.features import ModelConfig
     from dflash_local.drafters.drafter import Drafter
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.recommend import Option, Preference, Recommendation, Weights
+    from dflash_local.planner.recommend import Option, Preference, Recommendation
     from dflash_local.planner.speed import Acceptance
     from dflash_local.settings import Settings
 
@@ -99,6 +102,24 @@ class Summary:
             "drafted_tokens_per_s": self.drafted_tokens_per_s and list(self.drafted_tokens_per_s),
             "acceptance_source": lengths and lengths.source,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class VariantPlan:
+    """Plans a pre-quantised target of a row; no plan where its recipe is not known before it is here."""
+
+    variant: Variant
+    plan: Plan | None
+
+    @property
+    def fits(self) -> bool:
+        """True when it is known to."""
+        return self.plan is not None and self.plan.fits
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        found = None if self.plan is None else as_json(self.plan)
+        return {"name": self.variant.name, "repo": self.variant.repo, "fits": self.fits, "plan": found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,16 +247,32 @@ def to_fetch(choice: Choice, option: Option, store: ModelStore | None) -> tuple[
     return download_of(choice, option, tuple(lacking))
 
 
-def weights_of(row: Row | None, known: Shapes, store: ModelStore | None = None) -> list[Weights]:
-    """The target's own weights, then the row's pre-quantised ones whose recipe is known.
+def variant_targets(row: Row | None, store: ModelStore | None) -> Iterator[tuple[Variant, ModelConfig | None]]:
+    """Yield a row's pre-quantised targets; no shape where the recipe is not known before it is here."""
+    for variant in row.variants if row is not None else ():
+        found = shapes(Choice(variant.model, variant.source, None, row), store)
+        yield variant, None if found is None else found.target
+
+
+def variant_plans(
+    row: Row | None, known: Shapes, where: Machine, load: LoadConfig, store: ModelStore | None = None
+) -> tuple[VariantPlan, ...]:
+    """Plan each pre-quantised target that the registry lists beside a row's own target.
 
     Args:
-        known: shapes of the row's own target.
+        known: of the row's own target; its drafter is every variant's. load: what is asked for; a variant brings its
+            own weight format.
     """
-    from dflash_local.planner.recommend import Weights
+    from dflash_local.planner.plan import plan
 
-    targets = variant_targets(row, store)
-    return [Weights(known.target), *(Weights(target, variant) for variant, target in targets if target is not None)]
+    found = []
+    for variant, target in variant_targets(row, store):
+        made = None
+        if target is not None:
+            with suppress(UsageError):  # an option that this target cannot have
+                made = plan(target, known.drafter, where, replace(load, quantize=None))
+        found.append(VariantPlan(variant, made))
+    return tuple(found)
 
 
 def recommended(
@@ -256,7 +293,7 @@ def recommended(
             correct the predictions. config: what is asked for. variants: the row's pre-quantised targets count, too.
     """
     from dflash_local.planner.acceptance_record import AcceptanceRecord
-    from dflash_local.planner.recommend import SIXTEEN_BITS, recommend
+    from dflash_local.planner.recommend import SIXTEEN_BITS, Weights, recommend
     from dflash_local.planner.speed_record import SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
@@ -266,7 +303,8 @@ def recommended(
     lengths = None if drafter is None else expected_lengths(choice, drafter, user)
     if lengths is not None and choice.target_row is None and known.target.quantization is not None:
         lengths = replace(lengths, source=f"{lengths.source}; {SIXTEEN_BITS}")
-    weights = weights_of(choice.target_row if variants else None, known, store)
+    targets = variant_targets(choice.target_row if variants else None, store)
+    weights = [Weights(known.target), *(Weights(target, one) for one, target in targets if target is not None)]
     return recommend(weights, drafter, where, config, preference, lengths, measured, accepted)
 
 

@@ -99,7 +99,7 @@ def _planned(row: Row, where: Machine, user: Settings) -> dict[str, Any]:
     model = LOCAL if row.overridden else row.name
     asked = {"asked": asdict(load), "kernels": where.kernels, "compiler": where.compiler}
     try:
-        known = fitting.row_shapes(row, user, model_store(user))
+        known = fitting.shapes(fitting.row_choice(row, user), model_store(user))
         if known is None:
             return {"model": model, "error": "unknown shape"}
         found = plan(known.target, known.drafter, where, load)

@@ -234,7 +234,7 @@ def leftovers(cache: Cache, folder: str = "*") -> list[Path]:
 
 
 def _delete(cache: Cache, trash: Path) -> int:
-    """Delete what was moved away, and of the store shared between repos what nobody links to; return the bytes freed."""
+    """Delete what was moved away, and shared blobs that nobody else links to; return the bytes freed."""
     if trash.is_symlink():
         trash.unlink()
         return 0

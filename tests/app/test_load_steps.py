@@ -40,7 +40,7 @@ def leave_marker(opened: Opened, monkeypatch: pytest.MonkeyPatch, cli: Cli, fold
         planted.setattr(loading, "open_session", open_session)
         assert cli(*RUN).code == 0
     content = json.loads(kept[0])
-    content["owner"]["started"] = "1"
+    content["owner"]["started"] = 1.0
     (folder / "loading-left.json").write_text(json.dumps(content))
 
 

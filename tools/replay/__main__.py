@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local import settings, terminal
-from dflash_local.app.fitting import row_shapes
+from dflash_local.app.fitting import row_choice, shapes
 from dflash_local.app.models import model_store, registry
 from dflash_local.errors import DFlashError
 from dflash_local.tables import amount, indented, wrapped
@@ -57,7 +57,7 @@ def _known(user: settings.Settings) -> Callable[[str], Shapes | None]:
     def known(model: str) -> Shapes | None:
         try:
             row = rows.find(model)
-            found = None if row is None else row_shapes(row, user, store)
+            found = None if row is None else shapes(row_choice(row, user), store)
         except DFlashError:
             return None
         return None if found is None else (found.target, found.drafter)
