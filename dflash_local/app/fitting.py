@@ -115,7 +115,7 @@ def _cpu_rates(user: Settings, notify: Notify | None) -> CpuRates | None:
 
 def _given_back(loaded: Loaded | None) -> dict[str, int]:
     """Sum the bytes by device that unloading a pair frees; nothing for a server's."""
-    from dflash_local.planner.held import held
+    from dflash_local.planner.plan import held
 
     facts = None if loaded is None else loaded.facts
     if loaded is None or facts is None or facts.in_server or facts.device == "balanced":

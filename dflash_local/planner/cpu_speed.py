@@ -24,45 +24,36 @@ BASIS = "from this CPU's memory, probed once with numpy"
 def cpu_ms(
     found: Plan, target: ModelConfig, drafter: Drafter | None, context: int
 ) -> tuple[float, float | None] | None:
-    """Milliseconds of a step and of a cycle behind so many tokens; None where nothing was probed, of a toy, and of
-    bitsandbytes.
+    """Predict milliseconds of a step and of a cycle behind so many tokens; None where nothing was probed, of a toy,
+    and of bitsandbytes.
 
     Where the CPU does not compute in the dtype itself there is no cycle, and the step is as if it did.
     """
     rates, dtype = found.machine.rates, found.dtype
     if rates is None or found.load.bitsandbytes or weights_read(target, 1) < SMALL:
         return None
-    step = _pass_ms(rates, target, 1, dtype, context)
+    keys = _ms(rates, kv_bytes_per_token(target, dtype) * context, 1)
+    step = _ms(rates, weights_read(target, 1) * DTYPE_BYTES[dtype], 1) + keys
     if drafter is None or not _computes(found):
         return step, None
-    verify = _pass_ms(rates, target, drafter.block_size, dtype, context)
-    return step, verify + _draft_ms(rates, target, drafter, dtype, context)
+    verify = _ms(rates, weights_read(target, drafter.block_size) * DTYPE_BYTES[dtype], drafter.block_size) + keys
+    dtype = drafter_dtype(dtype)
+    head = target.vocab_size * target.hidden_size  # which the drafter's layers share
+    weights = (drafter_parameters(drafter, target.hidden_size) + head) * DTYPE_BYTES[dtype]
+    draft = _ms(rates, weights, drafter.draft_rows) + _ms(rates, context_bytes_per_token(drafter, dtype) * context, 1)
+    return step, verify + draft
 
 
 def basis(found: Plan) -> str:
-    """What the times rest on."""
+    """Say what the times rest on."""
     if _computes(found):
         return BASIS
     return f"{BASIS}; slower, since this CPU does not compute in {found.dtype}; a cycle's time is not known"
 
 
 def _computes(found: Plan) -> bool:
-    """True where the CPU has instructions for the plan's dtype."""
+    """Say whether the CPU has instructions for the plan's dtype."""
     return found.dtype == "float32" or (found.dtype == "bfloat16" and found.machine.bfloat16)
-
-
-def _pass_ms(rates: CpuRates, target: ModelConfig, rows: int, dtype: str, context: int) -> float:
-    """Of the target over so many rows."""
-    weights = weights_read(target, rows) * DTYPE_BYTES[dtype]
-    return _ms(rates, weights, rows) + _ms(rates, kv_bytes_per_token(target, dtype) * context, 1)
-
-
-def _draft_ms(rates: CpuRates, target: ModelConfig, drafter: Drafter, dtype: str, context: int) -> float:
-    """Of drafting a block, by the drafter's layers and the target's head."""
-    dtype = drafter_dtype(dtype)
-    head = target.vocab_size * target.hidden_size
-    weights = (drafter_parameters(drafter, target.hidden_size) + head) * DTYPE_BYTES[dtype]
-    return _ms(rates, weights, drafter.draft_rows) + _ms(rates, context_bytes_per_token(drafter, dtype) * context, 1)
 
 
 def weights_read(target: ModelConfig, rows: int) -> int:

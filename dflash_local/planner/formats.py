@@ -5,7 +5,7 @@ Which family can be loaded in which format, and why not; nothing of contexts or 
 
 from __future__ import annotations
 
-from dflash_local.config.features import AttentionConfig, FeedForward, LayerConfig, MLPConfig, ModelConfig, MoEConfig
+from dflash_local.config.features import AttentionConfig, LayerConfig, MLPConfig, ModelConfig, MoEConfig
 from dflash_local.config.quantization import MXFP4, WHOLE, Quantization, StoredInt
 from dflash_local.layout.quantized import quantize_refusal
 from dflash_local.planner.parameters import target_parameters
@@ -81,7 +81,9 @@ def published_bytes(model: ModelConfig) -> int | None:
     each = _expert_weight_bytes(model.quantization)
     if each is None or not counts.experts:
         return None
-    weights = counts.experts - _expert_biases(model)
+    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoEConfig) and layer.mlp.expert_bias]
+    biases = sum(part.num_experts * (2 * part.intermediate_size + model.hidden_size) for part in mixtures)
+    weights = counts.experts - biases
     return round(weights * each) + (counts.total - weights) * size
 
 
@@ -95,19 +97,12 @@ def _expert_weight_bytes(stored: Quantization) -> float | None:
     return None
 
 
-def _expert_biases(model: ModelConfig) -> int:
-    mixtures = [layer.mlp for layer in model.layers if isinstance(layer.mlp, MoEConfig) and layer.mlp.expert_bias]
-    return sum(part.num_experts * (2 * part.intermediate_size + model.hidden_size) for part in mixtures)
-
-
 def largest_matrix(model: ModelConfig) -> int:
     """Elements of the largest matrix of a layer, which quantising holds whole for a moment.
 
     Gate and up of all of a layer's experts count as one: files may have them so.
     """
-    return model.hidden_size * max(_rows(layer.mlp) for layer in model.layer_kinds)
-
-
-def _rows(part: FeedForward) -> int:
-    width = part.intermediate_size
-    return part.num_experts * 2 * width if isinstance(part, MoEConfig) else width
+    parts = (layer.mlp for layer in model.layer_kinds)
+    return model.hidden_size * max(
+        part.intermediate_size * (2 * part.num_experts if isinstance(part, MoEConfig) else 1) for part in parts
+    )

@@ -93,8 +93,8 @@ def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Pha
     chunk = min(PREFILL_CHUNK, load.context) if phase == "prefill" else min(load.block, load.context)
     later = phase == "decode" or load.context > PREFILL_CHUNK
     conditions = Conditions(load.dtype, load.bitsandbytes, load.context, chunk, grown, later)
-    step = largest_step(target, drafter, phase, conditions)
-    lines.append(Line("workspace", step.bytes + library_workspace(load.device), step.note))
+    size, note = largest_step(target, drafter, phase, conditions)
+    lines.append(Line("workspace", size + library_workspace(load.device), note))
     return lines
 
 

@@ -17,6 +17,7 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.layout.quantized import quantize_refusal, quantized
 from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig, Offloaded
+from dflash_local.loaded import SessionFacts
 from dflash_local.planner import formats, fused_memory, memory
 from dflash_local.planner.ledger import GIB, Ledger, Line
 from dflash_local.planner.load import Load
@@ -188,6 +189,23 @@ def context_limit(target: ModelConfig, drafter: Drafter | None) -> int:
     return min(limits)
 
 
+def held(target: ModelConfig, drafter: Drafter | None, facts: SessionFacts) -> int:
+    """Return the bytes of its device that a loaded pair holds from its load to its end.
+
+    What a reply takes besides is left out: between replies it may be free already.
+
+    Args:
+        target, drafter: what was loaded. facts: how it was loaded.
+    """
+    load = Load.of(facts.device.partition(":")[0], facts.load, facts.context, facts.block_size)
+    drafter = drafter if facts.drafter is not None else None
+    return _ledger(facts.engine, quantized(target, facts.load.quantize), drafter, load).loading.bytes or 0
+
+
+def _ledger(engine: str, target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
+    return (fused_memory.ledger if engine == "fused" else memory.ledger)(target, drafter, load)
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """Everything but the context."""
@@ -213,9 +231,8 @@ class _Case:
         return kept_format(self.target.quantization, self.engine)
 
     def ledger(self, context: int) -> Ledger:
-        made = fused_memory.ledger if self.engine == "fused" else memory.ledger
-        config = replace(self.config, dtype=self.dtype)
-        return made(self.target, self.drafter, Load.of(self.machine.kind, config, context, self.block))
+        load = Load.of(self.machine.kind, replace(self.config, dtype=self.dtype), context, self.block)
+        return _ledger(self.engine, self.target, self.drafter, load)
 
     def fits(self, context: int) -> bool:
         need = self.ledger(context).total

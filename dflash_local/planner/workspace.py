@@ -13,7 +13,6 @@ from dflash_local.config.features import (
     FeedForward,
     GatedDeltaNetConfig,
     LatentAttentionConfig,
-    Mixer,
     MLPConfig,
     ModelConfig,
 )
@@ -31,7 +30,7 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the steps depend on beside the shapes.
+    """Holds what the steps depend on beside the shapes.
 
     Attributes:
         context: tokens held when the step is over. rows: most rows of one pass in this phase.
@@ -52,60 +51,44 @@ class Conditions:
 
     @property
     def masked(self) -> bool:
-        """A chunk on a fresh cache is causal by itself, and one row sees everything."""
+        """Return False for a chunk on a fresh cache, causal by itself, and for one row, which sees everything."""
         return self.rows > 1 and self.context > self.rows
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """Bytes of the largest step and which one it is."""
-
-    bytes: int
-    note: str
-
-
-def largest_step(target: ModelConfig, drafter: Drafter | None, phase: Phase, at: Conditions) -> Peak:
-    """The step of a phase that needs most."""
+def largest_step(target: ModelConfig, drafter: Drafter | None, phase: Phase, at: Conditions) -> tuple[int, str]:
+    """Return the bytes of the step of a phase that needs most, and which one that is."""
     what = "a prompt chunk" if phase == "prefill" else "a block"
-    beside = _beside(target, drafter, at)
+    row, taps = target.hidden_size * at.size * at.rows, len(drafter.taps) if drafter is not None else 0
+    # What lives through every layer: residual and its norm, the taps, and the pass before's output and taps.
+    beside = row * (2 + taps + (1 + taps if at.later else 0))
     mixers = dict.fromkeys(layer.mixer for layer in target.layer_kinds)
     attentions = [mixer for mixer in mixers if not isinstance(mixer, GatedDeltaNetConfig)]
-    recurrent = [mixer for mixer in mixers if isinstance(mixer, GatedDeltaNetConfig)]
-    masks = len({_window(mixer) for mixer in attentions}) + 1  # one of them in a copy of aligned width
+    windows = {mixer.sliding_window if isinstance(mixer, AttentionConfig) else None for mixer in attentions}
+    masks = len(windows) + 1  # one of them in a copy of aligned width
     feeds = dict.fromkeys(layer.mlp for layer in target.layer_kinds)
     steps = {
         f"attention of {what}": beside + max((_attention(mixer, masks, at) for mixer in attentions), default=0),
         f"feed-forward of {what}": beside + max(_feed_forward(part, target.hidden_size, at) for part in feeds),
-        f"mask of {what}": _mask_build(at),
+        # Two boolean tensors and two of the model's dtype.
+        f"mask of {what}": at.rows * at.context * (2 + 2 * at.size) if at.masked else 0,
     }
-    if recurrent and phase == "prefill":
-        steps[f"recurrent layer of {what}"] = beside + max(_recurrent(mixer, at) for mixer in recurrent)
-    if drafter is not None:
-        steps["growth of the drafter's cache"] = _growth(drafter, at) + (beside if phase == "prefill" else 0)
+    for mixer in mixers if phase == "prefill" else ():
+        if isinstance(mixer, GatedDeltaNetConfig):  # projections and window, the convolution in float32, its products
+            name = f"recurrent layer of {what}"
+            convolved = mixer.conv_dim * (2 * at.size + 4 + 4 * mixer.conv_kernel_size)
+            steps[name] = max(steps.get(name, 0), beside + at.rows * (convolved + mixer.value_size * at.size))
+    if drafter is not None:  # keys and values one after the other: the old half of one stands beside the new
+        grown = at.grown // 2 * (drafter.context_size // 2) * at.size
+        steps["growth of the drafter's cache"] = grown + (beside if phase == "prefill" else 0)
     if phase == "decode":
-        steps["choice of tokens"] = _choice(target, at)
+        logits = at.rows * target.vocab_size * at.size
+        steps["choice of tokens"] = logits + choice_bytes(target, at.rows)
     note = max(steps, key=lambda name: steps[name])
-    return Peak(steps[note], note)
-
-
-def _beside(target: ModelConfig, drafter: Drafter | None, at: Conditions) -> int:
-    """What lives through every layer: residual and its norm, the taps, and the pass before's output and taps."""
-    row = target.hidden_size * at.size * at.rows
-    taps = len(drafter.taps) if drafter is not None else 0
-    return row * (2 + taps + (1 + taps if at.later else 0))
-
-
-def _mask_build(at: Conditions) -> int:
-    """Two boolean tensors and two of the model's dtype."""
-    return at.rows * at.context * (2 + 2 * at.size) if at.masked else 0
-
-
-def _window(mixer: Mixer) -> int | None:
-    return mixer.sliding_window if isinstance(mixer, AttentionConfig) else None
+    return steps[note], note
 
 
 def _attention(mixer: AttentionConfig | LatentAttentionConfig, masks: int, at: Conditions) -> int:
-    """Queries, gate and output, the masks, and what the kernel lays out beside them."""
+    """Count queries, gate and output, the masks, and what the kernel lays out beside them."""
     queries = mixer.num_heads * mixer.head_dim
     plain = mixer if isinstance(mixer, AttentionConfig) else None
     each = 3 if plain is not None and plain.gated else 2
@@ -122,7 +105,7 @@ def _attention(mixer: AttentionConfig | LatentAttentionConfig, masks: int, at: C
 
 
 def _feed_forward(part: FeedForward, hidden: int, at: Conditions) -> int:
-    """Gate, up and their product; for experts the rows sorted by expert as well."""
+    """Count gate, up and their product; for experts the rows sorted by expert as well."""
     width = part.intermediate_size
     if not isinstance(part, MLPConfig):
         return at.rows * (part.num_experts_per_tok or 1) * (3 * hidden + 5 * width) * at.size
@@ -131,22 +114,6 @@ def _feed_forward(part: FeedForward, hidden: int, at: Conditions) -> int:
     return 3 * at.rows * width * at.size + decoded
 
 
-def _recurrent(part: GatedDeltaNetConfig, at: Conditions) -> int:
-    """Projections and window, then the convolution in float32 with its products laid out."""
-    convolved = part.conv_dim * (2 * at.size + 4 + 4 * part.conv_kernel_size)
-    return at.rows * (convolved + part.value_size * at.size)
-
-
-def _growth(drafter: Drafter, at: Conditions) -> int:
-    """Keys and values are copied one after the other: the old half of one of them stands beside the new."""
-    return at.grown // 2 * (drafter.context_size // 2) * at.size
-
-
-def _choice(target: ModelConfig, at: Conditions) -> int:
-    """The logits, and their choice."""
-    return at.rows * target.vocab_size * at.size + choice_bytes(target, at.rows)
-
-
 def choice_bytes(target: ModelConfig, rows: int) -> int:
-    """Sampling with every filter: noise; of some rows penalised and scaled logits, likelihoods, and a sort."""
+    """Count sampling with every filter: noise; of some rows penalised and scaled logits, likelihoods, and a sort."""
     return target.vocab_size * (4 * rows + (3 * 4 + SORT) * min(rows, ROWS_TOGETHER))

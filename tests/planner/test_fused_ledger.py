@@ -339,7 +339,7 @@ def test_room_to_decode_a_slice_of_a_drafter_in_eight_bits_is_counted() -> None:
 
 
 def test_what_a_prompt_takes_beside_what_stands_is_worked_out_by_hand() -> None:
-    """Of Qwen3.5-9B: 4,096 wide, 12,288 in its feed-forward, eight taps, three states at most, one while it prefills."""
+    """Qwen3.5-9B is 4,096 wide, 12,288 in its feed-forward; it has eight taps, and two states while it prefills."""
     pair = PAIRS["Qwen/Qwen3.5-9B"]
     state = 52_690_944  # 24 layers, float32 matrices and the convolution's inputs
 

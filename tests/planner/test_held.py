@@ -10,9 +10,8 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.config.read_model import read_model
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
-from dflash_local.planner.held import held
 from dflash_local.planner.machine import Machine
-from dflash_local.planner.plan import plan
+from dflash_local.planner.plan import held, plan
 from tests.drafter_configs import decoder_of_shape
 
 TARGET = read_model(shape("Qwen/Qwen3-8B") or {}, "target")
