@@ -36,7 +36,7 @@ TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a data set's repository, as it was first found: bytes, and when (ISO 8601)."""
+    """Describes one file of a data set's repository as it was first found: bytes, and when (ISO 8601)."""
 
     repo: str
     path: str
@@ -48,30 +48,36 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class DataStore:
-    """Where files of data sets lie (they can be fetched again) and the record of what they must be (kept)."""
+    """Knows where files of data sets lie (they can be fetched again) and the record of what they must be (kept)."""
 
     files: Path
     record: Path
 
     @classmethod
     def of(cls, settings: Settings) -> DataStore:
-        """The user's own.
-
-        Raises:
-            SettingsError: there is no home folder.
-        """
+        """Make the user's own. SettingsError: there is no home folder."""
         if settings.cache_dir is None or settings.data_dir is None:
             raise SettingsError("there is no home folder to keep data sets in", "set HOME or DFLASH_HOME to a folder")
         return cls(settings.cache_dir / "datasets", settings.data_dir / "bench" / RECORD)
 
     def recorded(self, repo: str, path: str) -> DataFile | None:
-        """What the first download of a file found; None where there was none.
+        """Return what the first download of a file found; None where there was none.
 
         Raises:
             CheckpointError: the record cannot be read: it is never passed over, since it is what runs are held to.
         """
-        entry = self._entries().get(_key(repo, path))
-        return None if entry is None else _decoded(entry, repo, path, self.record)
+        entry = self._entries().get(f"{repo}/{path}")
+        try:
+            file = None if entry is None else DataFile(**entry)
+            right = file is None or (
+                (file.repo, file.path) == (repo, path) and is_commit(file.commit) and len(file.sha256) == 64
+            )
+        except TypeError:
+            right = False
+        if not right:
+            hint = f"remove it, or take the newest with {ACCEPT}"
+            raise CheckpointError(f"{self.record} is damaged: {repo}/{path}", hint)
+        return file
 
     def keep(self, file: DataFile) -> None:
         """Record a file, in the place of an earlier record of it.
@@ -79,11 +85,11 @@ class DataStore:
         Raises:
             OSError: it cannot be written. CheckpointError: see ``recorded``.
         """
-        entries = {**self._entries(), _key(file.repo, file.path): asdict(file)}
+        entries = {**self._entries(), f"{file.repo}/{file.path}": asdict(file)}
         write_atomic(self.record, json.dumps({"version": VERSION, "files": entries}, indent=1) + "\n")
 
     def place(self, repo: str, commit: str, path: str) -> Path:
-        """Where the file of a commit lies or would lie."""
+        """Return where the file of a commit lies or would lie."""
         folder = "datasets--" + folder_name(repo).removeprefix(REPO_PREFIX)
         return self.files.joinpath(folder, commit, *file_parts(repo, path))
 
@@ -93,27 +99,12 @@ class DataStore:
             content = parse_json(read_bytes(self.record, MAX_RECORD_BYTES, hint))
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise CheckpointError(f"{self.record} is damaged", hint) from error
+        except ValueError:
+            content = None
         entries = content.get("files") if isinstance(content, dict) and content.get("version") == VERSION else None
         if not isinstance(entries, dict):
             raise CheckpointError(f"{self.record} is damaged, or of another version", hint)
         return entries
-
-
-def _key(repo: str, path: str) -> str:
-    return f"{repo}/{path}"
-
-
-def _decoded(entry: Any, repo: str, path: str, record: Path) -> DataFile:
-    try:
-        file = DataFile(**entry)
-        right = (file.repo, file.path) == (repo, path) and is_commit(file.commit) and len(file.sha256) == 64
-    except TypeError:
-        right = False
-    if not right:
-        raise CheckpointError(f"{record} is damaged: {repo}/{path}", f"remove it, or take the newest with {ACCEPT}")
-    return file
 
 
 def fetch(
@@ -127,7 +118,7 @@ def fetch(
     check: Callable[[bytes], object] = lambda _raw: None,
     notify: Callable[[str], None] = lambda _text: None,
 ) -> tuple[DataFile, bytes]:
-    """A file's record and its bytes, from this machine where it is here.
+    """Return a file's record and its bytes, from this machine where it is here.
 
     Args:
         limit: the most bytes it may have.
@@ -168,7 +159,7 @@ def _held(known: DataFile, raw: bytes, where: str) -> bytes:
 
 
 def _recorded_listing(hub: Hub, known: DataFile) -> Listing:
-    """The listing of the recorded commit; where that is gone, an error that names it and the present one."""
+    """List the recorded commit; where that is gone, raise an error that names it and the present one."""
     try:
         return hub.listing(known.repo, known.commit, dataset=True)
     except DownloadError as error:

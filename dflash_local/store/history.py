@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,16 @@ BAD_SUFFIX = ".bad"
 
 
 class ChatFile:
-    """An open chat that this process alone appends to."""
+    """Appends to an open chat that no other process appends to."""
 
     def __init__(self, path: Path, descriptor: int, seq: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
-        self._seq = seq
+        self.path, self._descriptor, self._seq = path, descriptor, seq
 
     @classmethod
     def create(cls, folder: Path, model: str, system: str, turns: Sequence[Turn] = ()) -> ChatFile:
-        """A new file of its own with the turns so far. Raises OSError: no permission, disk full."""
+        """Create a file with the turns so far. Raises OSError: no permission, disk full."""
         make_private(folder)
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        path = chat_path(folder, name)
+        path = chat_path(folder, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         chat = cls(path, os.open(path, flags, FILE_MODE), len(turns) + 1)
         _flock(chat._descriptor)  # the name is ours alone already
@@ -50,14 +48,15 @@ class ChatFile:
 
     @classmethod
     def resume(cls, path: Path) -> tuple[ChatFile, Chat]:
-        """An existing chat, to be gone on with; a line cut by a crash is moved to a ``.bad`` file.
+        """Open a chat to go on with it; a line cut by a crash is moved to a ``.bad`` file.
 
         Raises:
             BusyError: another process has it open. UsageError: a newer version wrote it.
             OSError: it cannot be read or written.
         """
-        descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
-        try:
+        with ExitStack() as stack:
+            descriptor = _opened(path, os.O_RDWR | os.O_APPEND)
+            stack.callback(os.close, descriptor)
             # On Windows, which has no such lock, no chat is appended to by a second program: it goes on in a new file.
             if not _flock(descriptor):
                 raise BusyError(f"{path.stem} is open in another dflash", "this chat goes on in a file of its own")
@@ -67,15 +66,14 @@ class ChatFile:
                 newer = f"{path.stem} was written by a newer version of dflash-local and is only read"
                 raise UsageError(newer, "this chat goes on in a file of its own")
             if len(raw) > chat.good_bytes:
-                _quarantine(path, raw[chat.good_bytes :])
+                bad = os.open(path.with_name(path.name + BAD_SUFFIX), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+                with os.fdopen(bad, "wb") as file:
+                    file.write(raw[chat.good_bytes :] + b"\n")
                 os.ftruncate(descriptor, chat.good_bytes)
             elif raw and not raw.endswith(b"\n"):
                 os.write(descriptor, b"\n")
-            opened, descriptor = cls(path, descriptor, chat.last_seq + 1), -1
-            return opened, chat
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+            stack.pop_all()
+        return cls(path, descriptor, chat.last_seq + 1), chat
 
     def turn(self, turn: Turn) -> None:
         """Append a turn; it is on the disk when this returns."""
@@ -117,24 +115,35 @@ class Recorder:
     """
 
     def __init__(self, folder: Path | None, warn: Callable[[str], None], keep: bool = True) -> None:
-        self._folder = folder
-        self._warn = warn
-        self._keep = keep
+        self._folder, self._warn, self._keep = folder, warn, keep
         self._file: ChatFile | None = None
 
     @property
     def name(self) -> str | None:
-        """The chat's name once it has a file."""
+        """Return the chat's name once it has a file."""
         return self._file.path.stem if self._file else None
 
     def turn(self, model: str, system: str, turns: Sequence[Turn]) -> None:
         """Record the last of ``turns``, and all of them when the file begins here."""
-        self._try(lambda file: file.turn(turns[-1]), lambda folder: ChatFile.create(folder, model, system, turns))
+        if not self._keep:
+            return
+        try:
+            if self._file is not None:
+                self._file.turn(turns[-1])
+            elif self._folder is None:
+                raise OSError("there is no home folder (HOME is not set)")
+            else:
+                self._file = ChatFile.create(self._folder, model, system, turns)
+        except OSError as error:
+            self._stop(error)
 
     def record(self, kind: str, **fields: Any) -> None:
         """Record something that happened to an existing file; nothing without one."""
         if self._file is not None:
-            self._try(lambda file: file.record(kind, **fields), None)
+            try:
+                self._file.record(kind, **fields)
+            except OSError as error:
+                self._stop(error)
 
     def go_on(self, path: Path) -> None:
         """Append to an existing chat from now on; where that is impossible, warn and begin anew."""
@@ -149,25 +158,12 @@ class Recorder:
             self._stop(error)
 
     def begin_anew(self) -> None:
-        """The next turn begins a new file."""
+        """Let the next turn begin a new file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     close = begin_anew
-
-    def _try(self, append: Callable[[ChatFile], None], create: Callable[[Path], ChatFile] | None) -> None:
-        if not self._keep:
-            return
-        try:
-            if self._file is not None:
-                append(self._file)
-            elif create is not None:
-                if self._folder is None:
-                    raise OSError("there is no home folder (HOME is not set)")
-                self._file = create(self._folder)
-        except OSError as error:
-            self._stop(error)
 
     def _stop(self, error: OSError) -> None:
         self._keep = False
@@ -176,7 +172,7 @@ class Recorder:
 
 
 def load(folder: Path | None, name: str) -> tuple[Path, Chat]:
-    """A chat by its name. UsageError: there is none of that name. DFlashError: it cannot be read."""
+    """Load a chat by its name. UsageError: there is none of that name. DFlashError: it cannot be read."""
     path = chat_path(folder, name) if folder else None
     try:
         if path is None:
@@ -208,7 +204,7 @@ def save(folder: Path | None, name: str, chat: bytes, replace: bool) -> Path:
 
 
 def names(folder: Path | None) -> list[str]:
-    """The chats that ``load`` takes, the newest last. DFlashError: the folder cannot be read."""
+    """List the chats that ``load`` takes, the newest last. DFlashError: the folder cannot be read."""
     if folder is None:
         return []
     try:
@@ -217,17 +213,12 @@ def names(folder: Path | None) -> list[str]:
         return []
     except OSError as error:
         raise DFlashError(f"{folder} cannot be read: {error.strerror}") from error
-    found = [(modified, path.stem) for path in paths if (modified := _modified(path)) is not None]
+    found = []
+    for path in paths:
+        with suppress(OSError):  # a link that leads nowhere
+            kind = path.stat()
+            found += [(kind.st_mtime, path.stem)] if stat.S_ISREG(kind.st_mode) else []
     return [stem for _, stem in sorted(found)]
-
-
-def _modified(path: Path) -> float | None:
-    """When a file was written last; None for what is no file, also a link that leads nowhere."""
-    try:
-        kind = path.stat()
-    except OSError:
-        return None
-    return kind.st_mtime if stat.S_ISREG(kind.st_mode) else None
 
 
 def _flock(descriptor: int) -> bool:
@@ -242,7 +233,7 @@ def _flock(descriptor: int) -> bool:
 
 
 def _opened(path: Path, flags: int) -> int:
-    """A descriptor of a regular file; OSError for anything else. A pipe in its place is not waited for."""
+    """Open a regular file; OSError for anything else. A pipe in its place is not waited for."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -253,10 +244,3 @@ def _opened(path: Path, flags: int) -> int:
 def _read(descriptor: int) -> bytes:
     with open(descriptor, "rb", closefd=False) as file:
         return file.read()
-
-
-def _quarantine(path: Path, tail: bytes) -> None:
-    bad = path.with_name(path.name + BAD_SUFFIX)
-    descriptor = os.open(bad, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(tail + b"\n")
