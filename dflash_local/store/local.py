@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from dflash_local.checkpoint_files.safetensors_folder import CONFIG, INDEX
 from dflash_local.errors import DFlashError, DownloadError
 from dflash_local.store import manifest as manifests_of
 from dflash_local.store.cache import Cache, Entry
-from dflash_local.store.manifest import Manifest
+from dflash_local.store.manifest import ManifestFile
 from dflash_local.store.names import is_commit, parts_of
 from dflash_local.store.weights import check_tensors, is_weights, is_whole, needed
 from dflash_local.tables import listing
@@ -19,7 +20,7 @@ NAMED = 5  # files listed in one message
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A commit of a repo on this disk.
+    """Describes a commit of a repo on this disk.
 
     Args:
         folder: its snapshot, or the GGUF file in it: what a checkpoint is opened from.
@@ -44,14 +45,14 @@ class Local:
 
     @property
     def complete(self) -> bool:
-        """True when it can be loaded."""
+        """Say whether it can be loaded."""
         return not self.missing and not self.problem
 
 
 def find(
     cache: Cache, manifests: Path | None, repo: str, revision: str | None = None, file: str | None = None
 ) -> Local | None:
-    """The repo, or one GGUF file of it, as it lies in the cache; None when nothing of that does.
+    """Find the repo, or one GGUF file of it, as it lies in the cache; None when nothing of that does.
 
     The commit is ``revision`` where that is one, else the one recorded as in use, else what the
     branch meant when last downloaded, else the only one there. A cache filled by another program
@@ -70,16 +71,15 @@ def find(
 
 
 def _of_file(cache: Cache, manifests: Path | None, repo: str, commit: str, file: str) -> Local | None:
-    """A GGUF file with the other parts that it was split into; nothing else of its repo is looked at."""
+    """Look at a GGUF file with the other parts that it was split into, and at nothing else of its repo."""
     names = parts_of(file)
     there = {name: entry for name in names if (entry := cache.entry(repo, commit, name)) is not None}
     if not there:
         return None
-    reading = manifests_of.load(manifests, repo, commit)
-    records = {each.path: each for each in reading.manifest.files} if reading.manifest else {}
-    missing = {name for name in names if name not in there}
-    missing |= {name for name, entry in there.items() if name in records and records[name].size != entry.size}
-    changed = {name for name, entry in there.items() if name in records and records[name].differs(entry)} - missing
+    manifest = manifests_of.read(manifests, repo, commit)
+    records = {each.path: each for each in manifest.files if each.path in names} if manifest else {}
+    missing, changed = _against(records.values(), there)
+    missing |= {name for name in names if name not in there}
     verified = not missing and not changed and there.keys() <= records.keys()
     place, entries = cache.snapshot(repo, commit).joinpath(*file.split("/")), tuple(there.values())
     size = sum(entry.size for entry in entries)
@@ -87,7 +87,7 @@ def _of_file(cache: Cache, manifests: Path | None, repo: str, commit: str, file:
 
 
 def commit_of(cache: Cache, manifests: Path | None, repo: str, revision: str | None = None) -> str | None:
-    """The commit that ``find`` takes; None when there is none of it on this disk or on record."""
+    """Return the commit that ``find`` takes; None when there is none of it on this disk or on record."""
     there = cache.commits(repo)
     if is_commit(revision):
         known = revision in there or manifests_of.read(manifests, repo, revision) is not None
@@ -102,7 +102,7 @@ def commit_of(cache: Cache, manifests: Path | None, repo: str, revision: str | N
 
 
 def scan(cache: Cache, manifests: Path | None) -> tuple[Local, ...]:
-    """Every repo of the cache with a snapshot, by name; what is wrong with one stands in its ``problem``."""
+    """List every repo of the cache with a snapshot, by name; what is wrong with one stands in its ``problem``."""
     found = []
     for repo in cache.repos():
         commit = None
@@ -119,7 +119,7 @@ def scan(cache: Cache, manifests: Path | None) -> tuple[Local, ...]:
 
 
 def require(local: Local | None, repo: str, command: str) -> Local:
-    """The repo, complete. DownloadError: it is not here, or files are missing; the hint is to ``command``."""
+    """Return the repo, complete. DownloadError: it is not here, or files are missing; the hint is to ``command``."""
     if local is None:
         raise DownloadError(f"{repo} is not on this machine", f"fetch it with `{command}`")
     if local.missing:
@@ -129,33 +129,32 @@ def require(local: Local | None, repo: str, command: str) -> Local:
 
 
 def _examined(cache: Cache, manifests: Path | None, repo: str, commit: str, headers: bool) -> Local:
-    reading = manifests_of.load(manifests, repo, commit)
+    manifest, notice = manifests_of.load(manifests, repo, commit)
     entries = cache.entries(repo, commit)
     there = {entry.name: entry for entry in entries}
-    missing, changed = _against(reading.manifest, there)
+    missing, changed = _against(manifest.files if manifest else (), there)
     weights = needed(cache, repo, there)
-    if reading.manifest and not weights & set(there) and any(map(is_weights, missing)):
+    if manifest and not weights & set(there) and any(map(is_weights, missing)):
         weights = set()  # the manifest knows the names better
     missing |= (weights | {CONFIG}) - set(there)
     missing |= weights & {INDEX}  # there, but damaged
-    verified = reading.manifest is not None and not missing and not changed
+    verified = manifest is not None and not missing and not changed
     if headers and not verified:
         whole = [there[name] for name in sorted(weights - missing) if name != INDEX]
         missing |= {entry.name for entry in whole if not is_whole(cache, entry)}
         if not missing:
             check_tensors(cache, repo, whole)
     size = sum(entry.size for entry in entries)
-    notice = reading.why
     if changed:
         notice = f"{repo}: {', '.join(sorted(changed)[:NAMED])} changed since the download was verified"
     folder = cache.snapshot(repo, commit)
     return Local(repo, commit, folder, entries, size, tuple(sorted(missing)), verified, tuple(sorted(changed)), notice)
 
 
-def _against(manifest: Manifest | None, there: dict[str, Entry]) -> tuple[set[str], set[str]]:
-    """Files of the manifest that are gone or of another size, and those that were touched."""
+def _against(files: Iterable[ManifestFile], there: dict[str, Entry]) -> tuple[set[str], set[str]]:
+    """Find the recorded files that are gone or of another size, and those that were touched."""
     missing, changed = set(), set()
-    for file in manifest.files if manifest else ():
+    for file in files:
         entry = there.get(file.path)
         if entry is None or entry.size != file.size:
             missing.add(file.path)

@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:
-    """One verified file: bytes, the sha256 it was found to have, its blob's name, and its time then, if known."""
+    """Describes a verified file: bytes, the sha256 it was found to have, its blob, and its time then, if known."""
 
     path: str
     size: int
@@ -36,13 +36,13 @@ class ManifestFile:
     mtime_ns: int | None = None
 
     def differs(self, entry: Entry) -> bool:
-        """True when the file on disk is not the one that was verified, by size and time alone."""
+        """Say whether the file on disk is not the one that was verified, by size and time alone."""
         return entry.size != self.size or (self.mtime_ns is not None and entry.mtime_ns != self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A commit whose files are all there and verified, where they came from and when (ISO 8601)."""
+    """Describes a commit whose files are all there and verified, where they came from and when (ISO 8601)."""
 
     repo: str
     commit: str
@@ -51,47 +51,39 @@ class Manifest:
     pulled_at: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A manifest, or why there is none to rely on (empty: there never was one)."""
-
-    manifest: Manifest | None
-    why: str = ""
-
-
 def folder_of(settings: Settings) -> Path | None:
-    """Where manifests are kept; None when there is no home folder."""
+    """Return where manifests are kept; None when there is no home folder."""
     return settings.data_dir / "manifests" if settings.data_dir else None
 
 
-def load(folder: Path | None, repo: str, commit: str | None = None) -> Reading:
-    """The manifest of a commit, by default the one in use."""
+def load(folder: Path | None, repo: str, commit: str | None = None) -> tuple[Manifest | None, str]:
+    """Read the manifest of a commit, by default the one in use; or say why there is none to rely on."""
     commit = commit or current(folder, repo)
     if folder is None or not is_commit(commit):
-        return Reading(None)
+        return None, ""
     path = folder / folder_name(repo) / f"{commit}.json"
     try:
         raw = _read_json(path)
         if raw is None:
-            return Reading(None)
+            return None, ""
         manifest = _decoded(raw)
+        if (manifest.repo, manifest.commit) != (repo, commit):
+            raise ValueError("is about something else")
     except ValueError as error:
-        return Reading(None, f"{path.name} of {repo} {error}: its files count as not verified")
-    if (manifest.repo, manifest.commit) != (repo, commit):
-        return Reading(None, f"{path.name} of {repo} is about something else: its files count as not verified")
-    return Reading(manifest)
+        return None, f"{path.name} of {repo} {error}: its files count as not verified"
+    return manifest, ""
 
 
 def read(folder: Path | None, repo: str, commit: str | None = None) -> Manifest | None:
-    """The manifest of a commit, by default the one in use; None when there is none to rely on."""
-    return load(folder, repo, commit).manifest
+    """Read the manifest of a commit, by default the one in use; None when there is none to rely on."""
+    return load(folder, repo, commit)[0]
 
 
 def write(folder: Path, manifest: Manifest, in_use: bool = True) -> None:
     """Record a verified commit, with ``in_use`` as the one to take; an unreadable record is kept beside. OSError."""
     home = folder / folder_name(manifest.repo)
     path = home / f"{manifest.commit}.json"
-    if path.exists() and load(folder, manifest.repo, manifest.commit).manifest is None:
+    if path.exists() and read(folder, manifest.repo, manifest.commit) is None:
         kept = (path.with_name(f"{path.name}.old{number}") for number in range(1, 1000))
         os.replace(path, next(name for name in kept if not name.exists()))
     write_atomic(path, json.dumps({"version": VERSION, **asdict(manifest)}, indent=1) + "\n")
@@ -108,7 +100,7 @@ def use(folder: Path, repo: str, commit: str) -> None:
 
 
 def current(folder: Path | None, repo: str) -> str | None:
-    """The commit in use, whether or not its manifest can be read; None when none was recorded."""
+    """Return the commit in use, whether or not its manifest can be read; None when none was recorded."""
     if folder is None:
         return None
     try:
@@ -123,7 +115,7 @@ def current(folder: Path | None, repo: str) -> str | None:
 
 
 def commits(folder: Path | None, repo: str) -> tuple[str, ...]:
-    """The commits with a record, readable or not."""
+    """List the commits with a record, readable or not."""
     if folder is None:
         return ()
     home = folder / folder_name(repo)
@@ -146,7 +138,7 @@ def forget(folder: Path | None, repo: str, only: Iterable[str] | None = None) ->
 
 
 def _read_json(path: Path) -> Any:
-    """The file's content; None when there is no file. Raises ValueError in words for one that is no JSON."""
+    """Read a file; None when there is none. Raises ValueError in words for one that is no JSON."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -180,9 +172,9 @@ def _decoded(raw: Any) -> Manifest:
 
 def _decoded_file(raw: Any) -> ManifestFile:
     file = ManifestFile(raw["path"], raw["size"], raw["sha256"], raw["blob"], raw["mtime_ns"])
-    numbers = [file.size] if file.mtime_ns is None else [file.size, file.mtime_ns]
-    texts = [file.path, file.blob] if file.sha256 is None else [file.path, file.blob, file.sha256]
+    numbers = [number for number in (file.size, file.mtime_ns) if number is not None]
+    texts = [text for text in (file.path, file.blob, file.sha256) if text is not None]
     right = all(type(number) is int and number >= 0 for number in numbers) and all(type(text) is str for text in texts)
-    if not right or why_unsafe(file.path):
+    if not right or len(texts) < 2 or not numbers or why_unsafe(file.path):
         raise ValueError
     return file

