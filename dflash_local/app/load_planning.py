@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from dflash_local.app.fitting import Shapes, folder_shapes, machine, refusal_of, too_big
 from dflash_local.app.models import registry
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from dflash_local.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """What the planner says of a pair on this machine; ``limit`` is the context both models were made for."""
+class _Planned(NamedTuple):
+    """Holds what the planner says of a pair on this machine; ``limit`` is the context both models were made for."""
 
     known: Shapes
     where: Machine
@@ -35,7 +34,7 @@ class _Planned:
 
 
 def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
-    """None when a config.json cannot be read, which loading will tell better.
+    """Plan a load; None when a config.json cannot be read, which loading will tell better.
 
     Raises:
         UsageError: the device is not there, or the context is longer than the models were made for.
@@ -51,7 +50,7 @@ def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
 
 
 def planned_context(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
-    """Tokens that the session would hold if it were loaded now; None where only the load can tell."""
+    """Return the tokens that the session would hold if it were loaded now; None where only the load can tell."""
     try:
         planned = _planned(pair, load, user)
     except DFlashError:  # the load says it
@@ -62,7 +61,7 @@ def planned_context(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
 
 
 def planned_peak(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
-    """Bytes that the plan of a load says torch's allocator holds at most; None where nothing is planned.
+    """Return the bytes that the plan of a load says torch's allocator holds at most; None where nothing is planned.
 
     Raises:
         UsageError: the device is not there, or the context is longer than the models were made for.
@@ -105,7 +104,7 @@ def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
 
 
 def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> LoadConfig:
-    """What the plan loads: the context and the drafter precision that fit, where the user named none.
+    """Return what the plan loads: the context and the drafter precision that fit, where the user named none.
 
     Raises:
         DriverError: there is an NVIDIA card, and the installed torch cannot use it.
@@ -153,7 +152,7 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
 
 
 def _variant_hint(pair: Pair, known: Shapes, where: Machine, load: LoadConfig, user: Settings) -> str:
-    """The command that gets a pre-quantised target which fits instead; empty where none is known to."""
+    """Write the command that gets a pre-quantised target which fits instead; nothing where none is known to."""
     row = registry(user).find(pair.name)
     if row is None or row.target is None or row.name != pair.name:
         return ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dflash_local import settings
@@ -34,7 +33,7 @@ CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would 
 
 @contextmanager
 def named_when_missing() -> Iterator[None]:
-    """Around an import of ours that needs other libraries.
+    """Name the library that an import of ours needs and that is not there.
 
     Raises:
         MissingDependencyError: one of them is not installed.
@@ -68,44 +67,31 @@ def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress]
 
 @contextmanager
 def held(pair: Pair, user: Settings) -> Iterator[None]:
-    """Within, other programs know that the pair's repositories are loaded and do not remove them.
+    """Let other programs know that the pair's repositories are loaded, so that they do not remove them.
 
     Raises:
         BusyError: one of them is being removed.
     """
-    repos = _held_names(pair, user)
-    with ExitStack() as stack:
-        if repos:
-            from dflash_local.store import lock
+    from dflash_local.store import lock
 
-            for repo in repos:
-                stack.enter_context(lock.using(lock.folder_of(user), repo))
+    with ExitStack() as stack:
+        for name in _locked_names(pair, user):
+            stack.enter_context(lock.using(lock.folder_of(user), name))
         yield
 
 
-def _held_names(pair: Pair, user: Settings) -> tuple[str, ...]:
-    """What locks call what the pair is loaded from: repositories of the cache, a package."""
+def _locked_names(pair: Pair, user: Settings) -> list[str]:
+    """List what locks call that which the pair is loaded from: repositories of the cache, a package."""
+    from dflash_local.store.names import repo_of
     from dflash_local.store.package import package_of
 
-    repos = _repos(pair, user.hub.cache) if user.hub.cache is not None else ()
-    folder = packages_folder(user)
-    package = None if folder is None else package_of(folder, pair.target)
-    return repos if package is None else (*repos, package)
-
-
-def _repos(pair: Pair, cache: Path) -> tuple[str, ...]:
-    """The repositories of the cache that the pair's folders are snapshots of."""
-    from dflash_local.store.names import repo_of
-
-    found = []
+    cache, packages = user.hub.cache, packages_folder(user)
+    names = [] if packages is None else [package_of(packages, pair.target)]
     for folder in (pair.target, pair.drafter):
-        try:
-            parts = folder.absolute().relative_to(cache.absolute()).parts if folder is not None else ()
-        except ValueError:  # elsewhere on the disk
-            continue
-        repo = repo_of(parts[0]) if len(parts) > 1 else None
-        found += [repo] if repo else []
-    return tuple(dict.fromkeys(found))
+        with suppress(ValueError, IndexError):  # elsewhere on the disk
+            if folder is not None and cache is not None:
+                names.append(repo_of(folder.absolute().relative_to(cache.absolute()).parts[0]))
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def warn_of(session: Session, notify: Notify) -> None:
@@ -117,7 +103,7 @@ def warn_of(session: Session, notify: Notify) -> None:
 
 @contextmanager
 def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Iterator[EngineSession]:
-    """The engine's session itself, closed at the end: measuring looks behind events. It is not checked unasked.
+    """Load the engine's session itself, closed at the end: measuring looks behind events. It is not checked unasked.
 
     Raises:
         DFlashError: see ``fitted`` and ``open_session``.
@@ -133,7 +119,7 @@ def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify)
 
 
 def _naming(pair: Pair, notify: Notify) -> Notify:
-    """Tells how far the load of a pair is under its name."""
+    """Tell how far the load of a pair is under its name."""
 
     def forward(event: Notice | LoadProgress) -> None:
         if isinstance(event, LoadProgress):
@@ -180,7 +166,7 @@ def checked(
 
 
 def _probed_before(pair: Pair, load: LoadConfig, user: Settings) -> tuple[Verdict, ...]:
-    """What an earlier load or ``dflash check --only drafter`` found of the drafter that a fine-tune took."""
+    """Read what an earlier load or ``dflash check --only drafter`` found of the drafter that a fine-tune took."""
     if pair.tuned_from is None or not load.draft or load.skip_check:
         return ()
     with named_when_missing():
@@ -190,7 +176,7 @@ def _probed_before(pair: Pair, load: LoadConfig, user: Settings) -> tuple[Verdic
 
 
 def _refusal_to_draft(pair: Pair, checks: Iterable[Verdict]) -> str:
-    """That a fine-tune is not drafted for, and why; empty where nothing that was found speaks against it."""
+    """Say that a fine-tune is not drafted for, and why; nothing where what was found does not speak against it."""
     failed = next((each for each in checks if each.subject == "drafter" and each.state == "failed"), None)
     if failed is None or pair.tuned_from is None:
         return ""
@@ -227,45 +213,39 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
         if session.facts.device.startswith(CHECKED_DEVICE):
             keep_speed(session, pair, user)
     refused = _refusal_to_draft(pair, before or session.facts.checks)
-    if refused:
-        _without_drafts(cast("EngineSession", session), before, refused)
+    if refused:  # its facts say that it drafts no more, and why, in one notice
+        facts = session.facts
+        others = tuple(text for text in facts.notices if not text.startswith("check of the drafter"))
+        checks = tuple(each for each in facts.checks if not before or each.subject != "drafter")
+        lowered = replace(facts.load, draft=False)
+        cast("EngineSession", session).facts = replace(
+            facts, drafter=None, load=lowered, notices=(*others, refused), checks=(*checks, *before)
+        )
     warn_of(session, notify)
     return PlainSession(session) if asked.draft and (refused or not load.draft) else session
 
 
-def _without_drafts(session: EngineSession, before: tuple[Verdict, ...], line: str) -> None:
-    """Its facts say that it drafts no more, and why, in one notice.
-
-    Args:
-        before: what was found of the drafter at an earlier load, which this one had none for.
-    """
-    facts = session.facts
-    others = tuple(text for text in facts.notices if not text.startswith("check of the drafter"))
-    checks = tuple(each for each in facts.checks if not before or each.subject != "drafter")
-    load = replace(facts.load, draft=False)
-    session.facts = replace(facts, drafter=None, load=load, notices=(*others, line), checks=(*checks, *before))
-
-
 def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> Session:
-    """What fits, loaded. Kernels that fail leave the reference engine, also where only the plan, and not the user, took
-    an option of the fused one's."""
+    """Load what fits. Kernels that fail leave the reference engine, also where only the plan took an option of the
+    fused one's."""
     from dflash_local.service import load_steps
 
-    planned = fitted(pair, load, user, notify)
-    try:
+    def opened(load: LoadConfig) -> Session:
+        planned = fitted(pair, load, user, notify)
         with steps.loading(pair.name, planned):
             return open_session(pair, planned, notify)
+
+    try:
+        return opened(load)
     except KernelError as error:
         if load.engine != "auto" or load.needs_fused:
             raise
         notify(Notice(f"{load_steps.WORDS[load_steps.REFERENCE]} is taken, which is slower: {error}", "warning"))
-    planned = fitted(pair, load_steps.lowered(load, load_steps.REFERENCE), user, notify)
-    with steps.loading(pair.name, planned):
-        return open_session(pair, planned, notify)
+    return opened(load_steps.lowered(load, load_steps.REFERENCE))
 
 
 def load_steps_of(load: LoadConfig, user: Settings) -> LoadSteps:
-    """What is remembered of loads on the card; of a load elsewhere nothing is."""
+    """Remember loads on the card; of a load elsewhere nothing is remembered."""
     from dflash_local import __version__
     from dflash_local.planner import hardware, software
     from dflash_local.service.load_steps import LoadSteps
@@ -285,7 +265,6 @@ class HeldSession(WrappedSession):
         self._hold, self._target, self._record = hold, target, record
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """The session's own."""
         return self._counted(super().generate(request, cancelled))  # the prompt is prepared in the call
 
     def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -305,7 +284,7 @@ class HeldSession(WrappedSession):
 
 
 def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
-    """A pair loaded for replies, whose files no other program removes until it is closed.
+    """Load a pair for replies, whose files no other program removes until it is closed.
 
     Raises:
         BusyError: they are being removed. DFlashError: see ``open_stepwise``.
@@ -319,7 +298,7 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> S
 
 
 def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
-    """A loaded pair in the engine's process, or in this one where the settings say so.
+    """Load a pair in the engine's process, or in this one where the settings say so.
 
     Raises:
         DFlashError: see ``open_held`` and ``local_process.open_process``.
@@ -332,7 +311,7 @@ def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notif
 
 
 def start_service(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Service:
-    """A service over the loaded pair, to be used in a ``with``; loaded again where its process or device is lost.
+    """Make a service over the loaded pair, to be used in a ``with``; loaded again where its process or device is lost.
 
     Raises:
         DFlashError: see ``open_for_replies``.
