@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Loaded, machine, shapes
-from dflash_local.app.models import ModelStore, model_store
-from dflash_local.app.recommending import recommended, to_fetch
-from dflash_local.app.resolve import (
-    Choice,
-    choose,
-    refuse_what_does_not_run,
-)
+from dflash_local.app.models import model_store
+from dflash_local.app.recommending import download_of, recommended
+from dflash_local.app.resolve import choose, refuse_what_does_not_run
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.settings import Settings
@@ -27,7 +23,7 @@ CONTEXTS = (8192, 16_384, 32_768, 65_536, 131_072, 262_144)  # lengths that a di
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """One way to load a pair.
+    """Describes one way to load a pair.
 
     Attributes:
         model: what commands take as MODEL: the pair's name, or a pre-quantised target's repository.
@@ -43,28 +39,25 @@ class LoadChoice:
 
     @property
     def config(self) -> LoadConfig:
-        """What to load ``model`` with."""
         return self.option.config
 
     @property
     def plan(self) -> Plan:
-        """Memory, context and engine."""
         return self.option.plan
 
     @property
     def fits(self) -> bool:
-        """True when it does."""
         return self.option.fits
 
     @property
     def here(self) -> bool:
-        """True when nothing has to be downloaded."""
+        """Say whether nothing has to be downloaded."""
         return self.download_gib == 0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChoices:
-    """The ways to load a pair: those that fit, the best first, then those that do not.
+    """Lists the ways to load a pair: those that fit, the best first, then those that do not.
 
     Attributes:
         name: of the pair. asked: what holds for all of them. contexts: lengths to choose from, the longest last.
@@ -80,12 +73,12 @@ class LoadChoices:
 
     @property
     def settled(self) -> bool:
-        """True where nothing is left to choose: there is one way, which fits and is here."""
+        """Say whether nothing is left to choose: there is one way, which fits and is here."""
         return len(self.choices) == 1 and self.choices[0].fits and self.choices[0].here
 
     @property
     def preselected(self) -> int | None:
-        """Index of the best that is here, else of the best; None where nothing fits."""
+        """Return the index of the best that is here, else of the best; None where nothing fits."""
         fitting = [index for index, each in enumerate(self.choices) if each.fits]
         return next((index for index in fitting if self.choices[index].here), fitting[0] if fitting else None)
 
@@ -110,32 +103,25 @@ def load_choices(
     from dflash_local.planner.plan import context_limit
 
     asked = asked or LoadConfig()
-    choice, store = _chosen(name, user, asked.draft), model_store(user)
+    try:
+        choice = choose(name, None, user)
+    except UsageError:
+        if asked.draft:
+            raise
+        choice = choose(name, None, user, draft=False)  # a target that no drafter is known for
     refuse_what_does_not_run(choice)
+    store = model_store(user)
     known = shapes(choice, store)
     if known is None:
         return None
     where = machine(user, device=asked.device, loaded=loaded)
     found = recommended(choice, known, where, user, asked, preference=preference, store=store)
-    options = (*found.fitting, *found.rest)
-    choices = tuple(_choice(choice, option, store) for option in options)
+    choices = []
+    for option in (*found.fitting, *found.rest):
+        model = choice.name if option.weights.variant is None else option.weights.variant.model
+        choices.append(LoadChoice(model, option, *download_of(choice, option, store, here=True)))
     longest = max((option.plan.context or 0 for option in found.fitting), default=0)
     if asked.context is not None:
         longest = context_limit(known.target, known.drafter if asked.draft else None)
     contexts = tuple(context for context in CONTEXTS if context < longest)
-    return LoadChoices(choice.name, where, asked, choices, contexts, choice.drafter is not None)
-
-
-def _chosen(name: str, user: Settings, draft: bool) -> Choice:
-    """As ``choose``, with the drafter that could be had where none is asked for."""
-    try:
-        return choose(name, None, user)
-    except UsageError:
-        if draft:
-            raise
-        return choose(name, None, user, draft=False)
-
-
-def _choice(choice: Choice, option: Option, store: ModelStore | None) -> LoadChoice:
-    variant = option.weights.variant
-    return LoadChoice(choice.name if variant is None else variant.model, option, *to_fetch(choice, option, store))
+    return LoadChoices(choice.name, where, asked, tuple(choices), contexts, choice.drafter is not None)

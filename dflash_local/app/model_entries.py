@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A pair that can be chosen.
+    """Describes a pair that can be chosen.
 
     Attributes:
         state: bundled, local, variant (only a pre-quantised target of it is here), partial or absent.
@@ -37,17 +37,17 @@ class ModelEntry:
 
     @property
     def here(self) -> bool:
-        """True when nothing has to be downloaded."""
+        """Say whether nothing has to be downloaded."""
         return self.state in ("bundled", "local")
 
     @property
     def fine(self) -> bool:
-        """True when nothing known speaks against downloading it."""
+        """Say whether nothing known speaks against downloading it."""
         return self.fits.startswith(("fits", "unknown")) and not self.slow
 
     @property
     def question(self) -> str:
-        """What a download takes, and whether and how fast it runs here afterwards, in two lines."""
+        """Tell what a download takes, and whether and how fast it runs here afterwards, in two lines."""
         part = "; a part of it is here already" if self.state == "partial" else ""
         return f"It takes {self.size or 'unknown'} of disk{part}.\n{self._verdict}{self.slow and f'; it {self.slow}'}."
 
@@ -64,12 +64,12 @@ class ModelEntry:
 
 
 def in_order(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
-    """What is here first, else as they come: memory that others take or give back moves no row."""
+    """Put what is here first, else as they come: memory that others take or give back moves no row."""
     return sorted(entries, key=lambda entry: entry.state in ("absent", "partial"))
 
 
 def model_entries(user: Settings, loaded: Loaded | None = None) -> Sequence[ModelEntry]:
-    """All of them, in the registry's order; may take a second.
+    """List all of them, in the registry's order; may take a second.
 
     Args:
         loaded: what this process has loaded: its memory counts as free.
@@ -82,7 +82,7 @@ def model_entries(user: Settings, loaded: Loaded | None = None) -> Sequence[Mode
 
 
 def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> ModelEntry:
-    """The pair that a name or an alias means; see ``model_entries``.
+    """Find the pair that a name or an alias means; see ``model_entries``.
 
     Raises:
         UnknownModelError: none of the registry does. UsageError: a folder, which needs no download.
@@ -95,17 +95,10 @@ def model_entry(name: str, user: Settings, loaded: Loaded | None = None) -> Mode
 
 def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -> ModelEntry:
     found = row_summary(row, where, user)
-    size = "" if row.bundled else gib(found.download_gib, found.computed)
-    return ModelEntry(row.bundled or row.name, _state(row, store), found.fits, size, found.slow)
-
-
-def _state(row: Row, store: ModelStore | None) -> str:
-    state = install_status(row, store).state
-    if store is None or state in ("bundled", "local"):
-        return state
-    for each in row.variants:
+    state: str = install_status(row, store).state
+    for each in row.variants if store is not None and state in ("partial", "absent") else ():
         with suppress(DFlashError):  # a damaged repository is not here
-            found = store.find(each.source)
-            if found is not None and found.complete:
-                return "variant"
-    return state
+            here = store.find(each.source) if store is not None else None
+            state = "variant" if here is not None and here.complete else state
+    size = "" if row.bundled else gib(found.download_gib, found.computed)
+    return ModelEntry(row.bundled or row.name, state, found.fits, size, found.slow)

@@ -6,6 +6,7 @@ Shapes come from the registry and from headers of files; nothing is loaded or do
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
     from dflash_local.settings import Settings
-    from dflash_local.store.gguf_here import GgufHere
 
 MOST_FILES = 8  # whose headers are read: a large vocabulary takes a quarter of a second
 FLUENT = 20.0  # tokens/s that the best pair for a card should write at least
@@ -30,14 +30,14 @@ LINE_MBIT_S = 100.0  # that minutes are told for
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A pair that could be talked to. ``model``: what commands take as MODEL. ``text``: where it is, how it fits."""
+    """Names a pair that could be talked to: what commands take as MODEL, where it is and how it fits."""
 
     model: str
     text: str
 
 
 def offers(user: Settings, where: Machine) -> tuple[Offer, ...]:
-    """What can be talked to on a machine: what is on this disk, then the pair worth a download, then the small one.
+    """List what can be talked to: what is on this disk, then the pair worth a download, then the small one.
 
     Raises:
         SettingsError: the registry cannot be read.
@@ -58,55 +58,44 @@ def _rows_here(user: Settings, where: Machine) -> Iterator[Offer]:
 
 
 def _files_here(user: Settings, where: Machine) -> Iterator[Offer]:
-    """GGUF files whose architecture a drafter of the registry is made for, the largest first."""
+    """Offer GGUF files whose architecture a drafter of the registry is made for, the largest first."""
     from dflash_local.store.gguf_here import gguf_here
 
     for file in sorted(gguf_here(user), key=lambda file: -file.size)[:MOST_FILES]:
-        try:
-            offer = _of_file(file, user, where)
-        except DFlashError:  # a file that cannot be read is no offer
-            continue
-        if offer is not None:
-            yield offer
-
-
-def _of_file(file: GgufHere, user: Settings, where: Machine) -> Offer | None:
-    choice, store = choose(str(file.path), None, user), model_store(user)
-    if choice.base is None or store is None:
-        return None
-    found = summary(choice, shapes(choice, store), where, user, variants=False)
-    if found.best is None:
-        return None
-    drafter = "" if is_here(choice, user) else f", its drafter {gib(size_gib(choice, ('drafter',)))} to download"
-    return Offer(str(file.path), f"{file.name} of {file.program}, {amount(file.size)}{drafter}, {_how(found)}")
+        with suppress(DFlashError):  # a file that cannot be read is no offer
+            choice, store = choose(str(file.path), None, user), model_store(user)
+            if choice.base is None or store is None:
+                continue
+            found = summary(choice, shapes(choice, store), where, user, variants=False)
+            if found.best is not None:
+                size = gib(size_gib(choice, ("drafter",)))
+                drafter = "" if is_here(choice, user) else f", its drafter {size} to download"
+                text = f"{file.name} of {file.program}, {amount(file.size)}{drafter}, {_how(found)}"
+                yield Offer(str(file.path), text)
 
 
 def _pick(user: Settings, where: Machine, here: set[str]) -> Offer | None:
-    """The largest target that fits a card with its drafter and writes fluently; None where that is here already."""
+    """Pick the largest target that fits a card with its drafter and writes fluently; None where that is here."""
+    from dflash_local.catalog.shapes import shape
+
+    def parameters(row: Row) -> int:
+        known: dict[str, Any] = (shape(row.target.id) if row.target is not None else None) or {}
+        count = known.get("_sizes", {}).get("text_params")
+        return count if isinstance(count, int) else 0
+
     rows = [row for row in registry(user).rows if not row.bundled and row.runs_here and not row.gated]
     found = [(row, row_summary(row, where, user)) for row in rows]
     fluent = [(row, one) for row, one in found if one.best is not None and (one.tokens_per_s or 0.0) >= FLUENT]
     if not fluent:
         return None
-    row, best = max(fluent, key=lambda each: _parameters(each[0]))
+    row, best = max(fluent, key=lambda each: parameters(each[0]))
     if row.name in here or row.bundled_drafter:
         return None
-    size = gib(best.download_gib, best.computed)
-    minutes = "" if best.download_gib is None else f", {_minutes(best.download_gib)}"
-    return Offer(row.name, f"the largest that fits: {size} to download{minutes}, {_how(best)}")
-
-
-def _parameters(row: Row) -> int:
-    from dflash_local.catalog.shapes import shape
-
-    known: dict[str, Any] = (shape(row.target.id) if row.target is not None else None) or {}
-    count = known.get("_sizes", {}).get("text_params")
-    return count if isinstance(count, int) else 0
-
-
-def _minutes(size_gib: float) -> str:
-    minutes = size_gib * GIB * 8 / (LINE_MBIT_S * 1e6) / 60
-    return f"about {max(1, round(minutes))} min at {LINE_MBIT_S:g} Mbit/s"
+    text = f"the largest that fits: {gib(best.download_gib, best.computed)} to download"
+    if best.download_gib is not None:
+        minutes = best.download_gib * GIB * 8 / (LINE_MBIT_S * 1e6) / 60
+        text += f", about {max(1, round(minutes))} min at {LINE_MBIT_S:g} Mbit/s"
+    return Offer(row.name, f"{text}, {_how(best)}")
 
 
 def _how(found: Summary) -> str:
@@ -117,9 +106,7 @@ def _how(found: Summary) -> str:
 
 def _small(user: Settings) -> Iterator[Offer]:
     choice = small_pair(user)
-    if choice is None:
-        return
-    if is_here(choice, user):
+    if choice is not None and is_here(choice, user):
         yield Offer(SMALL, "try now: a small real model, on this disk")
-    elif not user.hub.offline:
+    elif choice is not None and not user.hub.offline:
         yield Offer(SMALL, f"try now: a small real model, {gib(size_gib(choice, choice.roles))} to download")

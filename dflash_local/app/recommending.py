@@ -34,7 +34,7 @@ SLOW = 3.0  # tokens/s below which nobody waits for a reply
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a pair comes to on a machine.
+    """Says what a pair comes to on a machine.
 
     Attributes:
         fits: a word or two. recommendation: None for what no machine runs in this process, or of which too little is
@@ -52,30 +52,30 @@ class Summary:
 
     @property
     def best(self) -> Option | None:
-        """What to run; None where nothing fits."""
+        """Return what to run; None where nothing fits."""
         return None if self.recommendation is None else self.recommendation.best
 
     @property
     def plain_tokens_per_s(self) -> float | None:
-        """Without the drafter, behind the shortest of the predicted contexts; None where no speed is predicted."""
+        """Predict it without the drafter, behind the shortest of the contexts; None where no speed is predicted."""
         prediction = self.best.prediction if self.best else None
         return None if prediction is None else prediction.times[0].plain_tokens_per_s
 
     @property
     def drafted_tokens_per_s(self) -> tuple[float, float] | None:
-        """With it, at the lowest and at the highest expected acceptance length."""
+        """Predict it with the drafter, at the lowest and at the highest expected acceptance length."""
         prediction = self.best.prediction if self.best else None
         return None if prediction is None else prediction.drafted_tokens_per_s(prediction.times[0])
 
     @property
     def tokens_per_s(self) -> float | None:
-        """What to count on: plain, or drafted at the lowest expected acceptance length where that is faster."""
+        """Return what to count on: plain, or drafted at the lowest expected acceptance length where that is faster."""
         plain = self.plain_tokens_per_s
         return None if plain is None else max(plain, (self.drafted_tokens_per_s or (plain,))[0])
 
     @property
     def slow(self) -> str:
-        """That it would be too slow for a chat, in words; empty where it would not be, or no speed is predicted."""
+        """Say that it would be too slow for a chat; empty where it would not be, or no speed is predicted."""
         speed = self.tokens_per_s
         if speed is None or speed >= SLOW:
             return ""
@@ -83,11 +83,11 @@ class Summary:
 
     @property
     def command(self) -> str:
-        """What begins a chat with it; empty where nothing fits."""
+        """Write what begins a chat with it; nothing where nothing fits."""
         return f"dflash chat {self.pair} {self.best.arguments}".strip() if self.best else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, the same under every command."""
+        """Make the JSON form, the same under every command."""
         best = self.best
         lengths = None if best is None or best.prediction is None else best.prediction.acceptance
         return {
@@ -113,23 +113,21 @@ class VariantPlan:
 
     @property
     def fits(self) -> bool:
-        """True when it is known to."""
         return self.plan is not None and self.plan.fits
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         found = None if self.plan is None else as_json(self.plan)
         return {"name": self.variant.name, "repo": self.variant.repo, "fits": self.fits, "plan": found}
 
 
 @dataclass(frozen=True, slots=True)
 class PairPlans:
-    """What the planner says of a pair on a machine.
+    """Holds what the planner says of a pair on a machine.
 
     Attributes:
         plan: of the best weights; of what was asked for where nothing fits. nearest: what fits where that does not.
-        table: a plan for each format of the target's own weights. to_fetch: for the best weights, see
-            the function.
+        table: a plan for each format of the target's own weights. to_fetch: for the best weights, as
+            ``download_of`` has it.
     """
 
     where: Machine
@@ -152,7 +150,7 @@ def pair_plans(
     preference: Preference = "balanced",
     store: ModelStore | None = None,
 ) -> PairPlans:
-    """The summary of a pair, the plan behind it, and one for each format and variant.
+    """Make the summary of a pair, the plan behind it, and one for each format and variant.
 
     Raises:
         UsageError: what no machine could do, see ``planner.plan.plan``.
@@ -170,12 +168,12 @@ def pair_plans(
     near = None if best.fits else found.plan
     table = fits_table(known.target, drafter, where, config)
     variants = variant_plans(choice.target_row, known, where, config, store)
-    lacking = (None, False) if found.best is None else to_fetch(choice, found.best, store)
+    lacking = (None, False) if found.best is None else download_of(choice, found.best, store, here=True)
     return PairPlans(where, known, found, best, near, table, variants, lacking)
 
 
 def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:
-    """As ``summary``, of a pair of the registry: what every list of pairs shows."""
+    """Sum up a pair of the registry, as every list of pairs shows it; see ``summary``."""
     choice, store = row_choice(row, user), model_store(user)
     try:
         return summary(choice, shapes(choice, store), where, user, preference=preference, store=store)
@@ -194,7 +192,7 @@ def summary(
     store: ModelStore | None = None,
     variants: bool = True,
 ) -> Summary:
-    """What a pair comes to on a machine; it need not be a row's.
+    """Sum up what a pair comes to on a machine; it need not be a row's.
 
     Args:
         variants: a pre-quantised target that is published of it counts as the pair.
@@ -202,49 +200,39 @@ def summary(
     from dflash_local.planner.plan import nearest
 
     own = None if choice.drafter_row is None else download_gib(choice.drafter_row)
-    if choice.why_not_here:
-        return Summary(choice.name, "server", download_gib=own)
-    if known is None:
-        return Summary(choice.name, UNKNOWN, download_gib=own)
+    if choice.why_not_here or known is None:
+        return Summary(choice.name, "server" if choice.why_not_here else UNKNOWN, download_gib=own)
     found = recommended(choice, known, where, user, config, preference=preference, store=store, variants=variants)
-    best = found.best
-    if best is not None:
+    if (best := found.best) is not None:
         as_published = best.weights.fidelity == 0 and best.config.dtype == (config or LoadConfig()).dtype
         word = "fits" if as_published else f"fits in {best.plan.format.partition(' ')[0]}"
         return Summary(choice.name, word, found, best.plan, *download_of(choice, best))
-    near = nearest(known.target, known.drafter, where, config)
-    if near is not None:
+    if (near := nearest(known.target, known.drafter, where, config)) is not None:
         word = f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"
         return Summary(choice.name, word, found, near, own)
-    least = least_needed(known, where)
-    word = UNKNOWN if least is None else f"needs {-(-least // GIB):,} GiB"
-    return Summary(choice.name, word, found, None, own)
+    least = _least_needed(known, where)
+    return Summary(choice.name, UNKNOWN if least is None else f"needs {-(-least // GIB):,} GiB", found, None, own)
 
 
-def download_of(choice: Choice, option: Option, roles: tuple[str, ...] | None = None) -> tuple[float | None, bool]:
-    """GiB of the files of an option, and whether they are computed: a target that no source quotes.
+def download_of(
+    choice: Choice, option: Option, store: ModelStore | None = None, here: bool = False
+) -> tuple[float | None, bool]:
+    """Return GiB of the files of an option, and whether they are computed: a target that no source quotes.
 
     Args:
-        roles: of the repositories that count; all that the option needs where None.
+        here: only the files that are not on this machine count; 0 where all of them are.
     """
     own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
-    if roles is None:
-        roles = tuple(role for role in own.roles if role == "target" or option.plan.load.draft)
+    if here and store is not None:
+        roles = tuple(missing_files(with_local_mirror(own, store), store, option.plan.load.draft))
+    else:
+        roles = tuple(role for role in own.roles if here or role == "target" or option.plan.load.draft)
     quoted = size_gib(own, roles) if roles else 0.0
     if quoted is not None or "target" not in roles:
         return quoted, False
     rest = [role for role in roles if role != "target"]
     drafter, target = size_gib(own, rest) if rest else 0.0, option.published_bytes
     return (None, False) if drafter is None or target is None else (target / GIB + drafter, True)
-
-
-def to_fetch(choice: Choice, option: Option, store: ModelStore | None) -> tuple[float | None, bool]:
-    """The same of the files that are not on this machine; 0 where all of them are."""
-    own = choice if option.weights.variant is None else choice.with_variant(option.weights.variant)
-    if store is None:
-        return download_of(choice, option, own.roles)
-    lacking = missing_files(with_local_mirror(own, store), store, option.plan.load.draft)
-    return download_of(choice, option, tuple(lacking))
 
 
 def variant_targets(row: Row | None, store: ModelStore | None) -> Iterator[tuple[Variant, ModelConfig | None]]:
@@ -286,7 +274,7 @@ def recommended(
     store: ModelStore | None = None,
     variants: bool = True,
 ) -> Recommendation:
-    """Every way to have a pair's weights on a machine, the best first.
+    """Plan every way to have a pair's weights on a machine, the best first.
 
     Args:
         known: shapes of the choice's target and drafter. user: whose records of this card's times and of replies
@@ -300,7 +288,7 @@ def recommended(
     folder = speeds_folder(user)
     measured, accepted = SpeedRecord(folder, where.name).read(), AcceptanceRecord(folder).read()
     drafter = known.drafter if config is None or config.draft else None
-    lengths = None if drafter is None else expected_lengths(choice, drafter, user)
+    lengths = None if drafter is None else _expected_lengths(choice, drafter, user)
     if lengths is not None and choice.target_row is None and known.target.quantization is not None:
         lengths = replace(lengths, source=f"{lengths.source}; {SIXTEEN_BITS}")
     targets = variant_targets(choice.target_row if variants else None, store)
@@ -308,29 +296,23 @@ def recommended(
     return recommend(weights, drafter, where, config, preference, lengths, measured, accepted)
 
 
-def expected_lengths(choice: Choice, drafter: Drafter, user: Settings) -> Acceptance | None:
-    """What is published of a pair's drafter with its own block; else what is typical of other pairs. None of a toy."""
+def _expected_lengths(choice: Choice, drafter: Drafter, user: Settings) -> Acceptance | None:
+    """Return what is published of a drafter with its own block, else what is typical of others. None of a toy."""
     from dflash_local.planner.speed import acceptance, typical
 
-    row = choice.drafter_row
-    found = None if row is None else acceptance(row.published, drafter.block_size)
-    if found is not None or (row is not None and row.bundled):
-        return found
-    kind, generation = _kind(choice)
+    row, kind, generation = choice.drafter_row, "dflash", None
+    if row is not None:
+        found = acceptance(row.published, drafter.block_size)
+        if found is not None or row.bundled:
+            return found
+        kind, generation = row.kind, row.fingerprints[0].generation if row.fingerprints else None
+    elif choice.row is not None and (other := choice.row.other_drafter(str(getattr(choice.drafter, "id", "")))):
+        kind = other.kind
     return typical(registry(user).rows, kind, drafter.block_size, generation)
 
 
-def _kind(choice: Choice) -> tuple[str, str | None]:
-    """Kind and generation of a drafter, as far as a row knows them."""
-    row = choice.drafter_row
-    if row is not None:
-        return row.kind, row.fingerprints[0].generation if row.fingerprints else None
-    known = choice.row.other_drafter(str(getattr(choice.drafter, "id", ""))) if choice.row else None
-    return (known.kind if known else "dflash"), None
-
-
 def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
-    """How ``resolve`` takes a pre-quantised target of a row where its own does not fit this machine.
+    """Let ``resolve`` take a pre-quantised target of a row where its own does not fit this machine.
 
     Nothing changes for what lies here, for another drafter, or where the weights' format was asked for.
     """
@@ -355,8 +337,8 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
     return suit
 
 
-def least_needed(known: Shapes, where: Machine) -> int | None:
-    """Bytes of the smallest way to run a pair at all, at the shortest context; None when unknown."""
+def _least_needed(known: Shapes, where: Machine) -> int | None:
+    """Return the bytes of the smallest way to run a pair at all, at the shortest context; None when unknown."""
     from dflash_local.planner.formats import refusal
     from dflash_local.planner.plan import fits_table, plan
 

@@ -26,15 +26,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "locks"
 
 
-def refused(folder: Path, match: str) -> None:
-    with pytest.raises(BusyError, match=match), lock.exclusive(folder, REPO, wait=False):
-        pytest.fail("two are in")
-
-
 def test_the_second_puller_waits_and_is_told_for_whom(folder: Path) -> None:
     waited: list[int | None] = []
     with process(HOLD, "pull", folder, REPO) as first:
-        refused(folder, f"is being pulled or removed by process {first.pid}")
+        told = f"is being pulled or removed by process {first.pid}"
+        with pytest.raises(BusyError, match=told), lock.exclusive(folder, REPO, wait=False):
+            pytest.fail("two are in")
         threading.Timer(0.3, lambda: first.stdin and first.stdin.close()).start()
         start = time.monotonic()
         with lock.exclusive(folder, REPO, waited.append):
@@ -83,7 +80,8 @@ def test_a_lock_without_a_record_is_respected(folder: Path) -> None:
     with process(HOLD, "pull", folder, REPO):
         for path in folder.glob("*.owner"):
             path.write_bytes(b"\xff nonsense")
-        refused(folder, "another process")
+        with pytest.raises(BusyError, match="another process"), lock.exclusive(folder, REPO, wait=False):
+            pytest.fail("two are in")
 
 
 def test_without_a_writable_place_there_is_no_lock_and_no_failure(tmp_path: Path) -> None:
