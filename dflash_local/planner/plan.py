@@ -355,7 +355,7 @@ def _gib(count: int | None) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB // 10 else f"{max(1, round(count / 2**20))} MiB"
+    return _gib(count) if count >= GIB // 10 else f"{max(1, round(count / 2**20))} MiB"
 
 
 def formats_of(config: LoadConfig) -> tuple[str | None, ...]:

@@ -213,31 +213,24 @@ def recommend(
                 prediction = own.predict(prediction)
             yield Option(each, asked, found, prediction, limit)
 
-    options = [option for each in ways(published, config) for option in options_of(each)]
+    own = published[0]
+
+    def rounded(names: Iterable[str]) -> list[Weights]:
+        return [replace(own, quantize=each) for each in names if not formats.refusal(own.target, each)]
+
+    ways = [*published, *rounded(QUANTIZED)] if config.quantize is None else [replace(own, quantize=config.quantize)]
+    options = [option for each in ways for option in options_of(each)]
     if not any(one.fits for one in options) and config.quantize is None:  # what is slow: the last resort
         if machine.kind == "cpu" and config.dtype == "auto" and all(one.plan.dtype == "float32" for one in options):
-            options += options_of(published[0], replace(config, dtype="bfloat16"))
+            options += options_of(own, replace(config, dtype="bfloat16"))
         slow = [each for each in BITSANDBYTES if each in formats_of(config)]
-        options += [option for each in rounded(published[0], slow) for option in options_of(each)]
+        options += [option for each in rounded(slow) for option in options_of(each)]
     fit = [one for one in options if one.fits]
     predicted = all(one.prediction is not None for one in fit)
     bits = frozenset(one.weights.bits for one in fit if one.chat and one.weights.quantize is None)
     fitting = sorted(fit, key=lambda one: rank(one, preference, predicted, bits))
     rest = sorted((one for one in options if not one.fits), key=lambda one: one.weights.fidelity)
     return Recommendation(preference, tuple(fitting), tuple(rest))
-
-
-def ways(published: Sequence[Weights], config: LoadConfig) -> Iterable[Weights]:
-    """The published weights, and the first of them rounded to each format that it can be rounded to."""
-    own = published[0]
-    if config.quantize is not None:
-        return [replace(own, quantize=config.quantize)]
-    return [*published, *rounded(own, QUANTIZED)]
-
-
-def rounded(own: Weights, quantized: Iterable[str]) -> list[Weights]:
-    """A target's weights in each of the formats that they can be rounded to."""
-    return [replace(own, quantize=each) for each in quantized if not formats.refusal(own.target, each)]
 
 
 def plans_of(
@@ -287,7 +280,11 @@ def rank(option: Option, preference: Preference, predicted: bool, published: fro
     rounded_here = option.weights.quantize is not None
     avoidable = float(rounded_here and option.weights.bits in published)
     fidelity = float(option.weights.fidelity)
-    cost = _ms_per_token(option.prediction) if predicted and option.prediction else float(option.bytes_of_weights)
+    cost = float(option.bytes_of_weights)
+    if predicted and option.prediction is not None:  # of a token at the shortest context, with the least of the lengths
+        first, lengths = option.prediction.times[0], option.prediction.acceptance
+        drafted = None if first.cycle_ms is None or lengths is None else first.cycle_ms / lengths.low
+        cost = first.step_ms if drafted is None else drafted
     unmeasured = float(option.weights.fidelity == len(FIDELITY) - 1)
     weights = -float(option.bytes_of_weights)  # of one fidelity the larger ones are the finer
     order = {
@@ -297,11 +294,3 @@ def rank(option: Option, preference: Preference, predicted: bool, published: fro
         "context": (-context, fidelity, kv, cost),
     }
     return short, slow, unmeasured, avoidable, *order[preference]
-
-
-def _ms_per_token(prediction: Prediction) -> float:
-    """At the shortest context, with the least of the acceptance lengths."""
-    first, lengths = prediction.times[0], prediction.acceptance
-    if first.cycle_ms is None or lengths is None:
-        return first.step_ms
-    return first.cycle_ms / lengths.low

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -23,7 +23,7 @@ from dflash_local.json_text import parse_json
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.quantized import quantized
 from dflash_local.layout.spec import EngineSpec
-from dflash_local.layout.traffic import Part, Product, Traffic, target_traffic
+from dflash_local.layout.traffic import Part, Traffic, target_traffic
 from dflash_local.planner import cpu_speed
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.cards import same_card
@@ -198,12 +198,12 @@ class Prediction:
 def predict(
     found: Plan, target: ModelConfig, drafter: Drafter | None, lengths: Acceptance | None = None
 ) -> Prediction | None:
-    """The speed of a plan; None for another engine than the fused one but on a CPU, an unknown card or format.
+    """Predict the speed of a plan; None for another engine than the fused one but on a CPU, an unknown card or format.
 
     Args:
         target: as published. lengths: that are expected of the drafter.
     """
-    drafter = drafter if found.load.draft else None
+    drafter, load = drafter if found.load.draft else None, found.load
     contexts = [context for context in CONTEXTS if context <= (found.context or 0)] or [found.context or CONTEXTS[0]]
     if found.machine.kind == "cpu":
         ms = [(context, cpu_speed.cpu_ms(found, target, drafter, context)) for context in contexts]
@@ -211,15 +211,16 @@ def predict(
         on_cpu = tuple(Times(context, *each, rows) for context, each in ms if each is not None)
         cycles = any(one.cycle_ms is not None for one in on_cpu)
         return Prediction(on_cpu, lengths if cycles else None, cpu_speed.basis(found)) if on_cpu else None
-    if found.engine != "fused" or found.dtype != "bfloat16":
-        return None
-    scaled = _table_for(found.machine)
+    scaled = _table_for(found.machine) if found.engine == "fused" and found.dtype == "bfloat16" else None
     if scaled is None:
         return None
     table, scale, basis = scaled
+    if load.drafter_precision == "auto":  # the engine takes 8 bits wherever they are faster: on all cards measured
+        load = replace(load, drafter_precision="8bit")
     times = []
     for context in contexts:
-        one = times_of(quantized(target, found.load.quantize), drafter, _load(found, context), table, scale)
+        of = Load.of(found.machine.kind, load, context, found.block_size or 1)
+        one = times_of(quantized(target, load.quantize), drafter, of, table, scale)
         if one is None:
             return None
         times.append(one)
@@ -227,14 +228,14 @@ def predict(
 
 
 def predict_load(machine: Machine, target: ModelConfig, drafter: Drafter | None, load: Load) -> Prediction | None:
-    """Of a load at its own context, without what was measured on the card; None where nothing is known of the card."""
+    """Predict a load at its own context, without what was measured on the card; None of an unknown card."""
     scaled = _table_for(machine)
     times = None if scaled is None else times_of(target, drafter, load, scaled[0], scaled[1])
     return None if scaled is None or times is None else Prediction((times,), None, scaled[2])
 
 
 def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: SpeedTable, scale: Scale) -> Times | None:
-    """Step and cycle behind ``load.context`` tokens; None where a format was not measured.
+    """Predict step and cycle behind ``load.context`` tokens; None where a format was not measured.
 
     Args:
         scale: of the card beside the table's.
@@ -242,10 +243,8 @@ def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: Sp
     spec = engine_spec(drafter, load)
     traffic = target_traffic(target, spec.dtype, spec.cache_dtype)
     step = pass_us(traffic, 1, load.context, table, scale)
-    if step is None:
-        return None
-    if drafter is None:
-        return Times(load.context, step / 1e3, None, 1)
+    if step is None or drafter is None:
+        return None if step is None else Times(load.context, step / 1e3, None, 1)
     draft = draft_us(_draft_traffic(drafter, target, spec), drafter.draft_rows, load.context, table, scale)
     block, cycles = drafter.block_size, []
     for rows in (*(rows for rows in table.parts if 1 < rows < block), block):
@@ -257,33 +256,36 @@ def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: Sp
     return Times(load.context, step / 1e3, whole, block, tuple(shorter))
 
 
+def draft_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:
+    """Predict the microseconds of drafting so many rows, with the context rows that a cycle adds; see ``pass_us``."""
+    once, each_layer = table.draft
+    return pass_us(traffic, rows, context, table, scale, once + each_layer * traffic.parts["attention"])
+
+
 @lru_cache(maxsize=512)  # plans of many contexts ask for the same
 def _draft_traffic(drafter: Drafter, target: ModelConfig, spec: EngineSpec) -> Traffic:
     return drafter.traffic(target, spec)
 
 
-def pass_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:
-    """Microseconds of a target's pass over so many rows; None where a format was not measured."""
-    products = _products_us(traffic.products, rows, table, scale)
-    if products is None:
-        return None
-    total = products + table.beside(traffic, rows) * scale.launch + _context_us(traffic, rows, context, table, scale)
+def pass_us(
+    traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale, beside: float | None = None
+) -> float | None:
+    """Predict the microseconds of a pass over so many rows; None where a format was not measured.
+
+    Args:
+        beside: microseconds on the table's card that no product takes, where the table's of a target do not hold.
+    """
+    total = (table.beside(traffic, rows) if beside is None else beside) * scale.launch
+    total += traffic.context_bytes(context) / 1e6 * scale.of(table.kv_per_megabyte(rows * traffic.group), table.read)
+    products = [(table.products, each, float(each.bytes), count) for each, count in traffic.products.items()]
     for experts, layers in traffic.experts.items():
-        launch = table.launch(table.experts, experts.product.format, rows)
+        products.append((table.experts, experts.product, experts.product.bytes * experts.distinct(rows), layers))
+    for kind, product, size, count in products:
+        launch = table.launch(kind, product.format, rows)
         if launch is None:
             return None
-        total += layers * launch.us(experts.product.bytes / 1e6 * experts.distinct(rows), table.read, scale)
+        total += count * launch.us(size / 1e6, table.read, scale)
     return total
-
-
-def draft_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:
-    """Microseconds of drafting so many rows and of the context rows that a cycle adds; None as of ``pass_us``."""
-    products = _products_us(traffic.products, rows, table, scale)
-    if products is None:
-        return None
-    once, each_layer = table.draft
-    beside = (once + each_layer * traffic.parts["attention"]) * scale.launch
-    return products + beside + _context_us(traffic, rows, context, table, scale)
 
 
 def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
@@ -295,7 +297,11 @@ def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
     if not cells:
         return None
     low, high = min(cells), max(cells)
-    return Acceptance(low, high, "; ".join(dict.fromkeys(map(_source, (cells[low], cells[high])))))
+    sources: dict[str, None] = {}
+    for cell in (cells[low], cells[high]):
+        many = "number of requests not stated" if cell.concurrency is None else f"{cell.concurrency} requests at once"
+        sources[cell.source if cell.concurrency == 1 else f"{cell.source} ({many})"] = None
+    return Acceptance(low, high, "; ".join(sources))
 
 
 def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None = None) -> Acceptance | None:
@@ -315,21 +321,11 @@ def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None =
     return Acceptance(min(lengths), max(lengths), words)
 
 
-def _source(cell: Published) -> str:
-    if cell.concurrency == 1:
-        return cell.source
-    words = "number of requests not stated" if cell.concurrency is None else f"{cell.concurrency} requests at once"
-    return f"{cell.source} ({words})"
-
-
+@cache
 def tables() -> tuple[SpeedTable, ...]:
-    """Those that come with the program."""
-    return _read_tables(resources.files(__package__).joinpath(TABLES).read_text(encoding="utf-8"))
-
-
-@lru_cache(maxsize=2)
-def _read_tables(text: str) -> tuple[SpeedTable, ...]:
+    """Read those that come with the program."""
     try:
+        text = resources.files(__package__).joinpath(TABLES).read_text(encoding="utf-8")
         return tuple(_table(entry) for entry in parse_json(text)["tables"])
     except (KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"{TABLES}: {error}", "install the program anew") from error
@@ -357,28 +353,6 @@ def _table_for(machine: Machine) -> tuple[SpeedTable, Scale, str] | None:
         return table, SAME, fitted
     scaled = scale_of(machine.name, table.card, machine.probe)
     return None if scaled is None else (table, scaled[0], f"{fitted}; {scaled[1]}")
-
-
-def _load(found: Plan, context: int) -> Load:
-    """Of the automatic drafter precision the engine takes 8 bits wherever they are faster: on all cards measured."""
-    precision = found.load.drafter_precision
-    config = replace(found.load, drafter_precision="8bit" if precision == "auto" else precision)
-    return Load.of(found.machine.kind, config, context, found.block_size or 1)
-
-
-def _products_us(products: Mapping[Product, int], rows: int, table: SpeedTable, scale: Scale) -> float | None:
-    total = 0.0
-    for product, count in products.items():
-        launch = table.launch(table.products, product.format, rows)
-        if launch is None:
-            return None
-        total += count * launch.us(product.bytes / 1e6, table.read, scale)
-    return total
-
-
-def _context_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float:
-    rate = scale.of(table.kv_per_megabyte(rows * traffic.group), table.read)
-    return traffic.context_bytes(context) / 1e6 * rate
 
 
 def _around(measured: tuple[int, ...], rows: int) -> tuple[int, int, float]:

@@ -121,29 +121,24 @@ def corrected(
         return found
     step = _factor((each.step_ms, each.predicted_step_ms) for each in alike)
     cycle = _factor((each.cycle_ms, each.predicted_cycle_ms) for each in alike)
-    times = tuple(_of_own(own, _scaled(one, step, cycle)) for one in found.times)
+    times = []
+    for one in found.times:
+        near = [each for each in own if abs(each.context - one.context) <= NEAR * one.context]
+        if near:
+            best = min(near, key=lambda each: abs(each.context - one.context))
+            times.append(Times(one.context, best.step_ms, best.cycle_ms, best.rows, best.shorter, measured=True))
+            continue
+        shorter = tuple((rows, ms * cycle) for rows, ms in one.shorter)
+        cycle_ms = None if one.cycle_ms is None else one.cycle_ms * cycle
+        times.append(replace(one, step_ms=one.step_ms * step, cycle_ms=cycle_ms, shorter=shorter))
     if own:
         contexts = ", ".join(f"{context:,}" for context in sorted({each.context for each in own}))
         rest = f"; other contexts {'scaled by that' if alike else 'predicted'}"
         rest = "" if all(one.measured for one in times) else rest
-        return replace(found, times=times, basis=f"measured on this card at {contexts} tokens of context{rest}")
-    count = f"{len(alike)} measurement{'' if len(alike) == 1 else 's'}"
-    return replace(found, times=times, basis=f"{found.basis}; corrected by {count} on this card")
-
-
-def _of_own(own: list[SpeedMeasurement], one: Times) -> Times:
-    """The measured times where there are some at about the context of a prediction."""
-    near = [each for each in own if abs(each.context - one.context) <= NEAR * one.context]
-    if not near:
-        return one
-    best = min(near, key=lambda each: abs(each.context - one.context))
-    return Times(one.context, best.step_ms, best.cycle_ms, best.rows, best.shorter, measured=True)
-
-
-def _scaled(one: Times, step: float, cycle: float) -> Times:
-    shorter = tuple((rows, ms * cycle) for rows, ms in one.shorter)
-    cycle_ms = None if one.cycle_ms is None else one.cycle_ms * cycle
-    return replace(one, step_ms=one.step_ms * step, cycle_ms=cycle_ms, shorter=shorter)
+        basis = f"measured on this card at {contexts} tokens of context{rest}"
+    else:
+        basis = f"{found.basis}; corrected by {len(alike)} measurement{'' if len(alike) == 1 else 's'} on this card"
+    return replace(found, times=tuple(times), basis=basis)
 
 
 def _factor(pairs: Iterable[tuple[float | None, float | None]]) -> float:
