@@ -43,11 +43,11 @@ class Accelerator:
 
 
 def nvidia(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
-    """Every NVIDIA device, MIG slices in place of the GPU they divide."""
-    answer = probe(("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"))
-    if answer is None:  # a driver that does not know every field refuses the whole question
-        common = ",".join(FIELDS[:-OPTIONAL])
-        answer = probe(("nvidia-smi", f"--query-gpu={common}", "--format=csv,noheader,nounits"))
+    """List every NVIDIA device, MIG slices in place of the GPU they divide."""
+    answer = None
+    for fields in (FIELDS, FIELDS[:-OPTIONAL]):  # a driver that does not know every field refuses the whole question
+        if answer is None:
+            answer = probe(("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"))
     found: list[Accelerator] = []
     divided: set[int] = set()
     for line in (answer or "").splitlines():
@@ -55,7 +55,8 @@ def nvidia(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
         if len(cells) < len(FIELDS) - OPTIONAL or not cells[0].isdigit():
             continue
         index, uuid, name, driver, total, free, *extra = cells
-        capability = _version(extra[1]) if len(extra) > 1 else None
+        told = re.fullmatch(r"(\d+)\.(\d+)", extra[1]) if len(extra) > 1 else None
+        capability = (int(told[1]), int(told[2])) if told else None
         found.append(Accelerator(int(index), uuid, name, driver, _mib(total), _mib(free), capability=capability))
         if extra[:1] == ["Enabled"]:
             divided.add(int(index))
@@ -108,7 +109,7 @@ def cuda_major() -> int | None:
 
 
 def amd(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
-    """AMD devices as rocm-smi lists them; a best effort, not tried on every version of it."""
+    """List AMD devices as rocm-smi does; a best effort, not tried on every version of it."""
     answer = probe(("rocm-smi", "--showmeminfo", "vram", "--showproductname", "--json"))
     try:
         cards = parse_json(answer or "{}")
@@ -118,7 +119,8 @@ def amd(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
     for key, card in cards.items() if isinstance(cards, Mapping) else ():
         if not isinstance(card, Mapping) or not re.fullmatch(r"card\d+", str(key)):
             continue
-        total, used = (_number(card.get(f"VRAM Total {what}(B)")) for what in ("Memory ", "Used Memory "))
+        texts = [str(card.get(f"VRAM Total {what}Memory (B)")) for what in ("", "Used ")]
+        total, used = (int(text) if text.isdigit() else None for text in texts)
         name = str(card.get("Card Series") or card.get("Card series") or "AMD GPU")
         free = total - used if total is not None and used is not None else None
         found.append(Accelerator(int(str(key)[4:]), "", name, "", total, free, is_amd=True))
@@ -159,13 +161,3 @@ def _mib(cell: str) -> int | None:
     """A number of MiB; None for ``[N/A]`` and its kin (unified memory, MIG, missing rights)."""
     match = re.match(r"\d+", cell)
     return int(match.group()) * MIB if match else None
-
-
-def _version(cell: str) -> tuple[int, int] | None:
-    match = re.fullmatch(r"(\d+)\.(\d+)", cell)
-    return (int(match.group(1)), int(match.group(2))) if match else None
-
-
-def _number(value: object) -> int | None:
-    text = str(value)
-    return int(text) if text.isdigit() else None

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_local.json_text import parse_json
 from dflash_local.planner.speed import Acceptance, Prediction
-from dflash_local.store.kept import keep
+from dflash_local.store.kept import keep, read_kept
 
 ENOUGH = 512  # tokens from which the mean stands instead of published ones
 MANY = 65_536  # tokens that a target's count holds; beyond them all are scaled down, so that the latest weigh more
@@ -56,13 +55,9 @@ class AcceptanceRecord:
         self.path = None if folder is None else folder / "acceptance.json"
 
     def read(self) -> dict[str, Count]:
-        """By target, as ``ModelConfig.source``; whatever of the file is as it should be."""
-        try:
-            entries = parse_json(self.path.read_text(encoding="utf-8")) if self.path else {}
-        except (OSError, ValueError):
-            return {}
-        found = entries if isinstance(entries, Mapping) else {}
-        return {name: count for name, entry in found.items() if (count := _count(entry)) is not None}
+        """Read whatever of the file is as it should be, by target, as ``ModelConfig.source``."""
+        found = read_kept(self.path, lambda entries: {name: _count(entry) for name, entry in entries.items()})
+        return {name: count for name, count in (found or {}).items() if count is not None}
 
     def add(self, target: str, tokens: int, cycles: Mapping[int, int]) -> None:
         """Count the cycles of a reply in. cycles: how many there were of each number of rows."""

@@ -15,7 +15,7 @@ from typing import Any
 from dflash_local import child_process
 from dflash_local.json_text import parse_json
 from dflash_local.planner.cards import file_stem, find_bandwidth, find_clock_rate, same_card
-from dflash_local.store.kept import keep
+from dflash_local.store.kept import keep, read_kept
 
 RECORDED = "card_probes.json"
 FREE_SHARE = 0.75  # of the card's memory, at least: where less is free another program may keep it busy
@@ -54,13 +54,8 @@ SAME = Scale(1.0, 1.0, 1.0)
 
 
 def read(folder: Path | None, card: str) -> CardProbe | None:
-    """The kept probe of a card; None where there is none, or the file is not as it should be."""
-    if folder is None:
-        return None
-    try:
-        return _checked(parse_json(_file(folder, card).read_text(encoding="utf-8")), card)
-    except (OSError, ValueError):
-        return None
+    """Read the kept probe of a card; None where there is none, or the file is not as it should be."""
+    return read_kept(None if folder is None else _file(folder, card), lambda entry: _checked(entry, card))
 
 
 def take(folder: Path | None, device: str, card: str) -> CardProbe | None:
@@ -76,7 +71,7 @@ def take(folder: Path | None, device: str, card: str) -> CardProbe | None:
     try:
         done = child_process.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         found = _checked(parse_json(done.stdout), card)
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return None
     if found is not None and folder is not None:
         keep(_file(folder, card), json.dumps(asdict(found)) + "\n")
@@ -88,10 +83,7 @@ def _file(folder: Path, card: str) -> Path:
 
 
 def _checked(entry: Any, card: str) -> CardProbe | None:
-    try:
-        found = CardProbe(**entry)
-    except TypeError:
-        return None
+    found = CardProbe(**entry)
     figures = found.read_gb_s, found.product_us, found.launch_us
     right = found.card == card and all(isinstance(each, (int, float)) and 0 < each < 1e6 for each in figures)
     return found if right else None

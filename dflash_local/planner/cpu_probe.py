@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash_local.json_text import parse_json
 from dflash_local.planner import hardware
-from dflash_local.store.kept import keep
+from dflash_local.store.kept import keep, read_kept
 
 FILE = "cpu.json"
 ROWS = (1, 8, 16)  # of the products that are probed: a plain step, and blocks
@@ -48,16 +47,14 @@ def this_cpu(environ: Mapping[str, str]) -> str:
 
 
 def read(folder: Path | None, cpu: str) -> CpuRates | None:
-    """The kept probe of this CPU; None where there is none, or the file is not as it should be."""
-    if folder is None:
-        return None
-    try:
-        entry = parse_json((folder / FILE).read_text(encoding="utf-8"))
+    """Read the kept probe of this CPU; None where there is none, or the file is not as it should be."""
+
+    def checked(entry: Any) -> CpuRates | None:
         rates = {int(rows): float(rate) for rows, rate in entry["rates"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    right = entry["cpu"] == cpu and set(rates) == set(ROWS) and all(0 < rate < 1e15 for rate in rates.values())
-    return CpuRates(cpu, rates) if right else None
+        right = entry["cpu"] == cpu and set(rates) == set(ROWS) and all(0 < rate < 1e15 for rate in rates.values())
+        return CpuRates(cpu, rates) if right else None
+
+    return read_kept(None if folder is None else folder / FILE, checked)
 
 
 def add(folder: Path | None, found: CpuRates) -> None:

@@ -96,7 +96,8 @@ def probe_torch() -> TorchFacts | None:
                 warnings.simplefilter("always")
                 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             problem = str(warned[0].message) if warned and not count else ""
-            gpus = tuple(_gpu(torch.cuda.get_device_properties(index)) for index in range(count))
+            for found in map(torch.cuda.get_device_properties, range(count)):
+                gpus += (Gpu(str(found.name), int(found.total_memory), f"{found.major}.{found.minor}"),)
         except (RuntimeError, AssertionError) as error:
             problem = str(error)
     mps = getattr(torch.backends, "mps", None)
@@ -108,16 +109,6 @@ def probe_torch() -> TorchFacts | None:
         gpus=gpus,
         mps=bool(mps and mps.is_available()),
         error=problem,
-    )
-
-
-def _gpu(properties: object) -> Gpu:
-    """One device's properties, read by name: their class is private to torch."""
-    major, minor = getattr(properties, "major", 0), getattr(properties, "minor", 0)
-    return Gpu(
-        name=str(getattr(properties, "name", "unknown")),
-        memory=int(getattr(properties, "total_memory", 0)),
-        capability=f"{major}.{minor}",
     )
 
 
@@ -190,39 +181,24 @@ def memory(cgroup: Path = CGROUP) -> Memory:
 
 
 def _container_limit(cgroup: Path) -> tuple[int | None, int]:
-    """The cgroup's limit and its use without file cache that can be given back, in bytes."""
-    for limit_name, used_name, stat_name, cached in (
-        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-            "total_inactive_file",
-        ),
-    ):
-        limit = _number(cgroup / limit_name)
+    """Read the cgroup's limit and its use without file cache that can be given back, in bytes."""
+    newer = ("memory.max", "memory.current", "memory.stat", "inactive_file")
+    older = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file")
+    for folder, (limit_name, used_name, stat_name, cached) in ((cgroup, newer), (cgroup / "memory", older)):
+        limit = _numbers(folder / limit_name).get("")
         if limit is not None:
-            return limit, max(0, (_number(cgroup / used_name) or 0) - _stat(cgroup / stat_name, cached))
+            used = _numbers(folder / used_name).get("", 0) - _numbers(folder / stat_name).get(cached, 0)
+            return limit, max(0, used)
     return None, 0
 
 
-def _number(path: Path) -> int | None:
-    """The number in a one-line file; None when absent or when it says ``max``."""
+def _numbers(path: Path) -> dict[str, int]:
+    """Read the numbers of a file by the names before them; the name of one that stands alone is empty."""
     try:
-        text = path.read_text(encoding="ascii").strip()
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _stat(path: Path, name: str) -> int:
-    """One value of a ``name value`` file; 0 when absent."""
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    values = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
-    return int(values[0]) if values and values[0].isdigit() else 0
+        return {}
+    return {" ".join(words[:-1]): int(words[-1]) for words in lines if words and words[-1].isdigit()}
 
 
 def folder(path: Path) -> Folder:

@@ -12,12 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dflash_local.json_text import parse_json
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.cards import file_stem
 from dflash_local.planner.plan import Plan
 from dflash_local.planner.speed import Prediction, Times
-from dflash_local.store.kept import keep
+from dflash_local.store.kept import keep, read_kept
 
 KEPT = 200  # measurements of a card, the newest
 NEAR = 0.5  # a context that differs by less than this share is the same
@@ -88,13 +87,9 @@ class SpeedRecord:
         self.card = card
 
     def read(self) -> tuple[SpeedMeasurement, ...]:
-        """Whatever of the file is as it should be."""
-        try:
-            entries = parse_json(self.path.read_text(encoding="utf-8")) if self.path else []
-        except (OSError, ValueError):
-            return ()
-        found = (_measurement(entry) for entry in entries) if isinstance(entries, list) else ()
-        return tuple(each for each in found if each is not None and each.card == self.card)
+        """Read whatever of the file is as it should be."""
+        found = read_kept(self.path, lambda entries: [_measurement(entry) for entry in entries])
+        return tuple(each for each in found or () if each is not None and each.card == self.card)
 
     def add(self, measured: Iterable[SpeedMeasurement]) -> None:
         """Keep measurements, in the place of older ones of the same plan and context."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+from dflash_local.json_text import parse_json
 from dflash_local.store.atomic import write_atomic
+
+Kept = TypeVar("Kept")
 
 _unkept: dict[Path, str] = {}  # why nothing could be written, by folder, since it was told
 
@@ -19,8 +24,16 @@ def keep(path: Path, data: bytes | str) -> bool:
     return True
 
 
+def read_kept(path: Path | None, read: Callable[[Any], Kept]) -> Kept | None:
+    """Read a JSON file that was kept; None where there is none, or ``read`` cannot make sense of what is in it."""
+    try:
+        return None if path is None else read(parse_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
 def take_unkept() -> str:
-    """A line on the folders that could not be written since the last call; empty where there are none."""
+    """Tell in a line the folders that could not be written since the last call; empty where there are none."""
     found = "; ".join(f"{folder} ({why})" for folder, why in sorted(_unkept.items()))
     _unkept.clear()
     return f"nothing can be kept in {found}: later starts do without it" if found else ""
