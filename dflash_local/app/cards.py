@@ -28,7 +28,7 @@ CARDS = (
 
 @dataclass(frozen=True, slots=True)
 class CardTable:
-    """What pairs come to on one card."""
+    """Lists what pairs come to on one card."""
 
     machine: Machine
     rows: tuple[Summary, ...]
@@ -37,7 +37,7 @@ class CardTable:
 def card_tables(
     user: Settings, cards: Sequence[tuple[str, float]] = CARDS, preference: Preference = "balanced"
 ) -> tuple[CardTable, ...]:
-    """A table for each card, of the pairs that run in this process at all but those of the first run, in order.
+    """Make a table for each card, of the pairs that run in this process at all but those of the first run, in order.
 
     Raises:
         SettingsError: the registry cannot be read.

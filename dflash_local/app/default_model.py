@@ -17,7 +17,7 @@ TOY, SMALL = "demo", "smollm2"
 
 @dataclass(frozen=True, slots=True)
 class DefaultModel:
-    """A MODEL that nobody typed.
+    """Names a MODEL that nobody typed.
 
     Attributes:
         own: the user's settings name it. hint: how to get a better one, in a line; empty where there is nothing to say.
@@ -29,7 +29,7 @@ class DefaultModel:
 
 
 def default_model(user: Settings) -> DefaultModel:
-    """The model for a command that was given none.
+    """Choose the model for a command that was given none.
 
     Raises:
         SettingsError: the registry cannot be read.
@@ -48,7 +48,8 @@ def default_model(user: Settings) -> DefaultModel:
 
 
 def small_pair(user: Settings) -> Choice | None:
-    """The small real pair, whether or not its target is here; None where this installation has no drafter for it.
+    """Choose the small real pair, whether or not its target is here; None where this installation has no drafter for
+    it.
 
     Raises:
         SettingsError: the registry cannot be read.
@@ -58,6 +59,6 @@ def small_pair(user: Settings) -> Choice | None:
 
 
 def is_here(choice: Choice, user: Settings) -> bool:
-    """True when nothing of a pair has to be downloaded."""
+    """Say whether nothing of a pair has to be downloaded."""
     store = model_store(user)
     return store is not None and not missing_files(choice, store, draft=True)

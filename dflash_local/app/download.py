@@ -31,7 +31,7 @@ OnPull = Callable[[PullProgress | Notice], None]
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What is to be fetched, ready to run.
+    """Holds what is to be fetched, ready to run.
 
     Attributes:
         verdicts: of the planner, by the names of the pairs it is for, on the machine ``where``. slow: sentences on
@@ -49,22 +49,22 @@ class Download:
 
     @property
     def ready(self) -> bool:
-        """True when all of it is here and proven."""
+        """Say whether all of it is here and proven."""
         return self.plan.ready and all(each.ready for each in self.packages)
 
     @property
     def totals(self) -> dict[str, int]:
-        """Bytes of what is not here yet, by the names that events have for it."""
+        """Return bytes of what is not here yet, by the names that events have for it."""
         files = {each.package.label: each.package.wheel_bytes for each in self.packages if not each.ready}
         return files | {item.repo: item.total for item in self.plan.repos if not item.ready}
 
     @property
     def to_fetch(self) -> int:
-        """Bytes that must come over the network."""
+        """Return bytes that must come over the network."""
         return self.plan.to_fetch + sum(each.to_fetch for each in self.packages)
 
     def check_disk(self) -> None:
-        """Raises DoesNotFitError when a disk has no room for it."""
+        """Raise DoesNotFitError when a disk has no room for it."""
         self.plan.check_disk()
         for each in self.packages:
             if not each.ready:
@@ -81,8 +81,16 @@ class Download:
 
         store = self.store
         files = [package.fetch(each, store.locks, self.hub.offline, on_event, cancelled) for each in self.packages]
-        watched = {"on_event": on_event, "cancelled": cancelled, "allow_mismatch": allow_mismatch}
-        found = pull(self.plan, self.hub, store.cache, store.manifests, store.locks, **watched)  # type: ignore[arg-type]
+        found = pull(
+            self.plan,
+            self.hub,
+            store.cache,
+            store.manifests,
+            store.locks,
+            on_event=on_event,
+            cancelled=cancelled,
+            allow_mismatch=allow_mismatch,
+        )
         return (*files, *found)
 
 
@@ -118,14 +126,14 @@ def prepare(
 
 
 class BeforeDownload(NamedTuple):
-    """What is to be known before a download: the target's licence, and the room for it; empty without a folder."""
+    """Holds what is to be known before a download: the target's licence, and the room for it."""
 
     licence: str
     disk: str
 
 
 def before_download(choice: Choice, user: Settings) -> BeforeDownload:
-    """Of what a name means; asks nobody on the network."""
+    """Tell what is to be known before a download of what a name means; asks nobody on the network."""
     from dflash_local.planner.hardware import folder
 
     row, where = choice.row, user.hub.cache
@@ -136,7 +144,8 @@ def before_download(choice: Choice, user: Settings) -> BeforeDownload:
 
 
 def slow_here(found: Summary, where: Machine, user: Settings) -> str:
-    """That a pair would be too slow for a chat on a machine, and which would not be; empty where it would not be, or no
+    """Say that a pair would be too slow for a chat on a machine, and which would not be; nothing where it would not be,
+    or no
     speed is predicted.
     """
     if not found.slow:

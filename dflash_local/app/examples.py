@@ -22,7 +22,7 @@ TOY_PROMPTS = (  # of the topics that the toys were taught; ``tests`` hold the r
 
 
 def built_in_prompt() -> str:
-    """The prompt of the demonstration."""
+    """Read the prompt of the demonstration."""
     try:
         prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -32,14 +32,14 @@ def built_in_prompt() -> str:
 
 
 def examples(pair: Pair) -> tuple[str, ...]:
-    """Prompts to try with a pair, a longer one first, which a race can show something with."""
+    """List prompts to try with a pair, a longer one first, which a race can show something with."""
     from dflash_local.bench.prompts import built_in
 
     return (built_in_prompt(), *TOY_PROMPTS) if pair.toy else tuple(prompt.text for prompt in built_in())
 
 
 def bench_prompts(pair: Pair) -> Sequence[Prompt]:
-    """A few prompts to measure a pair with; a toy knows only what it was taught, so its own are held out ones."""
+    """List a few prompts to measure a pair with; a toy knows only what it was taught, so its own are held out ones."""
     from dflash_local.bench.prompts import a_few, built_in, held_out
 
     return a_few(held_out(HELD_OUT)) if pair.toy else built_in()

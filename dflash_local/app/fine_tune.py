@@ -26,7 +26,7 @@ NAMED_FACTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The known target whose architecture another one has.
+    """Names the known target whose architecture another one has.
 
     Attributes:
         row: the one whose drafter is taken. others: names of rows of the same architecture.
@@ -37,18 +37,16 @@ class Base:
 
     @property
     def name(self) -> str:
-        """As users type it."""
         return self.row.bundled or self.row.name
 
     @property
     def drafter(self) -> Repo | Path | None:
-        """Of the row: a repository, or a folder of this package."""
+        """Return the row's: a repository, or a folder of this package."""
         if self.row.bundled:
             return bundled.find(self.row.bundled).drafter
         return self.row.drafter or bundled.drafter_of(self.row)
 
     def notice(self, model: str) -> str:
-        """What the user is told."""
         several = f"; so have {listing(self.others)}, whose drafter --drafter takes instead" if self.others else ""
         return (
             f"{model} has the architecture of {self.name}{several}: the drafter of {self.name} is taken; "
@@ -57,7 +55,7 @@ class Base:
 
 
 def base_of(model: str, target: Repo | Path, user: Settings) -> Base | None:
-    """The known target that a folder or GGUF file, or a repository that is here, is alike to in architecture.
+    """Find the known target that a folder or GGUF file, or a repository that is here, is alike to in architecture.
 
     Of several the one that the model's name or its files name; else the first whose drafter is here; else the first of
     the registry.
@@ -82,7 +80,8 @@ def base_of(model: str, target: Repo | Path, user: Settings) -> Base | None:
 
 
 def unlike_all(model: str, target: Path, user: Settings) -> str:
-    """Why no known target is one that ``base_of`` finds, by the facts of the nearest; empty where a target cannot be
+    """Say why no known target is one that ``base_of`` finds, by the facts of the nearest; empty where a target cannot
+    be
     read, which loading tells better.
 
     Raises:
@@ -105,7 +104,7 @@ def unlike_all(model: str, target: Path, user: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A target on this machine, and what its files say of where it comes from."""
+    """Holds a target on this machine, and what its files say of where it comes from."""
 
     features: ModelConfig
     origins: tuple[str, ...]
@@ -119,23 +118,23 @@ def _target(model: str, target: Repo | Path, store: ModelStore | None) -> _Targe
 
 
 def _plain(text: str) -> str:
-    """With one sign for all that names write differently."""
+    """Write one sign for all that names write differently."""
     return SEPARATORS.sub("-", text.lower())
 
 
 def _known_targets(user: Settings, store: ModelStore | None) -> list[tuple[Row, ModelConfig]]:
-    """Rows with a drafter that runs here, and the features of their targets."""
+    """List rows with a drafter that runs here, and the features of their targets."""
     rows = registry(user).rows
     return [(row, known) for row in rows if (known := _known(row, store)) is not None]
 
 
 def _own_drafter(row: Row) -> bool:
-    """Whether a row's drafter comes with this installation."""
+    """Say whether a row's drafter comes with this installation."""
     return bool(row.bundled) or bundled.drafter_of(row) is not None
 
 
 def _known(row: Row, store: ModelStore | None) -> ModelConfig | None:
-    """The features of a row's target; None where its drafter does not run here, or nothing is known of its shape."""
+    """Read the features of a row's target; None where its drafter does not run here, or its shape is unknown."""
     from dflash_local.catalog.shapes import shape
 
     if not row.runs_here:
@@ -150,7 +149,7 @@ def _known(row: Row, store: ModelStore | None) -> ModelConfig | None:
 
 
 def _source_of(target: Repo | Path, store: ModelStore | None) -> Source | None:
-    """None for what is not here, or a damaged download, which loading will tell."""
+    """Open a target; None for what is not here, or a damaged download, which loading will tell."""
     if isinstance(target, Path):
         return open_source(target)
     try:
@@ -161,7 +160,7 @@ def _source_of(target: Repo | Path, store: ModelStore | None) -> Source | None:
 
 
 def _read(source: Source | None) -> Mapping[str, Any] | None:
-    """None where it cannot be read, which loading tells better."""
+    """Read a configuration; None where it cannot be read, which loading tells better."""
     try:
         return None if source is None else source.config()
     except CheckpointError:

@@ -35,7 +35,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes of a pair. ``drafter`` is None when there is none, or nothing is known of it."""
+    """Holds the shapes of a pair. ``drafter`` is None when there is none, or nothing is known of it."""
 
     target: ModelConfig
     drafter: Drafter | None
@@ -44,7 +44,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A pair that is in memory, and how it was loaded."""
+    """Holds a pair that is in memory, and how it was loaded."""
 
     pair: Pair
     facts: SessionFacts
@@ -59,7 +59,7 @@ def machine(
     count: int = 1,
     notify: Notify | None = None,
 ) -> Machine:
-    """The machine named by the options, else this one.
+    """Describe the machine named by the options, else this one.
 
     Args:
         count: so many of the GPU that is named.
@@ -155,7 +155,7 @@ def shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
 
 
 def _of_variant(choice: Choice) -> Mapping[str, Any] | None:
-    """The configuration of a pre-quantised target by its row; None where the registry does not know the recipe."""
+    """Make the configuration of a pre-quantised target by its row; None where the recipe is not known."""
     from dflash_local.catalog.shapes import shape
     from dflash_local.catalog.variant_config import quantization_config
 
@@ -168,7 +168,7 @@ def _of_variant(choice: Choice) -> Mapping[str, Any] | None:
 
 
 def _known(read: Callable[[Mapping[str, Any], str], Config], config: Mapping[str, Any], source: str) -> Config | None:
-    """What is read; None where the registry's copy of a configuration lacks a number."""
+    """Return what is read; None where the registry's copy of a configuration lacks a number."""
     try:
         return read(config, source)
     except UnknownValue:
@@ -205,13 +205,13 @@ def _configuration(part: Repo | Path | None, row: Row | None, store: ModelStore 
 
 
 def too_big(found: Plan) -> bool:
-    """True when sizes are known and memory is what is missing; other objections are the engine's to raise."""
+    """Say whether sizes are known and memory is what is missing; other objections are the engine's to raise."""
     total = found.ledger.total
     return not found.fits and total is not None and total > found.machine.free
 
 
 def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitError:
-    """The error for a plan that does not fit: what is needed, what is there, what would fit.
+    """Make the error for a plan that does not fit: what is needed, what is there, what would fit.
 
     Args:
         hint: of something better than ``near``; that comes behind it.
@@ -228,14 +228,13 @@ def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitErro
 
 
 def as_json(found: Plan) -> dict[str, Any]:
-    """A plan for ``--json``."""
     from dflash_local.planner.verified import reports_of
 
     return {**found.as_dict(), "verified_by_reports": reports_of(found)}
 
 
 def per_token(known: Shapes | None) -> dict[str, int | None]:
-    """Bytes that a token of context takes in bfloat16, and the recurrent state that no context changes."""
+    """Return bytes that a token of context takes in bfloat16, and the recurrent state that no context changes."""
     from dflash_local.planner.memory import context_bytes_per_token, kv_bytes_per_token, state_bytes
 
     if known is None:
@@ -248,7 +247,7 @@ def per_token(known: Shapes | None) -> dict[str, int | None]:
 
 
 def inferred(known: Shapes) -> list[str]:
-    """Which values of the shapes no source quotes, a sentence for each shape."""
+    """Tell which values of the shapes no source quotes, a sentence for each shape."""
     parts = [(known.target.source, known.target.inferred)]
     if known.drafter is not None:
         parts.append((known.drafter.source, known.drafter.inferred))
@@ -256,5 +255,5 @@ def inferred(known: Shapes) -> list[str]:
 
 
 def row_choice(row: Row, user: Settings) -> Choice:
-    """A row's own pair: two repositories, the bundled folders, or a package's file."""
+    """Choose a row's own pair: two repositories, the bundled folders, or a package's file."""
     return choose(row.name, None, user) if row.bundled or row.package else of_row(row)

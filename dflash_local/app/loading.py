@@ -226,8 +226,7 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
 
 
 def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> Session:
-    """Load what fits. Kernels that fail leave the reference engine, also where only the plan took an option of the
-    fused one's."""
+    """Load what fits. Kernels that fail leave the reference engine, unless the user took an option of the others."""
     from dflash_local.service import load_steps
 
     def opened(load: LoadConfig) -> Session:
@@ -245,7 +244,7 @@ def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps:
 
 
 def load_steps_of(load: LoadConfig, user: Settings) -> LoadSteps:
-    """Remember loads on the card; of a load elsewhere nothing is remembered."""
+    """Return remember loads on the card; of a load elsewhere nothing is remembered."""
     from dflash_local import __version__
     from dflash_local.planner import hardware, software
     from dflash_local.service.load_steps import LoadSteps
@@ -278,7 +277,7 @@ class HeldSession(WrappedSession):
                 self._record.add(self._target, tokens, dict(stats.verify_rows))
 
     def close(self) -> None:
-        """Release the model, then its files."""
+        """Return release the model, then its files."""
         super().close()
         self._hold.close()
 

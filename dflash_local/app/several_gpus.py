@@ -22,7 +22,7 @@ COST = "one GPU at a time, without the fused engine: 36 ms a step where that tak
 
 @dataclass(frozen=True, slots=True)
 class SeveralGpus:
-    """A pair over all GPUs of a machine.
+    """Describes a pair over all GPUs of a machine.
 
     Attributes:
         spread: by the reference engine; None where that cannot take the options. command: of a server that uses all
@@ -33,12 +33,10 @@ class SeveralGpus:
     command: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         return {"spread": None if self.spread is None else self.spread.as_dict(), "server_command": self.command}
 
     @property
     def line(self) -> str:
-        """Both in a sentence."""
         parts = []
         if self.spread is not None:
             book, where = self.spread.ledger, self.spread.machine
@@ -51,7 +49,7 @@ class SeveralGpus:
 
 
 def several_gpus(row: Row | None, known: Shapes, where: Machine, config: LoadConfig) -> SeveralGpus | None:
-    """What all GPUs of a machine are good for; None where there is one."""
+    """Tell what all GPUs of a machine are good for; None where there is one."""
     from dflash_local.planner.plan import plan
 
     if where.count < 2:

@@ -77,7 +77,7 @@ def fetch(
 
 
 def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
-    """Downloads what a pair lacks, after asking whether it is to."""
+    """Download what a pair lacks, after asking whether it is to."""
 
     def ask(missing: Missing) -> bool:
         if not console.can_ask:
@@ -98,7 +98,7 @@ def obtain(user: Settings, console: Console, allow_mismatch: bool) -> Obtain:
 
 
 def _before_download(choice: Choice, user: Settings, found: Summary, width: int) -> list[str]:
-    """What a download brings: its licence, the room for it, how it will run here and how fast."""
+    """Tell what a download brings: its licence, the room for it, how it will run here and how fast."""
     before = before_download(choice, user)
     lines = field("licence", before.licence, width)
     if before.disk:
@@ -112,7 +112,7 @@ def _before_download(choice: Choice, user: Settings, found: Summary, width: int)
 
 
 def _show_plan(console: Console, download: Download, dry_run: bool) -> None:
-    """What will be fetched, the room for it, and whether it will run; data when that is all that was asked."""
+    """Show what will be fetched, the room for it, and whether it will run; data when that is all that was asked."""
     plan = download.plan
     write = console.data if dry_run else console.note
     width = console.columns if dry_run else console.note_columns

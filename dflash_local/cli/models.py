@@ -142,7 +142,7 @@ def _as_json(item: InstallStatus, summary: Summary) -> dict[str, Any]:
 def _here(
     console: Console, store: ModelStore | None, rows: list[InstallStatus], files: Sequence[GgufHere], as_json: bool
 ) -> None:
-    """What the cache holds of the registry's pairs, and GGUF files; repositories of no pair are only counted."""
+    """Show what the cache holds of the registry's pairs, and GGUF files; repositories of no pair are only counted."""
     from dflash_local.store.local import scan
 
     bundled = [item.row.name for item in rows if item.state == "bundled"]
@@ -177,7 +177,6 @@ def _here(
 
 
 def _local_rows(item: InstallStatus) -> list[tuple[str, ...]]:
-    """The target's line, then the drafter's."""
     lines: list[tuple[str, ...]] = []
     parts = (("target", item.row.target, item.target), ("drafter", item.row.drafter, item.drafter))
     for name, repo, part in parts:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PlanDoesNotFit(DoesNotFitError):
-    """It does not fit; under ``--json`` the error carries the plan and the nearest one that does."""
+    """Says that it does not fit; under ``--json`` the error carries the plan and the nearest one that does."""
 
     def __init__(self, message: str, hint: str, report: dict[str, Any]) -> None:
         super().__init__(message, hint)
@@ -73,7 +73,7 @@ def plan(
 
 
 def _show_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:
-    """The answer is a command: what a server needs, and how it is started."""
+    """Show a command as the answer: what a server needs, and how it is started."""
     from dflash_local.planner.plan import plan as ask
 
     row = choice.row

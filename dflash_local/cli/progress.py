@@ -23,7 +23,7 @@ TOTAL = "total"
 
 
 class Board:
-    """Lines at the bottom of a terminal's stderr that are written again in place.
+    """Writes lines at the bottom of a terminal's stderr again in place.
 
     Only for a live terminal. No mode of the terminal is changed, so there is nothing to restore:
     whenever the program ends, the cursor stands below the last line.
@@ -88,7 +88,7 @@ class PullScreen:
                 self._board.show(self.lines())
 
     def lines(self) -> list[str]:
-        """One line for each repository and, for more than one, the total."""
+        """Write one line for each repository and, for more than one, the total."""
         whole = self._download
         width = max(len(name) for name in (*whole.repos, TOTAL))
         rows = [self._row(event.repo, event.done, event.total, width) for event in whole.repos.values()]

@@ -89,7 +89,7 @@ def pull(
 
 
 def _conclude(console: Console, download: Download, found: Sequence[Local], choices: Sequence[Choice]) -> None:
-    """What is proven now, and what can be done with it."""
+    """Tell what is proven now, and what can be done with it."""
     ready = {item.repo for item in download.plan.repos if item.ready}
     ready |= {each.package.label for each in download.packages if each.ready}
     for item in found:

@@ -79,7 +79,7 @@ def _summary(item: RepoRemoval) -> str:
 
 
 def _agreed(console: Console, plan: Removal, everything: bool, yes: bool) -> tuple[RepoRemoval, ...]:
-    """The repositories whose removal the user agreed to."""
+    """Return the repositories whose removal the user agreed to."""
     plain = tuple(item for item in plan.repos if not item.delicate)
     other = tuple(item for item in plan.repos if item.delicate)
     if yes:

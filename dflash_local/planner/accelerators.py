@@ -25,7 +25,7 @@ MIG_SLICE = re.compile(r"MIG (\d+g\.(\d+)gb\S*)\s+Device\s+\d+:\s+\(UUID:\s*(MIG
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One device a program may see. Memory in bytes, None where the driver does not report it.
+    """Describes a device a program may see. Memory in bytes, None where the driver does not report it.
 
     ``slice_of``: name of the whole GPU when this is a part of it (MIG). ``capability``: CUDA's version of the
     architecture, such as (8, 9). ``is_amd``: reported by rocm-smi.
@@ -64,7 +64,7 @@ def nvidia(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
 
 
 def visible(devices: Sequence[Accelerator], value: str | None) -> tuple[Accelerator, ...]:
-    """Those a CUDA program sees under ``CUDA_VISIBLE_DEVICES``, in its order.
+    """Return those a CUDA program sees under ``CUDA_VISIBLE_DEVICES``, in its order.
 
     CUDA stops at the first name it does not know, and takes one MIG slice at most.
     """
@@ -83,7 +83,7 @@ def visible(devices: Sequence[Accelerator], value: str | None) -> tuple[Accelera
 
 
 def unusable(driver: str) -> str:
-    """Why the installed torch cannot use NVIDIA devices; empty when it can, or when neither is known."""
+    """Say why the installed torch cannot use NVIDIA devices; empty when it can, or when neither is known."""
     torch = version_of("torch") or ""
     if "+cpu" in torch:
         return f"the installed torch {torch} is built without CUDA"
@@ -91,13 +91,13 @@ def unusable(driver: str) -> str:
 
 
 def has_rocm() -> bool:
-    """False when the installed torch is one that cannot use AMD devices."""
+    """Return False when the installed torch is one that cannot use AMD devices."""
     torch = version_of("torch")
     return torch is None or "+rocm" in torch
 
 
 def cuda_major() -> int | None:
-    """CUDA's major version of the installed packages."""
+    """Return CUDA's major version of the installed packages."""
     local = re.search(r"\+cu(\d+)\d$", version_of("torch") or "")
     if local:
         return int(local.group(1))
@@ -128,12 +128,12 @@ def amd(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
 
 
 def is_apple() -> bool:
-    """True on a machine whose GPU shares the main memory through MPS."""
+    """Say whether this machine's GPU shares the main memory through MPS."""
     return platform.system() == "Darwin" and platform.machine() == "arm64"
 
 
 def _with_slices(whole: Sequence[Accelerator], divided: set[int], listing: str | None) -> tuple[Accelerator, ...]:
-    """MIG slices, which ``nvidia-smi -L`` lists below their GPU, in its place. How much of one is free is not reported.
+    """Put MIG slices, which ``nvidia-smi -L`` lists below their GPU, in its place; what is free of one is not told.
 
     A divided GPU without a slice cannot be used, so it is left out.
     """
@@ -158,6 +158,6 @@ def _with_slices(whole: Sequence[Accelerator], divided: set[int], listing: str |
 
 
 def _mib(cell: str) -> int | None:
-    """A number of MiB; None for ``[N/A]`` and its kin (unified memory, MIG, missing rights)."""
+    """Read a number of MiB; None for ``[N/A]`` and its kin (unified memory, MIG, missing rights)."""
     match = re.match(r"\d+", cell)
     return int(match.group()) * MIB if match else None

@@ -21,7 +21,7 @@ MANY = 65_536  # tokens that a target's count holds; beyond them all are scaled 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Tokens that cycles emitted, bonus tokens included, and those cycles by their rows.
+    """Counts tokens that cycles emitted, bonus tokens included, and those cycles by their rows.
 
     Attributes:
         cycles: the steps that drafted nothing are those of one row. Scaled down, cycles and tokens are no whole
@@ -32,7 +32,7 @@ class Count:
     cycles: Mapping[int, float]
 
     def plus(self, tokens: float, cycles: Mapping[int, float]) -> Count:
-        """With those of another reply."""
+        """Add those of another reply."""
         tokens += self.tokens
         share = min(1.0, MANY / tokens)
         rows = self.cycles.keys() | cycles.keys()
@@ -40,7 +40,7 @@ class Count:
         return Count(min(tokens, MANY), both)
 
     def predict(self, found: Prediction) -> Prediction:
-        """A prediction with the tokens and the mix of cycles of these replies; unchanged before there are enough."""
+        """Correct a prediction by the tokens and the mix of cycles of these replies, once there are enough."""
         if self.tokens < ENOUGH:
             return found
         mean = self.tokens / sum(self.cycles.values())
@@ -49,7 +49,7 @@ class Count:
 
 
 class AcceptanceRecord:
-    """The counts of this machine. folder: None keeps nothing."""
+    """Keeps the counts of this machine; nothing where ``folder`` is None."""
 
     def __init__(self, folder: Path | None) -> None:
         self.path = None if folder is None else folder / "acceptance.json"

@@ -24,7 +24,7 @@ TIMEOUT_S = 120.0  # most of it is loading torch and compiling a kernel
 
 @dataclass(frozen=True, slots=True)
 class CardProbe:
-    """What ``kernels/card_probe.py`` measures on one card.
+    """Holds what ``kernels/card_probe.py`` measures on one card.
 
     Attributes:
         card: the name that its driver gives. read_gb_s: a sum over memory. product_us: a few-row product that decodes
@@ -39,14 +39,14 @@ class CardProbe:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many times as long as on another card: to read a byte, to decode and multiply one, to launch a kernel."""
+    """Says how many times as long a card takes to read a byte, to decode and multiply one, to launch a kernel."""
 
     bytes: float
     work: float
     launch: float
 
     def of(self, per_megabyte: float, read: float) -> float:
-        """Microseconds of a megabyte that takes so many on the other card, where reading alone takes ``read``."""
+        """Scale the microseconds of a megabyte on the other card, where reading alone takes ``read``."""
         return max(per_megabyte * self.work, min(per_megabyte, read) * self.bytes)
 
 
@@ -90,7 +90,7 @@ def _checked(entry: Any, card: str) -> CardProbe | None:
 
 
 def scale_of(card: str, other: str, probe: CardProbe | None) -> tuple[Scale, str] | None:
-    """A card beside another one that is recorded, and the words for how that is known; None of an unknown card.
+    """Compare a card with another one that is recorded, and tell how that is known; None of an unknown card.
 
     Args:
         probe: of the very card. Without it, the recorded one of such a card is taken, else the makers' data sheets.
@@ -115,7 +115,7 @@ def scale_of(card: str, other: str, probe: CardProbe | None) -> tuple[Scale, str
 
 @cache
 def recorded_probes() -> tuple[CardProbe, ...]:
-    """Those that come with the program."""
+    """Read those that come with the program."""
     from importlib import resources  # `dflash --help` loads this module and must stay quick
 
     text = resources.files(__package__).joinpath(RECORDED).read_text(encoding="utf-8")
@@ -123,5 +123,4 @@ def recorded_probes() -> tuple[CardProbe, ...]:
 
 
 def recorded_probe(card: str) -> CardProbe | None:
-    """The one of such a card."""
     return next((probe for probe in recorded_probes() if same_card(probe.card, card)), None)

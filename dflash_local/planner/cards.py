@@ -92,7 +92,7 @@ FILLER = ("nvidia", "geforce", "amd", "radeon", "instinct", "tesla", "gpu", "gra
 
 
 def card_memory(name: str) -> tuple[str, float]:
-    """The table's name of a card and its GiB.
+    """Return the table's name of a card and its GiB.
 
     Raises:
         UsageError: no such card; suggests the nearest.
@@ -111,25 +111,25 @@ def card_memory(name: str) -> tuple[str, float]:
 
 
 def find_card(name: str) -> float | None:
-    """GiB of a card by the name its driver gives (such as ``NVIDIA H100 80GB HBM3``), None when not listed."""
+    """Return GiB of a card by the name its driver gives (such as ``NVIDIA H100 80GB HBM3``), None when not listed."""
     wanted = _key(name)
     fitting = [card for card in CARDS if wanted.startswith(_key(card))]
     return CARDS[max(fitting, key=len)] if fitting else None
 
 
 def is_old(name: str) -> bool:
-    """True for a card by whose name it is known to be older than the fused engine's kernels."""
+    """Return True for a card by whose name it is known to be older than the fused engine's kernels."""
     return any(_key(name).startswith(_key(old)) for old in OLD)
 
 
 def find_bandwidth(name: str) -> float | None:
-    """Specified GB/s of a card by its driver's whole name; None when not listed, or sold in several kinds."""
+    """Return specified GB/s of a card by its driver's whole name; None when not listed, or sold in several kinds."""
     found = _data_sheet(name)
     return None if found is None else found[0]
 
 
 def find_clock_rate(name: str) -> float | None:
-    """Specified cycles of all multiprocessors in a nanosecond; None as of ``find_bandwidth``."""
+    """Return specified cycles of all multiprocessors in a nanosecond; None as of ``find_bandwidth``."""
     found = _data_sheet(name)
     return None if found is None else found[1] * found[2]
 
@@ -140,12 +140,12 @@ def _data_sheet(name: str) -> tuple[float, int, float] | None:
 
 
 def same_card(one: str, other: str) -> bool:
-    """True for two names of a card, such as ``H200`` and the driver's ``NVIDIA H200``."""
+    """Return True for two names of a card, such as ``H200`` and the driver's ``NVIDIA H200``."""
     return _key(one) == _key(other)
 
 
 def file_stem(name: str) -> str:
-    """Of the files that hold what was measured on a card."""
+    """Name the files that hold what was measured on a card."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "card"
 
 

@@ -25,13 +25,13 @@ QUIET_S, BUSY = 0.3, 30.0  # seconds of watching, and percent of all cores
 
 @dataclass(frozen=True, slots=True)
 class CpuRates:
-    """Bytes of float32 weights a second, by the rows that they are multiplied with, on the CPU that ``cpu`` names."""
+    """Holds bytes of float32 weights a second, by the rows that they are multiplied with, of one CPU."""
 
     cpu: str
     rates: Mapping[int, float]
 
     def rate(self, rows: int) -> float:
-        """Interpolated in seconds a byte between the probed rows; beyond the most of them these grow with the rows."""
+        """Interpolate in seconds a byte between the probed rows; beyond the most of them these grow with the rows."""
         low = max(each for each in ROWS if each <= rows)
         high = min((each for each in ROWS if each >= rows), default=low)
         share = 0.0 if high == low else (rows - low) / (high - low)
@@ -40,7 +40,7 @@ class CpuRates:
 
 
 def this_cpu(environ: Mapping[str, str]) -> str:
-    """What a probe holds for: the processor, its cores, the memory, and the threads that a user allows."""
+    """Name what a probe holds for: the processor, its cores, the memory, and the threads that a user allows."""
     threads = environ.get("OMP_NUM_THREADS", "all")
     memory = round(hardware.memory().total / 2**30)
     return f"{hardware.processor()}, {os.cpu_count()} cores, {memory} GiB, {threads} threads, {platform.machine()}"
@@ -64,7 +64,7 @@ def add(folder: Path | None, found: CpuRates) -> None:
 
 
 def is_quiet() -> bool:
-    """False where other programs keep a good part of the CPU busy now: a probe beside them tells too little."""
+    """Return False where other programs keep a good part of the CPU busy now: a probe beside them tells too little."""
     import psutil
 
     return float(psutil.cpu_percent(interval=QUIET_S)) < BUSY
@@ -83,7 +83,7 @@ def probe(cpu: str, size: int = BYTES) -> CpuRates:
 
 
 def _rate(weights: Any, inputs: Any) -> float:
-    """Of the fastest round: what else runs at the same time only makes rounds slower."""
+    """Measure the fastest round: what else runs at the same time only makes rounds slower."""
     fastest, until = float("inf"), time.perf_counter() + SECONDS
     for _ in range(ROUNDS):
         begun = time.perf_counter()

@@ -57,7 +57,7 @@ def _computes(found: Plan) -> bool:
 
 
 def weights_read(target: ModelConfig, rows: int) -> int:
-    """Weights of the target that a pass over so many rows multiplies with: not the embedding, nor idle experts."""
+    """Count the weights that a pass over so many rows multiplies with: not the embedding, nor idle experts."""
     counts = target_parameters(target)
     embedding = counts.embedding if counts.head else 0  # a tied one is the head
     idle = 0.0

@@ -20,14 +20,14 @@ SCALE_BYTES = 2  # of groups of integer codes
 
 
 def resolved_dtype(dtype: str, kind: str) -> str:
-    """A dtype, ``auto`` being bfloat16, or float32 on a CPU where ``cpu_dtype`` has not been asked."""
+    """Resolve a dtype, ``auto`` being bfloat16, or float32 on a CPU where ``cpu_dtype`` has not been asked."""
     if dtype != "auto":
         return dtype
     return "float32" if kind == "cpu" else "bfloat16"
 
 
 def cpu_dtype(target: ModelConfig, bitsandbytes: str | None, native: bool) -> str:
-    """The dtype that ``auto`` means on a CPU: bfloat16 where that is faster, rounds no weight that is stored in more
+    """Return the dtype that ``auto`` means on a CPU: bfloat16 where that is faster, rounds no weight that is stored in
     bits, and a verify's rows are single steps in every bit (``models.row_attention``), so that drafting changes no
     text.
 
@@ -41,12 +41,12 @@ def cpu_dtype(target: ModelConfig, bitsandbytes: str | None, native: bool) -> st
 
 
 def _is_plain(layer: LayerConfig) -> bool:
-    """True of a layer in which no row's bits depend on the others: no state, no experts, torch's attention."""
+    """Say whether no row's bits depend on the others in a layer: no state, no experts, torch's attention."""
     return isinstance(layer.mixer, AttentionConfig) and layer.mixer.fits_sdpa and isinstance(layer.mlp, MLPConfig)
 
 
 def refusal(model: ModelConfig, quantize: str | None) -> str:
-    """Why this target cannot be loaded in this format; empty when it can."""
+    """Say why this target cannot be loaded in this format; empty when it can."""
     stored = model.quantization
     by_others = stored is not None and (stored.method == MXFP4 or stored.bitsandbytes)
     if stored is not None and stored.unread and not by_others:
@@ -55,7 +55,8 @@ def refusal(model: ModelConfig, quantize: str | None) -> str:
 
 
 def weight_bytes(model: ModelConfig, dtype: str, bitsandbytes: str | None) -> int:
-    """Bytes of the target on the device, without a head of its own; what this program quantises is decoded again.
+    """Return bytes of the target on the device, without a head of its own; what this program quantises is decoded
+    again.
 
     MXFP4 experts are decoded at load, so they count like any other weight.
     """
@@ -68,12 +69,12 @@ def weight_bytes(model: ModelConfig, dtype: str, bitsandbytes: str | None) -> in
 
 
 def head_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of the head, which is never quantised; 0 when it is the embedding."""
+    """Return bytes of the head, which is never quantised; 0 when it is the embedding."""
     return target_parameters(model).head * DTYPE_BYTES[dtype]
 
 
 def published_bytes(model: ModelConfig) -> int | None:
-    """Bytes of the text model's weights as its publisher stores them; None for a format that is not known here."""
+    """Return the bytes of the text model's weights as they are published; None for a format not known here."""
     counts = target_parameters(model)
     size = DTYPE_BYTES.get(model.stored_dtype, 2)
     if model.quantization is None:
@@ -88,7 +89,7 @@ def published_bytes(model: ModelConfig) -> int | None:
 
 
 def _expert_weight_bytes(stored: Quantization) -> float | None:
-    """Bytes of a weight of the routed experts, its share of a scale included, where these alone are quantised."""
+    """Return the bytes of a routed expert's weight, with its share of a scale, where these alone are quantised."""
     if stored.method == MXFP4:
         return MXFP4_BYTES
     match stored.formats:
@@ -98,7 +99,7 @@ def _expert_weight_bytes(stored: Quantization) -> float | None:
 
 
 def largest_matrix(model: ModelConfig) -> int:
-    """Elements of the largest matrix of a layer, which quantising holds whole for a moment.
+    """Return elements of the largest matrix of a layer, which quantising holds whole for a moment.
 
     Gate and up of all of a layer's experts count as one: files may have them so.
     """

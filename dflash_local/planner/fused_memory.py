@@ -27,7 +27,7 @@ GAPS = 0.01  # between allocations: 0.4 % on an H200, where weights and caches a
 
 
 def engine_spec(drafter: Drafter | None, load: Load) -> EngineSpec:
-    """What the sizes of the engine's buffers depend on."""
+    """Return what the sizes of the engine's buffers depend on."""
     return EngineSpec(
         dtype=load.dtype,
         context=load.context,
@@ -42,7 +42,7 @@ def engine_spec(drafter: Drafter | None, load: Load) -> EngineSpec:
 
 @lru_cache(maxsize=4096)  # plans of one pair on several cards, and of one load with several offloads, ask for the same
 def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
-    """The memory of a pair whose context is reserved; lines of the fuller of prefill and decode."""
+    """Sum the memory of a pair whose context is reserved; lines of the fuller of prefill and decode."""
     spec = engine_spec(drafter, load)
     sums = pair.bytes_by_group(target, drafter, spec)
     held = _held(target, drafter, spec, sums)
@@ -57,7 +57,7 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
 
 
 def _on_host(target: ModelConfig, spec: EngineSpec, load: Load, sums: Mapping[Group, int]) -> tuple[Line, Line]:
-    """What lies in pinned host memory; the kernels read it, and copy it, where it is."""
+    """Return what lies in pinned host memory; the kernels read it, and copy it, where it is."""
     embedding = sum(sums.get(group, 0) for group in HOST_GROUPS)
     copies = load.snapshots if "snapshots" in spec.offloaded else 0
     return (
@@ -67,7 +67,7 @@ def _on_host(target: ModelConfig, spec: EngineSpec, load: Load, sums: Mapping[Gr
 
 
 def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
-    """The fullest moment of loading: all that is reserved, or the last matrix that is quantised as it is read."""
+    """Return the fullest moment of loading: all that is reserved, or the last matrix that is rounded as it is read."""
     if target.quantization is not None and target.quantization.at_load:
         weights = sum(line.bytes or 0 for line in held if line.name in ("target weights", "head"))
         reading = weights + memory.quantizing_bytes(target)
@@ -77,7 +77,7 @@ def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
 
 
 def _held(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, sums: Mapping[Group, int]) -> list[Line]:
-    """What stands from load to close."""
+    """Return what stands from load to close."""
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
         "head": _head_note(target, spec),
@@ -115,7 +115,7 @@ def _head_note(target: ModelConfig, spec: EngineSpec) -> str:
 
 
 def _making_tables(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec) -> int:
-    """What making the larger rotation table takes beside it: float32 angles, a cosine, its product."""
+    """Return what making the larger rotation table takes beside it: float32 angles, a cosine, its product."""
     wide = [
         spec.capacity * mixer.rotary_dim
         for mixer in {layer.mixer for layer in target.layer_kinds}
@@ -127,12 +127,11 @@ def _making_tables(target: ModelConfig, drafter: Drafter | None, spec: EngineSpe
 
 
 def _rounding(drafter: Drafter | None, spec: EngineSpec) -> int:
-    """The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest."""
     return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if drafter is not None and spec.precision.head == "8bit" else 0
 
 
 def _moment(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, load: Load, phase: Phase) -> list[Line]:
-    """What a phase needs beside."""
+    """Return what a phase needs beside."""
     copies = load.snapshots - (phase == "prefill")  # the newest is taken when the prompt is done
     if "snapshots" in spec.offloaded:
         copies = 0
@@ -149,13 +148,13 @@ def _moment(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, load
 
 
 def snapshot_bytes(target: ModelConfig, spec: EngineSpec) -> int:
-    """A copy of all recurrent states."""
+    """Return a copy of all recurrent states."""
     item = ITEM_BYTES[spec.dtype]
     return sum(part_layout(layer.mixer).snapshot_bytes(item) * count for layer, count in target.layer_kinds.items())
 
 
 def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, device: str) -> dict[str, int]:
-    """The steps of a prompt's chunk, each with what lives beside it."""
+    """Return the steps of a prompt's chunk, each with what lives beside it."""
     item, rows = ITEM_BYTES[spec.dtype], min(prefill_chunk(target), spec.context)
     beside = rows * target.hidden_size * (2 + spec.num_taps) * item  # the residual, its norm and the taps
     decoded = decoding_bytes(spec, device, recorded=False)
@@ -177,7 +176,8 @@ def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec
 
 
 def scratch_bytes(target: ModelConfig, spec: EngineSpec, device: str) -> int:
-    """Of the libraries, on the stream of the prompts and on the one that graphs are recorded on; and what products
+    """Sum the scratch of the libraries, on the stream of the prompts and on the one that graphs are recorded on; and
+    what
     in a recorded block hold for a moment.
     """
     if device != "cuda":
@@ -189,7 +189,7 @@ def scratch_bytes(target: ModelConfig, spec: EngineSpec, device: str) -> int:
 
 
 def decoding_bytes(spec: EngineSpec, device: str, recorded: bool) -> int:
-    """The slice of a quantised matrix that a product decodes at a time.
+    """Return the slice of a quantised matrix that a product decodes at a time.
 
     Args:
         recorded: in a block of a graph, whose rows kernels multiply with the codes themselves.

@@ -26,7 +26,7 @@ WSL_PROBES = "/usr/lib/wsl/lib"  # Windows' driver puts nvidia-smi there, which 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One CUDA (or ROCm) device as torch sees it. Memory in bytes."""
+    """Describes one CUDA (or ROCm) device as torch sees it. Memory in bytes."""
 
     name: str
     memory: int
@@ -35,7 +35,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class TorchFacts:
-    """The installed torch. ``cuda``, ``hip`` and ``xpu`` (Intel) are the versions it was built for, None for neither.
+    """Describes the installed torch. ``cuda``, ``hip`` and ``xpu`` (Intel) are the versions it was built for, None for
+    neither.
 
     ``error`` says why torch, or its devices, could not be used; empty when all went well.
     """
@@ -51,7 +52,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What nvidia-smi says: the driver's version and the name of each GPU."""
+    """Holds what nvidia-smi says: the driver's version and the name of each GPU."""
 
     version: str
     gpus: tuple[str, ...]
@@ -59,7 +60,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Main memory in bytes, already cut to the limit of the container, if there is one."""
+    """Describes main memory in bytes, already cut to the limit of the container, if there is one."""
 
     total: int
     available: int
@@ -68,7 +69,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that exists or could be made: may we write there, and how many bytes are free."""
+    """Describes a folder that exists or could be made: may we write there, and how many bytes are free."""
 
     path: Path
     writable: bool
@@ -76,7 +77,7 @@ class Folder:
 
 
 def probe_torch() -> TorchFacts | None:
-    """What torch offers; None when it is not installed.
+    """Return what torch offers; None when it is not installed.
 
     The one place of the torch-free rooms that imports it: two to four seconds.
     """
@@ -113,12 +114,12 @@ def probe_torch() -> TorchFacts | None:
 
 
 def find_probe(name: str) -> str | None:
-    """The path of a program that lists devices; None where it is not installed."""
+    """Return the path of a program that lists devices; None where it is not installed."""
     return child_process.find_program(name) or child_process.find_program(f"{WSL_PROBES}/{name}")
 
 
 def run_probe(command: Sequence[str]) -> str | None:
-    """The output of a probe; None when it is not installed, fails or hangs."""
+    """Return the output of a probe; None when it is not installed, fails or hangs."""
     path = find_probe(command[0])
     if path is None:
         return None
@@ -132,7 +133,7 @@ def run_probe(command: Sequence[str]) -> str | None:
 
 
 def is_wsl(kernel: Path = KERNEL) -> bool:
-    """True in a Linux that Windows runs (WSL2)."""
+    """Return True in a Linux that Windows runs (WSL2)."""
     try:
         return "microsoft" in kernel.read_text(encoding="utf-8", errors="replace").lower()
     except OSError:
@@ -140,7 +141,7 @@ def is_wsl(kernel: Path = KERNEL) -> bool:
 
 
 def nvidia_driver() -> Driver | None:
-    """The NVIDIA driver and its GPUs, read without torch; None when there is none."""
+    """Return the NVIDIA driver and its GPUs, read without torch; None when there is none."""
     answer = run_probe(("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"))
     rows = [line.partition(",") for line in (answer or "").splitlines() if "," in line]
     if not rows:
@@ -149,19 +150,19 @@ def nvidia_driver() -> Driver | None:
 
 
 def processor() -> str:
-    """The CPU's name, as the system reports it."""
+    """Return the CPU's name, as the system reports it."""
     if not PROCESSORS.exists():
         return platform.processor() or platform.machine()
     return _of_processor("model name") or platform.machine()
 
 
 def computes_bfloat16() -> bool:
-    """True on a CPU with instructions for bfloat16, as Linux tells it of x86; False where nothing tells."""
+    """Return True on a CPU with instructions for bfloat16, as Linux tells it of x86; False where nothing tells."""
     return bool(BFLOAT16 & set(_of_processor("flags").split()))
 
 
 def _of_processor(name: str) -> str:
-    """A field of the first processor; empty where it is not told."""
+    """Return a field of the first processor; empty where it is not told."""
     try:
         lines = PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -170,7 +171,7 @@ def _of_processor(name: str) -> str:
 
 
 def memory(cgroup: Path = CGROUP) -> Memory:
-    """Main memory of the machine, or of the container this runs in when that has less."""
+    """Return main memory of the machine, or of the container this runs in when that has less."""
     import psutil  # `dflash --help` loads this module and must stay quick
 
     machine = psutil.virtual_memory()
@@ -202,7 +203,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def folder(path: Path) -> Folder:
-    """What can be done with a folder; one that does not exist is judged by the nearest one above it."""
+    """Return what can be done with a folder; one that does not exist is judged by the nearest one above it."""
     above = path
     while not above.exists() and above != above.parent:
         above = above.parent

@@ -10,7 +10,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One entry. ``bytes`` is None when a number it needs is not known."""
+    """Names an entry. ``bytes`` is None when a number it needs is not known."""
 
     name: str
     bytes: int | None
@@ -22,7 +22,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a plan needs, line by line.
+    """Lists what a plan needs, line by line.
 
     Attributes:
         lines: what torch's allocator holds at the fullest moment of a reply.
@@ -38,20 +38,20 @@ class Ledger:
 
     @property
     def running(self) -> int | None:
-        """Bytes of ``lines``; None when one is unknown."""
+        """Sum ``lines``; None when one is unknown."""
         known = [line.bytes for line in self.lines if line.bytes is not None]
         return sum(known) if len(known) == len(self.lines) else None
 
     @property
     def peak(self) -> int | None:
-        """The most the allocator ever holds, loading included."""
+        """Return the most the allocator ever holds, loading included."""
         if self.running is None or self.loading.bytes is None:
             return None
         return max(self.running, self.loading.bytes)
 
     @property
     def total(self) -> int | None:
-        """What must be free on the device: the peak and the reserve."""
+        """Return what must be free on the device: the peak and the reserve."""
         if self.peak is None or self.reserve.bytes is None:
             return None
         return self.peak + self.reserve.bytes

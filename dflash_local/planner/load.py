@@ -13,7 +13,7 @@ SNAPSHOTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is loaded and how full it gets: dtype, tokens in the context, block size.
+    """Holds what is loaded and how full it gets: dtype, tokens in the context, block size.
 
     Attributes:
         bitsandbytes: the format that it makes of the weights; what this program makes of them is the model's.
@@ -34,7 +34,7 @@ class Load:
 
     @classmethod
     def of(cls, kind: str, config: LoadConfig, context: int, block: int) -> Load:
-        """What a configuration loads on a kind of machine.
+        """Return what a configuration loads on a kind of machine.
 
         The drafter precision ``auto`` may try coarser ones where there is room, so it counts as full.
         """

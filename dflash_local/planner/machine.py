@@ -33,7 +33,7 @@ Kind = Literal["cuda", "mps", "cpu", "named"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One device. Memory in bytes; ``why`` it was chosen, or why a better one was not.
+    """Describes one device. Memory in bytes; ``why`` it was chosen, or why a better one was not.
 
     ``free``: what a plan may use; of main memory that is all but a reserve, whatever other programs have taken now.
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
@@ -59,18 +59,17 @@ class Machine:
 
     @property
     def room(self) -> str:
-        """The word for ``free``."""
         return "free" if self.free_now is None else "usable"
 
     def together(self) -> Machine:
-        """All of its GPUs as one device, over which the reference engine spreads layers; all are taken to be alike."""
+        """Take all of its GPUs, all alike, as one device over which the reference engine spreads layers."""
         memory, free = self.count * self.memory, self.count * self.free
         return replace(
             self, name=f"{self.count} x {self.name}", memory=memory, free=free, device=BALANCED, kernels=False
         )
 
     def runs_kernels(self, dense: bool) -> bool:
-        """True on a GPU where the fused engine is the first choice for a dense target, or for a mixture of experts."""
+        """Say whether the fused engine is the first choice for a dense target, or for a mixture of experts."""
         return self.kernels and self.kind in ("cuda", "named") and (dense or self.compiler)
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,7 +91,7 @@ def this_machine(
     probe: RunProbe = accelerators.run_probe,
     given_back: Mapping[str, int] | None = None,
 ) -> Machine:
-    """The device a run here would use: the GPU with most free memory, unless ``device`` says another.
+    """Choose the device a run here would use: the GPU with most free memory, unless ``device`` says another.
 
     Args:
         device: auto, cpu, cuda, cuda:N, mps or balanced.
@@ -133,7 +132,7 @@ def this_machine(
 
 
 def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
-    """A card by its name, by its memory, or both; ``count``: so many of it.
+    """Describe a card by its name, by its memory, or both; ``count``: so many of it.
 
     Raises:
         UsageError: the name is not known and no memory is given, or the memory is not a sensible size.
@@ -152,7 +151,7 @@ def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
 
 
 def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
-    """The machine with what would be given back counted as free."""
+    """Count what would be given back as free."""
     if machine.free_now is not None:
         return replace(machine, free_now=min(machine.memory, machine.free_now + back.get(machine.device, 0)))
     return replace(machine, free=min(machine.memory, machine.free + back.get(machine.device, 0)))
@@ -176,7 +175,7 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
 
 
 def _described(gpu: Accelerator, index: int, why: str) -> Machine:
-    """A device with sizes the driver does not report filled in, and labelled so."""
+    """Describe a device, sizes that the driver does not report filled in, and labelled so."""
     memory, free, note = gpu.memory, gpu.free, ""
     if memory is None:
         memory, free, note = _nominal(gpu.name)
@@ -188,7 +187,7 @@ def _described(gpu: Accelerator, index: int, why: str) -> Machine:
 
 
 def _has_kernels(gpu: Accelerator) -> bool:
-    """Triton must be here and the card new enough; a driver that does not tell leaves its name to go by.
+    """Say whether Triton is here and the card new enough; a driver that does not tell leaves its name to go by.
 
     Nobody has tried the kernels on an AMD card yet.
     """
@@ -198,7 +197,7 @@ def _has_kernels(gpu: Accelerator) -> bool:
 
 
 def _nominal(name: str) -> tuple[int, int, str]:
-    """Memory of a GPU whose driver tells none: the known card's, else the main memory it then shares."""
+    """Return memory of a GPU whose driver tells none: the known card's, else the main memory it then shares."""
     nominal = find_card(name)
     if nominal is not None:
         memory = round(nominal * GIB)
@@ -224,6 +223,6 @@ def _mps(why: str) -> Machine:
 
 
 def usable(total: int) -> int:
-    """What plans may use of so much main memory; at least half of it, however small the machine is."""
+    """Return what plans may use of so much main memory; at least half of it, however small the machine is."""
     reserve = max(round(RESERVE_SHARE * total), min(LEAST_RESERVE, total // 2))
     return (total - reserve) // ROUNDED * ROUNDED

@@ -29,7 +29,7 @@ LIBRARY_WORKSPACE = 32 * MIB  # cuBLAS, taken through torch's allocator
 
 
 def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
-    """The memory of a target, with or without its drafter, when ``load.context`` tokens are reached.
+    """Sum the memory of a target, with or without its drafter, when ``load.context`` tokens are reached.
 
     The lines are those of the fuller moment: the last chunk of a prompt that fills the context, or the
     last block of a reply that does.
@@ -53,7 +53,7 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
 
 
 def _head(target: ModelConfig, load: Load) -> Line:
-    """A tied one is the embedding's, unless a CPU multiplies: ``models.packed_linear`` lays it out once more then."""
+    """Count the head: a tied one is the embedding's, unless a CPU multiplies, for which it is laid out once more."""
     counts = target_parameters(target)
     if not counts.head and load.device == "cpu" and load.dtype != "float16" and counts.total >= SMALL:
         return Line("head", counts.embedding * DTYPE_BYTES[load.dtype], "the embedding's, laid out for products")
@@ -61,14 +61,14 @@ def _head(target: ModelConfig, load: Load) -> Line:
 
 
 def _format(target: ModelConfig, load: Load) -> str:
-    """The target's weight format; only whole weights have been measured against the prediction."""
+    """Return the target's weight format; only whole weights have been measured against the prediction."""
     if load.bitsandbytes is not None:
         return f"{load.bitsandbytes}, computed only"
     return load.dtype if target.quantization is None else f"{target.quantization.name} decoded to {load.dtype}"
 
 
 def reserve(load: Load, peak: int | None, gaps: float = GAPS) -> Line:
-    """What a GPU needs beside the tensors; other devices share the main memory, which has its own air."""
+    """Return what a GPU needs beside the tensors; other devices share the main memory, which has its own air."""
     if load.device != "cuda":
         return Line("reserve", 0)
     needed = None if peak is None else GPU_RESERVE + round(gaps * peak)
@@ -76,7 +76,7 @@ def reserve(load: Load, peak: int | None, gaps: float = GAPS) -> Line:
 
 
 def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Phase) -> list[Line]:
-    """Caches, state and workspace of a phase at its end."""
+    """Return caches, state and workspace of a phase at its end."""
     rows = cache_rows(load.context)
     lines = [Line("target KV", kv_bytes_per_token(target, load.dtype) * rows, f"{rows} rows")]
     grown = 0
@@ -99,7 +99,7 @@ def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Pha
 
 
 def loading(target: ModelConfig, weights: Sequence[Line], load: Load) -> Line:
-    """The fullest moment of loading: tensors go straight to their place, so it is what is loaded at its end."""
+    """Return the fullest moment of loading: tensors go straight to their place, so it is what is loaded at its end."""
     whole = sum(line.bytes or 0 for line in weights)
     if load.bitsandbytes is not None:  # a matrix comes in 16 bits and is packed on the device
         return Line("loading", whole + 2 * largest_matrix(target), "the weights, and one before it is packed")
@@ -109,22 +109,22 @@ def loading(target: ModelConfig, weights: Sequence[Line], load: Load) -> Line:
 
 
 def quantizing_bytes(target: ModelConfig) -> int:
-    """The largest matrix as it is stored, and a slice of it with what is worked out for it."""
+    """Return the largest matrix as it is stored, and a slice of it with what is worked out for it."""
     return largest_matrix(target) * DTYPE_BYTES.get(target.stored_dtype, 4) + DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
 
 
 def drafter_dtype(dtype: str) -> str:
-    """A drafter never runs in float16."""
+    """Return the dtype of a drafter, which never runs in float16."""
     return "bfloat16" if dtype == "float16" else dtype
 
 
 def library_workspace(device: str) -> int:
-    """Scratch that matrix libraries take through torch's allocator."""
+    """Return scratch that matrix libraries take through torch's allocator."""
     return LIBRARY_WORKSPACE if device == "cuda" else 0
 
 
 def cache_rows(tokens: int) -> int:
-    """Rows of the target's cache, which grows by doubling."""
+    """Return rows of the target's cache, which grows by doubling."""
     rows = FIRST_ROWS
     while rows < tokens:
         rows *= 2
@@ -132,7 +132,7 @@ def cache_rows(tokens: int) -> int:
 
 
 def context_rows(tokens: int, last: int) -> int:
-    """Rows of the drafter's cache, which grows by doubling, chunk by chunk of a prompt, then to ``last`` rows."""
+    """Count rows of the drafter's cache, which doubles, chunk by chunk of a prompt, then to ``last`` rows."""
     rows, done = FIRST_ROWS, 0
     while done < tokens:
         done = min(done + PREFILL_CHUNK, tokens)
@@ -142,18 +142,18 @@ def context_rows(tokens: int, last: int) -> int:
 
 
 def rope_table_bytes(drafter: Drafter, dtype: str, last: int) -> int:
-    """The drafter's cos and sin of every position so far, grown to powers of two."""
+    """Return the drafter's cos and sin of every position so far, grown to powers of two."""
     rows = max(FIRST_TABLE_ROWS, 1 << (last - 1).bit_length())
     return drafter.rotation_size * rows * DTYPE_BYTES[drafter_dtype(dtype)]
 
 
 def kv_bytes_per_token(target: ModelConfig, dtype: str = "bfloat16") -> int:
-    """Bytes of keys and values per token; of the latent and its rope part where attention keeps that (MLA)."""
+    """Return bytes of keys and values per token; of the latent and its rope part where attention keeps that (MLA)."""
     return sum(_kept(layer.mixer) * count for layer, count in target.layer_kinds.items()) * DTYPE_BYTES[dtype]
 
 
 def _kept(mixer: Mixer) -> int:
-    """Numbers of a token that a layer keeps."""
+    """Return numbers of a token that a layer keeps."""
     if isinstance(mixer, AttentionConfig):
         return 2 * mixer.kv_size
     if isinstance(mixer, LatentAttentionConfig):
@@ -162,12 +162,12 @@ def _kept(mixer: Mixer) -> int:
 
 
 def context_bytes_per_token(drafter: Drafter, dtype: str = "bfloat16") -> int:
-    """Bytes of the drafter's context keys and values per token."""
+    """Return bytes of the drafter's context keys and values per token."""
     return drafter.context_size * DTYPE_BYTES[drafter_dtype(dtype)]
 
 
 def state_bytes(target: ModelConfig, dtype: str = "bfloat16", *, held: bool = False) -> int:
-    """Recurrent and convolution state of one sequence.
+    """Return recurrent and convolution state of one sequence.
 
     Usual layouts keep as many convolution inputs as the kernel is wide; ``held``: ours keeps one less.
     """
@@ -182,7 +182,7 @@ def _recurrent(target: ModelConfig) -> list[GatedDeltaNetConfig]:
 
 
 def _log(target: ModelConfig, load: Load) -> int:
-    """Raw inputs of a block's rows, kept until it is known how many are accepted."""
+    """Return raw inputs of a block's rows, kept until it is known how many are accepted."""
     rows, size = max(load.block, 8), DTYPE_BYTES[load.dtype]
     return sum(
         4 * part.num_value_heads * rows * (part.key_head_dim + part.value_head_dim + 2)

@@ -18,7 +18,7 @@ MAJOR_IN_NAME = re.compile(r"libnvrtc\.so\.(\d+)|nvrtc64_(\d+)\d_")
 
 
 def installed() -> Iterator[Path]:
-    """NVRTC in the folders of NVIDIA's wheels, and in torch's own."""
+    """Find NVRTC in the folders of NVIDIA's wheels, and in torch's own."""
     folders = [
         folder
         for place in _package("nvidia")
@@ -31,24 +31,23 @@ def installed() -> Iterator[Path]:
 
 
 def _package(name: str) -> list[Path]:
-    """Its folders; it is not imported."""
     spec = find_spec(name)
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
 
 
 def major_of(name: str) -> str | None:
-    """Of the CUDA that a library is of; None for its alternative build, which has more in its name."""
+    """Tell the CUDA that a library is of; None for its alternative build, which has more in its name."""
     found = MAJOR_IN_NAME.match(name) if "alt" not in name and "builtins" not in name else None
     return (found[1] or found[2]) if found else None
 
 
 def toolkit_library(major: str) -> str:
-    """What a toolkit of that CUDA calls it."""
+    """Return what a toolkit of that CUDA calls it."""
     return f"nvrtc64_{major}0_0.dll" if sys.platform == "win32" else f"libnvrtc.so.{major}"
 
 
 def is_there(cuda: int | None) -> bool:
-    """False where there is none of that CUDA, torch's; of any where it is not known."""
+    """Return False where there is none of that CUDA, torch's; of any where it is not known."""
     if cuda is None:
         return any(True for _ in installed())
     if any(major_of(path.name) == str(cuda) for path in installed()):

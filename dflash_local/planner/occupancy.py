@@ -12,7 +12,7 @@ from dflash_local.planner.accelerators import RunProbe
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Memory in bytes, None where it cannot be read.
+    """Describes memory in bytes, None where it cannot be read.
 
     Attributes:
         whose: what ``used`` counts: one process of a machine without GPU, all that lies on a GPU.

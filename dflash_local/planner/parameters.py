@@ -23,7 +23,7 @@ from dflash_local.drafters.drafter import Drafter
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters of a target's text model. ``head`` is 0 when it is the embedding.
+    """Holds parameters of a target's text model. ``head`` is 0 when it is the embedding.
 
     Attributes:
         linear: the Gated-DeltaNet layers but for their decay projections, which ``whole`` holds.
@@ -45,7 +45,6 @@ class Parameters:
         return Parameters(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def times(self, count: int) -> Parameters:
-        """Those of so many like it."""
         return Parameters(*(count * getattr(self, field.name) for field in fields(self)))
 
     @property
@@ -54,7 +53,7 @@ class Parameters:
 
     @property
     def quantisable(self) -> int:
-        """Weights of the linear layers that bitsandbytes replaces in a dense model."""
+        """Return weights of the linear layers that bitsandbytes replaces in a dense model."""
         return self.attention + self.linear + self.mlp
 
 
@@ -68,7 +67,7 @@ def target_parameters(model: ModelConfig) -> Parameters:
 
 
 def layer_parameters(layer: LayerConfig, hidden: int) -> Parameters:
-    """Parameters of one decoder layer, its norms included."""
+    """Return parameters of one decoder layer, its norms included."""
     norms = Parameters(vectors=(4 if layer.sandwich_norms else 2) * hidden)
     return _mixer(layer, hidden) + _feed_forward(layer.mlp, hidden) + norms
 
@@ -78,7 +77,7 @@ def drafter_parameters(drafter: Drafter, target_hidden: int) -> int:
 
 
 def drafter_resident(drafter: Drafter, target_hidden: int) -> int:
-    """Parameters that a loaded drafter holds."""
+    """Return parameters that a loaded drafter holds."""
     return drafter_parameters(drafter, target_hidden) + drafter.repeated_size
 
 
@@ -119,7 +118,7 @@ def _gated_delta_net(part: GatedDeltaNetConfig, hidden: int) -> Parameters:
 
 
 def _feed_forward(part: FeedForward, hidden: int) -> Parameters:
-    """Dense or shared matrices, routed experts, router and shared gate of one layer."""
+    """Count dense or shared matrices, routed experts, router and shared gate of one layer."""
     if isinstance(part, MLPConfig):
         return Parameters(
             mlp=3 * hidden * part.intermediate_size, vectors=2 * part.intermediate_size + hidden if part.bias else 0

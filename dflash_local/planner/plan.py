@@ -35,7 +35,7 @@ COARSER = ("8bit", "8bit-drafter")  # drafter precisions that auto takes for wan
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a pair would be run, whether it fits, and why (not).
+    """Says how a pair would be run, whether it fits, and why (not).
 
     Attributes:
         engine: fused or reference, or server for targets no single machine of ours runs. dtype: of the weights, or of
@@ -61,17 +61,17 @@ class Plan:
 
     @property
     def context(self) -> int | None:
-        """Tokens the session would hold."""
+        """Return tokens the session would hold."""
         return self.load.context
 
     @property
     def format(self) -> str:
-        """The weights' format in one word."""
+        """Name the weights' format in one word."""
         return self.load.quantize or self.stored or self.dtype
 
     @property
     def crowded(self) -> str:
-        """That it needs more of the main memory than is free at the moment; empty where it does not."""
+        """Say that it needs more of the main memory than is free at the moment; nothing where it does not."""
         now, total = self.machine.free_now, self.ledger.total
         if now is None or not self.fits or total is None or total <= now:
             return ""
@@ -83,7 +83,7 @@ class Plan:
         return {**asdict(self.load), **own, **made}
 
     def options(self) -> str:
-        """The command-line options that ask for this plan."""
+        """Write the command-line options that ask for this plan."""
         return " ".join(self.load.arguments())
 
 
@@ -95,7 +95,7 @@ def plan(
     *,
     runs_on: Literal["local", "server"] = "local",
 ) -> Plan:
-    """The plan of a load on this machine; ``fits`` is False when it does not fit or is not known to.
+    """Plan a load on this machine; ``fits`` is False when it does not fit or is not known to.
 
     Of the automatic drafter precision a coarser one is taken where only that fits, or only it leaves a usable context;
     then of the automatic offload the first that does.
@@ -123,7 +123,7 @@ def plan(
 def nearest(
     target: ModelConfig, drafter: Drafter | None, machine: Machine, config: LoadConfig | None = None
 ) -> Plan | None:
-    """The nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter.
+    """Find the nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter.
 
     Of a format that the target cannot be rounded to, the nearest to the target as it is.
     """
@@ -156,14 +156,14 @@ def require(result: Plan, other: Plan | None) -> None:
 def fits_table(
     target: ModelConfig, drafter: Drafter | None, machine: Machine, config: LoadConfig | None = None
 ) -> tuple[Plan, ...]:
-    """Every format of weights that the target may have, each with the most context that fits."""
+    """Plan every format of weights that the target may have, each with the most context that fits."""
     config = replace(config or LoadConfig(), dtype="auto", context=None)
     taken = [each for each in formats_of(config) if not quantize_refusal(target, each)]
     return tuple(plan(target, drafter, machine, replace(config, quantize=each)) for each in taken)
 
 
 def chosen_engine(target: ModelConfig, drafter: Drafter | None, machine: Machine, config: LoadConfig) -> str:
-    """``fused`` or ``reference``, as loading would choose.
+    """Choose ``fused`` or ``reference``, as loading would.
 
     Raises:
         UsageError: an engine was requested that cannot run this.
@@ -182,7 +182,7 @@ def chosen_engine(target: ModelConfig, drafter: Drafter | None, machine: Machine
 
 
 def context_limit(target: ModelConfig, drafter: Drafter | None) -> int:
-    """Tokens both models were made for."""
+    """Return tokens both models were made for."""
     limits = [target.max_position_embeddings or DEFAULT_CONTEXT]
     if drafter is not None and drafter.max_position_embeddings is not None:
         limits.append(drafter.max_position_embeddings)
@@ -208,7 +208,7 @@ def _ledger(engine: str, target: ModelConfig, drafter: Drafter | None, load: Loa
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Everything but the context."""
+    """Holds everything but the context."""
 
     target: ModelConfig
     drafter: Drafter | None
@@ -239,7 +239,7 @@ class _Case:
         return need is not None and need <= self.machine.free
 
     def most(self, limit: int) -> int:
-        """The largest context that fits, a multiple of ``STEP`` or the limit itself; the floor if none does."""
+        """Return the largest context that fits, a multiple of ``STEP`` or the limit itself; the floor if none does."""
         if limit <= FLOOR or self.fits(limit):
             return limit
         low, high = FLOOR // STEP, (limit - 1) // STEP  # low may not fit, high + 1 does not
@@ -251,18 +251,18 @@ class _Case:
         return low * STEP
 
     def best(self, limit: int) -> Plan:
-        """The plan of the requested context or of the most that fits, with a drafter precision that allows it."""
+        """Plan the requested context or the most that fits, with a drafter precision that allows it."""
         found = self.plan(self.config.context or self.most(limit))
         if self.engine == "fused" and self.drafter is not None and self.config.drafter_precision == "auto":
             return self.with_enough(found, self.usable(limit))
         return found
 
     def usable(self, limit: int) -> int:
-        """Tokens that the plan should hold."""
+        """Return tokens that the plan should hold."""
         return self.config.context or min(USABLE, limit)
 
     def offloaded_for(self, limit: int) -> Plan:
-        """The best plan of the first offload that has a usable context; else of that which comes nearest to it."""
+        """Take the best plan of the first offload that has a usable context; else of that which comes nearest to it."""
         kinds = [name for name in OFFLOADS if name == "none" or self.offloads(OFFLOADS[name][-1])]
         found: list[Plan] = []
         for name in kinds:
@@ -274,13 +274,13 @@ class _Case:
         return max(fitting, key=lambda each: each.context or 0, default=found[-1])
 
     def offloads(self, part: Offloaded) -> bool:
-        """True where the target has such a thing that would lie on the device, and that is a GPU."""
+        """Say whether the target has such a thing that would lie on the device, and that is a GPU."""
         if self.machine.kind not in ("cuda", "named"):
             return False
         return self.target.recurrent if part == "snapshots" else not self.target.tie_word_embeddings
 
     def with_enough(self, first: Plan, context: int) -> Plan:
-        """The plan itself if it fits with so much context, else that of the precision which comes nearest to it."""
+        """Take the plan itself if it fits with so much context, else that of the precision which comes nearest."""
         plans = [first]
         if not first.fits or (first.context or 0) < context:
             configs = (replace(self.config, drafter_precision=precision) for precision in COARSER)
@@ -327,7 +327,7 @@ class _Case:
 
 
 def _server_plan(target: ModelConfig, machine: Machine, limit: int) -> Plan:
-    """A target that only servers run: sizes as published, nothing promised for this machine."""
+    """Plan a target that only servers run: sizes as published, nothing promised for this machine."""
     published = formats.published_bytes(target)
     sizes = Ledger(
         (
@@ -359,12 +359,12 @@ def _size(count: int) -> str:
 
 
 def formats_of(config: LoadConfig) -> tuple[str | None, ...]:
-    """The weight formats that the configuration's engine can have at all."""
+    """Return the weight formats that the configuration's engine can have at all."""
     return (None, *QUANTIZED) if config.needs_fused or config.engine == "fused" else FORMATS
 
 
 def alternatives(config: LoadConfig, machine: Machine) -> Iterator[LoadConfig]:
-    """Configurations ever further from this one."""
+    """Yield configurations ever further from this one."""
     smaller = [each for each in SMALLER if each in formats_of(config)]
     if config.quantize:
         smaller = smaller[smaller.index("int4") :]

@@ -33,7 +33,7 @@ SIXTEEN_BITS = "measured with 16-bit targets"  # of acceptance lengths that stan
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A target's weights as they can be had.
+    """Describes a target's weights as they can be had.
 
     Attributes:
         target: its configuration; its own quantisation, where it has one, included. variant: the row's pre-quantised
@@ -46,7 +46,6 @@ class Weights:
 
     @property
     def fidelity(self) -> int:
-        """Index in ``FIDELITY``."""
         if self.quantize is not None:
             return 2 if self.quantize.removeprefix("bnb-") in EIGHT_BITS else 4
         if self.variant is None:
@@ -55,12 +54,11 @@ class Weights:
 
     @property
     def bits(self) -> int:
-        """Of a weight: 16, 8 or 4."""
+        """Return the bits of a weight: 16, 8 or 4."""
         return (16, 8, 8, 4, 4)[self.fidelity]
 
     @property
     def name(self) -> str:
-        """For screens."""
         if self.quantize is not None:
             return f"{self.quantize}, rounded at load"
         return "published weights" if self.variant is None else self.variant.name
@@ -68,7 +66,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A plan of a pair with certain weights, and its speed where it can be predicted.
+    """Pairs a plan of certain weights with its speed where it can be predicted.
 
     Attributes:
         config: what was asked for with the weights' format and the KV format of this plan.
@@ -83,40 +81,37 @@ class Option:
 
     @property
     def fits(self) -> bool:
-        """True when it does."""
         return self.plan.fits
 
     @property
     def fidelity(self) -> str:
-        """What its weights and its KV cache are, in words; no measurement of their quality is known."""
         words = FIDELITY[self.weights.fidelity]
         return f"{words}, KV cache in 8 bits" if self.coded_kv else words
 
     @property
     def name(self) -> str:
-        """Weights, what is computed in where that is not the usual, and KV cache, for screens."""
         dtype = "" if self.config.dtype == "auto" else f", {self.config.dtype}"
         return f"{self.weights.name}{dtype}{', 8-bit KV' if self.coded_kv else ''}"
 
     @property
     def coded_kv(self) -> bool:
-        """True where keys and values are kept in 8 bits."""
+        """Say whether keys and values are kept in 8 bits."""
         return self.config.kv_cache != "auto"
 
     @property
     def strained(self) -> bool:
-        """True where only parts in host memory or a coarser drafter left room for a chat."""
+        """Say whether only parts in host memory or a coarser drafter left room for a chat."""
         asked, load = self.config, self.plan.load
         return (load.offload, load.drafter_precision) != (asked.offload, asked.drafter_precision)
 
     @property
     def chat(self) -> bool:
-        """True where it fits with room for a chat."""
+        """Say whether it fits with room for a chat."""
         return self.fits and (self.plan.context or 0) >= min(USABLE, self.limit)
 
     @property
     def arguments(self) -> str:
-        """What a command takes beside the model's name."""
+        """Return what a command takes beside the model's name."""
         variant = "" if self.weights.variant is None else f"--variant {self.weights.variant.name}"
         own = self.config
         config = LoadConfig(quantize=own.quantize, kv_cache=own.kv_cache, dtype=own.dtype)
@@ -124,7 +119,7 @@ class Option:
 
     @property
     def published_bytes(self) -> int | None:
-        """Of the files that its weights are read from, the text model alone; None where that cannot be computed."""
+        """Sum the files that its weights are read from, the text model alone; None where that cannot be computed."""
         if self.weights.variant is None:
             return formats.published_bytes(self.weights.target)
         book = self.plan.ledger
@@ -133,12 +128,11 @@ class Option:
 
     @property
     def bytes_of_weights(self) -> int:
-        """Of target and head in device memory: what a step reads at most."""
+        """Sum target and head in device memory: what a step reads at most."""
         book = self.plan.ledger
         return sum(line.bytes or 0 for line in book.lines if line.name in ("target weights", "head"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         return {
             "weights": self.weights.name,
             "variant": None if self.weights.variant is None else self.weights.variant.name,
@@ -151,7 +145,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Options that fit, the best first; and those that do not, the nearest to the published weights first."""
+    """Lists options that fit, the best first; and those that do not, the nearest to the published weights first."""
 
     preference: Preference
     fitting: tuple[Option, ...]
@@ -159,11 +153,9 @@ class Recommendation:
 
     @property
     def best(self) -> Option | None:
-        """None where nothing fits."""
         return self.fitting[0] if self.fitting else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         better = self.next_better
         return {
             "preference": self.preference,
@@ -174,7 +166,7 @@ class Recommendation:
 
     @property
     def next_better(self) -> Option | None:
-        """The coarsest of the options with finer weights than the best that do not fit."""
+        """Return the coarsest of the options with finer weights than the best that do not fit."""
         if self.best is None:
             return None
         finer = [one for one in self.rest if one.weights.fidelity < self.best.weights.fidelity]
@@ -236,7 +228,7 @@ def recommend(
 def plans_of(
     weights: Weights, drafter: Drafter | None, machine: Machine, config: LoadConfig, context: int
 ) -> Iterator[tuple[LoadConfig, Plan]]:
-    """The plan of certain weights; with KV in 8 bits, too, where nothing was asked for and 16 bits leave less context.
+    """Plan certain weights; with KV in 8 bits, too, where nothing was asked for and 16 bits leave less context.
 
     Weights that would only be decoded again as they are read have none: that saves no memory.
     """
@@ -257,7 +249,8 @@ def plans_of(
 
 
 def rank(option: Option, preference: Preference, predicted: bool, published: frozenset[int]) -> tuple[float, ...]:
-    """Smaller is better. Whatever the preference, the first of these rules that tells two options apart decides:
+    """Rank an option: smaller is better. Whatever the preference, the first of these rules that tells two apart
+    decides:
 
     1. Room for a chat, 8,192 tokens of context or all that the models have.
     2. An engine with kernels.

@@ -28,7 +28,7 @@ INSTALL_HEADERS = "install Python's headers (Debian, Ubuntu: apt-get install pyt
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """The C compiler Triton would call, and whether Python's headers are there for it."""
+    """Describes the C compiler Triton would call, and whether Python's headers are there for it."""
 
     path: str | None
     headers: bool
@@ -36,7 +36,7 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command name: what the shell runs, where this environment keeps it, which packages provide it.
+    """Describes a command name: what the shell runs, where this environment keeps it, which packages provide it.
 
     ``is_ours``: the file this environment keeps under the name starts dflash-local.
     """
@@ -49,12 +49,12 @@ class Command:
 
     @property
     def found_here(self) -> bool:
-        """True when the shell runs the file of this environment."""
+        """Say whether the shell runs the file of this environment."""
         return self.found is not None and self.here.exists() and self.found.samefile(self.here)
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a distribution; None when it is not installed."""
+    """Return the installed version of a distribution; None when it is not installed."""
     from importlib import metadata  # slow to import, and `dflash --help` loads this module
 
     try:
@@ -64,13 +64,13 @@ def version_of(package: str) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers a version starts with: ``2.13.0+cpu`` is (2, 13, 0). One of ten digits ends them."""
+    """Read the numbers a version starts with: ``2.13.0+cpu`` is (2, 13, 0). One of ten digits ends them."""
     match = re.match(r"\d{1,9}(\.\d{1,9})*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def not_measured(versions: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Libraries of another version than ``MEASURED``'s, each with its version and the measured one.
+    """List libraries of another version than ``MEASURED``'s, each with its version and the measured one.
 
     Args:
         versions: by library; what is no text is not there.
@@ -99,7 +99,7 @@ def missing_requirements(package: str = OURS) -> tuple[str, ...]:
 
 
 def c_compiler(chosen: str | None) -> Compiler:
-    """The compiler named by the variable CC, else gcc, else clang: what Triton would call."""
+    """Find the compiler named by the variable CC, else gcc, else clang: what Triton would call."""
     found = shutil.which(chosen) if chosen else None
     if not chosen:
         found = next((path for path in map(shutil.which, ("gcc", "clang")) if path), None)
@@ -107,7 +107,7 @@ def c_compiler(chosen: str | None) -> Compiler:
 
 
 def command(name: str) -> Command:
-    """Who answers to a command name in this shell and in this environment."""
+    """Find who answers to a command name in this shell and in this environment."""
     from importlib import metadata
 
     suffix = ".exe" if sys.platform == "win32" else ""
@@ -125,12 +125,12 @@ def command(name: str) -> Command:
 
 
 def starts_us(script: Path) -> bool:
-    """True when a console script calls this package."""
+    """Say whether a console script calls this package."""
     return started_module(script).partition(".")[0] == PACKAGE
 
 
 def started_module(script: Path) -> str:
-    """The module that a console script calls, as pip and uv write them; empty where it is another kind of program."""
+    """Name the module that a console script calls, as pip and uv write them; empty for another program."""
     import zipfile  # `dflash --help` loads this module and must stay quick
 
     try:

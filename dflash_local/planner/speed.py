@@ -47,17 +47,16 @@ TYPICAL = "typical of other pairs"  # begins the source of lengths that are not 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Microseconds of a launch: a constant, and for each megabyte (1e6 bytes)."""
+    """Holds microseconds of a launch: a constant, and for each megabyte (1e6 bytes)."""
 
     constant: float
     per_megabyte: float
 
     def us(self, megabytes: float, read: float, scale: Scale) -> float:
-        """Of one launch. ``read``: microseconds in which the table's card reads a megabyte."""
+        """Predict one launch. ``read``: microseconds in which the table's card reads a megabyte."""
         return self.constant * scale.launch + megabytes * scale.of(self.per_megabyte, read)
 
     def between(self, other: Launch, share: float) -> Launch:
-        """The launch that lies so far on the way to another."""
         return Launch(
             self.constant + share * (other.constant - self.constant),
             self.per_megabyte + share * (other.per_megabyte - self.per_megabyte),
@@ -66,7 +65,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class SpeedTable:
-    """What launches take on one card, by the rows of the pass.
+    """Holds what launches take on one card, by the rows of the pass.
 
     Attributes:
         card: as its driver names it. products, experts: format -> rows -> launch;
@@ -84,16 +83,16 @@ class SpeedTable:
 
     @property
     def read(self) -> float:
-        """Microseconds in which this card reads a megabyte: those of plain weights, which take no decoding."""
+        """Return microseconds in which this card reads a megabyte: those of plain weights, which take no decoding."""
         return self.products[UNQUANTIZED.name][1].per_megabyte
 
     def kv_per_megabyte(self, queries: int) -> float:
-        """Of attention with so many queries for each key head, between the measured counts around."""
+        """Interpolate attention with so many queries for each key head, between the measured counts around."""
         low, high, share = _around(tuple(self.kv), queries)
         return self.kv[low] + share * (self.kv[high] - self.kv[low])
 
     def launch(self, kind: Mapping[str, Mapping[int, Launch]], format_name: str, rows: int) -> Launch | None:
-        """Between the measured rows around; None of a format that was not measured, nor one ``LIKE`` it."""
+        """Interpolate between the measured rows around; None of a format that was not measured, nor one ``LIKE`` it."""
         measured = kind.get(format_name) or kind.get(LIKE.get(format_name, ""))
         if measured is None:
             return None
@@ -101,7 +100,7 @@ class SpeedTable:
         return measured[low].between(measured[high], share)
 
     def beside(self, traffic: Traffic, rows: int) -> float:
-        """Microseconds of a pass that no product takes."""
+        """Return microseconds of a pass that no product takes."""
         low, high, share = _around(tuple(self.parts), rows)
 
         def at(rows: int) -> float:
@@ -112,7 +111,7 @@ class SpeedTable:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Mean acceptance lengths of single requests, the least and the most of the tasks; where they are from."""
+    """Holds mean acceptance lengths of single requests, the least and the most of the tasks; where they are from."""
 
     low: float
     high: float
@@ -121,7 +120,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds behind so many tokens of context; the cycle drafts and verifies ``rows`` rows.
+    """Holds milliseconds behind so many tokens of context; the cycle drafts and verifies ``rows`` rows.
 
     Attributes:
         rows: of the whole block; the mean of a mix. shorter: rows and milliseconds of each known cycle that verifies
@@ -137,11 +136,10 @@ class Times:
 
     @property
     def plain_tokens_per_s(self) -> float:
-        """Without the drafter."""
         return 1e3 / self.step_ms
 
     def mixed(self, cycles: Mapping[int, float]) -> Times:
-        """The mean cycle of replies in place of one of the whole block.
+        """Put the mean cycle of replies in place of one of the whole block.
 
         Args:
             cycles: by their rows, how many there were; those of one row are steps that drafted nothing.
@@ -159,7 +157,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of a plan. basis: which card's table, and by what it was scaled."""
+    """Predicts a plan. basis: which card's table, and by what it was scaled."""
 
     times: tuple[Times, ...]
     acceptance: Acceptance | None
@@ -167,19 +165,18 @@ class Prediction:
 
     @property
     def gain(self) -> tuple[float, float] | None:
-        """How many times as fast as plain decoding drafting is, behind the first context, at both lengths."""
+        """Say how many times as fast as plain decoding drafting is, behind the first context, at both lengths."""
         drafted = self.drafted_tokens_per_s(self.times[0])
         plain = self.times[0].plain_tokens_per_s
         return drafted and (drafted[0] / plain, drafted[1] / plain)
 
     def drafted_tokens_per_s(self, one: Times) -> tuple[float, float] | None:
-        """At the lowest and at the highest acceptance length; None without a drafter, or where no length is known."""
+        """Predict it at the lowest and highest acceptance length; None where no length is known."""
         if self.acceptance is None or one.cycle_ms is None:
             return None
         return 1e3 * self.acceptance.low / one.cycle_ms, 1e3 * self.acceptance.high / one.cycle_ms
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         lengths = self.acceptance
         return {
             "basis": self.basis,
@@ -289,7 +286,8 @@ def pass_us(
 
 
 def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
-    """The range of the tasks' lengths with the pair's own block, see ``lengths_of``; None where none is published.
+    """Return the range of the tasks' lengths with the pair's own block, see ``lengths_of``; None where none is
+    published.
 
     ``source`` is that of the lowest and of the highest, with the number of requests where that is not one.
     """
@@ -305,7 +303,8 @@ def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
 
 
 def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None = None) -> Acceptance | None:
-    """The range over the published pairs with this block: of this kind and generation of drafter, else of this kind,
+    """Return the range over the published pairs with this block: of this kind and generation of drafter, else of this
+    kind,
     else of any; None where no pair with this block is published. A drafter that comes with the program is typical of
     none: its target is a fraction of the others'.
     """
@@ -346,7 +345,7 @@ def _table(entry: Mapping[str, Any]) -> SpeedTable:
 
 
 def _table_for(machine: Machine) -> tuple[SpeedTable, Scale, str] | None:
-    """The table for a card, how the card compares with the table's, and the words for it; None of an unknown card."""
+    """Return the table for a card, how the card compares with it, and words for that; None of an unknown card."""
     (table,) = tables()
     fitted = f"fitted to measurements of one {table.card} with random weights"
     if machine.probe is None and same_card(table.card, machine.name):
@@ -356,7 +355,7 @@ def _table_for(machine: Machine) -> tuple[SpeedTable, Scale, str] | None:
 
 
 def _around(measured: tuple[int, ...], rows: int) -> tuple[int, int, float]:
-    """The measured row counts below and above, and how far between them so many rows lie."""
+    """Return the measured row counts below and above, and how far between them so many rows lie."""
     low = max((count for count in measured if count <= rows), default=min(measured))
     high = min((count for count in measured if count >= rows), default=max(measured))
     return low, high, 0.0 if low == high else (rows - low) / (high - low)

@@ -24,7 +24,7 @@ NEAR = 0.5  # a context that differs by less than this share is the same
 
 @dataclass(frozen=True, slots=True)
 class SpeedMeasurement:
-    """Milliseconds of one plan on one card, and what its table had predicted then.
+    """Holds milliseconds of one plan on one card, and what its table had predicted then.
 
     Attributes:
         target: as ``ModelConfig.source``. format, drafter_precision, kv_cache: of the plan. rows: of a cycle; 1 where
@@ -49,7 +49,7 @@ class SpeedMeasurement:
     def of(
         cls, card: str, target: str, weights: str, load: LoadConfig, times: Times, predicted: Prediction | None
     ) -> SpeedMeasurement:
-        """Of a load. weights: the format's name, as ``Plan.format``. times: measured. predicted: for this context."""
+        """Make that of a load. weights: the format's name. times: measured. predicted: for this context."""
         expected = None if predicted is None else predicted.times[0]
         return cls(
             card=card,
@@ -68,7 +68,7 @@ class SpeedMeasurement:
         )
 
     def is_of(self, plan: Plan, target: str) -> bool:
-        """True for a plan of the same target, format, caches and drafter."""
+        """Return True for a plan of the same target, format, caches and drafter."""
         load = plan.load
         own = self.target, self.format, self.kv_cache, self.rows
         same = own == (target, plan.format, load.kv_cache, plan.block_size or 1)
@@ -80,7 +80,7 @@ class SpeedMeasurement:
 
 
 class SpeedRecord:
-    """The measurements of a card. folder: None keeps nothing."""
+    """Keeps the measurements of a card; nothing where ``folder`` is None."""
 
     def __init__(self, folder: Path | None, card: str) -> None:
         self.path = None if folder is None else folder / f"{file_stem(card)}.json"
@@ -105,7 +105,8 @@ class SpeedRecord:
 def corrected(
     found: Prediction | None, plan: Plan, target: str, measured: tuple[SpeedMeasurement, ...]
 ) -> Prediction | None:
-    """A prediction with what this card measured: of the very plan the measured times, else scaled by how far other
+    """Correct a prediction by what this card measured: of the very plan the measured times, else scaled by how far
+    other
     plans' predictions were off, the median of them: of those that were made on the same basis.
     """
     own = [each for each in measured if each.is_of(plan, target)]

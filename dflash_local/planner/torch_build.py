@@ -26,14 +26,14 @@ FOR_OLD_CARDS = f"for an old card: {REINSTALL}/cu126; for a new one a newer torc
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """Why torch cannot use a card that the driver shows, and what to do about it."""
+    """Says why torch cannot use a card that the driver shows, and what to do about it."""
 
     why: str
     fix: str
 
 
 def too_old(driver: str, cuda: int | None) -> str:
-    """Why a driver cannot run CUDA of a major version; empty when it can, or when that is unknown."""
+    """Say why a driver cannot run CUDA of a major version; empty when it can, or when that is unknown."""
     needed = OLDEST_DRIVERS.get(cuda) if cuda else None
     if not needed or not release(driver) or release(driver) >= needed:
         return ""
@@ -41,13 +41,13 @@ def too_old(driver: str, cuda: int | None) -> str:
 
 
 def install_command(driver: str) -> str:
-    """What installs the torch for the newest CUDA that a driver runs; empty when no torch runs on it."""
+    """Write what installs the torch for the newest CUDA that a driver runs; nothing when no torch runs on it."""
     wheel = next((name for lowest, name in WHEELS if release(driver) >= lowest), "")
     return f"{REINSTALL}/{wheel}" if wheel else ""
 
 
 def is_hidden(driver: Driver, visible: str | None) -> bool:
-    """True when ``CUDA_VISIBLE_DEVICES`` leaves no card: CUDA stops at the first name that it does not know."""
+    """Say whether ``CUDA_VISIBLE_DEVICES`` leaves no card: CUDA stops at the first name that it does not know."""
     if visible is None:
         return False
     first = visible.split(",")[0].strip()
@@ -55,7 +55,7 @@ def is_hidden(driver: Driver, visible: str | None) -> bool:
 
 
 def why_unusable(torch: TorchFacts, driver: Driver | None, visible: str | None) -> Unusable | None:
-    """Why torch sees none of the driver's cards; None when it sees one, when there is none, or when all are hidden.
+    """Say why torch sees none of the driver's cards; None when it sees one, when there is none, or when all are hidden.
 
     Args:
         driver: as nvidia-smi reports it. visible: ``CUDA_VISIBLE_DEVICES``.

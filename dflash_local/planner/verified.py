@@ -10,7 +10,7 @@ NAMELESS = "a GPU of"  # how ``machine.named`` calls a card of which only the me
 
 
 def reports_of(plan: Plan) -> int | None:
-    """Reports of the plan's format, engine and card; None where there is no card or its name is not known."""
+    """Count reports of the plan's format, engine and card; None where there is no card or its name is not known."""
     machine = plan.machine
     if plan.runs_on != "local" or machine.kind in ("cpu", "mps") or machine.name.startswith(NAMELESS):
         return None
@@ -20,7 +20,7 @@ def reports_of(plan: Plan) -> int | None:
 
 
 def standing(plan: Plan) -> str:
-    """The same in words; empty where there is no card."""
+    """Tell the same in words; nothing where there is no card."""
     count = reports_of(plan)
     if count is None:
         return ""

@@ -12,7 +12,7 @@ FOLDER_MODE = 0o700
 
 
 def make_private(folder: Path) -> None:
-    """Create the folder and its missing parents, each 0700 whatever the umask says."""
+    """Return create the folder and its missing parents, each 0700 whatever the umask says."""
     missing = []
     while not folder.exists():
         missing.append(folder)

@@ -31,7 +31,7 @@ QUIET_UNLOCKED_S = 600.0  # where the lock says nothing, only age does
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a snapshot: ``path`` is its place there, ``file`` the plain file that holds the bytes.
+    """Describes a file of a snapshot: ``path`` is its place there, ``file`` the plain file that holds the bytes.
 
     ``blob`` is the file in the repo's ``blobs`` folder, the same as ``path`` in a cache without links.
     """
@@ -45,42 +45,42 @@ class Entry:
 
 
 class Part(NamedTuple):
-    """What an earlier pull left of a blob, in bytes."""
+    """Holds what an earlier pull left of a blob, in bytes."""
 
     path: Path
     size: int
 
 
 class Cache:
-    """The cache in ``folder`` (``HF_HUB_CACHE``), which need not exist. Nothing here writes, but ``drop_orphans``."""
+    """Reads the cache in ``folder``, which need not exist. Nothing here writes, but ``drop_orphans``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.path.abspath(folder))
 
     def repo_folder(self, repo: str) -> Path:
-        """Where the repo lies or would lie. DownloadError: the id is no id."""
+        """Return where the repo lies or would lie. DownloadError: the id is no id."""
         return self.folder / folder_name(repo)
 
     def snapshot(self, repo: str, commit: str) -> Path:
-        """Where the files of a commit lie or would lie. DownloadError: ``commit`` is not a full commit hash."""
+        """Return where the files of a commit lie or would lie. DownloadError: ``commit`` is not a full commit hash."""
         if not is_commit(commit):
             raise DownloadError(f"{shortened(commit)} is not a commit of {repo}", "give its 40 hexadecimal digits")
         return self.repo_folder(repo) / "snapshots" / commit
 
     def repos(self) -> tuple[str, ...]:
-        """Every model repo with a folder here, by name."""
+        """List every model repo with a folder here, by name."""
         found = (repo_of(item.name) for item in _scanned(self.folder) if item.is_dir(follow_symlinks=False))
         return tuple(sorted(repo for repo in found if repo))
 
     def commits(self, repo: str) -> tuple[str, ...]:
-        """The commits with a snapshot, the latest written first."""
+        """List the commits with a snapshot, the latest written first."""
         items = _scanned(self.repo_folder(repo) / "snapshots")
         folders = [item for item in items if is_commit(item.name) and item.is_dir()]
         folders.sort(key=lambda item: (item.stat(follow_symlinks=False).st_mtime_ns, item.name), reverse=True)
         return tuple(item.name for item in folders)
 
     def ref(self, repo: str, name: str = "main") -> str | None:
-        """The commit that a branch or tag meant when it was last downloaded."""
+        """Return the commit that a branch or tag meant when it was last downloaded."""
         path = self.repo_folder(repo).joinpath("refs", *file_parts(repo, name))
         try:
             if not stat.S_ISREG(os.lstat(path).st_mode):
@@ -92,7 +92,7 @@ class Cache:
         return text if is_commit(text) else None
 
     def entry(self, repo: str, commit: str, name: str) -> Entry | None:
-        """The file ``name`` of a snapshot; None when it is not there (or its blob is gone).
+        """Find the file ``name`` of a snapshot; None when it is not there (or its blob is gone).
 
         Raises:
             DownloadError: the entry or a folder on the way is a link that leads anywhere but to a blob
@@ -103,7 +103,7 @@ class Cache:
         return self._resolved(repo, name, self.snapshot(repo, commit).joinpath(*parts))
 
     def entries(self, repo: str, commit: str) -> tuple[Entry, ...]:
-        """Every file of a snapshot, by name; links whose blob is gone are left out. DownloadError as of ``entry``."""
+        """List every file of a snapshot, by name, but links whose blob is gone. DownloadError as of ``entry``."""
         self._check_folders(repo, commit)
         root = self.snapshot(repo, commit)
         names = sorted(path.relative_to(root).as_posix() for path in _files(root))
@@ -111,7 +111,7 @@ class Cache:
         return tuple(entry for entry in found if entry)
 
     def open(self, entry: Entry) -> BinaryIO:
-        """The entry's bytes, the last step taken without following a link. DownloadError: no plain file."""
+        """Open the entry's bytes, the last step taken without following a link. DownloadError: no plain file."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             file = os.fdopen(os.open(entry.file, flags), "rb")
@@ -123,7 +123,7 @@ class Cache:
         return file
 
     def shared_blob(self, blob: Path) -> Path | None:
-        """The file of the store shared between repos that a blob links to; None for any other blob."""
+        """Find the file of the store shared between repos that a blob links to; None for any other blob."""
         try:
             target = _target(blob)
         except OSError:
@@ -138,7 +138,7 @@ class Cache:
         return file if marked and _is_folder(store) and _is_folder(file.parent) else None
 
     def files(self, repo: str, commit: str) -> tuple[Path, ...]:
-        """Everything in a snapshot that is no folder, whatever it is; nothing when it lies elsewhere."""
+        """List everything in a snapshot that is no folder, whatever it is; nothing when it lies elsewhere."""
         try:
             self._check_folders(repo, commit)
         except DownloadError:
@@ -146,7 +146,7 @@ class Cache:
         return tuple(_files(self.snapshot(repo, commit)))
 
     def blob_of(self, repo: str, path: Path) -> Path | None:
-        """What holds the bytes of a snapshot's entry in this repo: its blob, or a plain file itself."""
+        """Return what holds the bytes of a snapshot's entry in this repo: its blob, or a plain file itself."""
         kind = _kind(path)
         if kind is None or not stat.S_ISLNK(kind.st_mode):
             return path if kind is not None and stat.S_ISREG(kind.st_mode) else None
@@ -188,15 +188,15 @@ class Cache:
     # Downloads that died
 
     def hub_locks(self, repo: str) -> Path:
-        """Where huggingface_hub keeps its locks, one per blob being downloaded."""
+        """Return where huggingface_hub keeps its locks, one per blob being downloaded."""
         return self.folder / ".locks" / folder_name(repo)
 
     def downloading(self, repo: str) -> bool:
-        """True while some program is surely downloading into the repo, this process included."""
+        """Say whether some program is surely downloading into the repo, this process included."""
         return any(is_locked(Path(item.path)) is True for item in _listed(self.hub_locks(repo)))
 
     def orphans(self, repo: str) -> tuple[Path, ...]:
-        """The ``*.incomplete`` files that nobody is writing any more, huggingface_hub's and ours.
+        """List the ``*.incomplete`` files that nobody is writing any more, huggingface_hub's and ours.
 
         A download holds its blob's lock from before the first byte to after the last: a held lock means alive, a free
         one dead once the file has been quiet for ``QUIET_S`` (some network file systems let everybody through a lock).
@@ -206,7 +206,7 @@ class Cache:
         return tuple(path for path, rest in self._incomplete(repo) if rest <= 0)
 
     def parts(self, repo: str) -> dict[str, Part]:
-        """Of the orphans what a pull of ours can go on with, by the blob's name: its longest part."""
+        """Find what of the orphans a pull of ours can go on with, by the blob's name: its longest part."""
         found: dict[str, Part] = {}
         for path in self.orphans(repo):
             match = _INCOMPLETE.fullmatch(path.name)
@@ -238,7 +238,7 @@ class Cache:
         return freed
 
     def _incomplete(self, repo: str) -> Iterator[tuple[Path, float]]:
-        """Partial files without a living lock, with the seconds of quiet that still make them orphans."""
+        """Yield partial files without a living lock, with the seconds of quiet that still make them orphans."""
         for item in _listed(self.repo_folder(repo) / "blobs"):
             match = _INCOMPLETE.fullmatch(item.name)
             kind = _kind(Path(item.path))
@@ -254,7 +254,7 @@ class Cache:
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a real folder, by name; nothing when it is absent, a link or unreadable."""
+    """List what is in a real folder, by name; nothing when it is absent, a link or unreadable."""
     return _scanned(folder) if _is_folder(folder) else []
 
 
@@ -267,7 +267,7 @@ def _scanned(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Everything below that is no folder, links to folders included."""
+    """Yield everything below that is no folder, links to folders included."""
     for item in _listed(folder):
         if item.is_dir(follow_symlinks=False):
             yield from _files(Path(item.path))
@@ -290,13 +290,13 @@ def _is_folder(path: Path) -> bool:
 
 
 def _target(link: Path) -> str:
-    """Where a link points, one step, without looking at what is there."""
+    """Return where a link points, one step, without looking at what is there."""
     text = os.readlink(link)
     return os.path.normpath(os.path.join(link.parent, text))
 
 
 def _spellings(folder: Path) -> set[str]:
-    """A folder as it was given and with the links above it followed: absolute links may use either."""
+    """Return a folder as it was given and with the links above it followed: absolute links may use either."""
     return {os.path.abspath(folder), os.path.realpath(folder)}
 
 

@@ -48,7 +48,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class DataStore:
-    """Knows where files of data sets lie (they can be fetched again) and the record of what they must be (kept)."""
+    """Knows where files of data sets lie (they can be fetched again) and the record of them (kept)."""
 
     files: Path
     record: Path

@@ -39,7 +39,7 @@ def to_json(model: str, system: str, turns: Sequence[Turn]) -> str:
 
 
 def to_markdown(model: str, system: str, turns: Sequence[Turn]) -> str:
-    """The conversation as Markdown, without the control characters a model may have written."""
+    """Write the conversation as Markdown, without the control characters a model may have written."""
     parts = [f"# Chat with {model}"]
     if system:
         parts.append(f"*System:* {system}")

@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class GgufHere:
-    """A GGUF model on this disk.
+    """Describes a GGUF model on this disk.
 
     Attributes:
         path: what commands take as MODEL; the first of several that one was split into. size: of all of them, in bytes.
@@ -40,7 +40,7 @@ class GgufHere:
 
 
 def gguf_here(user: Settings) -> tuple[GgufHere, ...]:
-    """All of them, each once; what cannot be read is left out."""
+    """List all of them, each once; what cannot be read is left out."""
     others = user.others
     found = [*_listed("LM Studio", others.lm_studio), *_listed("llama.cpp", others.llama_cpp)]
     found += _listed("Hugging Face cache", (user.hub.cache,) if user.hub.cache else (), "models--")
@@ -57,7 +57,7 @@ def _listed(program: str, folders: tuple[Path, ...], prefix: str = "") -> list[G
 
 
 def _files_below(folder: Path, prefix: str) -> Iterator[Path]:
-    """GGUF files, by name; only below folders that begin with ``prefix``."""
+    """Yield GGUF files, by name; only below folders that begin with ``prefix``."""
     for place, folders, names in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if depth or name.startswith(prefix)) if depth < MAX_DEPTH else []
@@ -67,7 +67,7 @@ def _files_below(folder: Path, prefix: str) -> Iterator[Path]:
 
 
 def _joined(paths: Iterator[Path]) -> Iterator[tuple[Path, int]]:
-    """Each model's first file with the bytes of all its parts."""
+    """Yield each model's first file with the bytes of all its parts."""
     sizes: dict[Path, int] = {}
     for path in paths:
         try:
@@ -81,7 +81,7 @@ def _joined(paths: Iterator[Path]) -> Iterator[tuple[Path, int]]:
 
 
 def _of_ollama(folder: Path) -> Iterator[GgufHere]:
-    """The models whose manifests are there, and whose blobs are."""
+    """Yield the models whose manifests are there, and whose blobs are."""
     root = folder / "manifests"
     for place, folders, names in os.walk(root):
         parts = Path(place).relative_to(root).parts
@@ -98,7 +98,7 @@ def _of_ollama(folder: Path) -> Iterator[GgufHere]:
 
 
 def _model_blob(manifest: Path, blobs: Path) -> Path | None:
-    """Where a manifest's weights lie; None for one that cannot be read or names none."""
+    """Return where a manifest's weights lie; None for one that cannot be read or names none."""
     try:
         with manifest.open("rb") as file:
             content: Any = parse_json(file.read(MAX_MANIFEST))

@@ -25,14 +25,14 @@ BAD_SUFFIX = ".bad"
 
 
 class ChatFile:
-    """Appends to an open chat that no other process appends to."""
+    """Describes appends to an open chat that no other process appends to."""
 
     def __init__(self, path: Path, descriptor: int, seq: int) -> None:
         self.path, self._descriptor, self._seq = path, descriptor, seq
 
     @classmethod
     def create(cls, folder: Path, model: str, system: str, turns: Sequence[Turn] = ()) -> ChatFile:
-        """Create a file with the turns so far. Raises OSError: no permission, disk full."""
+        """Return create a file with the turns so far. Raises OSError: no permission, disk full."""
         make_private(folder)
         path = chat_path(folder, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND

@@ -21,12 +21,12 @@ _DEVICE = re.compile(r"(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|
 
 
 def is_commit(text: str | None) -> bool:
-    """True for a full commit hash: 40 lower-case hexadecimal digits."""
+    """Return True for a full commit hash: 40 lower-case hexadecimal digits."""
     return text is not None and _COMMIT.fullmatch(text) is not None
 
 
 def why_unsafe(name: str) -> str:
-    """Why a name below a repo must not become a path, by the rules of all systems (caches are moved); else empty."""
+    """Say why a name must not become a path, by the rules of all systems (caches are moved); else empty."""
     if not name:
         return "it is empty"
     if "\\" in name:
@@ -56,7 +56,7 @@ def _why_unsafe_part(part: str) -> str:
 
 
 def file_parts(repo: str, name: str) -> tuple[str, ...]:
-    """The parts of a file's path below its repo. DownloadError for a name that is unsafe, see ``why_unsafe``."""
+    """Return the parts of a file's path below its repo. DownloadError for a name that is unsafe, see ``why_unsafe``."""
     why = why_unsafe(name)
     if why:
         raise DownloadError(f"{repo} names a file {shortened(name)}, which is refused: {why}", "report it to its owner")
@@ -64,7 +64,7 @@ def file_parts(repo: str, name: str) -> tuple[str, ...]:
 
 
 def parts_of(file: str) -> tuple[str, ...]:
-    """A GGUF file's name with those of the other parts, where it is the first of several that one was split into."""
+    """List a GGUF file with its other parts, where it is the first of several that one was split into."""
     found = _FIRST_PART.fullmatch(file)
     if found is None or not 1 < int(found["count"]) <= MAX_PARTS:
         return (file,)
@@ -73,7 +73,7 @@ def parts_of(file: str) -> tuple[str, ...]:
 
 
 def folder_name(repo: str) -> str:
-    """The folder of a repo in a Hugging Face cache: ``models--owner--name``. DownloadError for what is no repo id."""
+    """Name a repo's folder in a Hugging Face cache: ``models--owner--name``. DownloadError for what is no id."""
     parts = repo.split("/")
     usable = all(_REPO_PART.fullmatch(part) and len(part) <= MAX_REPO_PART for part in parts)
     if len(parts) > 2 or not usable or "--" in repo or ".." in repo or REMOVING in repo:
@@ -82,7 +82,7 @@ def folder_name(repo: str) -> str:
 
 
 def repo_of(folder: str) -> str | None:
-    """The repo a cache folder's name belongs to; None when it is not one of a model."""
+    """Return the repo a cache folder's name belongs to; None when it is not one of a model."""
     repo = folder[len(REPO_PREFIX) :].replace("--", "/")
     try:
         return repo if folder == folder_name(repo) else None
@@ -91,6 +91,6 @@ def repo_of(folder: str) -> str | None:
 
 
 def shortened(text: str) -> str:
-    """A quoted name for a message: printable and of bounded length."""
+    """Return a quoted name for a message: printable and of bounded length."""
     quoted = ascii(text)
     return quoted if len(quoted) <= MAX_SHOWN else f"{quoted[: MAX_SHOWN - 4]}...'"

@@ -15,32 +15,32 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def chats_folder(settings: Settings) -> Path | None:
-    """Where conversations are kept; None when there is no home folder."""
+    """Return where conversations are kept; None when there is no home folder."""
     return settings.data_dir / "chats" if settings.data_dir else None
 
 
 def cubins_folder(settings: Settings) -> Path | None:
-    """Where compiled kernels are kept, with what is known of them; None when there is no home folder."""
+    """Return where compiled kernels are kept, with what is known of them; None when there is no home folder."""
     return settings.cache_dir / "cubins" if settings.cache_dir else None
 
 
 def speeds_folder(settings: Settings) -> Path | None:
-    """Where measured times of steps and cycles are kept; None when there is no home folder."""
+    """Return where measured times of steps and cycles are kept; None when there is no home folder."""
     return settings.cache_dir / "speeds" if settings.cache_dir else None
 
 
 def packages_folder(settings: Settings) -> Path | None:
-    """Where files of packages of the Python registry are kept; None when there is no home folder."""
+    """Return where files of packages of the Python registry are kept; None when there is no home folder."""
     return settings.cache_dir / "packages" if settings.cache_dir else None
 
 
 def loads_folder(settings: Settings) -> Path | None:
-    """Where loads that ended the program are remembered; None when there is no home folder."""
+    """Return where loads that ended the program are remembered; None when there is no home folder."""
     return settings.data_dir / "loads" if settings.data_dir else None
 
 
 def chat_path(folder: Path, name: str) -> Path:
-    """The file of a chat. UsageError for a name of anything but letters, digits, dot, dash and underscore."""
+    """Return the file of a chat. UsageError for a name of anything but letters, digits, dot, dash and underscore."""
     stem = name[: -len(CHAT_SUFFIX)] if name.endswith(CHAT_SUFFIX) else name
     if not is_chat_name(stem):
         allowed = "use up to 64 letters, digits, dots, dashes and underscores"

@@ -44,7 +44,8 @@ Parts = Mapping[str, Mapping[str, Path]]  # by repository and the blob's name
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One half of a pair to be pulled: a commit, branch or the main branch (None), what a drafter may look like, and
+    """Names one half of a pair to be pulled: a commit, branch or the main branch (None), what a drafter may look like,
+    and
     which GGUF file is meant (None: a checkpoint of safetensors files).
     """
 
@@ -57,7 +58,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class RepoPlan:
-    """What is to be done for one repo; sizes in bytes.
+    """Says what is to be done for one repo; sizes in bytes.
 
     Attributes:
         branch: the branch that ``commit`` is the newest of; empty when that was not looked up.
@@ -83,13 +84,13 @@ class RepoPlan:
 
     @property
     def gated(self) -> bool:
-        """True when the owner is known to ask for agreement to a licence."""
+        """Say whether the owner is known to ask for agreement to a licence."""
         return self.listing is not None and self.listing.gated
 
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """A pull that was looked at but not begun; ``free`` bytes are left on the disk of ``where``."""
+    """Describes a pull that was looked at but not begun; ``free`` bytes are left on the disk of ``where``."""
 
     repos: tuple[RepoPlan, ...]
     total: int
@@ -103,11 +104,11 @@ class PullPlan:
 
     @property
     def need(self) -> int:
-        """Bytes of disk that the pull wants, with the margin that is to be left free."""
+        """Return the bytes of disk that the pull wants, with the margin that is to be left free."""
         return self.to_fetch + max(MARGIN, int(self.to_fetch * MARGIN_SHARE)) if self.to_fetch else 0
 
     def check_disk(self) -> None:
-        """Raises DoesNotFitError when the disk has no room for it."""
+        """Raise DoesNotFitError when the disk has no room for it."""
         if self.need > self.free:
             lacking = f"not enough room in {self.where}: {byte_size(self.need)} needed, {byte_size(self.free)} free"
             raise DoesNotFitError(lacking, "free some space, or set HF_HUB_CACHE to a folder on a larger disk")

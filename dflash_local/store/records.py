@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message and, for a reply, whether the user stopped it, and its figures: speed, acceptance, seed."""
+    """Holds one message and, for a reply, whether the user stopped it, and its figures: speed, acceptance, seed."""
 
     role: Role
     content: str
@@ -30,7 +30,7 @@ class Turn:
 
     @property
     def ending(self) -> str:
-        """How a reply ended when not by itself, in words; else empty."""
+        """Tell how a reply ended when not by itself; empty where it did."""
         if self.stopped:
             return "stopped"
         if self.figures.get("reason") == "length":
@@ -45,7 +45,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation as its file holds it.
+    """Holds a conversation as its file does.
 
     Attributes:
         newer: written by a newer version of this program: read what can be read, write nothing.
@@ -74,14 +74,14 @@ def encode_turn(seq: int, turn: Turn) -> bytes:
 
 
 def encode_chat(model: str, system: str, turns: Sequence[Turn]) -> bytes:
-    """A whole conversation, as ``decode`` reads it."""
+    """Write a whole conversation, as ``decode`` reads it."""
     lines = [encode("chat", 0, model=model, system=system)]
     lines += [encode_turn(seq, turn) for seq, turn in enumerate(turns, start=1)]
     return b"".join(lines)
 
 
 def decode(raw: bytes) -> Chat:
-    """The conversation of the lines, in the order of their sequence numbers."""
+    """Read the conversation of the lines, in the order of their sequence numbers."""
     whole = raw.rfind(b"\n") + 1
     lines, tail = raw[:whole].split(b"\n"), raw[whole:]
     if tail and _record(tail) is not None:  # complete but for its line end

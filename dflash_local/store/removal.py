@@ -64,7 +64,7 @@ class RepoRemoval:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Answers what would go; ``remove`` takes it away."""
+    """Describes answers what would go; ``remove`` takes it away."""
 
     cache: Cache
     manifests: Path | None

@@ -40,7 +40,7 @@ _UNREAD = re.compile(rf"(?<![A-Za-z0-9])({_TYPES})(?![A-Za-z0-9])", re.IGNORECAS
 
 
 def wanted(listing: Listing, gguf: str | None = None) -> tuple[RemoteFile, ...]:
-    """The files to fetch, small ones first.
+    """Choose the files to fetch, small ones first.
 
     Args:
         gguf: the one file that is meant, with the other parts that it was split into.
@@ -76,7 +76,7 @@ def _gguf(listing: Listing, name: str) -> tuple[RemoteFile, ...]:
 
 
 def refuse_unread(name: str) -> None:
-    """Raises DownloadError for a GGUF file whose name tells a type that is not read; names the nearest that is."""
+    """Raise DownloadError for a GGUF file whose name tells a type that is not read; names the nearest that is."""
     found = _UNREAD.search(name)
     if found is not None:
         text = f"{name} is in {found[1].upper()}, which is not read here"
@@ -84,7 +84,7 @@ def refuse_unread(name: str) -> None:
 
 
 def refuse_hostile_names(listing: Listing) -> None:
-    """Raises DownloadError for a repository with a name that no honest one holds, also of a file nobody wants."""
+    """Raise DownloadError for a repository with a name that no honest one holds, also of a file nobody wants."""
     for file in listing.files:
         if _HOSTILE.search(file.path):
             file_parts(listing.repo, file.path)  # says why
@@ -92,12 +92,12 @@ def refuse_hostile_names(listing: Listing) -> None:
 
 
 def is_weight(file: RemoteFile) -> bool:
-    """True for what is fetched last, after everything else of every repository has been looked at."""
+    """Return True for what is fetched last, after everything else of every repository has been looked at."""
     return file.path.endswith((".safetensors", GGUF))
 
 
 def _weights(listing: Listing, files: dict[str, RemoteFile]) -> list[RemoteFile]:
-    """One file, or the shards with their index: as the loader reads them."""
+    """Choose one file, or the shards with their index: as the loader reads them."""
     if SINGLE in files:
         return [files[SINGLE]]
     if INDEX in files:

@@ -22,7 +22,7 @@ _WEB_PAGE = (b"<!doctype", b"<html", b"<?xml", b"<head")
 
 
 class Proof:
-    """Hashes a file piece by piece: sha256, which the Hub has of LFS files; of others git's is checked."""
+    """Describes hashes a file piece by piece: sha256, which the Hub has of LFS files; of others git's is checked."""
 
     def __init__(self, file: RemoteFile) -> None:
         self.size = 0

@@ -16,12 +16,12 @@ REPORT = "try `dflash pull --update`, or report it to the owner of the repo"
 
 
 def is_weights(name: str) -> bool:
-    """True for a weight file at the root of a repo; what lies deeper is another format's copy."""
+    """Return True for a weight file at the root of a repo; what lies deeper is another format's copy."""
     return name.endswith(".safetensors") and "/" not in name
 
 
 def needed(cache: Cache, repo: str, there: Mapping[str, Entry]) -> set[str]:
-    """The weight files a checkpoint is read from; the index itself when it is absent or damaged.
+    """List the weight files a checkpoint is read from; the index itself when it is absent or damaged.
 
     Raises:
         CheckpointError: the index names a tensor twice, or a shard that is no plain file name.
@@ -47,7 +47,7 @@ def needed(cache: Cache, repo: str, there: Mapping[str, Entry]) -> set[str]:
 
 
 def is_whole(cache: Cache, entry: Entry) -> bool:
-    """False when the file is shorter or longer than its header says, or has no readable header."""
+    """Return False when the file is shorter or longer than its header says, or has no readable header."""
     return _header(cache, entry) is not None
 
 
@@ -63,7 +63,7 @@ def check_tensors(cache: Cache, repo: str, weights: Iterable[Entry]) -> None:
 
 
 def _header(cache: Cache, entry: Entry) -> Mapping[str, TensorInfo] | None:
-    """The tensors of a file; None where the loader would refuse it."""
+    """Read the tensors of a file; None where the loader would refuse it."""
     with cache.open(entry) as file:
         try:
             return header_of(file, entry.path)

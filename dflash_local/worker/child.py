@@ -39,7 +39,7 @@ def alarm(seconds: int) -> None:
 
 
 def load(handler: str, folders: list[str]) -> Callable[[bytes], bytes]:
-    """The handler's function; the folders are searched after Python's own."""
+    """Load the handler's function; the folders are searched after Python's own."""
     sys.path += folders
     spec = importlib.util.spec_from_file_location(Path(handler).stem, handler)
     if spec is None or spec.loader is None:

@@ -31,7 +31,7 @@ _RUNNER = Path(__file__).with_name("child.py")
 
 
 class WorkerError(Exception):
-    """The child gave no answer. ``late``: it took longer than allowed, otherwise it died or never started."""
+    """Says that the child gave no answer. ``late``: it took longer than allowed, otherwise it died or never started."""
 
     def __init__(self, late: bool) -> None:
         super().__init__("late" if late else "died")
@@ -39,14 +39,14 @@ class WorkerError(Exception):
 
 
 class Limits(NamedTuple):
-    """What one answer may take; no mebibytes are no limit of memory."""
+    """Says what one answer may take; no mebibytes are no limit of memory."""
 
     seconds: float
     mebibytes: int = 0
 
 
 class WorkerProcess:
-    """One child, shared by all threads; a lock lets one request in at a time.
+    """Runs one child, shared by all threads; a lock lets one request in at a time.
 
     It knows neither the package nor the environment but for what it is given, cannot write files unless it is allowed
     to, and ends when this object or the parent does. Ctrl-C in the parent's terminal does not reach it.
@@ -95,7 +95,7 @@ class WorkerProcess:
         self._starting.start()
 
     def greeting(self) -> bytes:
-        """The answer to ``setup``, when it is there. WorkerError: none in time. MissingDependencyError."""
+        """Return the answer to ``setup``, when it is there. WorkerError: none in time. MissingDependencyError."""
         while self._starting is not None and self._starting.is_alive():
             self._starting.join(WAIT_S)
         if self._failure is not None:
@@ -174,11 +174,11 @@ class WorkerProcess:
 
 
 class _EndedError(Exception):
-    """Something else than the request ended the child: it had not the whole request yet, or was killed from outside."""
+    """Says that something else than the request ended the child, before it had all of it or from outside."""
 
 
 def _twice(call: Callable[[], Result]) -> Result:
-    """The result of ``call``, which is called once more after _EndedError. WorkerError: it came again."""
+    """Return the result of ``call``, which is called once more after _EndedError. WorkerError: it came again."""
     with suppress(_EndedError):
         return call()
     try:
@@ -188,7 +188,7 @@ def _twice(call: Callable[[], Result]) -> Result:
 
 
 class _Watch:
-    """Within, a thread kills the process when the time is up or nobody wants the answer any more."""
+    """Kills the process when the time is up or nobody wants the answer any more, from a thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, cancelled: Callable[[], bool]) -> None:
         self.late = self.cancelled = False
@@ -217,7 +217,7 @@ class _Watch:
 
 
 def _receive(process: subprocess.Popen[bytes]) -> bytes | None:
-    """The next frame; None when the child is dead or babbling."""
+    """Return the next frame; None when the child is dead or babbling."""
     if process.stdout is None:
         return None
     head = process.stdout.read(_ANSWER.size)
@@ -239,7 +239,7 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _folders(libraries: Sequence[str]) -> list[str]:
-    """Where the libraries lie, for a child that ignores PYTHONPATH and the user's site."""
+    """Return where the libraries lie, for a child that ignores PYTHONPATH and the user's site."""
     folders = []
     for name in libraries:
         spec = importlib.util.find_spec(name)
