@@ -140,11 +140,11 @@ def shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
         part = choice.row.target
     name = choice.name if part is None or isinstance(part, Path) else part.id
     try:
-        config = _configuration(part, None, store) or _of_variant(choice)
+        config = configuration(part, None, store) or _of_variant(choice)
         target = None if config is None else _known(read_model, config, name)
         if target is None or drafter is None:
             return None if target is None else Shapes(target, None)
-        config = _configuration(drafter, choice.row if choice.own_drafter else None, store)
+        config = configuration(drafter, choice.row if choice.own_drafter else None, store)
         source = str(drafter) if isinstance(drafter, Path) else drafter.id
         known = None if config is None else _known(drafter_of_shape, config, source)
         return Shapes(target, known, drafter_unknown=known is None)
@@ -185,7 +185,7 @@ def folder_shapes(name: str, target: Path, drafter: Path | None) -> Shapes | Non
         return None
 
 
-def _configuration(part: Repo | Path | None, row: Row | None, store: ModelStore | None) -> Mapping[str, Any] | None:
+def configuration(part: Repo | Path | None, row: Row | None, store: ModelStore | None) -> Mapping[str, Any] | None:
     """Read the configuration of a folder, of a repository that is here, or what the registry keeps of it.
 
     Raises:
