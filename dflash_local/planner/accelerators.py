@@ -55,8 +55,8 @@ def nvidia(probe: RunProbe = run_probe) -> tuple[Accelerator, ...]:
         if len(cells) < len(FIELDS) - OPTIONAL or not cells[0].isdigit():
             continue
         index, uuid, name, driver, total, free, *extra = cells
-        told = re.fullmatch(r"(\d+)\.(\d+)", extra[1]) if len(extra) > 1 else None
-        capability = (int(told[1]), int(told[2])) if told else None
+        match = re.fullmatch(r"(\d+)\.(\d+)", extra[1]) if len(extra) > 1 else None
+        capability = (int(match[1]), int(match[2])) if match else None
         found.append(Accelerator(int(index), uuid, name, driver, _mib(total), _mib(free), capability=capability))
         if extra[:1] == ["Enabled"]:
             divided.add(int(index))

@@ -132,11 +132,11 @@ def fetch(
     """
     package = plan.package
 
-    def tell_waiting(pid: int | None) -> None:
+    def report_holder(pid: int | None) -> None:
         who = f"process {pid}" if pid is not None else "another process"
         on_event(Notice(f"{package.label} is being fetched by {who}: waiting for it"))
 
-    with exclusive(locks, package.name, tell_waiting, cancelled=cancelled):
+    with exclusive(locks, package.name, report_holder, cancelled=cancelled):
         found = find(plan.folder, package)
         if found is not None and found.complete:
             return found

@@ -208,7 +208,7 @@ def pull(
         CheckpointError: an index at the source is damaged.
     """
 
-    def tell_waiting(repo: str, pid: int | None) -> None:
+    def report_holder(repo: str, pid: int | None) -> None:
         who = f"process {pid}" if pid is not None else "another process"
         on_event(Notice(f"{repo} is being pulled by {who}: waiting for it"))
 
@@ -217,7 +217,7 @@ def pull(
         return _found(plan, cache, manifests)
     with ExitStack() as locked:
         for repo in sorted({item.repo for item in plan.repos}):
-            locked.enter_context(exclusive(locks, repo, partial(tell_waiting, repo), cancelled=cancelled))
+            locked.enter_context(exclusive(locks, repo, partial(report_holder, repo), cancelled=cancelled))
         now = [  # another process may have done some of it
             _counted(item.wanted, item.listing, item.branch, cache, manifests) if item.listing else item
             for item in plan.repos
