@@ -8,7 +8,7 @@
 //
 // Codes become bfloat16 by few bit operations, each exactly.
 // int4, int5: 128 + code; (128 + zero) times the sum of the group's x is taken off after the group. Where groups have
-// minima, codes count from zero: sums begin at -128 times the sum of x, and the minimum times that is added behind.
+// minima, codes count from zero: (minimum - 128 scale) times the sum of x is added behind.
 // int6: the code less 32. iq4: a table's bytes, by the code's lower three bits from its halves, by the fourth from both.
 // What int5 and int6 have above four bits lies behind the step's loads, for each lane in words of 64 and 32 columns.
 // int8: the code less 128, as 128 + its lower seven bits less 128 or 256; zero points are taken off like int4's.
@@ -277,16 +277,24 @@ __device__ __forceinline__ void scale_codes(u32 (&a)[4], u32 scales, int group) 
   a[1] = multiply_pairs(a[1], both_of_second), a[3] = multiply_pairs(a[3], both_of_second);
 }
 
-// The lowest byte as a scale or a minimum.
-__device__ __forceinline__ float byte_value(u32 bytes) {
-  if (SCALE_TYPE == INT8_SCALE) return __uint_as_float((bytes & 0xffu) ^ 0x4b000080u) - (8388608.0f + 128.0f);
-  return __uint_as_float(and_or(bytes, 0xffu, 0x4b000000u)) - 8388608.0f;
+// 2^23 and one of the 16 bytes of a step's words, as float32: the byte stands in the lowest bits. One instruction.
+template <int WORDS> __device__ __forceinline__ float byte_above_2_23(const u32 (&words)[WORDS], int byte) {
+  return __uint_as_float(__byte_perm(words[byte / 4 % WORDS], 0x4b000000u, 0x7540 + byte % 4));
 }
 
-// The lowest byte as a zero point of codes as they are decoded: int4's are 128 too large, int8's 128 too small.
-__device__ __forceinline__ float zero_point(u32 points) {
+// A byte times a factor of float16, rounded once: 2^23 times a factor is exact, so that one multiply-add takes it off.
+// Signed bytes are 2^23 + 128 too large when their sign is turned: that product would round.
+template <int WORDS> __device__ __forceinline__ float times_byte(const u32 (&words)[WORDS], int byte, float factor) {
+  const float above = byte_above_2_23(words, byte);
+  if (SCALE_TYPE == INT8_SCALE)
+    return (__uint_as_float(__float_as_uint(above) ^ 0x80u) - (8388608.0f + 128.0f)) * factor;
+  return __fmaf_rn(above, factor, -8388608.0f * factor);
+}
+
+// A byte as a zero point of codes as they are decoded: int4's are 128 too large, int8's 128 too small.
+template <int WORDS> __device__ __forceinline__ float zero_point(const u32 (&points)[WORDS], int byte) {
   const float offset = CODES == INT4 ? -128.0f : 128.0f;
-  return __uint_as_float(and_or(points, 0xffu, 0x4b000000u)) - (8388608.0f + offset);
+  return byte_above_2_23(points, byte) - (8388608.0f + offset);
 }
 
 // total += scale * (sum of the group), for the lane's two features and two rows. of_x: the group's sums of these rows.
@@ -295,9 +303,9 @@ __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], co
                                           int group, float2 of_x) {
   float low, high;
   if (NESTED) {
-    const u32 pair = scales[group / 2] >> (group % 2 * 16);
     const u32 of_high = HAS_MINIMA ? factors[FACTOR_WORDS - 1] : factors[0] >> 16;
-    low = byte_value(pair) * from_float16(factors[0] & 0xffff), high = byte_value(pair >> 8) * from_float16(of_high & 0xffff);
+    low = times_byte(scales, group * 2, from_float16(factors[0] & 0xffff));
+    high = times_byte(scales, group * 2 + 1, from_float16(of_high & 0xffff));
   } else if (SCALE_TYPE == E8M0_SCALE) {
     const u32 pair = scales[group / 2] >> (group % 2 * 16);
     low = __uint_as_float(((pair & 0xff) + REST_E2M1) << 23);
@@ -312,9 +320,8 @@ __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], co
   }
   if (CODES == E4M3) low *= REST_E4M3, high *= REST_E4M3;
   if (SUMS_X && !HAS_MINIMA) {
-    const u32 points = HAS_ZEROS ? offsets[group / 2] >> (group % 2 * 16) : 0;
-    const float zero_low = HAS_ZEROS ? zero_point(points) : CODES == INT5 ? 144.0f : 136.0f;
-    const float zero_high = HAS_ZEROS ? zero_point(points >> 8) : CODES == INT5 ? 144.0f : 136.0f;
+    const float zero_low = HAS_ZEROS ? zero_point(offsets, group * 2) : CODES == INT5 ? 144.0f : 136.0f;
+    const float zero_high = HAS_ZEROS ? zero_point(offsets, group * 2 + 1) : CODES == INT5 ? 144.0f : 136.0f;
     sum[0] -= zero_low * of_x.x, sum[1] -= zero_low * of_x.y;
     sum[2] -= zero_high * of_x.x, sum[3] -= zero_high * of_x.y;
   }
@@ -323,22 +330,16 @@ __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], co
   if (HAS_MINIMA) {
     float minimum_low, minimum_high;
     if (NESTED) {
-      const u32 pair = offsets[group / 2] >> (group % 2 * 16);
-      minimum_low = -byte_value(pair) * from_float16(factors[0] >> 16);
-      minimum_high = -byte_value(pair >> 8) * from_float16(factors[FACTOR_WORDS - 1] >> 16);
+      minimum_low = -times_byte(offsets, group * 2, from_float16(factors[0] >> 16));
+      minimum_high = -times_byte(offsets, group * 2 + 1, from_float16(factors[FACTOR_WORDS - 1] >> 16));
     } else {
       const u32 pair = offsets[group % OFFSET_WORDS];
       minimum_low = from_float16(pair & 0xffff), minimum_high = from_float16(pair >> 16);
     }
+    minimum_low -= 128.0f * low, minimum_high -= 128.0f * high;  // codes as they are decoded are 128 too large
     total[0] += minimum_low * of_x.x, total[1] += minimum_low * of_x.y;
     total[2] += minimum_high * of_x.x, total[3] += minimum_high * of_x.y;
   }
-}
-
-// What the sums of a group begin with. of_x: as of add_group.
-__device__ __forceinline__ void start_group(float (&sum)[4], float2 of_x) {
-  const float offset = HAS_MINIMA ? -128.0f : 0.0f;
-  sum[0] = sum[2] = offset * of_x.x, sum[1] = sum[3] = offset * of_x.y;
 }
 
 // What a unit's sums are multiplied with at the end, for feature g or g + 8.
@@ -369,8 +370,7 @@ __device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][TIL
 #pragma unroll
         for (int m = 0; m < M; m++) {
           float(&sum)[4] = SCALES_SUMS ? group_sum[n][m] : total[n][m];
-          if (SCALES_SUMS && k16 % K16_OF_GROUP == 0)
-            start_group(sum, HAS_MINIMA ? of_x(k16 / K16_OF_GROUP, m) : make_float2(0.0f, 0.0f));
+          if (SCALES_SUMS && k16 % K16_OF_GROUP == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
           mma(sum, a, half ? b[m].z : b[m].x, half ? b[m].w : b[m].y);
           if (SCALES_SUMS && k16 % K16_OF_GROUP == K16_OF_GROUP - 1) {
             const int group = k16 / K16_OF_GROUP;
