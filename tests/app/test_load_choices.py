@@ -11,7 +11,7 @@ import pytest
 from dflash_local.app import load_choices as module
 from dflash_local.app.load_choices import LoadChoices, load_choices
 from dflash_local.catalog.row import Repo
-from dflash_local.errors import DoesNotFitError, UnknownModelError, UsageError
+from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import Machine, named, this_machine
 from dflash_local.settings import Settings, load
@@ -146,11 +146,3 @@ def test_a_cpu_without_room_for_float32_is_offered_bfloat16_first(user: Settings
     fitting = [each for each in offered("qwen3-8b", user).choices if each.fits]
     assert fitting[0].config.dtype == "bfloat16" and fitting[0].config.quantize is None
     assert fitting[0].option.arguments == "--dtype bfloat16" and "bfloat16" in choice_row(fitting[0]).cells[0]
-
-
-def test_names_that_no_dialog_opens_for(user: Settings, on: Any) -> None:
-    on(named("RTX 4090", 24))
-    with pytest.raises(DoesNotFitError, match="server"):
-        load_choices("kimi-k2.5", user)
-    with pytest.raises(UnknownModelError):
-        load_choices("qwen3.5-9bb", user)

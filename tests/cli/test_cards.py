@@ -40,7 +40,12 @@ def test_a_size_that_the_table_lacks_is_named(cli: Cli) -> None:
 
 ROWS = [row.name for row in load().rows]
 LOCAL = [row.name for row in load().rows if row.runs_here and not (row.bundled or row.bundled_drafter)]
-FIVE = [card for card in CARDS if round(card[1]) in (8, 12, 24, 48, 80)]
+SLOW = (8, 12, 48)
+FIVE = [
+    pytest.param(*card, marks=pytest.mark.slow if round(card[1]) in SLOW else ())
+    for card in CARDS
+    if round(card[1]) in (*SLOW, 24, 80)
+]
 
 
 @pytest.mark.parametrize(("gpu", "gib"), FIVE)

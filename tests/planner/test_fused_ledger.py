@@ -161,10 +161,6 @@ def standing(found: dict[str, int]) -> int:
     )
 
 
-def test_the_registry_has_pairs_for_the_fused_engine() -> None:
-    assert {"Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "meta-llama/Llama-3.1-8B-Instruct"} <= set(PAIRS)
-
-
 def check_ledger(pair: RandomPair, config: LoadConfig) -> tuple[dict[str, int], FusedRunner]:
     """Hold the ledger of a pair to what the engine allocates, to the byte; its lines, and the engine."""
     options = {"cache_dtype": torch.float8_e4m3fn} if config.kv_cache == "fp8" else {}

@@ -96,13 +96,6 @@ def test_mxfp4_is_decoded_at_load() -> None:
     assert stored is not None and stored < held / 3
 
 
-def test_only_a_gpu_has_a_reserve_and_the_libraries_scratch() -> None:
-    cpu, gpu = of("Qwen/Qwen3-8B", device="cpu"), of("Qwen/Qwen3-8B")
-    assert cpu.reserve.bytes == 0 and gpu.peak is not None
-    assert gpu.reserve.bytes == memory.GPU_RESERVE + round(memory.GAPS * gpu.peak)
-    assert line(gpu, "workspace") - line(cpu, "workspace") == memory.LIBRARY_WORKSPACE
-
-
 @pytest.mark.parametrize("draft", [True, False])
 def test_loading_is_the_weights_and_of_quantised_ones_a_matrix_before_it_is_packed(draft: bool) -> None:
     matrix = formats.largest_matrix(pair("Qwen/Qwen3-8B")[0])

@@ -116,12 +116,6 @@ def test_what_other_programs_take_at_the_moment_changes_no_plan(monkeypatch: pyt
     assert not found[0].crowded and "6.0 GiB of main memory is free right now" in found[2].crowded
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "balanced"])
-def test_a_gpu_asked_for_without_one_is_a_typed_error(device: str) -> None:
-    with pytest.raises(UsageError, match="no GPU was found"):
-        here(None, device)
-
-
 @pytest.mark.parametrize(("driver", "fits"), [("570.86.10", False), ("580.95.05", True), ("unknown", True)])
 def test_a_driver_too_old_for_the_installed_torch_is_told(driver: str, fits: bool) -> None:
     found = here(ONE.replace("580.95.05", driver))
@@ -202,11 +196,6 @@ def test_apple_takes_three_quarters_of_the_main_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(accelerators, "is_apple", lambda: True)
     found = here(None)
     assert (found.kind, found.free, found.device) == ("mps", 48 * GIB, "mps") and "75 %" in found.why
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_a_device_asked_for_is_taken(device: str) -> None:
-    assert here(ONE, device).kind == device
 
 
 def fake_smi(folder: Path, script: str) -> None:

@@ -57,14 +57,6 @@ def test_a_card_that_torch_cannot_use_is_one_line_with_its_fix(
     assert (check.status, check.value) == ("problem", error.message) and error.hint.startswith(check.fix)
 
 
-def test_no_wheel_is_advised_that_the_driver_cannot_run() -> None:
-    assert torch_build.install_command("470.10") == ""
-    for lowest, wheel in torch_build.WHEELS:
-        driver = ".".join(map(str, lowest))
-        assert torch_build.install_command(driver).endswith(wheel)
-        assert torch_build.too_old(driver, int(wheel[2:4])) == ""
-
-
 @pytest.mark.parametrize(
     "device, torch, driver, visible",
     [

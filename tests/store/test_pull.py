@@ -196,6 +196,12 @@ def test_an_index_with_an_absent_shard_costs_no_weights(puller: Any, fake: FakeH
     assert fake.gets("*.safetensors") == []
 
 
+def test_weights_that_the_index_does_not_name_are_left(puller: Any, fake: FakeHub) -> None:
+    files = {"config.json": b"{}", **shards(2, 1000), "model-extra.safetensors": safetensors(1000, 9)}
+    fake.add_repo(TARGET, files)
+    assert puller.pull(TARGET)[0].verified and "model-extra.safetensors" not in puller.names()
+
+
 def test_the_cache_is_one_that_huggingface_hub_reads(puller: Any, small: dict[str, bytes]) -> None:
     import huggingface_hub
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -39,27 +39,6 @@ def test_a_repo_that_is_not_here_is_left_out(tree: Tree) -> None:
     assert plan.repos == ()
     assert removal.remove(plan) == 0
     assert not tree.cache.folder.exists()
-
-
-def test_a_target_that_another_pair_uses_stays_unless_agreed(tree: Tree) -> None:
-    pulled(tree)
-    pulled(tree, repo="lab/Drafter")
-    plan = planned(tree, REPO, "lab/Drafter", keep={REPO: ("lab/Other-Pair",)})
-    assert [item.shared_with for item in plan.repos] == [("lab/Other-Pair",), ()]
-    assert [item.repo for item in plan.repos if not item.delicate] == ["lab/Drafter"]
-    removal.remove(replace(plan, repos=plan.repos[1:]))
-    assert tree.cache.repos() == (REPO,)
-    assert local.find(tree.cache, tree.manifests, REPO).verified
-    removal.remove(planned(tree, keep={REPO: ("lab/Other-Pair",)}))
-    assert tree.cache.repos() == ()
-
-
-def test_what_another_program_put_there_is_to_be_agreed_to(tree: Tree) -> None:
-    tree.add()
-    plan = planned(tree)
-    assert only(plan).foreign and only(plan).delicate
-    assert removal.remove(plan) == only(plan).whole_size
-    assert tree.cache.repos() == ()
 
 
 @pytest.mark.parametrize("linked", [True, False])

@@ -120,6 +120,7 @@ def test_a_server_that_ignores_the_range_of_another_run(puller: Any, fake: FakeH
     left(puller, large[WEIGHTS][:1_000_000])
     fake.fault(WEIGHTS, "ignore_range")
     assert puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
+    assert not any("fetched again" in notice for notice in puller.notices)
 
 
 def test_a_web_page_does_not_cost_the_part(puller: Any, fake: FakeHub, large: Any) -> None:

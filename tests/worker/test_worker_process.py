@@ -135,12 +135,6 @@ def test_it_writes_no_file_and_knows_no_environment(
     assert not (tmp_path / "out").exists() or not (tmp_path / "out").read_bytes()
 
 
-@POSIX
-def test_ctrl_c_of_the_parents_terminal_does_not_reach_it(worker: WorkerProcess) -> None:
-    assert answers(worker) and worker.pid is not None
-    assert os.getpgid(worker.pid) != os.getpgid(0)
-
-
 def test_it_ends_with_the_parents_end_of_the_pipe_and_with_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "handler.py"
     path.write_text(HANDLER)
