@@ -103,3 +103,13 @@ def test_loading_is_the_weights_and_of_quantised_ones_a_matrix_before_it_is_pack
         ledger = of("Qwen/Qwen3-8B", draft=draft, bitsandbytes=quantize)
         weights = [entry.bytes or 0 for entry in ledger.lines if "weights" in entry.name or entry.name == "head"]
         assert ledger.loading.bytes == sum(weights) + more
+
+
+def test_what_a_prompt_takes_beside_its_caches_is_worked_out_by_hand() -> None:
+    """Qwen3-8B is 4,096 wide, 12,288 in its feed-forward, and its drafter reads five taps."""
+    found = next(entry for entry in of("Qwen/Qwen3-8B", 1024).lines if entry.name == "workspace")
+    beside = 1024 * 4096 * (2 + 5) * 2  # the residual, its norm and the taps, in bfloat16
+    assert found.note == "feed-forward of a prompt chunk"
+    assert found.bytes == beside + 3 * 1024 * 12_288 * 2 + memory.LIBRARY_WORKSPACE
+    later = next(entry for entry in of("Qwen/Qwen3-8B", 1024, draft=False).lines if entry.name == "workspace")
+    assert found.bytes - (later.bytes or 0) == 5 * 1024 * 4096 * 2

@@ -175,7 +175,9 @@ def test_a_tied_embedding_stays() -> None:
     assert not found.fits and found.load.offload == "auto", "nothing would be gained"
 
 
-def test_the_nearest_plan_then_gives_up_precision_and_the_drafter_last() -> None:
+def test_the_nearest_plan_gives_up_context_then_precision_and_the_drafter_last() -> None:
+    near = nearest(DENSE, DENSE_DRAFTER, card(need(LoadConfig(context=8192))), LoadConfig(context=40960))
+    assert near is not None and near.load.quantize is None and near.load.draft and (near.context or 0) >= 8192
     floor = {form: need(LoadConfig(context=FLOOR, quantize=form)) for form in (None, "int8", "int4")}
     assert floor[None] > floor["int8"] > floor["int4"]
     for form in ("int8", "int4"):
