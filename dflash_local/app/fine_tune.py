@@ -54,81 +54,46 @@ class Base:
         )
 
 
-def base_of(model: str, target: Repo | Path, user: Settings) -> Base | None:
+def base_of(model: str, target: Repo | Path, user: Settings) -> tuple[Base | None, str]:
     """Find the known target that a folder or GGUF file, or a repository that is here, is alike to in architecture.
 
     Of several the one that the model's name or its files name; else the first whose drafter is here; else the first of
-    the registry.
+    the registry. Where there is none, the facts in which the nearest differs tell why; of a target that cannot be read
+    nothing is said, which loading tells better.
 
     Raises:
         SettingsError: the registry cannot be read.
     """
-    from dflash_local.config.architecture import same_architecture
+    from dflash_local.config.architecture import differences, same_architecture
 
     store = model_store(user)
-    own = _target(model, target, store)
-    if own is None:
-        return None
-    alike = [row for row, known in _known_targets(user, store) if same_architecture(own.features, known)]
-    if not alike:
-        return None
-    words = _plain(" ".join([model, *own.origins]))
-    named = [row for row in alike if row.target is not None and _plain(row.key.partition("/")[2]) in words]
-    here = [row for row in alike if _own_drafter(row) or install_status(row, store).drafter is not None]
-    row = max(named, key=lambda row: len(row.key)) if named else (here or alike)[0]
-    return Base(row, tuple(other.bundled or other.name for other in alike if other is not row))
-
-
-def unlike_all(model: str, target: Path, user: Settings) -> str:
-    """Say why no known target is one that ``base_of`` finds, by the facts of the nearest; empty where a target cannot
-    be
-    read, which loading tells better.
-
-    Raises:
-        SettingsError: the registry cannot be read.
-    """
-    from dflash_local.config.architecture import differences
-
-    store = model_store(user)
-    own = _target(model, target, store)
-    if own is None:
-        return ""
-    found = [(differences(own.features, known), row) for row, known in _known_targets(user, store)]
-    family = [each for each in found if each[1].family == own.features.family] or found
-    facts, row = min(family, key=lambda each: len(each[0]))
-    return (
-        f"no drafter is known for {model}: it has the architecture of no target of the registry; the nearest is "
-        f"{row.bundled or row.name}, but it has {listing(facts, NAMED_FACTS)}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Holds a target on this machine, and what its files say of where it comes from."""
-
-    features: ModelConfig
-    origins: tuple[str, ...]
-
-
-def _target(model: str, target: Repo | Path, store: ModelStore | None) -> _Target | None:
     source = _source_of(target, store)
-    content = None if source is None else _read(source)
-    own = None if content is None else _features(content, model)
-    return None if source is None or own is None else _Target(own, source.origins())
+    own = _features(source, model)
+    if source is None or own is None:
+        return None, ""
+    known = [(row, of) for row in registry(user).rows if (of := _known(row, store)) is not None]
+    alike = [row for row, of in known if same_architecture(own, of)]
+    if not alike:
+        found = [(differences(own, of), row) for row, of in known]
+        facts, row = min(
+            [each for each in found if each[1].family == own.family] or found, key=lambda each: len(each[0])
+        )
+        return None, (
+            f"no drafter is known for {model}: it has the architecture of no target of the registry; the nearest is "
+            f"{row.bundled or row.name}, but it has {listing(facts, NAMED_FACTS)}"
+        )
+
+    def plain(text: str) -> str:
+        return SEPARATORS.sub("-", text.lower())
+
+    words = plain(" ".join([model, *source.origins()]))
+    named = [row for row in alike if row.target is not None and plain(row.key.partition("/")[2]) in words]
+    here = [row for row in alike if _comes_along(row) or install_status(row, store).drafter is not None]
+    row = max(named, key=lambda row: len(row.key)) if named else (here or alike)[0]
+    return Base(row, tuple(other.bundled or other.name for other in alike if other is not row)), ""
 
 
-def _plain(text: str) -> str:
-    """Write one sign for all that names write differently."""
-    return SEPARATORS.sub("-", text.lower())
-
-
-def _known_targets(user: Settings, store: ModelStore | None) -> list[tuple[Row, ModelConfig]]:
-    """List rows with a drafter that runs here, and the features of their targets."""
-    rows = registry(user).rows
-    return [(row, known) for row in rows if (known := _known(row, store)) is not None]
-
-
-def _own_drafter(row: Row) -> bool:
+def _comes_along(row: Row) -> bool:
     """Say whether a row's drafter comes with this installation."""
     return bool(row.bundled) or bundled.drafter_of(row) is not None
 
@@ -140,12 +105,10 @@ def _known(row: Row, store: ModelStore | None) -> ModelConfig | None:
     if not row.runs_here:
         return None
     if row.bundled:
-        content = _read(open_source(bundled.FOLDER / row.bundled / "target"))
-    elif row.target is None or (row.drafter is None and not _own_drafter(row)):
+        return _features(open_source(bundled.FOLDER / row.bundled / "target"), row.name)
+    if row.target is None or (row.drafter is None and not _comes_along(row)):
         return None
-    else:
-        content = shape(row.target.id) or _read(_source_of(row.target, store))
-    return None if content is None else _features(content, row.name)
+    return _features(shape(row.target.id) or _source_of(row.target, store), row.name)
 
 
 def _source_of(target: Repo | Path, store: ModelStore | None) -> Source | None:
@@ -159,18 +122,12 @@ def _source_of(target: Repo | Path, store: ModelStore | None) -> Source | None:
     return None if here is None else open_source(here.folder)
 
 
-def _read(source: Source | None) -> Mapping[str, Any] | None:
-    """Read a configuration; None where it cannot be read, which loading tells better."""
-    try:
-        return None if source is None else source.config()
-    except CheckpointError:
-        return None
-
-
-def _features(content: Mapping[str, Any], source: str) -> ModelConfig | None:
+def _features(known: Source | Mapping[str, Any] | None, name: str) -> ModelConfig | None:
+    """Read the features of a checkpoint, or of its configuration; None where that cannot be."""
     from dflash_local.config.read_model import read_model
 
     try:
-        return read_model(content, source)
+        content = known if known is None or isinstance(known, Mapping) else known.config()
+        return None if content is None else read_model(content, name)
     except (CheckpointError, UnknownValue):
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_local.app.fine_tune import Base, base_of, unlike_all
+from dflash_local.app.fine_tune import Base, base_of
 from dflash_local.app.models import ModelStore, model_store, registry, remote_code_note, server_commands
 from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
@@ -198,8 +198,7 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
         pair = bundled.find(model)
         row = registry(user).find(model) if model in BUNDLED else None
         searched = row is None and own is None and draft
-        base = base_of(model, pair.target, user) if searched else None
-        unlike = unlike_all(model, pair.target, user) if searched and base is None else ""
+        base, unlike = base_of(model, pair.target, user) if searched else (None, "")
         found = pair.drafter if base is None else base.drafter
         return Choice(model, pair.target, own or found, row, own is None, base, unlike=unlike)
     rows = registry(user)
@@ -391,7 +390,7 @@ def _stranger(model: str, own: Repo | Path | None, rows: Registry, user: Setting
     here = None if store is None else store.find(target)
     if here is None or open_source(here.folder).config() is None:
         raise unknown(model, rows)
-    base = base_of(model, target, user) if draft else None
+    base, _ = base_of(model, target, user) if draft else (None, "")
     if base is None and draft:
         raise UsageError(
             f"no drafter is known for {model}: it has the architecture of no target of the registry",

@@ -73,16 +73,8 @@ class Machine:
         return self.kernels and self.kind in ("cuda", "named") and (dense or self.compiler)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "memory": self.memory,
-            "free": self.free,
-            "why": self.why,
-            "device": self.device,
-            "count": self.count,
-            "free_now": self.free_now,
-        }
+        names = ("name", "kind", "memory", "free", "why", "device", "count", "free_now")
+        return {name: getattr(self, name) for name in names}
 
 
 def this_machine(
@@ -177,8 +169,13 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
 def _described(gpu: Accelerator, index: int, why: str) -> Machine:
     """Describe a device, sizes that the driver does not report filled in, and labelled so."""
     memory, free, note = gpu.memory, gpu.free, ""
-    if memory is None:
-        memory, free, note = _nominal(gpu.name)
+    if memory is None and (nominal := find_card(gpu.name)) is not None:
+        memory, note = round(nominal * GIB), "the driver tells no memory: nominal"
+        free = round(memory * NOMINAL_SHARE)
+    elif memory is None:
+        main = hardware.memory()
+        memory, free = main.total, main.available
+        note = "the driver tells no memory of its own: taken as shared with the main memory"
     elif free is None:
         free, note = round(memory * NOMINAL_SHARE), "nominal memory"
     why, device = "; ".join(filter(None, (why, note))), f"cuda:{index}"
@@ -194,16 +191,6 @@ def _has_kernels(gpu: Accelerator) -> bool:
     if find_spec("triton") is None or gpu.is_amd:
         return False
     return not is_old(gpu.name) if gpu.capability is None else gpu.capability >= OLDEST_CARD
-
-
-def _nominal(name: str) -> tuple[int, int, str]:
-    """Return memory of a GPU whose driver tells none: the known card's, else the main memory it then shares."""
-    nominal = find_card(name)
-    if nominal is not None:
-        memory = round(nominal * GIB)
-        return memory, round(memory * NOMINAL_SHARE), "the driver tells no memory: nominal"
-    main = hardware.memory()
-    return main.total, main.available, "the driver tells no memory of its own: taken as shared with the main memory"
 
 
 def _cpu(why: str) -> Machine:

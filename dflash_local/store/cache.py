@@ -203,16 +203,15 @@ class Cache:
         Where there is no flock, ``QUIET_UNLOCKED_S`` decides alone. A file deleted under a living writer costs that
         writer a second try, never a wrong blob: the name is new for every try.
         """
-        return tuple(path for path, rest in self._incomplete(repo) if rest <= 0)
+        return tuple(path for path, _, rest in self._incomplete(repo) if rest <= 0)
 
     def parts(self, repo: str) -> dict[str, Part]:
         """Find what of the orphans a pull of ours can go on with, by the blob's name: its longest part."""
         found: dict[str, Part] = {}
-        for path in self.orphans(repo):
-            match = _INCOMPLETE.fullmatch(path.name)
-            kind = _kind(path)
-            if match and match["part"] and kind and kind.st_size > found.get(match["etag"], Part(path, 0)).size:
-                found[match["etag"]] = Part(path, kind.st_size)
+        for path, match, rest in self._incomplete(repo):
+            kind, etag = _kind(path), match["etag"]
+            if rest <= 0 and match["part"] and kind and kind.st_size > found.get(etag, Part(path, 0)).size:
+                found[etag] = Part(path, kind.st_size)
         return found
 
     def drop_orphans(self, repo: str, keep: Collection[str] = ()) -> int:
@@ -223,7 +222,7 @@ class Cache:
 
         Returns: the bytes freed. What cannot be deleted (read-only cache) stays.
         """
-        rest = max((rest for _, rest in self._incomplete(repo) if rest <= QUIET_S), default=0.0)
+        rest = max((rest for *_, rest in self._incomplete(repo) if rest <= QUIET_S), default=0.0)
         if rest > 0:
             time.sleep(rest)
         kept = {part.path for etag, part in self.parts(repo).items() if etag in keep}
@@ -237,7 +236,7 @@ class Cache:
             freed += size
         return freed
 
-    def _incomplete(self, repo: str) -> Iterator[tuple[Path, float]]:
+    def _incomplete(self, repo: str) -> Iterator[tuple[Path, re.Match[str], float]]:
         """Yield partial files without a living lock, with the seconds of quiet that still make them orphans."""
         for item in _listed(self.repo_folder(repo) / "blobs"):
             match = _INCOMPLETE.fullmatch(item.name)
@@ -250,7 +249,7 @@ class Cache:
             age = time.time() - kind.st_mtime
             quiet = QUIET_S if held is False else QUIET_UNLOCKED_S
             # A clock behind the file server's makes files look written in the future: those are old.
-            yield Path(item.path), quiet - age if age > -quiet else 0.0
+            yield Path(item.path), match, quiet - age if age > -quiet else 0.0
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:

@@ -12,7 +12,7 @@ from dflash_local.store import manifest as manifests_of
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.manifest import ManifestFile
 from dflash_local.store.names import is_commit, parts_of
-from dflash_local.store.weights import check_tensors, is_weights, is_whole, needed
+from dflash_local.store.weights import check_files, is_weights, needed
 from dflash_local.tables import listing
 
 NAMED = 5  # files listed in one message
@@ -140,10 +140,7 @@ def _examined(cache: Cache, manifests: Path | None, repo: str, commit: str, head
     missing |= weights & {INDEX}  # there, but damaged
     verified = manifest is not None and not missing and not changed
     if headers and not verified:
-        whole = [there[name] for name in sorted(weights - missing) if name != INDEX]
-        missing |= {entry.name for entry in whole if not is_whole(cache, entry)}
-        if not missing:
-            check_tensors(cache, repo, whole)
+        missing |= check_files(cache, repo, [there[name] for name in sorted(weights - missing) if name != INDEX])
     size = sum(entry.size for entry in entries)
     if changed:
         notice = f"{repo}: {', '.join(sorted(changed)[:NAMED])} changed since the download was verified"

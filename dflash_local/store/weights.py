@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dflash_local.checkpoint_files.json_file import MAX_JSON_BYTES, RepeatedKeyError, parse_object
 from dflash_local.checkpoint_files.safetensors_folder import INDEX, SINGLE
 from dflash_local.checkpoint_files.safetensors_header import header_of
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.errors import CheckpointError
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.names import shortened, why_unsafe
@@ -46,26 +45,24 @@ def needed(cache: Cache, repo: str, there: Mapping[str, Entry]) -> set[str]:
     return shards
 
 
-def is_whole(cache: Cache, entry: Entry) -> bool:
-    """Return False when the file is shorter or longer than its header says, or has no readable header."""
-    return _header(cache, entry) is not None
+def check_files(cache: Cache, repo: str, weights: Iterable[Entry]) -> set[str]:
+    """Name the files that are shorter or longer than their headers say, or have no readable one.
 
-
-def check_tensors(cache: Cache, repo: str, weights: Iterable[Entry]) -> None:
-    """See that no two files hold one tensor. CheckpointError names the tensor and both files."""
-    holders: dict[str, str] = {}
+    Raises:
+        CheckpointError: all are whole, and two hold one tensor; names it and both files.
+    """
+    holders, broken, twice = dict[str, str](), set[str](), ""
     for entry in weights:
-        for name in _header(cache, entry) or ():
+        with cache.open(entry) as file:
+            try:
+                tensors = header_of(file, entry.path)
+            except CheckpointError:  # which the loader would refuse
+                broken.add(entry.name)
+                continue
+        for name in tensors:
             other = holders.setdefault(name, entry.name)
             if other != entry.name:
-                text = f"{repo}: the tensor {shortened(name)} is in both {other} and {entry.name}"
-                raise CheckpointError(text, REPORT)
-
-
-def _header(cache: Cache, entry: Entry) -> Mapping[str, TensorInfo] | None:
-    """Read the tensors of a file; None where the loader would refuse it."""
-    with cache.open(entry) as file:
-        try:
-            return header_of(file, entry.path)
-        except CheckpointError:
-            return None
+                twice = f"{repo}: the tensor {shortened(name)} is in both {other} and {entry.name}"
+    if twice and not broken:
+        raise CheckpointError(twice, REPORT)
+    return broken
