@@ -16,7 +16,7 @@ from dflash_local.config.quantization import kept_format
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.layout.quantized import quantize_refusal, quantized
-from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig, Offloaded
+from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.planner import formats, fused_memory, memory
 from dflash_local.planner.ledger import GIB, Ledger, Line
@@ -115,9 +115,7 @@ def plan(
     case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
     if refused:
         return case.plan(config.context or limit, refused)
-    if engine != "fused" or config.offload != "auto":
-        return case.best(limit)
-    return case.offloaded_for(limit)
+    return case.best(limit)
 
 
 def nearest(
@@ -251,43 +249,30 @@ class _Case:
         return low * STEP
 
     def best(self, limit: int) -> Plan:
-        """Plan the requested context or the most that fits, with a drafter precision that allows it."""
-        found = self.plan(self.config.context or self.most(limit))
-        if self.engine == "fused" and self.drafter is not None and self.config.drafter_precision == "auto":
-            return self.with_enough(found, self.usable(limit))
-        return found
+        """Plan the first offload and drafter precision with enough context; else those that come nearest to it."""
+        asked = self.config.context
+        enough, fitting = asked or min(USABLE, limit), list[Plan]()
+        drafting = self.engine == "fused" and self.drafter is not None
+        coarser = COARSER if drafting and self.config.drafter_precision == "auto" else ()
+        for case in self._offloaded():
+            found = least = case.plan(asked or case.most(limit))
+            for precision in (None, *coarser):
+                if precision is not None:
+                    other = replace(case, config=replace(case.config, drafter_precision=precision))
+                    found = other.plan(other.most(enough))
+                if found.fits and (asked is None or found.context == enough):
+                    if (found.context or 0) >= enough:
+                        return found
+                    fitting.append(found)
+        return max(fitting, key=lambda each: each.context or 0, default=least)
 
-    def usable(self, limit: int) -> int:
-        """Return tokens that the plan should hold."""
-        return self.config.context or min(USABLE, limit)
-
-    def offloaded_for(self, limit: int) -> Plan:
-        """Take the best plan of the first offload that has a usable context; else of that which comes nearest to it."""
-        kinds = [name for name in OFFLOADS if name == "none" or self.offloads(OFFLOADS[name][-1])]
-        found: list[Plan] = []
-        for name in kinds:
-            case = self if name == "none" else replace(self, config=replace(self.config, offload=name))
-            found.append(case.best(limit))
-            if found[-1].fits and (found[-1].context or 0) >= self.usable(limit):
-                return found[-1]
-        fitting = [each for each in found if each.fits]
-        return max(fitting, key=lambda each: each.context or 0, default=found[-1])
-
-    def offloads(self, part: Offloaded) -> bool:
-        """Say whether the target has such a thing that would lie on the device, and that is a GPU."""
-        if self.machine.kind not in ("cuda", "named"):
-            return False
-        return self.target.recurrent if part == "snapshots" else not self.target.tie_word_embeddings
-
-    def with_enough(self, first: Plan, context: int) -> Plan:
-        """Take the plan itself if it fits with so much context, else that of the precision which comes nearest."""
-        plans = [first]
-        if not first.fits or (first.context or 0) < context:
-            configs = (replace(self.config, drafter_precision=precision) for precision in COARSER)
-            coarser = (replace(self, config=config) for config in configs)
-            plans += [case.plan(case.most(context)) for case in coarser]
-        fitting = [each for each in plans if each.fits and (self.config.context is None or each.context == context)]
-        return max(fitting, key=lambda each: each.context or 0, default=first)
+    def _offloaded(self) -> list[_Case]:
+        """List this case, and of the automatic offload those that leave less on a GPU that has such things."""
+        if self.engine != "fused" or self.config.offload != "auto" or self.machine.kind not in ("cuda", "named"):
+            return [self]
+        has = {"snapshots": self.target.recurrent, "embedding": not self.target.tie_word_embeddings}
+        names = [name for name, parts in OFFLOADS.items() if parts and has[parts[-1]]]
+        return [self, *(replace(self, config=replace(self.config, offload=name)) for name in names)]
 
     def plan(self, context: int, refused: str = "") -> Plan:
         sizes = self.ledger(context)
