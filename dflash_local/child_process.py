@@ -31,7 +31,7 @@ _SECRET = re.compile(
 
 
 def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
-    """The command that runs a module as ``python -m`` would.
+    """Return the command that runs a module as ``python -m`` would.
 
     ``-I`` in its place would drop PYTHONPATH and the user's site-packages, and Python 3.10 has no ``-P``.
     """
@@ -43,7 +43,7 @@ def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those without secrets; PYTHONPATH without the current folder."""
+    """Return those without secrets; PYTHONPATH without the current folder."""
     kept = {name: value for name, value in environ.items() if not _SECRET.search(name)}
     if kept.get("PYTHONPATH"):
         kept["PYTHONPATH"] = os.pathsep.join(without_current_folder(kept["PYTHONPATH"].split(os.pathsep)))
@@ -51,7 +51,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_program(name: str) -> str | None:
-    """The path of a program in an absolute folder of PATH; None where there is none."""
+    """Return the path of a program in an absolute folder of PATH; None where there is none."""
     folders = settings.environment().get("PATH", os.defpath).split(os.pathsep)
     found = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, folders)))
     return found if found and os.path.isabs(found) else None  # Windows looks into the current folder first

@@ -31,12 +31,12 @@ class DFlashError(Exception):
 
     @property
     def kind(self) -> str:
-        """The class name, used as the error type in JSON and HTTP answers."""
+        """Return the class name, used as the error type in JSON and HTTP answers."""
         return type(self).__name__
 
     @property
     def codes(self) -> Codes:
-        """Exit code and HTTP status of the nearest class listed in ``CODES``."""
+        """Return the exit code and HTTP status of the nearest class listed in ``CODES``."""
         return next(CODES[cls] for cls in type(self).__mro__ if cls in CODES)
 
     @property
@@ -48,7 +48,7 @@ class DFlashError(Exception):
         return self.codes.http_status
 
     def as_dict(self) -> dict[str, object]:
-        """The JSON form printed on stderr under ``--json``."""
+        """Return the JSON form printed on stderr under ``--json``."""
         fields = {"type": self.kind, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
         return {"error": fields}
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass
-from functools import lru_cache
-from types import UnionType
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 Channel = Literal["thinking", "final", "tool"]
 Origin = Literal["accepted", "bonus"]
@@ -194,32 +192,5 @@ Event = Queued | LoadProgress | PullProgress | PrefillProgress | Started | Step 
 
 
 def as_dict(event: Event) -> dict[str, Any]:
-    """The JSON form of an event: its fields and, under ``event``, its name."""
+    """Return the JSON form of an event: its fields and, under ``event``, its name."""
     return {"event": type(event).__name__, **asdict(event)}
-
-
-def checked(kind: Any, value: Any) -> Any:
-    """A value of JSON as the type of a dataclass's field, or as a dataclass; what is a dataclass already stays.
-
-    Raises:
-        TypeError: it is something else, or a number that 64 bits do not hold.
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:  # all are of the form ``X | None``
-        return None if value is None else checked(inner[0], value)
-    if is_dataclass(kind) and isinstance(value, dict):
-        hints = _hints(cast(Any, kind))
-        return cast(Any, kind)(**{name: checked(hints.get(name), inside) for name, inside in value.items()})
-    if origin is tuple and isinstance(value, (list, tuple)):
-        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
-        if len(kinds) == len(value):
-            return tuple(map(checked, kinds, value))
-    elif kind is int or kind is float:
-        if type(value) in (int, kind) and -(2**63) <= value < 2**64:
-            return kind(value)
-    elif value in inner if origin is Literal else isinstance(kind, type) and isinstance(value, kind):
-        return value
-    raise TypeError(f"{type(value).__name__} in place of {kind}")
-
-
-_hints = lru_cache(maxsize=64)(get_type_hints)

@@ -6,7 +6,7 @@ _PACKAGE_FOLDER = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
 
 
 def without_current_folder(entries: list[str]) -> list[str]:
-    """The entries without those that are the current folder, however they are spelled.
+    """Return the entries without those that are the current folder, however they are spelled.
 
     The folder that this package lies in stays: who works in a checkout of it runs its files anyway.
     """

@@ -11,7 +11,7 @@ MAX_DIGITS = 100  # published configurations have up to 31; a float ends at 308
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON document; NaN and Infinity are read, as published configurations have them.
+    """Return the value of a JSON document; NaN and Infinity are read, as published configurations have them.
 
     Args:
         pairs: makes an object of its keys and values.

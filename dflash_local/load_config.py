@@ -40,7 +40,7 @@ class DrafterPrecision:
 
     @property
     def coded(self) -> bool:
-        """True where drafts are computed with codes of eight bits."""
+        """Return whether drafts are computed with codes of eight bits."""
         return "8bit" in (self.weights, self.head)
 
 
@@ -87,12 +87,12 @@ class LoadOption:
 
     @property
     def flag(self) -> str:
-        """The option's name on a command line; of a switch the one that turns away from its default."""
+        """Return the option's name on a command line; of a switch the one that turns away from its default."""
         return f"--no-{self._words}" if self.default is True else f"--{self._words}"
 
     @property
     def switch(self) -> str:
-        """The flag with its opposite, where a setting may have to be undone."""
+        """Return the flag with its opposite, where a setting may have to be undone."""
         return f"--{self._words}/--no-{self._words}" if self.kind is bool and self.has_variable else self.flag
 
     @property
@@ -114,7 +114,7 @@ class LoadOption:
             raise UsageError(f"{self.flag} {str(value)[:80]!r} is unknown", f"use {self.allowed}")
 
     def arguments(self, value: Any) -> list[str]:
-        """The words of a command line that ask for a value."""
+        """Return the words of a command line that ask for a value."""
         if self.spelled:
             return self.spelled.split()
         if self.kind is bool:
@@ -217,24 +217,24 @@ class LoadConfig:
 
     @property
     def needs_fused(self) -> str:
-        """The option that only the fused engine knows, as a command line spells it; empty when none is given."""
+        """Return the option that only the fused engine knows, as a command line spells it; empty when none is given."""
         fused_options = (option for option in LOAD_OPTIONS.values() if option.needs_fused)
         found = (each.name for each in fused_options if getattr(self, each.name) not in (each.default, *each.not_shown))
         return next((self._spelled(name) for name in found), "")
 
     @property
     def bitsandbytes(self) -> str | None:
-        """The format that bitsandbytes quantises to; None without it."""
+        """Return the format that bitsandbytes quantises to; None without it."""
         return self.quantize if self.quantize in BITSANDBYTES else None
 
     def arguments(self, beside: LoadConfig | None = None) -> list[str]:
-        """The words of a command line for all that differs from the defaults, or from ``beside``."""
+        """Return the words of a command line for all that differs from the defaults, or from ``beside``."""
         usual = beside or LoadConfig()
         changed = [name for name in LOAD_OPTIONS if getattr(self, name) != getattr(usual, name)]
         return [word for name in changed for word in LOAD_OPTIONS[name].arguments(getattr(self, name))]
 
     def described(self, beside: Collection[str] = ()) -> list[str]:
-        """What is worth saying of a load, for people: ``exact``, ``kv cache fp8``; the fields ``beside`` left out."""
+        """Return what is worth saying of a load: ``exact``, ``kv cache fp8``; the fields ``beside`` left out."""
         parts = []
         for name, option in LOAD_OPTIONS.items():
             value, words = getattr(self, name), name.replace("_", " ")
@@ -243,7 +243,7 @@ class LoadConfig:
         return parts
 
     def unlike(self, loaded: LoadConfig) -> list[str]:
-        """The options that ask for another load than ``loaded``, as a command line spells them."""
+        """Return the options that ask for another load than ``loaded``, as a command line spells them."""
         compared = [(name, option.default) for name, option in LOAD_OPTIONS.items() if option.compared]
         changed = (name for name, usual in compared if getattr(self, name) not in (usual, getattr(loaded, name)))
         return [self._spelled(name) for name in changed]
@@ -253,7 +253,7 @@ class LoadConfig:
 
 
 def _described() -> dict[str, LoadOption]:
-    """The options by name; their types are those of the fields."""
+    """Return the options by name; their types are those of the fields."""
     hints = get_type_hints(LoadConfig)
     found = {}
     for item in fields(LoadConfig):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from dflash_local.events import Finished, Stats, Usage, checked
+from dflash_local.events import Finished, Stats, Usage
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
-from dflash_local.request import Request
+from dflash_local.request import Request, check_integer
 
 BASICS = ("engine", "dtype", "quantize", "device", "context")  # shown of every loaded pair, in places of their own
 Facts = TypeVar("Facts", bound="SessionFacts")
@@ -25,7 +25,7 @@ class Verdict:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """In columns; what to do stands below what was found."""
+        """Return it in columns; what to do stands below what was found."""
         first = f"{self.subject:<10} {self.state:<8} {self.text}"
         return (first, f"{'':<19} {self.remedy}") if self.remedy else (first,)
 
@@ -62,12 +62,12 @@ class SessionFacts:
 
     @property
     def drafting(self) -> bool:
-        """True where requests may be drafted for."""
+        """Return whether requests may be drafted for."""
         return self.drafter is not None
 
     @property
     def in_server(self) -> bool:
-        """True where a server of another program writes the replies: seeds do not repeat there, and ids may lack."""
+        """Return whether a server of another program writes the replies: seeds do not repeat there, ids may lack."""
         return False
 
     @property
@@ -80,19 +80,19 @@ class SessionFacts:
 
     @property
     def promise(self) -> str:
-        """How strong the promise of equal text is with this number format: docs/exactness.md."""
+        """Return how strong the promise of equal text is with this number format: docs/exactness.md."""
         name = self.dtype.removeprefix("torch.")
         short = {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
         return f"{short}: exact" if name == "float32" else f"{short}: up to near-ties"
 
     @property
     def formats(self) -> str:
-        """Of the target's weights, where they are quantised, and of what is computed: ``int4 bfloat16``."""
+        """Return the format of quantised weights and that of what is computed: ``int4 bfloat16``."""
         return " ".join(filter(None, (self.load.quantize or self.stored, self.dtype)))
 
     @property
     def weights(self) -> str:
-        """What the target's weights are."""
+        """Return what the target's weights are."""
         if self.load.quantize is not None:
             return f"{self.load.quantize}: the checkpoint's own, rounded as they were read"
         return self.dtype if self.stored is None else f"{self.stored}, as published"
@@ -103,32 +103,36 @@ class SessionFacts:
 
     @property
     def context(self) -> int:
-        """Tokens that the session may hold."""
+        """Return how many tokens the session may hold."""
         return self.load.context or 0
 
     @property
     def loaded_as(self) -> str:
-        """In a few words: ``fused int4 bfloat16 cuda, exact, kv cache fp8``."""
+        """Return how it is loaded in a few words: ``fused int4 bfloat16 cuda, exact, kv cache fp8``."""
         basics = f"{self.engine} {self.formats} {self.device}"
         return ", ".join([basics, *self.load.described(BASICS)])
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form: the load options stand beside the rest."""
+        """Return the JSON form: the load options stand beside the rest."""
         own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "load"}
         checks = [asdict(each) for each in self.checks]
         return {**own, "notices": list(self.notices), "checks": checks, **asdict(self.load)}
 
     @classmethod
     def from_dict(cls: type[Facts], content: Mapping[str, Any]) -> Facts:
-        """What ``as_dict`` wrote. TypeError: a field is missing or wrong. UsageError: an option is not allowed."""
+        """Return what ``as_dict`` wrote. ValueError: a field is missing or wrong. UsageError: one is not allowed."""
+        from dflash_local.schema import convert  # not for ``dflash --help``
+
         own = {name: value for name, value in content.items() if name not in LOAD_OPTIONS}
         load = LoadConfig(**{name: value for name, value in content.items() if name in LOAD_OPTIONS})
-        facts: Facts = checked(cls, {**own, "load": load})
+        facts = convert({**own, "load": load}, cls)
+        for name, number in (("block_size", facts.block_size), ("pid", facts.pid or 0)):
+            check_integer(name, number, 0, 2**31)
         return facts
 
 
 def nothing_done(facts: SessionFacts, request: Request) -> Finished:
-    """The end of a request that was cancelled before its reply began."""
+    """Return the end of a request that was cancelled before its reply began."""
     stats = Stats(
         acceptance_lengths=(),
         acceptance_per_position=(),

@@ -99,17 +99,17 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True when no noise is drawn."""
+        """Return whether no noise is drawn."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def filtered(self) -> bool:
-        """True when sampling leaves out unlikely tokens."""
+        """Return whether sampling leaves out unlikely tokens."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def penalised(self) -> bool:
-        """True when any penalty changes the logits."""
+        """Return whether any penalty changes the logits."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
@@ -141,7 +141,7 @@ class ToolCall:
 
 
 def read_arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call. UsageError: not the JSON text of one object, or nested more than ``MAX_DEPTH`` deep."""
+    """Return the arguments of a call. UsageError: no JSON object, or nested more than ``MAX_DEPTH`` deep."""
     name = f"the arguments of tool call {call.name!r}"
     try:
         arguments = json.loads(call.arguments or "{}")
@@ -174,7 +174,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Characters of all its texts."""
+        """Return how many characters all its texts have."""
         calls = (text for call in self.tool_calls for text in (call.id, call.name, call.arguments))
         return sum(map(len, (self.content, self.thinking, self.tool_call_id, self.name, *calls)))
 
@@ -237,11 +237,11 @@ class Request:
 
 
 def user_request(prompt: str, system: str = "", **fields: object) -> Request:
-    """A single-turn request from one prompt text and an optional system text."""
+    """Return a single-turn request from one prompt text and an optional system text."""
     head: Iterable[Message] = (Message("system", system),) if system else ()
     return Request(messages=(*head, Message("user", prompt)), **fields)  # type: ignore[arg-type]
 
 
 def fresh_seed() -> int:
-    """64 random bits."""
+    """Return 64 random bits."""
     return secrets.randbits(64)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from dflash_local.errors import SettingsError, UsageError
+from dflash_local.errors import SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig, LoadOption
 from dflash_local.request import MAX_NEW_TOKENS, MAX_TEMPERATURE
@@ -30,78 +28,8 @@ LIBRARY_DEFAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One setting: what is allowed, a reader of JSON values and variables (ValueError), the name it had before."""
-
-    allowed: str
-    read: Callable[[Any], Any]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(value)
-    return value.strip()
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if not isinstance(value, str) or value.strip().lower() not in words:
-        raise ValueError(value)
-    return words[value.strip().lower()]
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(value)
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(value)
-    return int(value)
-
-
-def _up_to(most: float, kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A reader of numbers from 0 to ``most``."""
-
-    def read(value: Any) -> Any:
-        number = kind(value)
-        if not 0 <= number <= most:  # nor NaN
-            raise ValueError(value)
-        return number
-
-    return read
-
-
-BY_KIND: dict[type, Callable[[Any], Any]] = {str: _text, int: _whole, float: _number, bool: _flag}
-
-
-def _load_key(option: LoadOption) -> Key:
-    """The setting that is an option of ``LoadConfig``."""
-
-    def read(value: Any) -> Any:
-        found = BY_KIND[option.kind](value)
-        try:
-            option.check(found)
-        except UsageError as error:
-            raise ValueError(value) from error
-        return found
-
-    return Key(option.allowed, read)
-
-
-KEYS: dict[str, Key] = {
-    "model": Key("the name of a pair or a folder", _text),
-    **{name: _load_key(option) for name, option in LOAD_OPTIONS.items() if option.has_variable},
-    "temperature": Key(f"a number from 0 to {MAX_TEMPERATURE:g}", _up_to(MAX_TEMPERATURE, _number)),
-    "max_new_tokens": Key(f"a whole number from 0 to {MAX_NEW_TOKENS}", _up_to(MAX_NEW_TOKENS, _whole)),
-    **{name: Key("true or false", _flag) for name in ("thinking", "history", "attach", "debug", "safe", "in_process")},
-    **{name: Key("the path of a program", _text) for name in ("vllm", "sglang")},
-}
+FLAGS = ("thinking", "history", "attach", "debug", "safe", "in_process")
+FLAG_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of variables, besides those of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +92,13 @@ class Settings:
 
     @property
     def own_programs(self) -> dict[str, str]:
-        """Programs to launch in place of those on PATH, by name: those that the user named."""
+        """Return the programs to launch in place of those on PATH, by name: those that the user named."""
         named = {"vllm": self.vllm, "sglang": self.sglang}
         return {name: path for name, path in named.items() if path is not None}
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process, or of the given environment. SettingsError names the variable, or file and key."""
+    """Return the settings of this process, or of an environment. SettingsError names the variable, or file and key."""
     env = environment() if environ is None else dict(environ)
     config = _folder(env, "XDG_CONFIG_HOME", ".config", "config")
     given = _from_file(config / SETTINGS_FILE) if config else {}
@@ -190,7 +118,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process as they are now."""
+    """Return the variables of this process as they are now."""
     return dict(os.environ)
 
 
@@ -213,7 +141,7 @@ def keep_gradio_private() -> None:
 
 
 def _folder(env: Mapping[str, str], variable: str, below_home: str, kind: str) -> Path | None:
-    """One of our folders: ``DFLASH_HOME`` holds all, else XDG (relative paths are ignored, as it says)."""
+    """Return one of our folders: ``DFLASH_HOME`` holds all, else XDG (relative paths are ignored, as it says)."""
     own = env.get("DFLASH_HOME")
     if own:
         if not Path(own).is_absolute():
@@ -266,7 +194,7 @@ def _hub_home(env: Mapping[str, str]) -> Path | None:
 
 
 def _expanded(env: Mapping[str, str], text: str | None) -> Path | None:
-    """A folder as the shell would read it."""
+    """Return a folder as the shell would read it."""
     if not text:
         return None
     return Path(_home(env) + text[1:] if text == "~" or text.startswith(("~/", "~\\")) else text).absolute()
@@ -289,17 +217,56 @@ def _token(env: Mapping[str, str], home: Path | None) -> str | None:
     return (given or "").replace("\r", "").replace("\n", "").strip() or None
 
 
+@cache
+def _record() -> Any:
+    """Return the record of all settings, which the file and the variables share; none has a default."""
+    from msgspec import Meta, defstruct  # not for ``dflash --help``
+
+    from dflash_local.schema import Record
+
+    def kind_of(option: LoadOption) -> Any:
+        if option.choices:
+            return Literal[option.choices]
+        if option.pattern:
+            return Annotated[str, Meta(pattern=f"^(?:{option.pattern})$", description=option.allowed)]
+        return bool if option.kind is bool else Annotated[option.kind, Meta(ge=option.low, le=option.high)]
+
+    kinds = {name: kind_of(option) for name, option in LOAD_OPTIONS.items() if option.has_variable}
+    kinds["model"] = Annotated[str, Meta(min_length=1, description="the name of a pair or a folder")]
+    kinds["temperature"] = Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]
+    kinds["max_new_tokens"] = Annotated[int, Meta(ge=0, le=MAX_NEW_TOKENS)]
+    kinds |= dict.fromkeys(FLAGS, bool)
+    kinds |= dict.fromkeys(("vllm", "sglang"), Annotated[str, Meta(min_length=1, description="the path of a program")])
+    fields = [(name, kind | None, None) for name, kind in kinds.items()]
+    return defstruct("SettingsRecord", fields, bases=(Record,), frozen=True, forbid_unknown_fields=True)
+
+
+def _given(values: Mapping[str, Any], strict: bool, where: Callable[[str], str]) -> dict[str, Any]:
+    """Return the settings of a source. SettingsError: one is unknown or not allowed; ``where`` begins its message."""
+    if not values:
+        return {}
+    from dflash_local.schema import InvalidValue, convert
+
+    try:
+        found = convert(values, _record(), strict=strict)
+    except InvalidValue as error:
+        raise SettingsError(f"{where(error.path)} {error.problem}", error.hint) from None
+    return {name: getattr(found, name) for name in values if getattr(found, name) is not None}
+
+
 def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
-    given = {}
-    for name, key in KEYS.items():
-        variable = f"DFLASH_{name.upper()}"
-        if env.get(variable, "") != "":
-            given[name] = _read(key, env[variable], f"{variable}={env[variable]!r}")
-    return given
+    switches = {*FLAGS, *(name for name, option in LOAD_OPTIONS.items() if option.kind is bool)}
+    options = (name for name, option in LOAD_OPTIONS.items() if option.has_variable)
+    values = {}
+    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "vllm", "sglang"):
+        text = env.get(f"DFLASH_{name.upper()}", "").strip()
+        if text:
+            values[name] = FLAG_WORDS.get(text.lower(), text.lower()) if name in switches else text
+    return _given(values, False, lambda name: f"DFLASH_{name.upper()}")
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    """The keys of the settings file; an absent file has none."""
+    """Return the keys of the settings file; an absent file has none."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -309,19 +276,5 @@ def _from_file(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SettingsError(f"{path} is not JSON: {error}", "correct it or remove it") from error
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} must hold one JSON object", f"allowed keys: {', '.join(KEYS)}")
-    given = {}
-    for name, value in content.items():
-        if name not in KEYS:
-            close = difflib.get_close_matches(name, KEYS, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise SettingsError(f"{path}: unknown key {name!r}", f"{hint}allowed keys: {', '.join(KEYS)}")
-        given[name] = _read(KEYS[name], value, f"{path}: {name} = {json.dumps(value)}")
-    return given
-
-
-def _read(key: Key, value: Any, where: str) -> Any:
-    try:
-        return key.read(value)
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"{where} is not allowed", f"allowed: {key.allowed}") from error
+        raise SettingsError(f"{path} must hold one JSON object", "correct it or remove it")
+    return _given(content, True, lambda name: f"{path}: {name}")

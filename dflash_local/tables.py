@@ -25,38 +25,38 @@ class Column:
 
 
 def amount(size: float | None) -> str:
-    """Bytes with a unit, or unknown."""
+    """Return a number of bytes with a unit, or unknown."""
     return UNKNOWN if size is None else terminal.byte_size(size)
 
 
 def gib(size: float | None, computed: bool = False) -> str:
-    """A size that is in GiB already: ``20.39 GiB`` as it is quoted, ``~20.39 GiB`` where it is computed."""
+    """Return a size that is in GiB already: ``20.39 GiB`` as it is quoted, ``~20.39 GiB`` where it is computed."""
     return f"{'~' if computed else ''}{amount(None if size is None else size * GIB)}"
 
 
 def in_gib(size: float | None) -> float | None:
-    """Bytes as the GiB figure of a JSON field."""
+    """Return a number of bytes as the GiB figure of a JSON field."""
     return None if size is None else round(size / GIB, 3)
 
 
 def tokens(count: int | None) -> str:
-    """A number of tokens, or unknown."""
+    """Return a number of tokens, or unknown."""
     return UNKNOWN if count is None else f"{count:,}"
 
 
 def cut(text: str, width: int, mark: str = "…") -> str:
-    """The text in at most ``width`` columns; a cut one ends in the mark."""
+    """Return the text in at most ``width`` columns; a cut one ends in the mark."""
     return text if len(text) <= width else text[: max(0, width - len(mark))] + mark
 
 
 def natural_width(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> int:
-    """Columns of the screen that a table takes when nothing is cut."""
+    """Return how many columns of the screen a table takes when nothing is cut."""
     widths = _widths(columns, [[terminal.safe_line(cell) for cell in row] for row in rows])
     return sum(widths) + len(GAP) * (len(columns) - 1)
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, mark: str = "…") -> list[str]:
-    """A line of titles and one per row, aligned, in ``width`` if columns may shrink; none for empty columns."""
+    """Return a line of titles and one per row, aligned, in ``width`` if columns may shrink; none for empty columns."""
     safe = [[terminal.safe_line(cell) for cell in row] for row in rows]
     kept = [at for at in range(len(columns)) if not safe or any(row[at] for row in safe)]
     columns = [columns[at] for at in kept]
@@ -85,30 +85,30 @@ def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int], 
 
 
 def field(label: str, text: str, width: int, indent: int = LABEL) -> list[str]:
-    """``label         text``, the text wrapped beside its label; words longer than a line stay whole."""
+    """Return ``label         text``, the text wrapped beside its label; words longer than a line stay whole."""
     first, *rest = wrapped(text, width - indent, hanging=0)
     return [f"{label:<{indent}}{first}".rstrip(), *(f"{'':<{indent}}{line}" for line in rest)]
 
 
 def wrapped(text: str, width: int, hanging: int = 2) -> list[str]:
-    """A sentence in lines of at most ``width``, those after the first a little further in."""
+    """Return a sentence in lines of at most ``width``, those after the first a little further in."""
     whole = textwrap.TextWrapper(max(20, width), subsequent_indent=" " * hanging, break_long_words=False)
     whole.break_on_hyphens = False
     return whole.wrap(terminal.safe_line(text)) or [""]
 
 
 def indented(lines: Iterable[str], by: int = 2) -> list[str]:
-    """The lines, each a few columns in."""
+    """Return the lines, each a few columns in."""
     return [f"{' ' * by}{line}".rstrip() for line in lines]
 
 
 def rate(value: float) -> str:
-    """Tokens per second: two digits, or whole ones."""
+    """Return a rate in tokens per second: two digits, or whole ones."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
 
 
 def listing(names: Sequence[str], limit: int = 5) -> str:
-    """``a, b, c and 4 more``."""
+    """Return ``a, b, c and 4 more``."""
     if len(names) <= limit:
         return ", ".join(names)
     return f"{', '.join(names[:limit])} and {len(names) - limit} more"

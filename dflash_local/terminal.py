@@ -32,7 +32,7 @@ class TerminalFilter:
         self._return = False
 
     def feed(self, text: str) -> str:
-        """Safe form of the next bit of text. A carriage return waits for what follows it."""
+        """Return the safe form of the next bit of text. A carriage return waits for what follows it."""
         if not text:
             return ""
         if not self._return and not _SUSPECT.search(text):
@@ -41,7 +41,7 @@ class TerminalFilter:
         return "".join(map(self._character, text))
 
     def finish(self) -> str:
-        """What was held back; the filter is as new afterwards."""
+        """Return what was held back; the filter is as new afterwards."""
         held, self._return, self._marks = "␍" if self._return else "", False, 0
         return held
 
@@ -62,7 +62,7 @@ class TerminalFilter:
 
 
 def _visible(character: str) -> str:
-    """The character itself when it is harmless, else what is shown instead of it."""
+    """Return the character itself when it is harmless, else what is shown instead of it."""
     code = ord(character)
     if character in "\n\t":
         return character
@@ -82,18 +82,18 @@ def _visible(character: str) -> str:
 
 
 def safe(text: str) -> str:
-    """The safe form of a whole text, see ``TerminalFilter``."""
+    """Return the safe form of a whole text, see ``TerminalFilter``."""
     once = TerminalFilter()
     return once.feed(text) + once.finish()
 
 
 def safe_line(text: str) -> str:
-    """As ``safe``, on one line: newlines and tabs are shown as signs (for logs, names and errors)."""
+    """Return what ``safe`` does, on one line: newlines and tabs are shown as signs (for logs, names and errors)."""
     return safe(text).replace("\n", "␊").replace("\t", "␉")
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """``text`` with ``?`` for what the stream's encoding cannot write; unknown encodings count as ASCII."""
+    """Return ``text`` with ``?`` for what the encoding cannot write; unknown ones count as ASCII."""
     try:
         return text.encode(encoding or "ascii", "replace").decode(encoding or "ascii", "replace")
     except LookupError:
@@ -101,7 +101,7 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 def is_terminal(stream: Any) -> bool:
-    """True when the stream is an open terminal."""
+    """Return whether the stream is an open terminal."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):  # not a stream, or closed
@@ -109,19 +109,19 @@ def is_terminal(stream: Any) -> bool:
 
 
 def is_dumb(environ: Mapping[str, str]) -> bool:
-    """True when ``TERM`` says that the terminal knows no control sequences."""
+    """Return whether ``TERM`` says that the terminal knows no control sequences."""
     return environ.get("TERM", "").strip().lower() in ("dumb", "unknown")
 
 
 def colour_enabled(stream: Any, environ: Mapping[str, str]) -> bool:
-    """Colour only on a terminal that is not dumb, and not when ``NO_COLOR`` is set (no-color.org)."""
+    """Return whether to colour: on a terminal that is not dumb, unless ``NO_COLOR`` is set (no-color.org)."""
     return is_terminal(stream) and not environ.get("NO_COLOR") and not is_dumb(environ)
 
 
 def width(
     default: int = DEFAULT_WIDTH, *, stream: TextIO | None = None, environ: Mapping[str, str] | None = None
 ) -> int:
-    """Columns: ``COLUMNS`` when it is a positive number, else the stream's terminal, else ``default``."""
+    """Return the columns: ``COLUMNS`` where it is a positive number, else the stream's terminal, else ``default``."""
     columns = (environ or {}).get("COLUMNS", "").strip()
     if columns.isascii() and columns.isdecimal() and 0 < int(columns[:6]):
         return int(columns[:6])
@@ -133,7 +133,7 @@ def width(
 
 
 def byte_size(count: float) -> str:
-    """Bytes as people read them, with the unit: ``17.98 GiB``, ``49.5 MiB``, ``640 B``."""
+    """Return a size as people read it, with the unit: ``17.98 GiB``, ``49.5 MiB``, ``640 B``."""
     gib, mib, kib = count / 2**30, count / 2**20, count / 2**10
     if gib >= 0.1:
         return f"{gib:,.1f} GiB" if gib >= 999.95 else f"{gib:.2f} GiB"
@@ -143,7 +143,7 @@ def byte_size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``4m28s``, ``2h05m``."""
+    """Return a time in words: ``45 s``, ``4m28s``, ``2h05m``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.registry import load
 from tests.cli.conftest import TARGET
 from tests.fake_hub import FakeHub, online
 from tools import registry_sizes
@@ -31,9 +30,3 @@ def test_a_listing_is_counted_as_a_pull_would_fetch_it(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{TARGET}: 3.00 GiB at ") and second.startswith("nobody/nothing: ")
     assert "not found" in second and not hub.gets(), "nothing is downloaded"
-
-
-def test_what_has_no_size_is_asked_for() -> None:
-    asked = set(registry_sizes.unsized(load().rows))
-    assert {"Qwen/Qwen3.8-27B", "Qwen/Qwen3-8B-AWQ", "Intel/Qwen3.5-9B-int4-AutoRound"} <= asked
-    assert "Qwen/Qwen3-8B" not in asked and "Lorbus/Qwen3.6-27B-int4-AutoRound" not in asked

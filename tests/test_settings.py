@@ -72,7 +72,7 @@ def test_every_load_option_is_a_variable_and_a_key_unless_it_says_otherwise(tmp_
         ("DFLASH_TEMPERATURE", "hot", "a number from 0 to 5"),
         ("DFLASH_TEMPERATURE", "nan", "a number from 0 to 5"),
         ("DFLASH_HISTORY", "maybe", "true or false"),
-        ("DFLASH_DTYPE", "fp8", "auto, float32, bfloat16, float16"),
+        ("DFLASH_DTYPE", "fp8", "one of auto, bfloat16, float16, float32"),
         ("DFLASH_EXACT", "perhaps", "true or false"),
         ("DFLASH_DRAFT_WINDOW", "0", "a whole number from 1 to 1,000,000"),
         ("DFLASH_MAX_NEW_TOKENS", "-1", "a whole number"),
@@ -82,17 +82,17 @@ def test_a_bad_variable_names_itself_and_what_is_allowed(variable: str, value: s
     with pytest.raises(SettingsError) as refused:
         settings.load({variable: value})
     assert variable in refused.value.message and value in refused.value.message
-    assert allowed in refused.value.hint and refused.value.exit_code == 3
+    assert allowed in refused.value.message and refused.value.exit_code == 3
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ('{"temperature": "9"}', 'temperature = "9"', "a number from 0 to 5"),
-        ('{"history": 3}', "history = 3", "true or false"),
-        ('{"model": null}', "model = null", "the name of a pair"),
-        ('{"temprature": 1}', "unknown key 'temprature'", "did you mean 'temperature'?"),
-        ("[1]", "must hold one JSON object", "allowed keys"),
+        ('{"temperature": "9"}', "temperature must be a number from 0 to 5, got '9'", ""),
+        ('{"history": 3}', "history must be true or false, got 3", ""),
+        ('{"model": ""}', "model must be the name of a pair", ""),
+        ('{"temprature": 1}', "temprature is unknown", "did you mean 'temperature'?"),
+        ("[1]", "must hold one JSON object", "correct it"),
         ("{", "is not JSON", "correct it"),
     ],
 )

@@ -11,20 +11,6 @@ from hypothesis import strategies as st
 
 from dflash_local.terminal import TerminalFilter, byte_size, colour_enabled, encodable, safe, safe_line, width
 
-ATTACKS = {
-    "osc52": "\x1b]52;c;aGk=\x07",
-    "osc0": "\x1b]0;title\x1b\\",
-    "osc8": "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\",
-    "dcs": "\x1bP1$r0m\x1b\\",
-    "csi6n": "\x1b[6n",
-    "reset": "\x1bc",
-    "c1": "\x9b31m\x9d52;c;x\x9c\x90q\x85",
-    "unterminated": "\x1b]0;never ends",
-    "overwrite": "good\rbad",
-    "backspace": "abc\x08\x08\x08\x7f",
-    "nul": "\x00\x0e\x0f",
-    "bidi": "a\u202eb\u2066c\u2069\u200f",
-}
 NASTY = st.text(st.sampled_from("ab\x1b[]\\\x07\r\n\t\x9b\x9d\u202e\u200d\u0301\ud800\u200e é🙂"), max_size=40)
 
 
@@ -32,13 +18,6 @@ def dangerous(text: str) -> list[str]:
     return [
         c for c in text if (unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t") or c in "\u202e\u2066\u2069"
     ]
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_control_sequences_become_visible_text(name: str) -> None:
-    shown = safe(ATTACKS[name])
-    assert dangerous(shown) == []
-    assert shown != ""
 
 
 def test_what_is_shown_is_readable() -> None:
@@ -94,10 +73,6 @@ def test_every_encoding_can_write_the_result(encoding: str | None) -> None:
     assert text.startswith("plain ")
     known = encoding if encoding not in (None, "no-such-encoding") else "ascii"
     assert text.encode(known).decode(known) == text
-
-
-def test_utf_8_keeps_everything_but_surrogates() -> None:
-    assert encodable("é 你 🙂 \ud800", "utf-8") == "é 你 🙂 ?"
 
 
 class Terminal(io.StringIO):

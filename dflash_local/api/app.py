@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,30 +14,48 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from dflash_local import __version__
-from dflash_local.api import chat_request, completion_request
-from dflash_local.api.answer import JSON_TYPE, Answer, EventStream, WholeAnswer
-from dflash_local.api.chat_reply import ChatReply
-from dflash_local.api.completion_reply import CompletionReply
-from dflash_local.api.endpoint import Endpoint, stopping
-from dflash_local.api.fields import Fields, parse
+from dflash_local.api import chat_completions, completions
+from dflash_local.api.answer import JSON_TYPE, Answer
+from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
 from dflash_local.api.metrics import CONTENT_TYPE
-from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
+from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object, stopping
 from dflash_local.api.reply import Reply
-from dflash_local.api.request_fields import ParsedRequest
+from dflash_local.api.request_body import ParsedRequest, parse, read_record
 from dflash_local.errors import DFlashError, UnknownModelError
+from dflash_local.schema import Record
 from dflash_local.service.resident import Model
 
 
 def guarded_app(
     endpoint: Endpoint, rules: Rules, more: Sequence[BaseRoute] = (), lifespan: Callable[[Any], Any] | None = None
 ) -> App:
-    """The whole server: log, guard, routes, and behind them ``more`` routes of a web page with its ``lifespan``."""
+    """Return the whole server: log, guard, routes, behind them ``more`` routes of a web page with its ``lifespan``."""
     handlers: dict[Any, Any] = {DFlashError: _on_error, HTTPException: _on_http_error}
     routes = _Routes(endpoint)
     app = Starlette(routes=[*routes.all(), *more], exception_handlers=handlers, lifespan=lifespan)
     return AccessLog(Guard(app, rules))
+
+
+class Dialect(NamedTuple):
+    """How the bodies of a path are read, and what writes the replies to them."""
+
+    path: str
+    read: Callable[[bytes, Callable[[str], Model]], ParsedRequest]
+    reply: type[Reply]
+
+
+DIALECTS = (
+    Dialect("/v1/chat/completions", chat_completions.read, chat_completions.ChatReply),
+    Dialect("/v1/completions", completions.read, completions.CompletionReply),
+)
+
+
+class LoadBody(Record, frozen=True):
+    """The body of ``POST /dflash/v1/load``."""
+
+    model: str
 
 
 class _Routes:
@@ -51,8 +67,7 @@ class _Routes:
         return [
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
-            Route("/v1/chat/completions", self.chat, methods=post),
-            Route("/v1/completions", self.completion, methods=post),
+            *(Route(dialect.path, self.generate(dialect), methods=post) for dialect in DIALECTS),
             Route("/health", self.health, methods=get),
             Route("/metrics", self.metrics, methods=get),
             Route("/dflash/v1/status", self.status, methods=get),
@@ -66,18 +81,18 @@ class _Routes:
     async def model(self, request: HttpRequest) -> Response:
         return _json(self._described(self._endpoint.model_named(request.path_params["name"])))
 
-    async def chat(self, request: HttpRequest) -> Answer:
-        parsed = await self._endpoint.in_thread(chat_request.read, await _body(request), self._endpoint.model_named)
-        form = self._endpoint.resident.model.call_format
-        return self._answer(parsed, ChatReply(parsed, self._head("chatcmpl"), form))
+    def generate(self, dialect: Dialect) -> Callable[[HttpRequest], Awaitable[Response]]:
+        """Return the handler of a dialect's path."""
 
-    async def completion(self, request: HttpRequest) -> Answer:
-        read, find = completion_request.read, self._endpoint.model_named
-        parsed = await self._endpoint.in_thread(read, await _body(request), find)
-        return self._answer(parsed, CompletionReply(parsed, self._head("cmpl")))
+        async def answer(request: HttpRequest) -> Any:  # an ASGI app, as a response is one
+            parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
+            reply = dialect.reply(parsed, self._endpoint.resident.model, self._endpoint.fingerprint)
+            return Answer(self._endpoint, parsed, reply)
+
+        return answer
 
     async def health(self, _request: HttpRequest) -> Response:
-        """200 while requests are taken (also while loading, and unloaded when idle), 503 when broken or stopping."""
+        """Answer 200 while requests are taken (also loading, and unloaded when idle), 503 when broken or stopping."""
         status, facts = self._endpoint.resident.status, self._endpoint.resident.facts
         state = "stopping" if self._endpoint.draining else status.state
         body = {
@@ -124,9 +139,7 @@ class _Routes:
 
     async def load(self, request: HttpRequest) -> Response:
         """Load the model, or switch to another one that is on this machine; what runs is cancelled then."""
-        fields = Fields(parse(await _body(request)))
-        name = fields.needed_text("model")
-        fields.finish()
+        name = read_record(LoadBody, parse(await _body(request))).model
         endpoint, model = self._endpoint, self._endpoint.resident.model
         known = (model.name, *model.aliases, *await endpoint.in_thread(endpoint.models))
         if name.casefold() not in {one.casefold() for one in known}:  # never a path, never a download
@@ -142,20 +155,6 @@ class _Routes:
         LOGGER.info("unload")
         await self._endpoint.in_thread(self._endpoint.resident.unload)
         return await self.status(request)
-
-    def _answer(self, parsed: ParsedRequest, reply: Reply) -> Answer:
-        kind = EventStream if parsed.stream else WholeAnswer
-        return kind(self._endpoint, parsed.request, parsed.model, reply)
-
-    def _head(self, prefix: str) -> Callable[[], dict[str, Any]]:
-        """What every object of one answer begins with; the model may still be loading now."""
-        name, created, model = f"{prefix}-{secrets.token_hex(16)}", int(time.time()), self._endpoint.resident.model.name
-
-        def head() -> dict[str, Any]:
-            fingerprint = self._endpoint.fingerprint
-            return {"id": name, "object": "", "created": created, "model": model, "system_fingerprint": fingerprint}
-
-        return head
 
     def _described(self, model: Model) -> dict[str, Any]:
         facts = self._endpoint.resident.facts  # of the last load

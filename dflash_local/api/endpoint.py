@@ -15,7 +15,7 @@ from typing import Any
 from dflash_local import __version__
 from dflash_local.api.guard import Receive
 from dflash_local.api.metrics import Metrics
-from dflash_local.api.refusals import Refusal
+from dflash_local.api.refusals import stopping
 from dflash_local.errors import UnknownModelError
 from dflash_local.events import Event, Finished, Step
 from dflash_local.request import Request
@@ -28,16 +28,6 @@ THREADS = 4 * (MAX_QUEUE + 2)  # loading, waiting and running requests each hold
 
 class ClientGone(Exception):
     """Nobody reads the answer any more."""
-
-
-def stopping() -> Refusal:
-    """The error for requests that come, or still run, while the server ends."""
-    return Refusal(503, "the server is stopping", "try again when it is back", "stopping")
-
-
-def cut_off() -> Refusal:
-    """The error for a reply that was cancelled, and not by its client."""
-    return Refusal(503, "the reply was cut off: the model is being unloaded", "send the request again", "cut_off")
 
 
 class Endpoint:
@@ -59,16 +49,15 @@ class Endpoint:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="dflash-http")
 
     def model_named(self, name: str) -> Model:
-        """The served model, when ``name`` means it; UnknownModelError otherwise, which names what is served."""
+        """Return the served model, when ``name`` means it; UnknownModelError otherwise, which names what is served."""
         model = self.resident.model
         if not model.answers_to(name):
             known = ", ".join((model.name, *model.aliases))
             raise UnknownModelError(f"unknown model {name[:80]!r}", f"served here: {known}")
         return model
 
-    @property
     def fingerprint(self) -> str:
-        """What made a reply: this version, and the engine once it is loaded."""
+        """Return what made a reply: this version, and the engine once it is loaded."""
         facts = self.resident.facts
         made_by = facts.engine if facts and facts.in_server else facts.loaded_as if facts else ""  # no address of it
         loaded = made_by.replace(", ", "-").replace(" ", "-")
@@ -161,6 +150,6 @@ def _seen(done: asyncio.Future[Any]) -> None:
 
 
 def _cancel_ticket(submitting: asyncio.Future[Ticket]) -> None:
-    """Called when the reply is to end and the ticket exists; harmless for one that is done."""
+    """Cancel a ticket once it exists; harmless for one that is done."""
     if not submitting.cancelled() and submitting.exception() is None:
         submitting.result().cancel()

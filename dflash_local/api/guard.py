@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.api.heap import Trimmer
 from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
 
 Scope = MutableMapping[str, Any]
@@ -72,7 +71,6 @@ class Guard:
     def __init__(self, app: App, rules: Rules) -> None:
         self._app, self._rules = app, rules
         self._held = 0
-        self._heap = Trimmer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -94,7 +92,6 @@ class Guard:
             await self._app(scope, receive, send)
         finally:
             self._held -= len(body)
-            self._heap.ended()
 
     def _check(self, scope: Scope) -> None:
         host = _header(scope, b"host")
@@ -174,7 +171,7 @@ class Guard:
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
-    """The text of a header that may stand there once; None when absent."""
+    """Return the text of a header that may stand there once; None when absent."""
     values = [value for key, value in scope["headers"] if key.lower() == name]
     if len(values) > 1:
         raise Refusal(400, f"the header {name.decode('ascii')} stands there {len(values)} times")
@@ -182,7 +179,7 @@ def _header(scope: Scope, name: bytes) -> str | None:
 
 
 def _host_name(host: str) -> str:
-    """``localhost`` of ``localhost:8000``, ``::1`` of ``[::1]:8000``; empty when it is neither."""
+    """Return ``localhost`` of ``localhost:8000``, ``::1`` of ``[::1]:8000``; empty when it is neither."""
     if host.startswith("["):
         name, bracket, port = host[1:].partition("]")
         if not bracket or (port and not port.startswith(":")):
@@ -196,7 +193,7 @@ def _host_name(host: str) -> str:
 
 
 def _password(credentials: str) -> str:
-    """Of a browser's ``Basic`` credentials, whatever name stands before it; empty when they are none."""
+    """Return the password of a browser's ``Basic`` credentials, whatever the name; empty when they are none."""
     try:
         return base64.b64decode(credentials.strip(), validate=True).decode("utf-8").partition(":")[2]
     except ValueError:
@@ -212,12 +209,12 @@ def _is_address(name: str) -> bool:
 
 
 def _digest(text: str) -> bytes:
-    """Of one length whatever the text, so that comparing tells nothing of it."""
+    """Return bytes of one length whatever the text, so that comparing tells nothing of it."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the body once, and then what the server says (that the client left)."""
+    """Return a ``receive`` that gives the body once, and then what the server says (that the client left)."""
     given = False
 
     async def again() -> Message:

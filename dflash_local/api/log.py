@@ -16,7 +16,7 @@ QUIET_FOLDERS = ("/assets/", "/static/", "/svelte/", "/gradio_api/")  # a web pa
 
 
 def one_line(text: str, limit: int = MAX_VALUE) -> str:
-    """The text on one line, printable ASCII only, cut at ``limit`` characters."""
+    """Return the text on one line, printable ASCII only, cut at ``limit`` characters."""
     shown = text.encode("unicode_escape").decode("ascii")
     return shown if len(shown) <= limit else f"{shown[:limit]}..."
 

@@ -6,7 +6,11 @@ Names as in https://docs.vllm.ai/en/stable/design/metrics/ so that its dashboard
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from dflash_local.events import Event, Finished, Started, Step
 from dflash_local.request import Request
@@ -23,138 +27,89 @@ COUNTERS = {
     "spec_decode_num_draft_tokens": "Tokens drafted.",
     "spec_decode_num_accepted_tokens": "Drafted tokens that the target accepted.",
 }
-PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
-
-
-class Histogram:
-    """Counts of values up to each bound, their sum and their number."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * len(bounds)
-        self._sum = 0.0
-        self._count = 0
-
-    def add(self, value: float) -> None:
-        self._sum += value
-        self._count += 1
-        for index, bound in enumerate(self._bounds):
-            if value <= bound:
-                self._counts[index] += 1
-
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        for bound, count in zip(self._bounds, self._counts):
-            yield f'{name}_bucket{{{labels},le="{float(bound)}"}} {count}'
-        yield f'{name}_bucket{{{labels},le="+Inf"}} {self._count}'
-        yield f"{name}_sum{{{labels}}} {self._sum}"
-        yield f"{name}_count{{{labels}}} {self._count}"
 
 
 class Metrics:
     """The figures of one server. Safe to use from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counters = dict.fromkeys(COUNTERS, 0)
-        self._positions: list[int] = []
+        self._lock = threading.Lock()  # a reply's end is counted whole
         self._ids = 0  # that the request of now has named
-        self._finished: dict[str, int] = {}
-        self._first_token = Histogram(TTFT_BUCKETS)
-        self._whole = Histogram(E2E_BUCKETS)
+        self._registry = registry = CollectorRegistry()
+
+        def named(kind: Any, name: str, help_text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
+            return kind(f"vllm:{name}", help_text, labels, registry=registry, **more)
+
+        self._running = named(Gauge, "num_requests_running", "Requests being answered.")
+        self._waiting = named(Gauge, "num_requests_waiting", "Requests waiting.")
+        self._counters = {name: named(Counter, name, help_text) for name, help_text in COUNTERS.items()}
+        places = "Accepted drafted tokens by their place in the draft."
+        self._positions = named(Counter, "spec_decode_num_accepted_tokens_per_pos", places, ("position",))
+        self._finished = named(Counter, "request_success", "Finished requests by reason.", ("finished_reason",))
+        first, whole = "From the request to its first token.", "From the request to its end."
+        self._first_token = named(Histogram, "time_to_first_token_seconds", first, buckets=TTFT_BUCKETS)
+        self._whole = named(Histogram, "e2e_request_latency_seconds", whole, buckets=E2E_BUCKETS)
 
     def observe(self, _request: Request, event: Event) -> None:
         """Count an event as the engine emits it, before slow readers see several as one."""
         with self._lock:
             if isinstance(event, Started):
-                self._counters["prompt_tokens"] += event.prompt_tokens
-                self._counters["prefix_cache_queries"] += event.prompt_tokens
-                self._counters["prefix_cache_hits"] += event.reused_tokens
+                self._add("prompt_tokens", event.prompt_tokens)
+                self._add("prefix_cache_queries", event.prompt_tokens)
+                self._add("prefix_cache_hits", event.reused_tokens)
                 self._ids = 0
             elif isinstance(event, Step):
-                self._counters["generation_tokens"] += len(event.token_ids)
+                self._add("generation_tokens", len(event.token_ids))
                 self._ids += len(event.token_ids)
                 if event.drafted:
-                    self._count_cycle(event)
+                    self._count_drafts(1, event.drafted, event.accepted)
+                    for position in range(event.drafted):
+                        self._positions.labels(position).inc(position < event.accepted)
             elif isinstance(event, Finished):
-                self._finished[event.reason] = self._finished.get(event.reason, 0) + 1
+                self._finished.labels(event.reason).inc()
                 self._count_reported(event)
 
     def first_token(self, seconds: float) -> None:
-        with self._lock:
-            self._first_token.add(seconds)
+        self._first_token.observe(seconds)
 
     def whole(self, seconds: float) -> None:
-        with self._lock:
-            self._whole.add(seconds)
+        self._whole.observe(seconds)
 
     def text(self, model: str, running: int, waiting: int, in_server: bool = False) -> str:
-        """All of it, with the gauges of this moment.
+        """Return all of it, with the gauges of this moment.
 
         Args:
             in_server: a server of another program writes the replies: what it may not report at all is left out until
                 it does.
         """
-        labels = f'model_name="{_escaped(model)}",engine="0"'
-        with self._lock:
-            return "\n".join([*self._lines(labels, running, waiting, in_server), ""])
+        self._running.set(running)
+        self._waiting.set(waiting)
+        families = self._labelled({"model_name": model, "engine": "0"}, in_server)
+        collected: Any = type("Collected", (), {"collect": lambda _: families})()
+        return generate_latest(collected).decode()
 
-    def _lines(self, labels: str, running: int, waiting: int, in_server: bool) -> Iterable[str]:
-        yield from _head("num_requests_running", "gauge", "Requests being answered.")
-        yield f"vllm:num_requests_running{{{labels}}} {running}"
-        yield from _head("num_requests_waiting", "gauge", "Requests waiting.")
-        yield f"vllm:num_requests_waiting{{{labels}}} {waiting}"
-        for name, help_text in COUNTERS.items():
-            if in_server and not self._reported(name):
-                continue
-            yield from _head(f"{name}_total", "counter", help_text)
-            yield f"vllm:{name}_total{{{labels}}} {self._counters[name]}"
-        if not in_server or self._positions:
-            yield from _head(f"{PER_POSITION}_total", "counter", "Accepted drafted tokens by their place in the draft.")
-        for position, count in enumerate(self._positions):
-            yield f'vllm:{PER_POSITION}_total{{{labels},position="{position}"}} {count}'
-        yield from _head("request_success_total", "counter", "Finished requests by reason.")
-        for reason, count in sorted(self._finished.items()):
-            yield f'vllm:request_success_total{{{labels},finished_reason="{reason}"}} {count}'
-        yield from _head("time_to_first_token_seconds", "histogram", "From the request to its first token.")
-        yield from self._first_token.lines("vllm:time_to_first_token_seconds", labels)
-        yield from _head("e2e_request_latency_seconds", "histogram", "From the request to its end.")
-        yield from self._whole.lines("vllm:e2e_request_latency_seconds", labels)
+    def _labelled(self, labels: dict[str, str], in_server: bool) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            optional = family.name.startswith(("vllm:spec_decode", "vllm:prefix_cache"))
+            if not (in_server and optional and not any(sample.value for sample in kept)):
+                family.samples = [sample._replace(labels={**labels, **sample.labels}) for sample in kept]
+                yield family
 
-    def _reported(self, name: str) -> bool:
-        """Whether a server has reported anything of a counter."""
-        if name.startswith("spec_decode"):
-            return self._counters["spec_decode_num_drafts"] > 0
-        return not name.startswith("prefix_cache") or self._counters["prefix_cache_hits"] > 0
+    def _add(self, name: str, count: int) -> None:
+        self._counters[name].inc(count)
+
+    def _count_drafts(self, cycles: int, drafted: int, accepted: int) -> None:
+        self._add("spec_decode_num_drafts", cycles)
+        self._add("spec_decode_num_draft_tokens", drafted)
+        self._add("spec_decode_num_accepted_tokens", accepted)
 
     def _count_reported(self, event: Finished) -> None:
         """Count what a server of another program reports of a whole reply only."""
         if not self._ids:
-            self._counters["generation_tokens"] += event.usage.completion_tokens
-        if event.stats.draft_counts is None:
-            return
-        cycles, drafted, accepted = event.stats.draft_counts
-        self._counters["spec_decode_num_drafts"] += cycles
-        self._counters["spec_decode_num_draft_tokens"] += drafted
-        self._counters["spec_decode_num_accepted_tokens"] += accepted
-        shares = event.stats.acceptance_per_position
-        self._positions += [0] * (len(shares) - len(self._positions))
-        for position, share in enumerate(shares):
-            self._positions[position] += round(share * cycles)
-
-    def _count_cycle(self, step: Step) -> None:
-        self._counters["spec_decode_num_drafts"] += 1
-        self._counters["spec_decode_num_draft_tokens"] += step.drafted
-        self._counters["spec_decode_num_accepted_tokens"] += step.accepted
-        self._positions += [0] * (step.drafted - len(self._positions))
-        for position in range(step.accepted):
-            self._positions[position] += 1
-
-
-def _head(name: str, kind: str, help_text: str) -> Iterator[str]:
-    yield f"# HELP vllm:{name} {help_text}"
-    yield f"# TYPE vllm:{name} {kind}"
-
-
-def _escaped(text: str) -> str:
-    """A label's value as Prometheus' text form wants it."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+            self._add("generation_tokens", event.usage.completion_tokens)
+        if event.stats.draft_counts is not None:
+            cycles, drafted, accepted = event.stats.draft_counts
+            self._count_drafts(cycles, drafted, accepted)
+            for position, share in enumerate(event.stats.acceptance_per_position):
+                self._positions.labels(position).inc(round(share * cycles))

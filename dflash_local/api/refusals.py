@@ -32,6 +32,16 @@ class Refusal(DFlashError):
         return self.status
 
 
+def stopping() -> Refusal:
+    """Return the error for requests that come, or still run, while the server ends."""
+    return Refusal(503, "the server is stopping", "try again when it is back", "stopping")
+
+
+def cut_off() -> Refusal:
+    """Return the error for a reply that was cancelled, and not by its client."""
+    return Refusal(503, "the reply was cut off: the model is being unloaded", "send the request again", "cut_off")
+
+
 class FieldError(UsageError):
     """A field of a request body that is wrong, unknown or not supported here."""
 
@@ -41,13 +51,8 @@ class FieldError(UsageError):
         self.code = code
 
 
-def unsupported(param: str, hint: str) -> FieldError:
-    """The error for a field that OpenAI knows and this endpoint does not."""
-    return FieldError(param, f"unsupported: {param}", hint, "unsupported_parameter")
-
-
 def error_object(error: DFlashError) -> dict[str, Any]:
-    """The body of an error answer, as OpenAI's clients read it."""
+    """Return the body of an error answer, as OpenAI's clients read it."""
     status = error.http_status
     fallback = "invalid_request_error" if 400 <= status < 500 else "server_error"
     code = getattr(error, "code", None) or next((code for kind, code in CODES if isinstance(error, kind)), None)
@@ -72,5 +77,5 @@ def error_headers(error: DFlashError) -> dict[str, str]:
 
 
 def as_json(value: object) -> bytes:
-    """JSON on one line, all ASCII: no line separator of any kind can break a stream of lines."""
+    """Return JSON on one line, all ASCII: no line separator of any kind can break a stream of lines."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")

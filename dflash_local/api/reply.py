@@ -1,32 +1,122 @@
-"""Events to the objects of an OpenAI answer: what chat and text completions have in common."""
+"""Events to the objects of an OpenAI answer: what chat and text completions have in common, usage and figures.
+
+``speculative_decoding`` has vLLM's names (https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/)
+and one more, ``acceptance_per_position``; the times beside it are those of its per-request metrics. An acceptance
+length counts the bonus token: 1 + accepted drafts per cycle. What a server of another program does not report is left
+out, or null.
+"""
 
 from __future__ import annotations
 
+import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.api.endpoint import cut_off
-from dflash_local.api.figures import Tally
 from dflash_local.api.log import LOGGER
-from dflash_local.api.request_fields import ParsedRequest
-from dflash_local.events import Event, Finished, Notice, Started, Step, TokenLogprob
+from dflash_local.api.refusals import as_json, cut_off, error_object
+from dflash_local.api.request_body import ParsedRequest
+from dflash_local.errors import DFlashError
+from dflash_local.events import Event, Finished, Notice, Started, Stats, Step, TokenLogprob
+from dflash_local.remote.server_checks import PROGRAMS
+from dflash_local.service.resident import Model
+
+IMPOSSIBLE = -9999.0  # what OpenAI sends for a token of no probability; JSON has no infinity
+
+
+def finite(logprob: float) -> float:
+    """Return a log probability as JSON can hold it."""
+    return max(logprob, IMPOSSIBLE)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What must be counted while the events go by."""
+
+    reused: int = 0
+    drafted: int = 0
+    notices: list[str] = field(default_factory=list)
+
+    def usage(self, finished: Finished) -> dict[str, Any] | None:
+        """Return OpenAI's ``usage`` object; None where a server of another program reports none."""
+        usage, in_server = finished.usage, finished.stats.engine in PROGRAMS
+        if in_server and not usage.prompt_tokens and not usage.completion_tokens:
+            return None
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            **({} if in_server and not self.reused else {"prompt_tokens_details": {"cached_tokens": self.reused}}),
+        }
+
+    def metrics(self, finished: Finished) -> dict[str, Any]:
+        """Return vLLM's ``metrics`` object, and under ``dflash`` what makes the reply repeatable, and notices."""
+        stats, tokens = finished.stats, finished.usage.completion_tokens
+        in_server = stats.engine in PROGRAMS
+        phases = {
+            "draft_ms": 1000 * stats.draft_s,
+            "verify_ms": 1000 * stats.verify_s,
+            "other_ms": 1000 * stats.other_s,
+        }
+        return {
+            "time_to_first_token_ms": 1000 * stats.ttft_s,
+            "generation_time_ms": 1000 * stats.decode_s,
+            "mean_itl_ms": 1000 * stats.decode_s / (tokens - 1) if tokens > 1 else None,
+            "tokens_per_second": (stats.tokens_per_s or None) if in_server else stats.tokens_per_s,
+            "speculative_decoding": self._acceptance(stats),
+            "dflash": {
+                "seed": stats.seed,
+                "mode": stats.mode,
+                "block_size": stats.block_size or None,
+                "engine": stats.engine,
+                **({} if in_server else phases),
+                "notices": self.notices,
+            },
+        }
+
+    def _acceptance(self, stats: Stats) -> dict[str, Any] | None:
+        """Return None when nothing was drafted, or a server does not report it."""
+        kept = [length - 1 for length in stats.acceptance_lengths]
+        cycles, drafted, accepted = stats.draft_counts or (len(kept), self.drafted, sum(kept))
+        if not cycles or not drafted:
+            return None
+        slots = stats.block_size - 1
+        histogram = [kept.count(count) for count in range(max(*kept, slots) + 1)] if kept else []
+        shares = list(stats.acceptance_per_position)
+        return {
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": accepted / drafted,
+            **({"acceptance_histogram": histogram} if histogram else {}),
+            **({"acceptance_per_position": shares} if shares or kept else {}),
+            "num_spec_steps": cycles,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            **({"num_spec_tokens": slots} if slots > 0 else {}),
+        }
 
 
 class Reply(ABC):
-    """One reply, streamed (``begin``, then ``chunks`` of every event) or whole (``body``, after ``chunks`` of all).
+    """One reply, streamed (``begin``, ``chunks`` of every event, ``end``) or whole (``body``, after all ``chunks``).
 
     Args:
-        head: id, created, model and system_fingerprint of every object.
+        model: it may still be loading. fingerprint: what made the reply, once it is loaded.
     """
 
+    stream_type = "text/event-stream; charset=utf-8"
+    keep_alive = b": waiting\n\n"  # a comment: tells both ends that the other one is there
+    end = b"data: [DONE]\n\n"
+    id_prefix: str
     kind: str  # ``object`` of a whole answer
     chunk_kind: str  # ``object`` of a chunk
     nothing: dict[str, Any]  # a choice's field for no text
     prompt_ids_in_choice: bool
 
-    def __init__(self, parsed: ParsedRequest, head: Callable[[], dict[str, Any]]) -> None:
-        self._parsed, self._head = parsed, head
+    def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
+        self._parsed, self._fingerprint = parsed, fingerprint
+        name, created = f"{self.id_prefix}-{secrets.token_hex(16)}", int(time.time())
+        self._same = {"id": name, "object": "", "created": created, "model": model.name}
         self._tally = Tally()
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] = []
@@ -34,12 +124,24 @@ class Reply(ABC):
         self._sent_ids = self._sent_logprobs = 0
         self._prompt_sent = False
 
+    @staticmethod
+    def frame(chunk: dict[str, Any]) -> bytes:
+        """Return a chunk as it stands in a stream."""
+        return b"data: " + as_json(chunk) + b"\n\n"
+
+    def error(self, error: DFlashError) -> bytes:
+        """Return how a stream ends in an error."""
+        return self.frame(error_object(error)) + self.end
+
+    def _head(self) -> dict[str, Any]:
+        return {**self._same, "system_fingerprint": self._fingerprint()}
+
     def begin(self) -> Iterator[dict[str, Any]]:
-        """The chunks before those of events."""
+        """Return the chunks before those of events."""
         return iter(())
 
     def chunks(self, event: Event | None) -> Iterator[dict[str, Any]]:
-        """The chunks that an event becomes.
+        """Return the chunks that an event becomes.
 
         Raises:
             Refusal: the reply was cancelled, and not by its client: the model is being unloaded or the server ends.
@@ -61,7 +163,7 @@ class Reply(ABC):
             yield from self._last(event)
 
     def body(self, event: Finished) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         self._sent_ids = self._sent_logprobs = 0
         self._prompt_sent = False
         whole = {**self._chunk(self._whole(), self._reason(event)), "object": self.kind}
@@ -69,18 +171,18 @@ class Reply(ABC):
 
     @abstractmethod
     def _step(self, event: Step) -> Iterator[dict[str, Any]]:
-        """The chunks of one step's text."""
+        """Return the chunks of one step's text."""
 
     @abstractmethod
     def _whole(self) -> dict[str, Any]:
-        """The fields of the whole answer's choice."""
+        """Return the fields of the whole answer's choice."""
 
     @abstractmethod
     def _as_logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
-        """The field ``logprobs`` of a choice."""
+        """Return the field ``logprobs`` of a choice."""
 
     def _held(self) -> Iterator[dict[str, Any]]:
-        """The chunks of text that was held back until the end."""
+        """Return the chunks of text that was held back until the end."""
         return iter(())
 
     def _reason(self, event: Finished) -> str:
@@ -98,7 +200,7 @@ class Reply(ABC):
         yield {**self._head(), "object": self.chunk_kind, "choices": [], "usage": usage, **figures}
 
     def _chunk(self, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """One object, with the ids and log probabilities that were not sent yet."""
+        """Return one object, with the ids and log probabilities that were not sent yet."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, **content, "finish_reason": reason}
         chunk = {**self._head(), "object": self.chunk_kind, "choices": [choice]}
         if self._parsed.include_usage:

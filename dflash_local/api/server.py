@@ -16,7 +16,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import READ_S, App
-from dflash_local.api.heap import bound_arenas
 from dflash_local.api.log import LOGGER
 from dflash_local.errors import UsageError
 
@@ -29,7 +28,7 @@ RETRY_S = 1.0  # until a connection is taken again after the system had no room 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, port 0 takes a free one; UsageError where it cannot be had."""
+    """Return a socket bound to the address, port 0 takes a free one; UsageError where it cannot be had."""
     family, address = _resolved(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY by this word alone
     try:
@@ -44,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _resolved(host: str, port: int) -> tuple[int, Any]:
-    """Address family and address; only a name is looked up."""
+    """Return the address family and address; only a name is looked up."""
     try:
         literal = ipaddress.ip_address(host)
     except ValueError:
@@ -67,7 +66,7 @@ def _refused(host: str, port: int, error: OSError) -> UsageError:
 
 
 def max_connections() -> int:
-    """How many connections are held at once; further ones wait in the system's queue."""
+    """Return how many connections are held at once; further ones wait in the system's queue."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -95,7 +94,7 @@ class _Protocol(H11Protocol):
         self._start_clock()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request: its first ones start the clock, the end of its headers stops it."""
+        """Take bytes of a request: its first ones start the clock, the end of its headers stops it."""
         if self._waiting and self._cut is None:
             self._start_clock()
         super().data_received(data)
@@ -109,7 +108,7 @@ class _Protocol(H11Protocol):
 
     @property
     def _waiting(self) -> bool:
-        """True between requests and while the headers of one are coming."""
+        """Return whether no request runs here: between two, and while the headers of one are coming."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_clock(self) -> None:
@@ -162,7 +161,6 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer requests until a signal, or ``end``, and the end of what runs."""
         self._loop = asyncio.get_running_loop()
-        bound_arenas()  # before the threads that answer requests
         try:
             await super().serve(sockets)
         finally:
@@ -201,7 +199,7 @@ class Server(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the orderly end, the second one does not wait for it."""
+        """Begin the orderly end at the first signal; the second one does not wait for it."""
         if self._endpoint.draining:
             self.should_exit = self.force_exit = True
         self.end()

@@ -47,17 +47,17 @@ class Pair:
 
     @property
     def toy(self) -> bool:
-        """True for a target of this package or a fine-tune of one: first-run and test material, no speed claim."""
+        """Return whether the target is of this package or tuned from one that is: test material, no speed claim."""
         return self.tuned_from in BUNDLED or self.target.resolve().is_relative_to(FOLDER)
 
     @property
     def label(self) -> str:
-        """The name as screens show it: a toy is called one."""
+        """Return the name as screens show it: a toy is called one."""
         return f"{self.name} (toy pair)" if self.toy else self.name
 
     @property
     def target_label(self) -> str:
-        """What a session says of its target: a bundled pair's name, else the folder."""
+        """Return what a session says of its target: a bundled pair's name, else the folder."""
         return self.name if self.bundled else str(self.target)
 
     @property
@@ -66,7 +66,7 @@ class Pair:
 
 
 def find(model: str, drafter: str | None = None) -> Pair:
-    """The pair behind a bundled name, a folder or a GGUF file.
+    """Return the pair behind a bundled name, a folder or a GGUF file.
 
     Args:
         model: a name of ``BUNDLED``, or a target on disk.
@@ -88,7 +88,7 @@ def find(model: str, drafter: str | None = None) -> Pair:
 
 
 def drafter_of(row: Row) -> Path | None:
-    """The drafter that comes with the program for a row; None where the row has none, or this installation lacks it."""
+    """Return the drafter that comes with the program for a row; None where there is none in this installation."""
     folder = FOLDER / row.bundled_drafter / "drafter" if row.bundled_drafter else None
     return folder if folder is not None and (folder / "config.json").is_file() else None
 

@@ -21,7 +21,7 @@ class Candidate:
 
 
 def choose(wanted: str, candidates: Sequence[Candidate]) -> str:
-    """The name of the requested engine, for ``auto`` of the first preferred one that can. UsageError: why none can."""
+    """Return the requested engine's name, for ``auto`` the first preferred one that can. UsageError: why none can."""
     considered = [candidate for candidate in candidates if wanted in ("auto", candidate.name)]
     able = [candidate for candidate in considered if candidate.refusal is None]
     if not able and considered[0].refusal is not None:
@@ -30,20 +30,20 @@ def choose(wanted: str, candidates: Sequence[Candidate]) -> str:
 
 
 def fused(why: str, has_kernels: Callable[[], bool], option: str = "") -> Candidate:
-    """The fused engine, preferred where its kernels run. ``why``: what keeps it from this pair. ``option``: its own."""
+    """Return the fused engine, preferred where its kernels run. ``why``, ``option``: what keeps it from this pair."""
     hint = f"run without {option}" if option else "use --engine reference"
     error = UsageError(f"the fused engine cannot run this: {why}", hint)
     return Candidate(FUSED, error if why else None, has_kernels)
 
 
 def reference(option: str = "") -> Candidate:
-    """The reference engine, which runs every pair, on any device, but not with an option of the fused one's."""
+    """Return the reference engine, which runs every pair, on any device, but not with an option of the fused one's."""
     error = UsageError(f"the reference engine does not know {option}", "leave it out, or take --engine fused")
     return Candidate(REFERENCE, error if option else None, lambda: True)
 
 
 def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, experts: bool, drafter: str) -> str:
-    """Why the fused engine cannot run a pair as it is to be loaded; empty when it can.
+    """Return why the fused engine cannot run a pair as it is to be loaded; empty when it can.
 
     Args:
         bitsandbytes: the format it is to have. dtype: float32, bfloat16 or float16.

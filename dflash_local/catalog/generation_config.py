@@ -13,7 +13,7 @@ KEYS = ("temperature", "top_p", "min_p", "repetition_penalty", "top_k")
 
 
 def sampling_defaults(source: Source, advised: SamplingParams | None = None) -> SamplingParams:
-    """The sampling a model's authors advise; greedy without the file or without ``do_sample``, unless ``advised``.
+    """Return the sampling that a model's authors advise; without ``do_sample`` greedy, unless ``advised``.
 
     With ``do_sample`` an absent temperature is 1 and an absent filter is off: what the authors did
     not write is not added.

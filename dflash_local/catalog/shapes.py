@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parent / "shapes"
 
 
 def shape(repo_id: str) -> dict[str, Any] | None:
-    """The shape kept for a repository; None when there is none. The caller owns the returned dict."""
+    """Return the shape kept for a repository; None when there is none. The caller owns the returned dict."""
     if not is_repo_id(repo_id):
         return None
     try:

@@ -11,7 +11,7 @@ FP8_BLOCK = 128
 
 
 def quantization_config(variant: Variant) -> Mapping[str, Any] | None:
-    """As the method's own tools write it; None where the recipe is not known well enough."""
+    """Return it as the method's own tools write it; None where the recipe is not known well enough."""
     group, kept = variant.group_size, variant.kept_16_bits
     if kept is None:
         return None

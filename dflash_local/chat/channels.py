@@ -40,15 +40,15 @@ class ChannelParser:
     tags: tuple[str, ...] = ()
 
     def text(self, text: str) -> list[Span]:
-        """Spans that ordinary text makes certain; some may be held until more is known."""
+        """Return the spans that ordinary text makes certain; some may be held until more is known."""
         return [Span(text, "final")] if text else []
 
     def token(self, text: str) -> list[Span] | None:
-        """Spans for an added token that is markup here; None when it means nothing to this parser."""
+        """Return the spans for an added token that is markup here; None when it means nothing to this parser."""
         return None
 
     def finish(self) -> list[Span]:
-        """What was held."""
+        """Return what was held."""
         return []
 
 
@@ -68,7 +68,7 @@ class ThinkTokenParser(ChannelParser):
         return [span for span in spans if span.text]
 
     def token(self, text: str) -> list[Span] | None:
-        """Switches the channel at either tag; a closing tag without an opening one is only hidden."""
+        """Switch the channel at either tag; a closing tag without an opening one is only hidden."""
         if text not in self.tags:
             return None
         before = self._channel
@@ -107,7 +107,7 @@ class ThinkTextParser(ChannelParser):
         return spans + self._inner.text(text)
 
     def _before_tag(self, text: str) -> list[Span]:
-        """Space before an opening tag is part of the markup; text before a closing one is thought."""
+        """Return the spans before a tag: before an opening one space is markup, before a closing one text is thought."""
         return [Span(text, "final", False)] if self._awaits == THINK and text else self._inner.text(text)
 
     def finish(self) -> list[Span]:
@@ -171,14 +171,14 @@ class HarmonyParser(ChannelParser):
         return [Span(words, self._channel)] if words else []
 
     def finish(self) -> list[Span]:
-        """Text of a reply that never had a tag is the reply; an unfinished header is dropped."""
+        """Return the text of a reply that never had a tag; an unfinished header is dropped."""
         if self._header is None or self._tagged:
             return []
         return self._give_up()
 
 
 def channel_parser(tokenizer: Tokenizer, *, opens_thinking: bool) -> ChannelParser:
-    """The parser that fits a tokenizer: harmony, think tags (as tokens or text), or plain."""
+    """Return the parser that fits a tokenizer: harmony, think tags (as tokens or text), or plain."""
     if all(tokenizer.is_added(tag) for tag in HARMONY_TAGS):
         return HarmonyParser(opens_thinking)
     if tokenizer.is_added(END_THINK):
@@ -189,7 +189,7 @@ def channel_parser(tokenizer: Tokenizer, *, opens_thinking: bool) -> ChannelPars
 
 
 def prompt_opens_thinking(tokenizer: Tokenizer, ids: Iterable[int]) -> bool:
-    """True when the last think tag among prompt ids is an opening one (for prompts given as ids)."""
+    """Return whether the last think tag among prompt ids is an opening one (for prompts given as ids)."""
     opening, closing = tokenizer.token_id(THINK), tokenizer.token_id(END_THINK)
     if opening is None or closing is None:
         return False
@@ -197,5 +197,5 @@ def prompt_opens_thinking(tokenizer: Tokenizer, ids: Iterable[int]) -> bool:
 
 
 def overlap(text: str, tag: str) -> int:
-    """Length of the longest end of ``text`` that begins ``tag`` and is not all of it."""
+    """Return the length of the longest end of ``text`` that begins ``tag`` and is not all of it."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

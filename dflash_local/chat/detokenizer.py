@@ -17,7 +17,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_characters() -> dict[str, int]:
-    """The 256 printable stand-ins of byte-level BPE, character -> byte (GPT-2's ``bytes_to_unicode``)."""
+    """Return the 256 printable stand-ins of byte-level BPE, character -> byte (GPT-2's ``bytes_to_unicode``)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     for offset, byte in enumerate(b for b in range(256) if b not in set(printable)):
@@ -61,7 +61,7 @@ class TokenBytes:
         return bytes([int(match[1], 16)]) if match else text.replace(self._space, " ").encode("utf-8", "replace")
 
     def placed(self, data: bytes, first: bool) -> bytes:
-        """What a token's bytes add to a text; ``first`` where no other token stands before it."""
+        """Return what a token's bytes add to a text; ``first`` where no other token stands before it."""
         if first:
             return data[1:] if self.drops_first_space and data.startswith(b" ") else data
         return b" " + data if self.joined else data
@@ -98,7 +98,7 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """Text completed by this id; empty for hidden and unknown ids."""
+        """Return the text completed by this id; empty for hidden and unknown ids."""
         data = self._token_bytes(token_id)
         if data is None:
             return ""
@@ -107,7 +107,7 @@ class StreamDecoder:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """What is left: U+FFFD when the ids ended inside a character. The decoder can go on after it."""
+        """Return what is left: U+FFFD when the ids ended inside a character. The decoder can go on after it."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest

@@ -15,7 +15,7 @@ HARMONY_TAGS = ("<|start|>", "<|channel|>", "<|message|>")
 
 
 def config_stop_ids(source: Source) -> frozenset[int]:
-    """``eos_token_id`` of config.json, of its ``text_config`` and of generation_config.json.
+    """Return ``eos_token_id`` of config.json, of its ``text_config`` and of generation_config.json.
 
     Raises CheckpointError for an id that is not a whole number of zero or more.
     """
@@ -29,7 +29,7 @@ def config_stop_ids(source: Source) -> frozenset[int]:
 
 
 def tokenizer_stop_ids(parts: TokenizerParts, tokens: dict[str, int]) -> frozenset[int]:
-    """The tokenizer's ``eos_token`` and, where all harmony tags exist, ``<|return|>`` and ``<|call|>``."""
+    """Return the tokenizer's ``eos_token`` and, where all harmony tags exist, ``<|return|>`` and ``<|call|>``."""
     texts = {text for file in (parts.config, parts.special_tokens) if (text := token_text(file.get("eos_token")))}
     if all(tag in tokens for tag in HARMONY_TAGS):
         texts.update(HARMONY_STOPS)

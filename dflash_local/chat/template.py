@@ -62,7 +62,7 @@ class Concealer:
         self._hidden: dict[str, str] = {}
 
     def conceal(self, value: Any) -> Any:
-        """``value`` (JSON-like) with every string in it made harmless."""
+        """Return ``value`` (JSON-like) with every string in it made harmless."""
         if isinstance(value, str):
             return self._conceal_text(value)
         if isinstance(value, Mapping):
@@ -94,14 +94,14 @@ class Concealer:
         return self._markers[text]
 
     def reveal(self, text: str) -> str:
-        """``text`` with every marker replaced by what it hides."""
+        """Return ``text`` with every marker replaced by what it hides."""
         if not self._hidden:
             return text
         return re.sub(f"{self._nonce}[0-9a-f]{{8}}", lambda match: self._hidden.get(match[0], ""), text)
 
 
 def _shared(left: str, right: str) -> int:
-    """Length of the longest proper end of ``left`` that begins ``right``."""
+    """Return the length of the longest proper end of ``left`` that begins ``right``."""
     limit = min(len(left), len(right))
     return next((n for n in range(limit, 0, -1) if left.endswith(right[:n])), 0)
 
@@ -117,7 +117,7 @@ def render(
     context: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Rendered:
-    """Ids of a conversation, ready for the reply.
+    """Return the ids of a conversation, ready for the reply.
 
     Where the template takes no tools they, their calls and their results are written as text (``tool_prompt``).
 
@@ -174,7 +174,7 @@ def render(
 def _fitting(
     tokenizer: Tokenizer, prompt: str, context: int | None, cancelled: Callable[[], bool]
 ) -> tuple[str, tuple[str, ...]]:
-    """The tools in words, or nothing and why. Decided by them alone, so that it stays as the conversation grows."""
+    """Return the tools in words, or nothing and why: by them alone, so that it stays as the conversation grows."""
     if not prompt or context is None:
         return prompt, ()
     try:
@@ -191,7 +191,7 @@ def _not_empty(rendered: Rendered) -> Rendered:
 
 
 def _as_dict(message: Message, concealer: Concealer) -> dict[str, Any]:
-    """A message as templates expect it; ``thinking`` under both names in use (gpt-oss reads the second)."""
+    """Return a message as templates expect it; ``thinking`` under both names in use (gpt-oss reads the second)."""
     entry: dict[str, Any] = {"role": message.role, "content": concealer.conceal(message.content)}
     if message.name:
         entry["name"] = concealer.conceal(message.name)
@@ -206,7 +206,7 @@ def _as_dict(message: Message, concealer: Concealer) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """A call as templates expect it: with its arguments as an object, which they write in their own way."""
+    """Return a call as templates expect it: with its arguments as an object, which they write in their own way."""
     arguments = read_arguments(call)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
@@ -214,7 +214,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def _render_texts(
     template: str, arguments: dict[str, Any], now: datetime, messages: Sequence[Message], cancelled: Callable[[], bool]
 ) -> list[str]:
-    """Renderings with and, where the template can, without the generation prompt."""
+    """Return the renderings with and, where the template can, without the generation prompt."""
     flags = {"generation_prompt": [True, False], "max_chars": MAX_CHARS, "now": now.isoformat()}
     request = json.dumps({"template": template, "arguments": arguments, **flags}).encode()
     try:
@@ -246,7 +246,7 @@ def _render_texts(
 
 
 def _opens_thinking(texts: Sequence[str]) -> bool:
-    """True when the generation prompt opens ``<think>`` and leaves it open (contents are concealed here)."""
+    """Return whether the generation prompt opens ``<think>`` and leaves it open (contents are concealed here)."""
     full = texts[0]
     history = os.path.commonprefix([full, texts[1]]) if len(texts) > 1 else ""
     prompt = full[len(history) :]

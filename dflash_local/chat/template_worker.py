@@ -58,24 +58,24 @@ def _check_name(name: object) -> None:
 
 
 def plain_dict(*args: Any, **entries: Any) -> dict[Any, Any]:
-    """``dict()`` as a function, not the type: nothing to climb from."""
+    """Make a dict: a function, where the type would be something to climb from."""
     return dict(*args, **entries)
 
 
 def raise_exception(message: object) -> NoReturn:
-    """How a template refuses a conversation."""
+    """Refuse a conversation, as a template asks for it."""
     raise Refused(str(message))
 
 
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON as models were trained on; jinja's own filter escapes for HTML."""
+    """Return JSON as models were trained on; jinja's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def build_environment(now: datetime) -> Sandbox:
-    """The sandbox with what published templates expect; the names are those of transformers."""
+    """Return the sandbox with what published templates expect; the names are those of transformers."""
 
     def strftime_now(layout: str) -> str:
         return now.strftime(layout)
@@ -114,5 +114,5 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(request: bytes) -> bytes:
-    """The handler of ``worker.child``: JSON in, JSON out."""
+    """Answer a request of ``worker.child``: JSON in, JSON out."""
     return json.dumps(render(json.loads(request))).encode()

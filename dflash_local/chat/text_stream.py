@@ -47,7 +47,7 @@ class StopStrings:
         self._match[node] = len(stop)
 
     def _link(self) -> None:
-        """Failure links breadth first; a node also matches what the node it fails to matches."""
+        """Set the failure links breadth first; a node also matches what the node it fails to matches."""
         queue = deque(self._next[0].values())
         while queue:
             node = queue.popleft()
@@ -63,11 +63,11 @@ class StopStrings:
 
     @property
     def held(self) -> int:
-        """Characters at the end of the text that may still become a stop string."""
+        """Return the characters at the end of the text that may still become a stop string."""
         return self._depth[self._state]
 
     def feed(self, character: str) -> int:
-        """Length of the longest stop string this character completes, 0 for none."""
+        """Return the length of the longest stop string this character completes, 0 for none."""
         self._state = self._step(self._state, character)
         return self._match[self._state]
 
@@ -123,7 +123,7 @@ class TextStream:
         return Pushed(self._emit(pieces))
 
     def finish(self) -> tuple[Piece, ...]:
-        """The end: half a character becomes U+FFFD, held-back text is let go. Its origin is as it came."""
+        """End the text: half a character becomes U+FFFD, held-back text is let go. Its origin is as it came."""
         pieces: list[Piece] = []
         for span in [*self._channels.text(self._decoder.finish()), *self._channels.finish()]:
             pieces += self._take(span, self._last_origin)
@@ -132,11 +132,11 @@ class TextStream:
         return self._emit(pieces)
 
     def text(self, channel: Channel = "final") -> str:
-        """All text of a channel that was returned so far."""
+        """Return all text of a channel that was returned so far."""
         return "".join(self._texts[channel])
 
     def _spans(self, token_id: int) -> list[Span]:
-        """What one id adds: markup, or the characters it completes."""
+        """Return what one id adds: markup, or the characters it completes."""
         added = self._tokenizer.added.get(token_id)
         if added is not None and added.text in self._channels.tags:
             before = self._channels.text(self._decoder.finish())
@@ -172,7 +172,7 @@ class TextStream:
         return self._release(min(len(self._held) - waiting, self._seen_start(visible)))
 
     def _seen_start(self, visible: int) -> int:
-        """Index in the held characters where the last ``visible`` shown ones begin."""
+        """Return the index in the held characters where the last ``visible`` shown ones begin."""
         index = len(self._held)
         while visible and index:
             index -= 1

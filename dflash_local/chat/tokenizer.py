@@ -17,7 +17,6 @@ from typing import Any
 
 from dflash_local.chat.detokenizer import StreamDecoder, TokenBytes
 from dflash_local.chat.stop_ids import config_stop_ids, tokenizer_stop_ids
-from dflash_local.chat.token_length import TokenLength
 from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles, merged, token_text
 from dflash_local.checkpoint_files.source import Source
 from dflash_local.errors import CheckpointError, ContextError, TokenizerError
@@ -25,6 +24,9 @@ from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
 HUGE_BYTES = 2**20  # after a text like this the child starts anew: the library gives little memory back
 _MIB = 2**20
+# Of a text with more characters than this for each id that is wanted the beginning is looked at first, so that a
+# hopeless one takes as long as the context is large. Cut there, its last word may come to a few ids more.
+CHARS_PER_ID, BORDER_IDS = 16, 64
 # Threads of the library would take address space and gain nothing: it gets one text at a time.
 _ENVIRON = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
@@ -63,14 +65,12 @@ class Tokenizer:
         # Longest first makes the alternation leftmost-longest, as the library's own matching is.
         self.control_texts = sorted(self._private, key=lambda text: (-len(text), text))
         self.control_pattern = re.compile("|".join(map(re.escape, self.control_texts))) if controls else None
-        spec = renamed_spec(files.spec, self._private)
-        self._length = TokenLength(spec)
-        self._worker = self._child(json.dumps(spec).encode())
+        self._worker = self._child(json.dumps(renamed_spec(files.spec, self._private)).encode())
         self._worker.begin()
 
     @classmethod
     def load(cls, source: Source, wait: bool = True) -> Tokenizer | None:
-        """The tokenizer of a checkpoint; None where it has none.
+        """Return the tokenizer of a checkpoint; None where it has none.
 
         Args:
             wait: False leaves the rest to the child process and ``check``, which must then be called.
@@ -120,21 +120,22 @@ class Tokenizer:
         self._worker.close()
 
     def encode(self, text: str, limit: int | None = None, cancelled: Callable[[], bool] = lambda: False) -> list[int]:
-        """Ids of plain text. Control tokens spelled in it stay text; a lone surrogate counts as U+FFFD.
+        """Return the ids of plain text. Control tokens spelled in it stay text; a lone surrogate counts as U+FFFD.
 
         Args:
             limit: no more ids than this are wanted.
             cancelled: polled while the child works; True ends it.
 
         Raises:
-            ContextError: there are more ids than ``limit``, which may be known from the text's length alone.
+            ContextError: there are more ids than ``limit``.
             TokenizerError: tokenizer.json cannot read this text in the time and memory that its length allows.
             Interrupted: cancelled.
         """
         text = clean(text)
-        least = self._length.at_least(text) if limit is not None else 0
-        if limit is not None and least > limit:
-            raise _too_long(f"at least {least}", limit)
+        if limit is not None and len(text) > CHARS_PER_ID * limit:
+            least = len(self.encode(text[: CHARS_PER_ID * limit], None, cancelled)) - BORDER_IDS
+            if least > limit:
+                raise _too_long(f"at least {least}", limit)
         request = b'{"do": "encode", "limit": %s}\n' % json.dumps(limit).encode() + text.encode()
         size = len(request)
         limits = Limits(10 + 20 * size / _MIB, self._memory + max(size, HUGE_BYTES) * 512 // _MIB)
@@ -165,7 +166,7 @@ class Tokenizer:
         limit: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Ids of a rendered template, where control texts are control tokens.
+        """Return the ids of a rendered template, where control texts are control tokens.
 
         ``reveal`` then puts hidden texts back, which are plain text whatever they spell (see
         ``template.Concealer``). Spaces around tags behave as the tokenizer says: the library does the split.
@@ -177,7 +178,7 @@ class Tokenizer:
     def encode_prompt(
         self, text: str, limit: int | None = None, cancelled: Callable[[], bool] = lambda: False
     ) -> list[int]:
-        """Ids of a prompt that its author wrote whole: control texts are control tokens, and ``begin`` comes first.
+        """Return the ids of a prompt that its author wrote whole: with control tokens, and ``begin`` comes first.
 
         A text that begins with the same tokens itself does not get them twice. Errors are those of ``encode``.
         """
@@ -186,16 +187,16 @@ class Tokenizer:
         return ids if ids[: len(begin)] == begin else begin + ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of ids, exactly as written by the model: no clean-up of spaces. Unknown ids are empty."""
+        """Return the text of ids, exactly as written by the model: no clean-up of spaces. Unknown ids are empty."""
         decoder = self.decoder(skip_special)
         return "".join(map(decoder.push, ids)) + decoder.finish()
 
     def decoder(self, skip_special: bool = True) -> StreamDecoder:
-        """A fresh incremental decoder; its text equals ``decode`` of all the ids it was given."""
+        """Return a fresh incremental decoder; its text equals ``decode`` of all the ids it was given."""
         return StreamDecoder(self.visible_bytes if skip_special else self.token_bytes, self._rules)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """UTF-8 bytes a token stands for (possibly part of a character); None for an unknown id."""
+        """Return the UTF-8 bytes that a token stands for (possibly part of a character); None for an unknown id."""
         if token_id not in self._bytes:
             added = self.added.get(token_id)
             text = added.text if added else self._texts.get(token_id)
@@ -206,13 +207,13 @@ class Tokenizer:
         return self._bytes[token_id]
 
     def visible_bytes(self, token_id: int) -> bytes | None:
-        """As ``token_bytes``, but None for special tokens and stop ids, which are never shown."""
+        """Return what ``token_bytes`` does, but None for special tokens and stop ids, which are never shown."""
         added = self.added.get(token_id)
         hidden = token_id in self.stop_ids or (added is not None and added.special)
         return None if hidden else self.token_bytes(token_id)
 
     def in_reply(self, token_id: int, first: bool) -> tuple[str, bytes | None]:
-        """The text of one token alone, and the bytes that it adds to a reply: None for what is never shown.
+        """Return the text of one token alone, and the bytes that it adds to a reply: None for what is never shown.
 
         Bytes that are no whole character are spelled ``\\xNN`` in the text. ``first``: no token is shown before it.
         """
@@ -226,17 +227,17 @@ class Tokenizer:
         return text in self._added_texts
 
     def token_id(self, text: str) -> int | None:
-        """The id of a token given by its exact vocabulary text."""
+        """Return the id of a token given by its exact vocabulary text."""
         return self._ids.get(text)
 
     def _begin(self, around: Sequence[int]) -> tuple[int, ...]:
-        """BOS, where the settings or else the library's post-processor put it before a text."""
+        """Return BOS, where the settings or else the library's post-processor put it before a text."""
         bos = self.token_id(self.bos_text) if self.bos_text else None
         first = self._add_bos if isinstance(self._add_bos, bool) else list(around[:1]) == [bos]
         return (bos,) if first and bos is not None else ()
 
     def _child(self, data: bytes) -> WorkerProcess:
-        """The process that reads this tokenizer.json; what it may take grows with the file."""
+        """Return the process that reads this tokenizer.json; what it may take grows with the file."""
         self._memory = 512 + 32 * len(data) // _MIB
         tokens = [self._private.get(token.text, token.text) for token in self.added.values()]
         setup = json.dumps({"do": "load", "tokens": tokens}).encode() + b"\n" + data
@@ -251,7 +252,7 @@ def _too_long(count: str, limit: int) -> ContextError:
 
 
 def clean(text: str) -> str:
-    """``text`` as valid Unicode: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
+    """Return ``text`` as valid Unicode: surrogate pairs joined, lone surrogates replaced by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -285,7 +286,7 @@ def _check_vocabulary(files: TokenizerFiles, config: dict[str, Any]) -> None:
 
 
 def renamed_spec(spec: dict[str, Any], private: dict[str, str]) -> dict[str, Any]:
-    """A tokenizer.json whose control tokens have ``private`` names, by their texts; plain text reaches none of them."""
+    """Return a tokenizer.json whose control tokens have ``private`` names: plain text reaches none of them."""
     model = dict(spec["model"])
     entries = [{**entry, "content": private.get(entry["content"], entry["content"])} for entry in spec["added_tokens"]]
     model["vocab"], renamed = _renamed(model.get("vocab"), private)
@@ -298,7 +299,7 @@ def renamed_spec(spec: dict[str, Any], private: dict[str, str]) -> dict[str, Any
 
 
 def _renamed(vocabulary: Any, private: dict[str, str]) -> tuple[Any, set[str]]:
-    """The model's vocabulary (a map, or the list of a Unigram model) without the controls' own texts."""
+    """Return the model's vocabulary (a map, or the list of a Unigram model) without the controls' own texts."""
     if isinstance(vocabulary, dict):
         present = private.keys() & vocabulary.keys()
         return {private.get(text, text): token_id for text, token_id in vocabulary.items()}, set(present)
@@ -309,7 +310,7 @@ def _renamed(vocabulary: Any, private: dict[str, str]) -> tuple[Any, set[str]]:
 
 
 def _touches(pair: object, texts: set[str]) -> bool:
-    """True for a BPE merge that needs or makes one of ``texts``: plain text could reach a control token."""
+    """Return True for a BPE merge that needs or makes one of ``texts``: plain text could reach a control token."""
     parts = pair.split(" ") if isinstance(pair, str) else pair
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         return False

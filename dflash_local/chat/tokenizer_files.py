@@ -32,7 +32,7 @@ class AddedToken:
 
     @property
     def control(self) -> bool:
-        """True when user text that spells this token must not become it."""
+        """Return whether user text that spells this token must not become it."""
         return self.special or (len(self.text) > 2 and self.text[0] + self.text[-1] in ("<>", "[]"))
 
 
@@ -47,19 +47,19 @@ class TokenizerFiles:
 
 
 def token_text(value: object) -> str | None:
-    """The text of a token written as ``"<s>"`` or ``{"content": "<s>", ...}``; None for anything else."""
+    """Return the text of a token written as ``"<s>"`` or ``{"content": "<s>", ...}``; None for anything else."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
 def id_of(key: str) -> int | None:
-    """The id that a key of ``added_tokens_decoder`` spells; None for what is none or too long for one."""
+    """Return the id that a key of ``added_tokens_decoder`` spells; None for what is none or too long for one."""
     return int(key) if key.isdecimal() and len(key) <= MAX_ID_DIGITS else None
 
 
 def merged(parts: TokenizerParts) -> TokenizerFiles:
-    """One description out of all files. CheckpointError: tokenizer.json has no model, or a token no id."""
+    """Merge all files into one description. CheckpointError: tokenizer.json has no model, or a token no id."""
     spec, config = parts.spec, parts.config
     if not isinstance(spec.get("model"), dict):
         raise CheckpointError("tokenizer.json has no model section", "fetch it again")
@@ -72,7 +72,7 @@ def merged(parts: TokenizerParts) -> TokenizerFiles:
 
 
 def _special_texts(source: Mapping[str, Any]) -> Iterator[str]:
-    """Texts of the tokens that a settings file names as special, in both layouts (v4 lists, v5 maps)."""
+    """Return the texts of the tokens that a settings file names as special, in both layouts (v4 lists, v5 maps)."""
     values: list[object] = [source.get(name) for name in SPECIAL_NAMES]
     for name in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
         extra = source.get(name)
@@ -85,7 +85,7 @@ def _special_texts(source: Mapping[str, Any]) -> Iterator[str]:
 def _merged_entries(
     spec: Mapping[str, Any], config: Mapping[str, Any], extra: Mapping[str, Any], special: set[str]
 ) -> list[dict[str, Any]]:
-    """Added tokens of all files in id order; ``tokenizer.json`` wins, a text is kept once."""
+    """Return the added tokens of all files in id order; ``tokenizer.json`` wins, a text is kept once."""
     found: list[dict[str, Any]] = []
     own = spec.get("added_tokens")
     found.extend(dict(entry) for entry in (own if isinstance(own, list) else ()) if isinstance(entry, dict))
@@ -106,7 +106,7 @@ def _merged_entries(
 
 
 def chat_template(parts: TokenizerParts) -> str | None:
-    """The chat template, of several the default one; None for a base model. CheckpointError: it is too long."""
+    """Return the chat template, of several the default one; None for a base model. CheckpointError: it is too long."""
     value = parts.template
     if isinstance(value, list):
         named = {

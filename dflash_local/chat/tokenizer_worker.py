@@ -26,7 +26,7 @@ def answer(request: bytes) -> bytes:
 
 
 def load(data: bytes, tokens: list[str]) -> dict[str, Any]:
-    """The ids of these tokens (null for none) and of the empty text with the special tokens around it."""
+    """Return the ids of these tokens (null for none) and of the empty text with the special tokens around it."""
     try:
         library = tokenizers.Tokenizer.from_buffer(data)
     except ValueError as error:
@@ -36,7 +36,7 @@ def load(data: bytes, tokens: list[str]) -> dict[str, Any]:
 
 
 def encode(text: str, limit: int | None) -> bytes:
-    """The count of ids and, unless there are more than ``limit``, the ids as 32-bit little-endian numbers."""
+    """Return the count of ids and, unless there are more than ``limit``, the ids as 32-bit little-endian numbers."""
     # The fast form leaves out the offsets, which nobody here asks for and which take most of the memory.
     ids = array("I", _HELD[0].encode_batch_fast([text], add_special_tokens=False)[0].ids)
     if sys.byteorder == "big":

@@ -38,7 +38,7 @@ DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def unwrapped(text: str) -> str:
-    """The value without the one line break on either side that the format puts there."""
+    """Return the value without the one line break on either side that the format puts there."""
     return text.removeprefix("\n").removesuffix("\n")
 
 
@@ -59,11 +59,11 @@ class ArgumentTypes:
             self.required |= {name for name in _items(required) if isinstance(name, str)}
 
     def fit(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether these are all arguments that the function needs and none that it does not know."""
+        """Return whether these are all arguments that the function needs and none that it does not know."""
         return self.required <= set(arguments) <= set(self.properties)
 
     def typed(self, name: str, text: str) -> Any:
-        """The value that a parameter's text means; the text itself where its schema allows no such value."""
+        """Return the value that a parameter's text means; the text itself where its schema allows no such value."""
         kinds = self._kinds(self.properties.get(name))
         if kinds in (ANY, KINDS["string"]):
             return text
@@ -77,7 +77,7 @@ class ArgumentTypes:
         return value if type(value) in kinds else text
 
     def _kinds(self, schema: object, depth: int = 0) -> frozenset[type]:
-        """The types of the values that a schema allows."""
+        """Return the types of the values that a schema allows."""
         if not isinstance(schema, Mapping) or depth > MAX_NESTING:
             return ANY
         if id(schema) not in self._known:
@@ -92,7 +92,7 @@ class ArgumentTypes:
         return self._known[id(schema)]
 
     def _together(self, schema: object) -> Iterable[Mapping[str, Any]]:
-        """The schema and all that hold with it: those of its ``$ref`` and of its ``allOf``."""
+        """Return the schema and all that hold with it: those of its ``$ref`` and of its ``allOf``."""
         found: dict[int, Mapping[str, Any]] = {}
         left = [schema]
         while left:
@@ -103,7 +103,7 @@ class ArgumentTypes:
         return found.values()
 
     def _target(self, reference: object) -> object:
-        """What a JSON pointer into the function's own schema means; None where it leads nowhere."""
+        """Return what a JSON pointer into the function's own schema means; None where it leads nowhere."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         place: object = self._root
@@ -113,7 +113,7 @@ class ArgumentTypes:
 
 
 def _own_kinds(schema: Mapping[str, Any]) -> frozenset[type]:
-    """By ``type``, ``enum`` and ``const`` of this schema alone; what no schema can say stays text."""
+    """Return the types by ``type``, ``enum`` and ``const`` of this schema alone; what no schema can say stays text."""
     kinds, named = ANY, schema.get("type")
     if names := [one for one in (_items(named) or [named]) if isinstance(one, str)]:
         kinds = frozenset[type]().union(*(KINDS.get(name, KINDS["string"]) for name in names))

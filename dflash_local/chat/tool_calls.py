@@ -32,7 +32,7 @@ _RECIPIENT = re.compile(r"\s*to=(?:functions\.)?([A-Za-z0-9_.-]{1,128})\s+(?=\{)
 
 
 def format_of(template: str | None) -> CallFormat | None:
-    """How a model with this chat template writes calls; None when it takes no tools, or in no way known here.
+    """Return how a model with this chat template writes calls; None when it takes no tools, or in no way known here.
 
     ``hermes``: JSON in ``<tool_call>`` (Qwen3); ``xml``: ``<function=name>`` in it (Qwen3.5, Qwen3-Coder);
     ``llama``: a reply that is a JSON object (Llama 3.1); ``harmony``: a commentary message (gpt-oss). Not of a
@@ -77,7 +77,7 @@ class TaggedParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """A last call whose closing tag never came, or the text that looked like one."""
+        """Return a last call whose closing tag never came, or the text that looked like one."""
         held, opened, self._held, self._inside = self._held, self._inside, "", ""
         if not opened:
             return [] if self._called and not held.strip() else _texts(held)
@@ -113,7 +113,7 @@ class TaggedParser:
         return _texts(text)
 
     def _read_call(self) -> list[Part]:
-        """The call, once its end is there; text, once it cannot be one."""
+        """Return the call, once its end is there; text, once it cannot be one."""
         end = CLOSE if self._inside == OPEN else END_FUNCTION
         at = self._held.find(end, max(0, self._searched - len(end)))
         while at >= 0:
@@ -138,7 +138,7 @@ class TaggedParser:
         return self._shown(text)
 
     def _calls(self, body: str, opened: str) -> tuple[ToolCall, ...]:
-        """The calls of what stands between the tags; none when it is no whole call."""
+        """Return the calls of what stands between the tags; none when it is no whole call."""
         text = body.strip()
         if opened == OPEN and text.startswith("{"):
             found = _json_call(text, ("arguments", "parameters"))
@@ -166,7 +166,7 @@ class JsonParser:
         self._kind: Literal["unknown", "json", "plain"] = "unknown"
 
     def feed(self, text: str) -> list[Part]:
-        """Nothing until the text is whole or cannot be a call."""
+        """Return nothing until the text is whole or cannot be a call."""
         if self._kind == "plain":
             return _texts(text)
         self._held.append(text)
@@ -192,7 +192,7 @@ class JsonParser:
         return _texts(text)
 
     def _calls(self, text: str) -> list[ToolCall] | None:
-        """All calls of the text, parted by ``;`` or space; None when anything else stands there."""
+        """Return all calls of the text, parted by ``;`` or space; None when anything else stands there."""
         rest, calls = text.strip().removeprefix(PYTHON_TAG), []
         while rest := rest.strip("; \n\t\r"):
             named = self._recipient.match(rest)
@@ -226,7 +226,7 @@ class ServerParser(JsonParser):
     _recipient = re.compile(rf"({NAME.pattern})\s+(?=\{{)")
 
     def feed(self, text: str) -> list[Part]:
-        """Nothing until the text is whole."""
+        """Return nothing until the text is whole."""
         self._kind = "json"
         return super().feed(text)
 
@@ -235,7 +235,7 @@ CallParser = TaggedParser | JsonParser
 
 
 def call_parser(form: CallFormat, tools: Tools) -> CallParser:
-    """The parser for a reply in this format. ``tools`` are the schemas that were offered."""
+    """Return the parser for a reply in this format. ``tools`` are the schemas that were offered."""
     functions = [function for tool in tools if isinstance(function := tool.get("function"), Mapping)]
     schemas = {function["name"]: function for function in functions if isinstance(function.get("name"), str)}
     if form in ("hermes", "xml"):
@@ -248,7 +248,7 @@ def _texts(text: str) -> list[Part]:
 
 
 def _unfinished(body: str) -> bool:
-    """True when the closing tag may stand inside an argument's text, so that the end is yet to come."""
+    """Return whether the closing tag may stand inside an argument's text, so that the end is yet to come."""
     text = body.strip()
     if text.startswith(FUNCTION):
         return not text.endswith(END_FUNCTION) and text.count(PARAMETER) > text.count(END_PARAMETER)
@@ -278,7 +278,7 @@ def _json_object_call(content: Mapping[str, Any], keys: Sequence[str]) -> ToolCa
 
 
 def _xml_call(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
-    """``<function=name>`` and its parameters, without the closing tag."""
+    """Read ``<function=name>`` and its parameters, without the closing tag."""
     head, bracket, body = text.partition(">")
     name = head.removeprefix(FUNCTION).strip()
     if not bracket or not head.startswith(FUNCTION) or not NAME.fullmatch(name):

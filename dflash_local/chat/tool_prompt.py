@@ -38,7 +38,7 @@ _FORMAT = "Answer with one JSON object and nothing around it"
 
 
 def in_format(messages: Sequence[Message], schema: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The conversation with its last message of the user asking for JSON by ``schema``, or any object by an empty one.
+    """Return the conversation, its last message of the user asking for JSON by ``schema``; an empty one: any object.
 
     Not in the system message, which some templates refuse.
     """
@@ -50,7 +50,7 @@ def in_format(messages: Sequence[Message], schema: Mapping[str, Any]) -> tuple[M
 
 
 def tool_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt that describes its tools to a model, empty without any; UsageError for a schema nested too deep."""
+    """Return the prompt that describes its tools to a model, empty without any; UsageError: one nests too deep."""
     if not tools:
         return ""
     try:
@@ -61,7 +61,7 @@ def tool_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_text(messages: Sequence[Message], function_of: Callable[[ToolCall], Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The conversation without the ``tool`` role and without calls apart from the text.
+    """Return the conversation without the ``tool`` role and without calls apart from the text.
 
     Args:
         function_of: the name and the arguments of a call; raises UsageError where they are no JSON object.
@@ -87,7 +87,7 @@ def _calls_as_text(message: Message, function_of: Callable[[ToolCall], Mapping[s
 def rendered_with(
     render: Callable[[Sequence[Message]], list[str]], messages: Sequence[Message], prompt: str
 ) -> list[str]:
-    """What ``render`` makes of the conversation with ``prompt`` in it.
+    """Return what ``render`` makes of the conversation with ``prompt`` in it.
 
     That is at the end of the system message or, where the template refuses or drops one, before the first
     message of the user.
@@ -108,7 +108,7 @@ def rendered_with(
 
 
 def in_system(messages: Sequence[Message], prompt: str) -> tuple[Message, ...]:
-    """The conversation with ``prompt`` at the end of its system message, which is made where there is none."""
+    """Return the conversation with ``prompt`` at the end of its system message, which is made where there is none."""
     if messages[0].role == "system":
         return (_joined(messages[0], messages[0].content, prompt), *messages[1:])
     return (Message("system", prompt), *messages)

@@ -91,7 +91,7 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
 
 
 def _own(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """The parameters of the command line for one of the command's, but for ``load``."""
+    """Return the parameters of the command line for one of the command's, but for ``load``."""
     if parameter.name == PARAMETER:
         return []
     if parameter.name == SAMPLING:
@@ -107,7 +107,7 @@ def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Paramet
 
 
 def _variant() -> inspect.Parameter:
-    """``--variant``, which names another MODEL: not how it is loaded but which files are."""
+    """Return ``--variant``, which names another MODEL: not how it is loaded but which files are."""
     option = typer.Option("--variant", help=VARIANT_HELP, metavar="NAME", rich_help_panel=PANEL)
     return _keyword(VARIANT, Annotated[str | None, option])
 
@@ -121,7 +121,7 @@ def _repository(model: str | None, variant: str) -> str:
 
 
 def _taken(offered: list[LoadOption], given: dict[str, Any]) -> Mapping[str, Any]:
-    """The values of the load options, taken out of what was given."""
+    """Return the values of the load options, taken out of what was given."""
     found = {}
     for option in offered:
         value = given.pop(option.name)
@@ -132,7 +132,7 @@ def _taken(offered: list[LoadOption], given: dict[str, Any]) -> Mapping[str, Any
 
 
 def _parameter(option: LoadOption) -> inspect.Parameter:
-    """The option as a command's parameter, None where it is not given."""
+    """Return the option as a command's parameter, None where it is not given."""
     kind: Any = option.kind
     if option.choices:
         kind = cast(Any, Enum)(option.name, [(each, each) for each in option.choices], type=str)

@@ -125,9 +125,11 @@ def _table(found: list[tuple[InstallStatus, Summary]], where: Machine, width: in
 
 
 def _as_json(item: InstallStatus, summary: Summary) -> dict[str, Any]:
+    import msgspec  # not for ``dflash --help``
+
     plan = summary.plan
     return {
-        **asdict(item.row),
+        **msgspec.to_builtins(item.row),
         "state": item.state,
         "local_bytes": item.size,
         "missing": list(item.missing),

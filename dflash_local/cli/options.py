@@ -35,7 +35,7 @@ class PreferenceChoice(str, Enum):
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """For the shell: bundled pairs, targets, aliases and, when none of them fits, bare names; in any case of letters.
+    """Return for the shell bundled pairs, targets, aliases and, when none fits, bare names; in any case of letters.
 
     What was typed stays as it was, since shells only add to it. Nothing but the bundled ones when the registry cannot
     be read.
@@ -58,7 +58,7 @@ def _beginning(start: str, names: list[str]) -> list[str]:
 
 
 def named(flag: str, metavar: str, help: str) -> Any:
-    """An option that takes a value."""
+    """Return an option that takes a value."""
     return typer.Option(flag, metavar=metavar, help=help)
 
 
@@ -117,17 +117,17 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 def drafting(load: LoadConfig, mode: ModeChoice) -> LoadConfig:
-    """How a pair is loaded for replies of a mode."""
+    """Return how a pair is loaded for replies of a mode."""
     return replace(load, draft=mode is ModeChoice.dflash)
 
 
 def mode_name(mode: ModeChoice) -> Literal["dflash", "ar"]:
-    """The mode as events and requests spell it."""
+    """Return the mode as events and requests spell it."""
     return "ar" if mode is ModeChoice.ar else "dflash"
 
 
 def parse_ids(text: str) -> tuple[int, ...]:
-    """Token ids from ``1,2,3``; UsageError where an entry is not a whole number."""
+    """Return the token ids from ``1,2,3``; UsageError where an entry is not a whole number."""
     ids: list[int] = []
     for word in text.replace(",", " ").split():
         if not (word.isascii() and word.isdigit() and len(word) <= MAX_ID_DIGITS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.app import fitting
@@ -62,9 +61,11 @@ def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:
 
 
 def _show_report(item: InstallStatus, plans: PairPlans) -> dict[str, Any]:
+    import msgspec  # not for ``dflash --help``
+
     row = item.row
     return {
-        **asdict(row),
+        **msgspec.to_builtins(row),
         "why_not_here": row.why_not_here,
         "summary": plans.summary.as_dict(),
         "download_gib": download_gib(row),

@@ -32,7 +32,7 @@ def facts_of(status: Mapping[str, Any]) -> SessionFacts | None:
     facts = status.get("facts")
     try:
         return SessionFacts.from_dict(facts) if isinstance(facts, dict) else None
-    except (TypeError, UsageError):
+    except (ValueError, UsageError):
         return None
 
 

@@ -205,7 +205,7 @@ def passed_on(status: Mapping[str, Any]) -> ServerFacts | None:
     facts = status.get("facts")
     try:
         return ServerFacts.from_dict(facts) if isinstance(facts, dict) and "program" in facts else None
-    except (TypeError, UsageError):
+    except (ValueError, UsageError):
         return None
 
 

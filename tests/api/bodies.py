@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dflash_local.api import chat_request, completion_request
+from dflash_local.api import chat_completions, completions
 from dflash_local.api.refusals import error_object
-from dflash_local.api.request_fields import ParsedRequest
+from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.request import SamplingParams
 from dflash_local.service.resident import Model
@@ -33,11 +33,11 @@ def find(name: str) -> Model:
 
 
 def chat(**fields: Any) -> ParsedRequest:
-    return chat_request.read(json.dumps(body(**fields)).encode(), find)
+    return chat_completions.read(json.dumps(body(**fields)).encode(), find)
 
 
 def text(**fields: Any) -> ParsedRequest:
-    return completion_request.read(json.dumps({"model": "scripted", "prompt": "hi", **fields}).encode(), find)
+    return completions.read(json.dumps({"model": "scripted", "prompt": "hi", **fields}).encode(), find)
 
 
 def refusal(read: Callable[..., ParsedRequest], **fields: Any) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import pytest
 from dflash_local.api import guard
 from dflash_local.api.guard import Guard, Message, Rules, Scope
 from tests.api.conftest import LIMIT_S, Running, Serve, body, read_all, set_read_s, wait_until
-from tests.service.scripted import ScriptedSession
 
 TOKEN = "correct-horse-battery"
 CHAT = "/v1/chat/completions"
@@ -45,11 +44,6 @@ def test_a_foreign_host_is_refused(server: Running, host: str) -> None:
         assert answer.status == 400 and "Host" in answer.error["message"], path
 
 
-def test_loopback_names_are_fine_on_any_port_as_through_ssh(server: Running) -> None:
-    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000", "localhost."):
-        assert server.get("/v1/models", {"Host": host}).status == 200, host
-
-
 def test_two_or_no_host_headers_are_refused(server: Running) -> None:
     for hosts in ("", "Host: localhost\r\nHost: evil.example\r\n"):
         raw = read_all(server.raw(post("Content-Length: 0\r\nConnection: close\r\n", host=hosts)))
@@ -67,7 +61,8 @@ def test_a_foreign_origin_is_refused(server: Running, method: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000"])
 def test_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str) -> None:
     """A name that begins or ends as ours does is another one."""
-    assert server.get("/v1/models", {"Origin": f"http://{host}", "Host": host}).status == 200
+    for ours in (host, "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000", "localhost."):
+        assert server.get("/v1/models", {"Origin": f"http://{ours}", "Host": ours}).status == 200, ours
     for origin in (f"http://{host}.evil.com", f"http://{host}1", f"http://{host}@evil.com", f"http://evil{host}", host):
         assert server.get("/v1/models", {"Origin": origin, "Host": host}).status == 403, origin
 
@@ -76,12 +71,6 @@ def test_the_answer_comes_before_the_body_is_read(server: Running) -> None:
     sock = server.raw(post("Origin: null\r\nContent-Length: 1000000\r\n", b"{"))
     assert status_of(sock.recv(65536)) == 403
     sock.close()
-
-
-def test_a_page_of_this_server_may_ask(server: Running) -> None:
-    host = f"127.0.0.1:{server.port}"
-    answer = server.chat(headers={"Origin": f"http://{host}", "Host": host})
-    assert answer.status == 200
 
 
 def test_every_answer_has_security_headers_and_no_cors(server: Running) -> None:
@@ -190,17 +179,6 @@ def test_a_body_that_does_not_come_in_time_is_408() -> None:
     assert sent[0]["status"] == 408
 
 
-def test_a_second_slow_request_on_one_connection_is_cut_off_too(serve: Serve) -> None:
-    server = serve(read_s=LIMIT_S)
-    connection = server.connect()
-    connection.request("GET", "/v1/models")
-    assert connection.getresponse().read()
-    set_read_s(server, 0.1)
-    assert connection.sock is not None
-    connection.sock.sendall(b"GET /v1/mod")
-    assert read_all(connection.sock) == b""
-
-
 @pytest.mark.parametrize(
     "value",
     [None, "", "Bearer", "Bearer ", f"Bearer {TOKEN.upper()}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN]
@@ -246,10 +224,6 @@ def test_a_megabyte_of_token_is_refused(guarded: Running) -> None:
         pass
     assert not raw or status_of(raw) in (400, 401, 431)
     assert guarded.get("/health").status == 200
-
-
-def test_rules_do_not_show_the_token() -> None:
-    assert TOKEN not in repr(Rules(token=TOKEN))
 
 
 async def nothing(_scope: Scope, _receive: object, send: object) -> None:
@@ -307,19 +281,3 @@ def test_addresses_are_fine_when_listening_on_all(serve: Serve) -> None:
 def test_a_body_that_is_not_json_by_its_header_is_refused(server: Running) -> None:
     answer = server.call("POST", CHAT, b"a=1", {"Content-Type": "application/x-www-form-urlencoded"})
     assert answer.status == 415 and "application/json" in answer.error["message"]
-
-
-def test_idle_connections_do_not_keep_the_server_up(serve: Serve) -> None:
-    server = serve(ScriptedSession())
-    sockets = [server.raw() for _ in range(20)]
-    assert server.get("/v1/models").status == 200  # connections are taken in order: it knows of all before this one
-    server.end()
-    assert all(read_all(sock) == b"" for sock in sockets)
-
-
-def test_expect_100_continue_gets_its_answer_first(server: Running) -> None:
-    data = json.dumps(body()).encode()
-    sock = server.raw(post(f"Content-Length: {len(data)}\r\nExpect: 100-continue\r\nConnection: close\r\n"))
-    assert sock.recv(100).startswith(b"HTTP/1.1 100")
-    sock.sendall(data)
-    assert status_of(read_all(sock)) == 200

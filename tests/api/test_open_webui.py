@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_local.api import chat_request
+from dflash_local.api import chat_completions
 from dflash_local.catalog.bundled import find
 from dflash_local.chat.template import render
 from dflash_local.chat.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ def _no_load(_progress: object) -> Session:
 
 
 def test_the_first_message_of_open_webui_is_answered_by_a_template_without_tools() -> None:
-    parsed = chat_request.read(BODY.read_bytes(), lambda name: Model(name, _no_load))
+    parsed = chat_completions.read(BODY.read_bytes(), lambda name: Model(name, _no_load))
     assert parsed.stream and parsed.request.messages == (Message("user", "Count from 3 to 7."),)
     tools = parsed.request.tools
     assert len(tools) == 36

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local.api import chat_request
-from dflash_local.api.request_fields import TAKEN
+from dflash_local.api import chat_completions
+from dflash_local.api.request_body import TAKEN
 from dflash_local.request import Limits, Message, SamplingParams, ToolCall
 from tests.api.bodies import DEFAULTS, MODEL, chat, refusal, text
 from tests.api.conftest import TOOL, Running, body
@@ -23,6 +23,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("functions", [{}]),
     ("function_call", "auto"),
     ("tool_choice", "required"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]}]),
     ("tool_choice", {"type": "function", "function": {"name": "add"}}),
     ("modalities", ["audio"]),
     ("audio", {}),
@@ -36,12 +37,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED, ids=lambda value: str(value)[:30])
 def test_what_is_not_supported_says_so(name: str, value: Any) -> None:
     error = refusal(chat, **{name: value})
-    assert error["param"] == name and name in error["message"]
-
-
-def test_image_parts_are_refused() -> None:
-    parts = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
-    assert "unsupported" in refusal(chat, messages=[{"role": "user", "content": parts}])["message"]
+    assert error["param"].startswith(name) and name in error["message"]
 
 
 def test_what_asks_for_nothing_is_fine() -> None:
@@ -61,6 +57,7 @@ def test_what_asks_for_nothing_is_fine() -> None:
         "user": None,
     }
     assert chat(**harmless).request == chat().request
+    assert chat(tools=[TOOL], tool_choice="none").request.tools == ()
     assert chat(logprobs=False, top_logprobs=0).request == chat().request
     assert refusal(chat, top_logprobs=1)["param"] == "top_logprobs"
 
@@ -137,11 +134,6 @@ def test_absent_fields_take_the_models_own_sampling_as_in_vllm() -> None:
     assert chat().request.limits.max_new_tokens == 1_000_000  # the context ends it before
 
 
-def test_tool_choice_none_offers_no_tools() -> None:
-    parsed = chat(tools=[TOOL], tool_choice="none")
-    assert parsed.request.tools == ()
-
-
 def test_messages_as_clients_send_them() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     empty: dict[str, Any] = {"refusal": None, "audio": None, "function_call": None, "annotations": []}
@@ -175,4 +167,4 @@ def test_completion_prompts() -> None:
 
 def test_a_model_without_its_drafter_answers_in_mode_ar() -> None:
     plain = replace(MODEL, mode="ar")
-    assert chat_request.read(json.dumps(body()).encode(), lambda _name: plain).request.mode == "ar"
+    assert chat_completions.read(json.dumps(body()).encode(), lambda _name: plain).request.mode == "ar"

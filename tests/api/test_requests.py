@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from dflash_local.api.fields import parse
-from dflash_local.errors import DFlashError
 from tests.api.bodies import chat, refusal, text
 from tests.api.conftest import LIMIT_S, Running, body
 
@@ -53,7 +51,7 @@ def test_a_body_that_is_not_strict_json_is_400(server: Running, data: bytes, say
         ({"stream": 1}, "stream"),
         ({"stream": "true"}, "stream"),
         ({"stop": 5}, "stop"),
-        ({"stop": ["a", 5]}, "stop"),
+        ({"stop": ["a", 5]}, "stop[1]"),
         ({"stop": ""}, "stop"),
         ({"seed": "1"}, "seed"),
         ({"logprobs": 3}, "logprobs"),
@@ -72,41 +70,33 @@ def test_a_body_that_is_not_strict_json_is_400(server: Running, data: bytes, say
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         ({"chat_template_kwargs": {"builtins": 1}}, "chat_template_kwargs.builtins"),
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
-        ({"mode": "fast"}, "mode"),
+        ({"mode": "x" * 100_000}, "mode"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_a_wrong_type_names_the_field(fields: dict[str, Any], param: str) -> None:
     error = refusal(chat, **fields)
-    assert error["param"] == param and param in error["message"]
+    assert error["param"] == param and param in error["message"] and len(error["message"]) < 600
 
 
-def test_an_unknown_field_names_itself_and_the_nearest() -> None:
-    error = refusal(chat, temprature=1)
-    assert error["param"] == "temprature" and "'temperature'" in error["message"]
-    assert error["code"] == "unknown_parameter"
-
-
-def test_what_is_not_supported_is_never_suggested() -> None:
-    for field in ("logit_bia", "guided_jso", "min_toke"):
-        assert "did you mean" not in refusal(text, **{field: 1})["message"], field
-
-
-def test_no_time_goes_into_the_neighbours_of_a_name_that_is_far_too_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unknown_field_names_itself_and_the_nearest_supported_one(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
+    whole = difflib.get_close_matches
 
     def close(word: str, *arguments: Any, **options: Any) -> list[str]:
         compared.append(len(word))
-        return []
+        return whole(word, *arguments, **options)
 
     monkeypatch.setattr(difflib, "get_close_matches", close)
-    assert refusal(chat, **{"x" * 7_000_000: 1})["param"] == "x" * 80
-    assert refusal(chat, messages=[{"role": "user", "content": "x", "y" * 7_000_000: 1}])["code"] == "unknown_parameter"
-    assert refusal(chat, temprature=1)["param"] == "temprature"
-    assert compared == [len("temprature")], "its cost is the product of both lengths"
+    error = refusal(chat, temprature=1)
+    assert error["param"] == "temprature" and "'temperature'" in error["message"]
+    assert error["code"] == "unknown_parameter"
+    assert "'content'" in refusal(chat, messages=[{"role": "user", "content": "x", "contents": 1}])["message"]
+    for field in ("logit_bia", "guided_jso", "min_toke"):
+        assert "did you mean" not in refusal(text, **{field: 1})["message"], field
+    assert refusal(chat, **{"x" * 7_000_000: 1})["param"].startswith("x" * 79)
+    assert max(compared) < 20, "its cost is the product of both lengths"
 
 
 def test_the_connection_stays_usable_after_a_400(server: Running) -> None:
@@ -123,30 +113,23 @@ def test_the_connection_stays_usable_after_a_400(server: Running) -> None:
     connection.close()
 
 
-def test_a_long_value_is_quoted_not_sent_back() -> None:
-    assert len(refusal(chat, mode="x" * 100_000)["message"]) < 600
-
-
 @pytest.mark.parametrize(
     ("fields", "maximum"),
     [
-        ({"n": 10**9}, "1 at most"),
-        ({"n": 1e9}, "1 at most"),
-        ({"n": 10**60}, "1 at most"),
-        ({"n": 0}, "n must be at least 1, got 0"),
-        ({"n": -3}, "n must be at least 1, got -3"),
-        ({"max_tokens": 10**18}, "1000000"),
-        ({"max_completion_tokens": 1e18}, "1000000"),
-        ({"max_tokens": -1}, "0.."),
+        ({"n": 10**60}, "one reply is made"),
+        ({"n": 0}, "one reply is made"),
+        ({"max_tokens": 10**18}, "from 0 to 1,000,000"),
+        ({"max_completion_tokens": 1e18}, "from 0 to 1,000,000"),
+        ({"max_tokens": -1}, "from 0 to 1,000,000"),
         ({"logprobs": True, "top_logprobs": 10**6}, "20"),
         ({"seed": 2**64}, str(2**64 - 1)),
         ({"seed": -(2**63) - 1}, "-9223372036854775808.."),
         ({"temperature": 1e300}, "0..5"),
-        ({"temperature": 10**400}, "0..5"),
+        ({"temperature": 10**400}, "temperature must be a number"),
         ({"top_k": 10**18}, "2147483648"),
         ({"block_size": 10**9}, "64"),
         ({"stop": ["x"] * 1000}, "128"),
-        ({"stop": "x" * 5000}, "1000"),
+        ({"stop": "x" * 5000}, "1,000"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -182,9 +165,3 @@ def test_what_no_route_answers_is_an_error_object_too(server: Running) -> None:
     assert server.get("/v1/nothing").error["type"] == "not_found_error"
     assert server.get(CHAT).status == 405
     assert server.call("POST", "/v1/models", {}).status == 405
-
-
-def test_strict_parsing_keeps_good_json() -> None:
-    assert parse(b'{"a": [1, 2.5, null, true, "\\u2028"], "b": {}}') == {"a": [1, 2.5, None, True, "\u2028"], "b": {}}
-    with pytest.raises(DFlashError):
-        parse(b'{"a": {"b": 1, "b": 2}}')

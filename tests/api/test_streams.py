@@ -16,7 +16,7 @@ from dflash_local.errors import DFlashError, EngineError, NumericsError, UsageEr
 from dflash_local.events import Event, Piece, Started, Step
 from dflash_local.request import Request
 from dflash_local.service.service import MAX_QUEUE
-from tests.api.conftest import Answered, Running, Serve, body, read_all, wait_until
+from tests.api.conftest import Answered, Running, Serve, body, wait_until
 from tests.service.scripted import ScriptedSession
 
 SLOW = tuple(Step((Piece(f"{n} "),), (n,), 3, 1, 4, 0.01) for n in range(50))
@@ -96,15 +96,6 @@ def test_figures_are_vllms_and_usage_is_openais(server: Running) -> None:
     assert found["num_accepted_draft_tokens"] == 3 and found["num_draft_tokens"] == 6 and found["num_spec_tokens"] == 3
     assert found["mean_acceptance_length"] == 1 + 3 / 2 and found["draft_acceptance_rate"] == 0.5
     assert answer["metrics"]["dflash"]["seed"] == 7
-
-
-def test_completions_stream_and_come_whole(server: Running) -> None:
-    data = {"model": "scripted", "prompt": "x"}
-    whole = server.call("POST", "/v1/completions", data).json
-    assert whole["choices"][0]["text"] == "Hello, world!\n" and whole["object"] == "text_completion"
-    events = server.call("POST", "/v1/completions", {**data, "stream": True}).events
-    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello, world!\n"
-    assert events[-2]["choices"][0]["finish_reason"] == "stop" and events[-1] == "[DONE]"
 
 
 def test_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> None:
@@ -256,11 +247,3 @@ def test_an_unload_in_the_middle_is_an_error_event(serve: Serve) -> None:
     assert server.call("POST", "/dflash/v1/unload", {}).json["state"] == "unloaded"
     assert b'"code":"cut_off"' in response.read()
     assert server.chat().status == 200
-
-
-def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
-    data = json.dumps(body()).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    one = head + f"Content-Length: {len(data)}\r\n\r\n".encode() + data
-    last = one.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
-    assert read_all(server.raw(one + last)).count(b"HTTP/1.1 200") == 2

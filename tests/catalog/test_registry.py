@@ -7,17 +7,17 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from dflash_local.catalog import bundled, registry
 from dflash_local.catalog.registry import Registry
 from dflash_local.catalog.row import Fingerprint, Launch, Published, Repo, Row, fingerprint_of, lengths_of
 from dflash_local.catalog.shapes import shape
-from dflash_local.errors import SettingsError, UnknownModelError
+from dflash_local.errors import UnknownModelError
 
 SHIPPED = registry.load()
 REAL = [row for row in SHIPPED.rows if row.target is not None and row.bundled_drafter is None]
@@ -72,11 +72,7 @@ def test_a_bare_name_of_two_rows_lists_both() -> None:
 def test_a_typo_is_answered_with_the_nearest_names(typed: str, first: str) -> None:
     found = SHIPPED.nearest(typed)
     assert found[0] == first and len(found) <= 3 and len(set(found)) == len(found)
-    assert SHIPPED.find(typed) is None
-
-
-def test_nothing_is_suggested_for_noise() -> None:
-    assert SHIPPED.nearest("zzzzzzzz") == () and SHIPPED.nearest("") == () and SHIPPED.nearest("\x1b[31m" * 500) == ()
+    assert SHIPPED.find(typed) is None and SHIPPED.nearest("zzzzzzzz") == SHIPPED.nearest("\x1b[31m" * 500) == ()
 
 
 @pytest.mark.parametrize("row", SHAPED, ids=by_name)
@@ -101,43 +97,6 @@ def test_a_pair_without_a_targets_shape_says_why(row: Row) -> None:
         assert row.generations == (fingerprint_of(drafter),) and row.drafter_gib == drafter["_sizes"]["gib_quoted"]
 
 
-def test_what_runs_here_follows_from_kind_family_and_size() -> None:
-    rows = {row.name: row for row in SHIPPED.rows}
-    assert {row.kind for row in rows.values() if row.runs_here} == {"dflash", "dflash2", "dspark"}
-    assert {name.partition("/")[2]: row.why_not_here for name, row in rows.items() if row.why_not_here} == {
-        "Qwen3.5-397B-A17B": "no single GPU holds it",
-        "Kimi-K2.5": "no single GPU holds it",
-        "Kimi-K2.6": "no single GPU holds it",
-        "Kimi-K3": "no engine here has targets of family kimi-k3",
-        "gemma-4-31B-it": "no engine here has targets of family gemma4",
-        "gemma-4-26B-A4B-it": "no engine here has targets of family gemma4",
-        "MiniMax-M2.5": "no engine here has targets of family minimax",
-        "MiniMax-M2.7": "no engine here has targets of family minimax",
-        "GLM-5.3": "no engine here has targets of family glm",
-        "GLM-5.1": "no drafter is published yet",
-    }
-    assert rows["moonshotai/Kimi-K3"].why_target_not_here == "no engine here has targets of family kimi-k3"
-
-
-def test_another_drafter_of_a_target_is_listed_with_its_kind() -> None:
-    row = SHIPPED.find("DSPARK_qwen3_4b_block7")
-    assert row is not None and row.name == "Qwen/Qwen3-4B"
-    other = row.other_drafter("DeepSeek-AI/dspark_qwen3_4b_block7")
-    assert other is not None and (other.kind, other.licence) == ("dspark", None)
-    assert row.other_drafter("z-lab/Qwen3-4B-DFlash-b16") is None
-
-
-def test_two_generations_of_one_name_are_told_apart() -> None:
-    both = [row for row in SHAPED if len(row.fingerprints) > 1]
-    assert {row.name.partition("/")[2] for row in both} == {
-        *("Qwen3.5-4B", "Qwen3.5-9B", "Qwen3.5-27B", "Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B")
-    }
-    for row in both:
-        new, old = row.fingerprints
-        assert not new.matches(old.as_mapping()) and not old.matches(new.as_mapping())
-        assert (new.generation, old.generation) == ("v2", "v1")
-
-
 def test_an_unknown_field_of_a_fingerprint_matches_anything() -> None:
     known = Fingerprint("v1", layers=2, taps=(1, 3))
     assert known.matches({"layers": 2, "taps": [1, 3], "mask_id": 9, "block": 8, "window": 64})
@@ -152,39 +111,12 @@ def test_revisions_are_whole_commits_or_null() -> None:
 
 
 def test_a_published_speed_up_is_the_ratio_of_its_speeds() -> None:
-    cells = {row.name: row.published for row in REAL if any(cell.tokens_per_s for cell in row.published)}
-    assert {name.partition("/")[2]: len(found) for name, found in cells.items()} == {
-        "Qwen3.5-9B": 48,
-        "Qwen3.6-35B-A3B": 48,
-        "Qwen3.5-35B-A3B": 30,
-    }
-    for cell in (cell for found in cells.values() for cell in found):
+    cells = [cell for row in REAL for cell in row.published]
+    assert all(cell.block and cell.acceptance_length and 1 <= cell.acceptance_length <= cell.block for cell in cells)
+    for cell in (cell for cell in cells if cell.tokens_per_s):
         assert cell.tokens_per_s and cell.plain_tokens_per_s and cell.speedup and cell.acceptance_length and cell.block
         digits = 0.1 if cell.speedup == round(cell.speedup, 1) else 0.01
         assert abs(cell.tokens_per_s / cell.plain_tokens_per_s - cell.speedup) <= 0.55 * digits, cell
-        assert 1 <= cell.acceptance_length <= cell.block and "B200" in cell.source
-
-
-def test_figures_of_tables_without_speeds_are_quoted_right() -> None:
-    rows = {row.name: row for row in REAL}
-
-    def cells(name: str, task: str, block: int) -> set[tuple[int | None, float | None, float | None]]:
-        found = [cell for cell in rows[name].published if (cell.task, cell.block) == (task, block)]
-        return {(cell.concurrency, cell.acceptance_length, cell.speedup) for cell in found}
-
-    assert cells("Qwen/Qwen3-4B", "HumanEval", 16) == {
-        *((1, 6.63, 4.0), (4, 6.63, 3.6), (8, 6.63, 3.2), (16, 6.63, 2.7), (32, 6.63, 2.2)),
-        (None, 6.64, None),
-    }
-    assert cells("meta-llama/Llama-3.1-8B-Instruct", "Alpaca", 10) >= {(1, 3.73, 2.2), (32, 3.73, 1.4)}
-    assert cells("Qwen/Qwen3-Coder-Next", "MT-Bench", 16) == {(8, 3.9, 1.2)}
-    assert cells("openai/gpt-oss-120b", "MT-Bench", 6) == {(None, 3.3, None)}
-    assert {name for name, row in rows.items() if row.published} >= {
-        *("Qwen/Qwen3-8B", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-27B"),
-        *("openai/gpt-oss-20b", "Qwen/Qwen3.8-27B"),
-    }
-    for cell in (cell for row in REAL for cell in row.published):
-        assert cell.block and cell.acceptance_length and 1 <= cell.acceptance_length <= cell.block and cell.source
 
 
 def test_lengths_of_a_block_are_of_the_fewest_requests_and_never_of_another_block() -> None:
@@ -262,6 +194,11 @@ def test_bundled_rows_are_what_their_folders_hold() -> None:
 def test_another_drafter_in_the_users_file_drops_what_was_known_of_the_old_one(tmp_path: Path) -> None:
     own = tmp_path / "registry.yaml"
     own.write_text("schema: 1\npairs:\n  - {target: Qwen/Qwen3.5-9B, drafter: me/mine}\n", encoding="utf-8")
+    target = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    with own.open("a", encoding="utf-8") as file:
+        file.write(f"  - {{target: {target}, drafter: me/other}}\n")
+    row = registry.load(own).find("smollm2")
+    assert row is not None and row.drafter is not None and row.bundled_drafter is None and row.package is not None
     row = registry.load(own).find("me/mine")
     assert row is not None and row.drafter is not None and row.drafter.revision is None and row.overridden
     assert row.fingerprints == () and row.published == () and row.drafter_gib is None and row.drafter_licence is None
@@ -289,69 +226,6 @@ def test_the_drafter_in_the_tree_is_what_its_row_and_its_card_say() -> None:
     assert {cell.task: cell.acceptance_length for cell in row.published} == dict(zip(kinds, map(float, lengths)))
 
 
-PACKAGE = {
-    "name": "a-model",
-    "version": '"1.0"',
-    "sha256": "a" * 64,
-    "wheel_bytes": "10",
-    "member": "a/b.gguf",
-    "member_bytes": "20",
-}
-
-
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({"sha256": "b" * 63}, "is not a SHA-256"),
-        ({"sha256": "A" * 64}, "is not a SHA-256"),
-        ({"member": "../b.gguf"}, "is not a GGUF file of a wheel"),
-        ({"member": "/b.gguf"}, "is not a GGUF file of a wheel"),
-        ({"member": "a/b.py"}, "is not a GGUF file of a wheel"),
-        ({"member_bytes": "0"}, "is not allowed"),
-        ({"size": "1"}, "unknown key 'size'"),
-    ],
-)
-def test_a_package_is_named_to_the_byte(tmp_path: Path, changed: dict[str, str], complaint: str) -> None:
-    package = ", ".join(f"{key}: {value}" for key, value in {**PACKAGE, **changed}.items())
-    own = tmp_path / "registry.yaml"
-    own.write_text(f"schema: 1\npairs:\n  - {{target: me/t, status: announced, package: {{{package}}}}}\n")
-    with pytest.raises(SettingsError) as refused:
-        registry.load(own)
-    assert complaint in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("pair", "complaint"),
-    [
-        ("target: me/t, drafter: me/d, bundled_drafter: x", "in place of 'drafter'"),
-        ("bundled: x, bundled_drafter: x", "in place of 'drafter'"),
-        ("bundled: x, name: y", "no 'name'"),
-    ],
-)
-def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, pair: str, complaint: str) -> None:
-    own = tmp_path / "registry.yaml"
-    own.write_text(f"schema: 1\npairs:\n  - {{{pair}}}\n")
-    with pytest.raises(SettingsError) as refused:
-        registry.load(own)
-    assert complaint in refused.value.message
-
-
-def test_another_drafter_in_the_users_file_takes_the_place_of_a_bundled_one(tmp_path: Path) -> None:
-    own = tmp_path / "registry.yaml"
-    target = "HuggingFaceTB/SmolLM2-135M-Instruct"
-    own.write_text(f"schema: 1\npairs:\n  - {{target: {target}, drafter: me/mine}}\n", encoding="utf-8")
-    row = registry.load(own).find("smollm2")
-    assert row is not None and row.drafter is not None and row.bundled_drafter is None and row.fingerprints == ()
-    assert row.package is not None and row.overridden
-
-
-def test_a_name_of_its_own_is_no_other_row_s(tmp_path: Path) -> None:
-    own = tmp_path / "registry.yaml"
-    own.write_text("schema: 1\npairs:\n  - {target: me/t, drafter: me/d, name: smollm2}\n", encoding="utf-8")
-    with pytest.raises(SettingsError, match="alias 'smollm2' already names smollm2"):
-        registry.load(own)
-
-
 def test_other_yaml_readers_read_the_same() -> None:
     path = registry.PACKAGED[0]
     assert path.stat().st_size < 300_000 and path.resolve() == registry.PACKAGED[1].resolve()
@@ -365,14 +239,6 @@ def test_other_yaml_readers_read_the_same() -> None:
 def test_names_alone_need_no_yaml() -> None:
     code = "import sys, dflash_local.catalog.bundled, dflash_local.catalog.registry; print('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-def test_a_variant_tells_what_it_leaves_in_16_bits() -> None:
-    variants = {item.repo: item for row in registry.load().rows for item in row.variants}
-    gptq = variants["Qwen/Qwen3.5-27B-GPTQ-Int4"]
-    assert (gptq.format, gptq.group_size, gptq.kept_16_bits) == ("gptq-int4", 128, ("self_attn", "linear_attn"))
-    assert variants["Qwen/Qwen3.5-27B-FP8"].kept_16_bits == (), "nothing but what every recipe leaves"
-    assert variants["QuantTrio/Qwen3.6-27B-AWQ"].kept_16_bits is None, "not known"
 
 
 def test_bands_and_kinds_of_published_lengths() -> None:

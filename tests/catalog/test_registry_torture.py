@@ -16,6 +16,7 @@ from dflash_local.errors import SettingsError
 
 Load = Callable[["str | bytes"], Registry]
 PAIR = "  - target: a/b\n    drafter: c/d\n"
+PACKAGE = f"name: x, version: '1', sha256: {'a' * 64}, wheel_bytes: 10, member_bytes: 20"
 
 
 @pytest.fixture(params=["C", "Python"])
@@ -70,8 +71,8 @@ def test_a_missing_file_names_every_path_looked_at(tmp_path: Path, monkeypatch: 
         ("\n- a\n- b\n", "yaml: expected a mapping, got a list"),
         ("just text\n", "yaml: expected a mapping, got a single value"),
         (f"schema: 1\npairs:\n{PAIR}---\nschema: 1\n", "line 6: expected one mapping, got a second document"),
-        ("schema: 1\npairs: {a: b}\n", "line 2: the registry: pairs: expected a list, got a mapping"),
-        ("schema: 1\npairs: [text]\n", "line 2: the registry: pairs: expected a mapping, got a single value"),
+        ("schema: 1\npairs: {a: b}\n", "line 2: the registry: pairs must be a list"),
+        ("schema: 1\npairs: [text]\n", "line 2: the registry: pairs[0] must be an object"),
     ],
 )
 def test_anything_but_one_mapping_is_refused(load: Load, content: str, found: str) -> None:
@@ -82,43 +83,59 @@ def test_a_key_or_pair_that_stands_twice_names_both_lines(load: Load) -> None:
     said = fault(load, of_pair("family: x\nfamily: y"))
     assert "line 6:" in said and "line 5" in said and "'family'" in said
     said = fault(load, f"schema: 1\npairs:\n{PAIR}  - target: A/B\n    drafter: e/f\n")
-    assert "line 5:" in said and "line 3" in said and "'a/b'" in said
+    assert "line 5:" in said and "line 3" in said and "a/b" in said
     said = fault(load, f"schema: 1\npairs:\n{PAIR}    aliases: [x]\n  - {{target: e/f, drafter: g/h, aliases: [X]}}\n")
     assert "line 6:" in said and "line 3" in said and "'X'" in said
 
 
-@pytest.mark.parametrize(
-    ("content", "key", "meant"),
-    [
-        (of_pair("fingerprints:\n  - {blocksize: 16}"), "blocksize", "'block_size'"),
-        (of_pair("blocksize: 16"), "blocksize", "'block_size' of fingerprints"),
-        (of_pair("licenze: MIT"), "licenze", "'licence'"),
-        (of_pair("server: {vlm: null}"), "vlm", "'vllm'"),
-        (of_pair("revisions: {tarqet: main}"), "tarqet", "'target'"),
-        ("schema: 1\npair: []\n", "pair", "'pairs'"),
-        (of_pair("<<: {family: x}"), "<<", "target, drafter, bundled"),
-    ],
-)
-def test_an_unknown_field_is_refused_with_the_nearest(load: Load, content: str, key: str, meant: str) -> None:
-    said = fault(load, content)
-    assert f"unknown key {key!r}" in said and meant in said and ", line " in said
+FAULTS = [
+    ("fingerprints:\n  - {blocksize: 16}", "line 6: a/b: fingerprints[0].blocksize is unknown", "'block_size'"),
+    ("blocksize: 16", "line 5: a/b: blocksize is unknown", "'block_size' of fingerprints"),
+    ("server: {vlm: x}", "line 5: a/b: server.vlm is unknown", "'vllm'"),
+    ("<<: {family: x}", "a/b: '<<' is unknown", "allowed: bundled"),
+    ("revisions: {target: 3.10}", "line 5: a/b: revisions.target must be a revision", "put it in quotes"),
+    ("family: no", "line 5: a/b: family must be text, got False", "put it in quotes"),
+    ("aliases: [007]", "line 5: a/b: aliases[0] must be a name", "put it in quotes"),
+    ("notes: 2026-11-20", "line 5: a/b: notes must be text, got datetime.date", "put it in quotes"),
+    ("thinking: requird", "line 5: a/b: thinking must be one of", "'required'"),
+    ("gated: 3", "line 5: a/b: gated must be true or false", ""),
+    ("acceptance_band: 100", "acceptance_band must be a number from 1 to 64", ""),
+    ("sizes_gib: {target: .nan}", "sizes_gib.target must be a number from 0 to 1,000,000", ""),
+    (
+        "published: [{source: x, generation: y, tasks: {z: {1: {}}}}]",
+        "published[0].tasks[...] has a key that is not",
+        "",
+    ),
+    ("published: [{source: x, tasks: {}}]", "line 5: a/b: published[0].generation is missing", ""),
+    (
+        "bundled_drafter: x",
+        "line 3: a/b: has 'bundled_drafter' as the drafter of a 'target', in place of 'drafter'",
+        "",
+    ),
+    ("bundled: x", "line 3: a/b: has either a target or the name", ""),
+    ("variants: [{repo: a/c, format: fp8}, {repo: a/d, format: FP8}]", "two variants that are called 'fp8'", ""),
+    ("server: {vllm: {command: vllm serve TARGET}}", "server.vllm names no TARGET or no DRAFTER", ""),
+    ("server: {vllm: {command: 'TARGET DRAFTER \"'}}", "server.vllm No closing quotation", ""),
+    (f"package: {{{PACKAGE}, member: ../b.gguf}}", "package.member must be a GGUF file of a wheel", ""),
+    (f"package: {{{PACKAGE}, member: a/b.gguf, size: 1}}", "package.size is unknown", "wheel_bytes"),
+    *((f'revisions: {{target: "{word}"}}', "must be a revision", "") for word in ("../main", "a b", "-x", "a..b", "…")),
+    *((f'mirrors: ["{word}"]', "line 5: a/b: mirrors[0] must be a repository", "") for word in ("a/b/c", "-rf/x", "")),
+    *((f"context: {number}", "from 1 to 1,073,741,824", "") for number in (-1, 0, 1e12, 16.5, '"16"', [16], True, "a")),
+    *((rf'{name}: "\e[2J"', "a/b: ", "") for name in ("kind", r'"\e[2J"', "context")),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "value"),
-    [
-        ("revisions: {target: 3.10}", "3.10"),
-        ("family: no", "no"),
-        ("licence: 1:30", "1:30"),
-        ("aliases: [007]", "007"),
-        ("notes: 2026-11-20", "2026-11-20"),
-        ("notes: .inf", ".inf"),
-    ],
-)
-def test_a_text_that_yaml_reads_as_something_else_must_be_quoted(load: Load, fields: str, value: str) -> None:
+@pytest.mark.parametrize(("fields", "found", "hint"), FAULTS)
+def test_a_fault_names_line_pair_key_and_what_is_allowed(load: Load, fields: str, found: str, hint: str) -> None:
     said = fault(load, of_pair(fields))
-    assert f"line 5: a/b: {fields.partition(':')[0]}" in said and f'quote it: "{value}"' in said
-    assert load(of_pair(fields.replace(value, f'"{value}"'))).find("a/b")
+    assert found in said and hint in said and ", line " in said
+
+
+def test_a_fault_outside_of_a_pair_names_its_line(load: Load) -> None:
+    assert "line 2: the registry: pair is unknown (did you mean 'pairs'?)" in fault(load, "schema: 1\npair: []\n")
+    assert "line 1: the registry: schema must be one of 1, got 2 (this version reads" in fault(load, "schema: 2\n")
+    assert "line 3: " in fault(load, 'schema: 1\npairs:\n  - target: "../x"\n    drafter: a/b\n')
+    assert "line 3: a pair: has either" in fault(load, "schema: 1\npairs:\n  - drafter: a/b\n")
 
 
 @pytest.mark.parametrize(
@@ -168,34 +185,11 @@ def test_a_byte_order_mark_and_crlf_are_fine_other_encodings_are_not(load: Load)
     assert "line 5" in said and "spaces, not tabs" in said
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../../x", "a/b/c", "-rf", "-rf/x", "a/-x", f"a/{'b' * 200}", "a--b/c", "a/b.git", "a/..", "a b/c", "ä/b", ""],
-)
-def test_ill_formed_repository_names_are_refused(load: Load, name: str) -> None:
-    for fields in (f'mirrors: ["{name}"]', f'variants: [{{repo: "{name}", format: fp8}}]'):
-        said = fault(load, of_pair(fields))
-        assert "line 5:" in said and "is not a repository" in said
-    assert "line 3:" in fault(load, f'schema: 1\npairs:\n  - target: "{name}"\n    drafter: a/b\n')
-
-
 def test_a_revision_is_a_commit_a_branch_or_null(load: Load) -> None:
     for revision in ("0" * 39 + "a", "main", "refs/pr/3", "v1.0"):
         row = load(of_pair(f"revisions: {{target: {revision}}}")).find("a/b")
         assert row and row.target and row.drafter
         assert row.target.revision == revision and row.drafter.revision is None
-    for revision in ("../main", "a b", "-x", "a..b", "/main", "c69b185…", "x" * 97):
-        assert "is not a revision" in fault(load, of_pair(f'revisions: {{target: "{revision}"}}'))
-
-
-@pytest.mark.parametrize("value", ["-1", "0", "1e12", "16.0", '"16"', "1000000000000", "0x10", "1_6", "[16]", "true"])
-def test_numbers_out_of_range_name_the_range(load: Load, value: str) -> None:
-    said = fault(load, of_pair(f"fingerprints:\n  - {{block_size: {value}}}"))
-    assert "line 6: a/b: fingerprints.block_size: " in said and "from 2 to 64" in said
-    said = fault(load, of_pair(f"context: {value}"))
-    assert "line 5: a/b: context: " in said and "from 1 to 1073741824" in said
-    for field in ("sizes_gib: {target: nan}", "sizes_gib: {target: -1}", "acceptance_band: 1e2", "gated: yes"):
-        assert "allowed" in fault(load, of_pair(field))
 
 
 def test_escape_sequences_and_newlines_are_shown_not_sent(load: Load) -> None:
@@ -204,8 +198,6 @@ def test_escape_sequences_and_newlines_are_shown_not_sent(load: Load) -> None:
     for fields in (r'family: "\e[2J"', r'licence: "\u202E"'):
         found = load(of_pair(fields)).find("a/b")
         assert found and (found.family + (found.licence or "")).isprintable()
-    for fields in (r'aliases: ["\e[2J"]', r'"\e[2J": x', r'mirrors: ["a/\e"]', r'kind: "\e"', r'context: "\e"'):
-        fault(load, of_pair(fields))
 
 
 def test_the_users_file_changes_rows_and_is_marked(load: Load, tmp_path: Path) -> None:
@@ -222,7 +214,7 @@ def test_the_users_file_changes_rows_and_is_marked(load: Load, tmp_path: Path) -
     assert (row.name, row.notes, row.target_gib, row.drafter_gib) == ("a/b", "kept", 1, 3)
     assert row.target and row.target.revision == "main" and rows.find("old") is None
     own.write_text("schema: 1\npairs:\n  - {target: a/b, contxt: 7}\n")
-    with pytest.raises(SettingsError, match=r"own\.yaml, line 3: .*'contxt'"):
+    with pytest.raises(SettingsError, match=r"own\.yaml, line 3: a/b: contxt is unknown"):
         registry.load(own)
     assert not any(row.overridden for row in registry.load(tmp_path / "no such.yaml").rows)
 

@@ -1,31 +1,11 @@
-"""Which parser a tokenizer gets, and what a prompt given as ids says about thinking."""
+"""What a prompt given as ids says about thinking."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
-from dflash_local.chat.channels import (
-    ChannelParser,
-    HarmonyParser,
-    Span,
-    ThinkTextParser,
-    ThinkTokenParser,
-    channel_parser,
-    prompt_opens_thinking,
-)
+from dflash_local.chat.channels import Span, ThinkTokenParser, prompt_opens_thinking
 from dflash_local.chat.tokenizer import Tokenizer
-
-
-def test_the_parser_follows_the_tokenizer(chatml: Tokenizer, harmony: Tokenizer, plain: Tokenizer) -> None:
-    assert isinstance(channel_parser(chatml, opens_thinking=False), ThinkTokenParser)
-    assert isinstance(channel_parser(harmony, opens_thinking=False), HarmonyParser)
-    assert type(channel_parser(plain, opens_thinking=False)) is ChannelParser
-    assert isinstance(channel_parser(plain, opens_thinking=True), ThinkTextParser)
-    knowing = copy.copy(plain)
-    knowing.template = "{{ '</think>' }}"
-    assert isinstance(channel_parser(knowing, opens_thinking=False), ThinkTextParser)
 
 
 @pytest.mark.parametrize(

@@ -223,16 +223,6 @@ def test_prompts_of_nothing_or_of_tags_only(plain: Tokenizer, with_template: Cal
         render(with_template("{# nothing #}"), [Message("user", "x")], thinking=False)
 
 
-def test_the_worker_is_started_again_after_it_died(chatml: Tokenizer) -> None:
-    first = render(chatml, [Message("user", "x")], thinking=False)
-    PROCESS.close()
-    assert render(chatml, [Message("user", "x")], thinking=False) == first
-    (child,) = PROCESS._children
-    child.stdin.close()
-    assert render(chatml, [Message("user", "x")], thinking=False) == first
-    assert PROCESS._children[0] is not child
-
-
 def test_the_worker_knows_neither_the_package_nor_the_environment(
     with_template: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

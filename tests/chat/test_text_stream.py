@@ -226,10 +226,3 @@ def test_harmony_stops(harmony: Tokenizer) -> None:
     assert run(harmony, ids, ["final"])[0] == {"thinking": "think 你", "tool": 'to=functions.f {"a": 1}', "final": "hi"}
     assert run(harmony, ids, ["<|channel|>commentary"])[0] == {"thinking": "think 你"}
     assert run(harmony, ids, ["h"])[0] == {"thinking": "t"}
-
-
-def test_streaming_time_grows_with_the_length_only(plain: Tokenizer) -> None:
-    ids = bytes_of(plain, "a" * 60_000)
-    started = time.process_time()
-    run(plain, ids, ["ab"], (8,))
-    assert time.process_time() - started < 10

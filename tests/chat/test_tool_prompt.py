@@ -9,7 +9,7 @@ import pytest
 
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.chat.tool_calls import GENERAL_FORM, call_parser, format_of
+from dflash_local.chat.tool_calls import format_of
 from dflash_local.errors import UsageError
 from dflash_local.request import Message, ToolCall
 
@@ -88,12 +88,6 @@ def test_calls_and_results_of_earlier_turns_are_text(with_template: WithTemplate
         "[user]<tool_response>\n2\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
         f"[assistant]{call}[user]<tool_response>\n2\n</tool_response>"
     )
-
-
-def test_the_call_asked_for_is_the_one_that_is_read() -> None:
-    parser = call_parser(GENERAL_FORM, [TOOL])
-    (found,) = [*parser.feed('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'), *parser.finish()]
-    assert isinstance(found, ToolCall) and (found.name, found.arguments) == ("add", '{"a": 1}')
 
 
 def test_tools_that_would_take_more_than_half_of_the_context_are_left_out_and_told_of(

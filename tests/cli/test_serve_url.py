@@ -55,8 +55,8 @@ def test_replies_are_passed_on(serving: Serving, opened: Opened, fake: Fake) -> 
     assert "verify_ms" not in chat["metrics"]["dflash"] and chat["metrics"]["dflash"]["block_size"] == 8
     counted = ("generation_tokens_total", "spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_total")
     for name, value in zip(counted, (16, 6, 8)):
-        assert f'vllm:{name}{{model_name="demo",engine="0"}} {value}\n' in seen["metrics"]
-    assert '_per_pos_total{model_name="demo",engine="0",position="1"} 2\n' in seen["metrics"]
+        assert f'vllm:{name}{{engine="0",model_name="demo"}} {value}.0\n' in seen["metrics"]
+    assert '_per_pos_total{engine="0",model_name="demo",position="1"} 2.0\n' in seen["metrics"]
     assert "prefix_cache" not in seen["metrics"], "the server does not report it"
     assert seen["text"][1]["choices"][0]["text"] == "Hello, world!\n"
     assert [(one["id"], one["max_model_len"]) for one in seen["models"][1]["data"]] == [("demo", 1024)]
@@ -154,7 +154,7 @@ def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opene
     assert told["metrics"]["speculative_decoding"] is None, "its gauge is of no single request"
     assert "of the server, its /metrics count no drafts of single requests" in told["metrics"]["dflash"]["notices"][0]
     assert untold["usage"] is None and untold["metrics"]["tokens_per_second"] is None and seen[3] is None
-    assert "spec_decode" not in seen[4] and 'generation_tokens_total{model_name="demo",engine="0"} 8\n' in seen[4]
+    assert "spec_decode" not in seen[4] and 'generation_tokens_total{engine="0",model_name="demo"} 8.0\n' in seen[4]
 
 
 def test_a_server_that_hangs_holds_up_no_status(

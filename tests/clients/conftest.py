@@ -35,7 +35,7 @@ OFFLINE = {
     "LANGSMITH_TRACING": "false",
     "OPENAI_API_KEY": "none",
 }
-_CANCELLED = re.compile(r'request_success_total\{.*finished_reason="cancelled"\} (\d+)')
+_CANCELLED = re.compile(r'request_success_total\{.*finished_reason="cancelled"[^}]*\} (\d+)')
 _ACCESS = re.compile(r" info (?:GET|POST) (\S+) (\d{3}) ")
 
 

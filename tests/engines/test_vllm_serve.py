@@ -65,7 +65,7 @@ def test_the_endpoint_over_it(
     assert seen["text"][0] == 200 and seen["text"][1]["usage"]["completion_tokens"] == 8
     assert seen["tools"][0] == 400 and "tool" in seen["tools"][1]["error"]["message"]
     assert seen["plain"][0] == 400 and "without drafts only" in seen["plain"][1]["error"]["message"]
-    assert 'vllm:spec_decode_num_drafts_total{model_name="demo",engine="0"}' in seen["metrics"]
+    assert 'vllm:spec_decode_num_drafts_total{engine="0",model_name="demo"}' in seen["metrics"]
     assert "vLLM 0.32.0" in seen["ps"] and "7 drafts a cycle" in seen["ps"]
     assert seen["lost"]["error"]["message"].startswith("vLLM ended (signal 9)")
     assert seen["again"][1]["choices"][0]["message"]["content"].strip() == "3, 4, 5, 6, 7"

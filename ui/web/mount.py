@@ -20,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount
 
-from dflash_local.api.fields import parse
 from dflash_local.api.guard import App, Message, Receive, Scope, Send, replay
 from dflash_local.api.log import LOGGER
 from dflash_local.api.refusals import FieldError
+from dflash_local.api.request_body import parse
 from dflash_local.request import MAX_DEPTH
 from dflash_local.ui.web.streams import RECEIPT_PATH, STREAM_PATH, Streams
 

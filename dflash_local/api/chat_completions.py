@@ -1,0 +1,307 @@
+"""``POST /v1/chat/completions``: messages to a ``Request``, and its events to content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from dflash_local.api.refusals import FieldError
+from dflash_local.api.reply import Reply, finite
+from dflash_local.api.request_body import (
+    MAX_ITEMS,
+    GenerationBody,
+    ParsedRequest,
+    Refused,
+    naming,
+    parsed_request,
+    read_generation,
+)
+from dflash_local.chat.tool_calls import CallParser, Part, call_parser
+from dflash_local.chat.tool_prompt import in_format
+from dflash_local.events import Channel, Finished, Step, TokenLogprob
+from dflash_local.request import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    Effort,
+    Message,
+    ToolCall,
+    check_json,
+    read_arguments,
+)
+from dflash_local.schema import Record
+from dflash_local.service.resident import Model
+
+NOT_CONSTRAINED = "the model is told, its reply is not constrained"
+NOT_HERE: Refused = {
+    "functions": ("use tools", ([],)),
+    "function_call": ("use tool_choice", ("none",)),
+    "audio": ("replies are text", ()),
+    "modalities": ("replies are text", (["text"],)),
+    "web_search_options": ("leave it out", ()),
+    "verbosity": ("leave it out", ()),
+    "chat_template": ("the model's own is used", ()),
+    "add_generation_prompt": ("a reply is always begun", (True,)),
+    "continue_final_message": ("apply the template and use /v1/completions", (False,)),
+    "echo": ("the reply alone is sent", (False,)),
+}
+ToolName = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="a tool's name: letters, digits, _ . - and 128 at most"),
+]
+Nothing = Annotated[Literal[""], Meta(description="left out")] | None
+TextOnly = Annotated[Literal["text"], Meta(description="text: other parts are unsupported")]
+
+
+class CallBody(Record, frozen=True):
+    """A call of a tool in a message of the assistant."""
+
+    class Function(Record, frozen=True):
+        """Its name and the JSON text of its arguments."""
+
+        name: ToolName
+        arguments: str
+
+    id: str
+    type: Literal["function"]
+    function: Function
+    index: int | None = None
+
+
+class TextPart(Record, frozen=True):
+    """A part of a message's content."""
+
+    type: TextOnly
+    text: str
+
+
+class MessageBody(Record, frozen=True):
+    """A message; clients send one of the assistant back as it came, with fields that are empty."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(max_length=MAX_ITEMS)] | None = None
+    tool_calls: Annotated[list[CallBody], Meta(max_length=MAX_ITEMS)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: Nothing = None
+    audio: Nothing = None
+    function_call: Nothing = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.role == "tool" and not self.tool_call_id:
+            raise ValueError(".tool_call_id is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(".tool_calls are the assistant's")
+        if self.content is None and not self.tool_calls:
+            raise ValueError(".content is missing")
+
+
+class ToolBody(Record, frozen=True):
+    """A function that the model may call."""
+
+    class Function(Record, frozen=True):
+        """What the model is told of it, but for ``strict``."""
+
+        name: ToolName
+        description: str | None = None
+        parameters: dict[str, Any] | None = None
+        strict: bool | None = None
+
+    type: Literal["function"]
+    function: Function
+
+
+class ResponseFormat(Record, frozen=True):
+    """The form that a reply is asked to have."""
+
+    class Schema(Record, frozen=True):
+        """A JSON schema, by name."""
+
+        name: str
+        description: str | None = None
+        schema: dict[str, Any] | None = None
+        strict: bool | None = None
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError(".json_schema is missing")
+
+
+class TemplateArguments(Record, frozen=True):
+    """The one argument of a chat template that may be set."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
+    """The body of a chat completion."""
+
+    messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[Literal["auto", "none"], Meta(description="auto or none: the model decides")] | None = None
+    reasoning_effort: Effort | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+
+
+def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
+    """Return the request of a body.
+
+    Args:
+        find: the model of that name; raises UnknownModelError.
+
+    Raises:
+        FieldError: a field is wrong, unknown or not supported. UnknownModelError: another model.
+    """
+    record, sent, taken = read_generation(ChatBody, body, NOT_HERE)
+    model = find(record.model)
+    messages = tuple(_message(one, f"messages[{at}]") for at, one in enumerate(record.messages))
+    if record.response_format is not None and record.response_format.type != "text":
+        messages = in_format(messages, _schema(record.response_format, taken))
+    if record.top_logprobs and not record.logprobs:
+        raise FieldError("top_logprobs", "top_logprobs without logprobs", "set logprobs to true")
+    asked = record.chat_template_kwargs and record.chat_template_kwargs.enable_thinking
+    return parsed_request(
+        record,
+        model,
+        taken,
+        messages=messages,
+        thinking=model.thinking if asked is None else asked,
+        tools=_tools(record, sent["tools"], taken) if record.tools else (),
+        reasoning_effort=record.reasoning_effort,
+        logprobs=record.top_logprobs or 0 if record.logprobs else None,
+    )
+
+
+def _message(sent: MessageBody, path: str) -> Message:
+    content = sent.content if isinstance(sent.content, str) else "".join(part.text for part in sent.content or ())
+    calls = tuple(ToolCall(one.id, one.function.name, one.function.arguments) for one in sent.tool_calls or ())
+    for at, call in enumerate(calls):
+        with naming(f"{path}.tool_calls[{at}].function.arguments"):
+            read_arguments(call)
+    thinking = sent.reasoning_content or sent.reasoning or ""
+    role = "system" if sent.role == "developer" else sent.role
+    return Message(role, content, thinking, calls, sent.tool_call_id or "", sent.name or "")
+
+
+def _tools(record: ChatBody, sent: list[Any], taken: dict[str, str]) -> tuple[Mapping[str, Any], ...]:
+    """Return the schemas as they came, but for ``strict``, which templates would write into the prompt."""
+    offered = []
+    for at, (tool, raw) in enumerate(zip(record.tools or (), sent, strict=True)):
+        path = f"tools[{at}].function.parameters"
+        with naming(path):
+            check_json(path, tool.function.parameters)
+        if tool.function.strict:
+            taken["tools[].function.strict"] = NOT_CONSTRAINED
+        function = {key: value for key, value in raw["function"].items() if key != "strict"}
+        offered.append({**raw, "function": function})
+    return () if record.tool_choice == "none" else tuple(offered)
+
+
+def _schema(form: ResponseFormat, taken: dict[str, str]) -> Mapping[str, Any]:
+    """Return the schema of the JSON that is asked for, an empty one for any object."""
+    if form.json_schema is None:
+        return {}
+    path = "response_format.json_schema"
+    with naming(f"{path}.schema"):
+        check_json(f"{path}.schema", form.json_schema.schema)
+    if form.json_schema.strict:
+        taken[f"{path}.strict"] = NOT_CONSTRAINED
+    return form.json_schema.schema or {}
+
+
+class ChatReply(Reply):
+    """A chat completion."""
+
+    kind = "chat.completion"
+    id_prefix = "chatcmpl"
+    chunk_kind = "chat.completion.chunk"
+    nothing = {"delta": {}}
+    prompt_ids_in_choice = False
+
+    def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
+        super().__init__(parsed, model, fingerprint)
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._form = model.call_format
+        self._parser: CallParser | None = None
+        self._parser_channel: Channel = "final"  # the channel that the parser reads
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        """Return the chunk with the role."""
+        yield self._delta({"role": "assistant", "content": ""})
+
+    def _step(self, event: Step) -> Iterator[dict[str, Any]]:
+        for channel, pieces in groupby(event.pieces, key=lambda piece: piece.channel):
+            yield from self._text(channel, "".join(piece.text for piece in pieces))
+
+    def _held(self) -> Iterator[dict[str, Any]]:
+        yield from self._parts(self._parser.finish() if self._parser else [])
+
+    def _whole(self) -> dict[str, Any]:
+        content = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": None if self._calls and not content else content}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = [_call(call) for call in self._calls]
+        return {"message": message, "logprobs": None if self._parsed.request.logprobs is None else {"content": []}}
+
+    def _as_logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
+        return {"content": [_token(token) for token in tokens]}
+
+    def _reason(self, event: Finished) -> str:
+        return "tool_calls" if self._calls and event.reason == "stop" else event.reason
+
+    def _text(self, channel: Channel, text: str) -> Iterator[dict[str, Any]]:
+        if channel == "thinking":
+            self._reasoning.append(text)
+            yield self._delta({"reasoning_content": text})
+            return
+        if not self._reads(channel):
+            yield from self._parts([text])
+            return
+        if self._parser is not None and self._parser_channel != channel:
+            yield from self._parts(self._parser.finish())
+            self._parser = None
+        if self._parser is None:
+            self._parser = call_parser(self._form, self._parsed.request.tools)
+            self._parser_channel = channel
+        yield from self._parts(self._parser.feed(text))
+
+    def _reads(self, channel: Channel) -> bool:
+        """Return whether calls are looked for in a channel: harmony and servers have one of their own for them."""
+        return bool(self._parsed.request.tools) and (channel == "tool") == (self._form in ("harmony", "server"))
+
+    def _parts(self, parts: list[Part]) -> Iterator[dict[str, Any]]:
+        for part in parts:
+            if isinstance(part, ToolCall):
+                self._calls.append(part)
+                yield self._delta({"tool_calls": [{"index": len(self._calls) - 1, **_call(part)}]})
+            else:
+                self._content.append(part)
+                yield self._delta({"content": part})
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._chunk({"delta": delta})
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": text, "logprob": finite(value), "bytes": data} for _, text, value, data in token.top]
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": token.bytes, "top_logprobs": top}

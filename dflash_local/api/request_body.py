@@ -1,0 +1,236 @@
+"""A JSON body to the record that a dialect declares, and the fields that all of OpenAI's kind share.
+
+Strict: duplicate keys, NaN, wrong types and unknown fields are errors that name the field. What changes no text is
+taken and named in the log. A field that is absent or null takes the model's own default, as in vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from msgspec import Meta
+
+from dflash_local.api.log import LOGGER
+from dflash_local.api.refusals import FieldError
+from dflash_local.errors import UsageError
+from dflash_local.events import Mode
+from dflash_local.request import (
+    MAX_BLOCK_SIZE,
+    MAX_NEW_TOKENS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    Limits,
+    Request,
+    SamplingParams,
+    check_json,
+)
+from dflash_local.schema import MAX_SHOWN, InvalidValue, Record, convert, quoted
+from dflash_local.service.resident import Model
+
+MAX_ITEMS = 10_000  # of a list
+MAX_BRACKETS = 200_000  # texts of half a million tokens have fewer; reading millions holds up everybody for seconds
+_PARSING = threading.Lock()  # one body at a time: the more threads read at once, the later the event loop has its turn
+# Fields that are taken although they change no text: field -> why, as the log has it.
+TAKEN = {
+    "user": "not kept",
+    "metadata": "not kept",
+    "store": "nothing is stored",
+    "safety_identifier": "not kept",
+    "prompt_cache_key": "the last prompts are cached anyway",
+    "prompt_cache_retention": "the last prompts are cached anyway",
+    "service_tier": "there is one tier",
+    "parallel_tool_calls": "the model decides how many calls it makes",
+    "prediction": "the drafter predicts",
+}
+Refused = Mapping[str, tuple[str, tuple[object, ...]]]
+# field -> (why, values that ask for nothing): named by OpenAI or vLLM, not done here
+REFUSED: Refused = {
+    "logit_bias": ("leave it out", ({},)),
+    "n": ("one reply is made; send the request again for more", (1,)),
+    "best_of": ("one reply is made; leave it out", (1,)),
+    "min_tokens": ("leave it out", (0,)),
+    "ignore_eos": ("leave it out", (False,)),
+    "skip_special_tokens": ("they are always skipped", (True,)),
+    "guided_json": ("replies are not constrained", ()),
+    "guided_regex": ("replies are not constrained", ()),
+    "structured_outputs": ("replies are not constrained", ()),
+}
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
+Count = Annotated[int, Meta(ge=0, le=MAX_NEW_TOKENS)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class StreamOptions(Record, frozen=True):
+    """What a stream holds besides its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: Annotated[bool, Meta(description="false: figures come at the end")] | None = None
+
+
+class GenerationBody(Record, frozen=True, kw_only=True):
+    """The fields that chat and completion bodies share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    mode: Mode | None = None
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)] | None = None
+    return_token_ids: bool | None = None
+
+
+Body = TypeVar("Body", bound=Record)
+Generation = TypeVar("Generation", bound=GenerationBody)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A body, read: the model as sent; with ``include_usage`` the figures come in a last chunk of a stream."""
+
+    request: Request
+    model: str
+    stream: bool
+    include_usage: bool
+
+
+def parse(body: bytes) -> Any:
+    """Return the value of a JSON text. FieldError: not UTF-8 or JSON, a key twice, NaN, too deep or too many."""
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise FieldError("body", f"the body has more than {MAX_BRACKETS:,} opening brackets", "send less")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FieldError("body", f"the body is not UTF-8: byte {error.start}") from error
+    try:
+        with _PARSING:
+            return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError as error:
+        raise FieldError("body", "the body is nested too deep") from error
+    except ValueError as error:
+        raise FieldError("body", f"the body is not JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise FieldError(twice[:MAX_SHOWN], f"the key {quoted(twice)} stands twice in one object")
+    return content
+
+
+def _constant(word: str) -> NoReturn:
+    raise FieldError("body", f"{word} is not a JSON number")
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Within, a refused value is the field's of that name."""
+    try:
+        yield
+    except UsageError as error:
+        raise FieldError(path, error.message, error.hint) from error
+
+
+def read_record(kind: type[Body], value: Any) -> Body:
+    """Return a parsed body as a record. FieldError: a field is wrong, missing or unknown."""
+    try:
+        return convert(value, kind)
+    except InvalidValue as error:
+        code = "unknown_parameter" if error.unknown else None
+        path = error.path.replace("'", "")[:MAX_SHOWN]
+        raise FieldError(
+            path or "body", str(error) if path else f"the body {error.problem}", error.hint, code
+        ) from None
+
+
+def read_generation(
+    kind: type[Generation], body: bytes, refused: Refused
+) -> tuple[Generation, dict[str, Any], dict[str, str]]:
+    """Return a body as a record and as it came, and the fields that were taken without effect, with why.
+
+    Args:
+        refused: fields that the dialect knows and does not support, besides ``REFUSED``.
+
+    Raises:
+        FieldError: a field is wrong, unknown or not supported.
+    """
+    sent = parse(body)
+    taken: dict[str, str] = {}
+    if not isinstance(sent, dict):
+        raise FieldError("body", f"the body must be a JSON object, got {quoted(sent)}")
+    # JSON makes no difference between 5 and 5.0.
+    left = {key: int(one) if type(one) is float and one.is_integer() else one for key, one in sent.items()}
+    for key, (why, harmless) in {**refused, **REFUSED}.items():
+        value = left.pop(key, None)
+        if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
+            raise FieldError(key, f"unsupported: {key}", why, "unsupported_parameter")
+    for key, why in TAKEN.items():
+        value = left.pop(key, None)
+        if value is not None:
+            with naming(key):
+                check_json(key, value)
+            taken[key] = why
+    record = read_record(kind, left)
+    if record.stream_options is not None and record.stream_options.include_obfuscation is not None:
+        taken["include_obfuscation"] = "chunks are sent as they are"
+    return record, sent, taken
+
+
+def parsed_request(
+    record: GenerationBody, model: Model, taken: Mapping[str, str], max_new_tokens: int = MAX_NEW_TOKENS, **own: Any
+) -> ParsedRequest:
+    """Return what a record of a model asks for.
+
+    Args:
+        taken: of ``read_generation``. max_new_tokens: where the body does not say. own: further fields of ``Request``.
+
+    Raises:
+        FieldError: fields contradict each other, or a number is outside of its range.
+    """
+    stream, options = bool(record.stream), record.stream_options
+    if options is not None and not stream:
+        raise FieldError("stream_options", "stream_options without stream", "set stream to true")
+    if options is not None and options.continuous_usage_stats:
+        raise FieldError("stream_options.continuous_usage_stats", "figures come at the end", "leave it out")
+    counts = {count for count in (record.max_tokens, record.max_completion_tokens) if count is not None}
+    if len(counts) > 1:
+        raise FieldError("max_tokens", "max_tokens and max_completion_tokens differ", "send one of them")
+    stop = record.stop or ()
+    request = Request(
+        sampling=_sampling(record, model),
+        limits=Limits(counts.pop() if counts else max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop)),
+        mode=record.mode or model.mode,
+        block_size=record.block_size,
+        return_token_ids=bool(record.return_token_ids),
+        **own,
+    )
+    if taken:
+        LOGGER.info("taken without effect: %s", "; ".join(f"{field}: {why}" for field, why in taken.items()))
+    return ParsedRequest(request, record.model, stream, bool(options and options.include_usage))
+
+
+def _sampling(record: GenerationBody, model: Model) -> SamplingParams:
+    """Return the model's own sampling with the body's fields in it."""
+    given = {name: getattr(record, name) for name in NUMBERS}
+    given["top_k"] = 0 if record.top_k == -1 else record.top_k  # vLLM writes "off" so
+    try:
+        return replace(model.sampling, **{name: value for name, value in given.items() if value is not None})
+    except UsageError as error:
+        raise FieldError(error.message.split(" ", 1)[0], error.message, error.hint) from error
