@@ -154,7 +154,7 @@ def test_a_certificate_is_of_the_pair_that_is_served_and_unloads_it(
         asked.append(argv)
         states.append(resident.status.state)
         in_it.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return {"verdict": "identical"}
 
     monkeypatch.setattr(certificate, "run", run)
@@ -163,11 +163,11 @@ def test_a_certificate_is_of_the_pair_that_is_served_and_unloads_it(
     told: list[str] = []
     thread = threading.Thread(target=lambda: pair.certify(lambda text, _share: told.append(text), lambda: False))
     thread.start()
-    assert in_it.wait(10)
+    assert in_it.wait(60)
     with pytest.raises(BusyError, match="being made already"):
         pair.certify(lambda _text, _share: None, lambda: False)
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert asked[0][3:] == ["certify", "demo-hybrid", "--json", "--json-progress", "--device", "cpu"] and states == [
         "unloaded"
     ]

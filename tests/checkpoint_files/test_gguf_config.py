@@ -14,10 +14,8 @@ from dflash_local.checkpoint_files.gguf_config import config_of, generation_of
 from dflash_local.checkpoint_files.gguf_file import GgufFile
 from dflash_local.checkpoint_files.gguf_header import GgufHeader, read_gguf
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
-from dflash_local.checkpoint_files.gguf_rope import FACTORS, short
+from dflash_local.checkpoint_files.gguf_rope import FACTORS
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.config.fused_support import fused_refusal
-from dflash_local.config.read_model import read_model
 from dflash_local.drafters.dspark.layout import DSparkConfig
 from dflash_local.errors import CheckpointError
 from tests.drafter_configs import read_decoder
@@ -73,21 +71,6 @@ def test_what_a_config_json_cannot_say_is_refused_by_name(name: str, key: str, v
     assert key.partition(".")[2] in error.value.message or str(value) in error.value.message
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("llama", "llama.expert_count", 0),
-        ("llama", "llama.logit_scale", 1.0),
-        ("llama", "llama.rope.scaling.finetuned", False),
-        ("llama", "llama.attention.head_count_kv", [2, 2]),
-        ("llama", "general.url", "https://example.org"),
-        ("qwen3moe", "qwen3moe.expert_gating_func", 1),
-    ],
-)
-def test_what_changes_nothing_is_let_through(name: str, key: str, value: Any) -> None:
-    assert config_of(header(name, {key: value})) == config_of(header(name))
-
-
 def test_kinds_of_rope() -> None:
     linear = {"qwen3.rope.scaling.type": "linear", "qwen3.rope.scaling.factor": 2.0}
     expected = {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0}
@@ -96,12 +79,6 @@ def test_kinds_of_rope() -> None:
     assert config_of(header("qwen3", none))["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
     factor = {"qwen3.rope.scaling.yarn_attn_factor": 1.25}
     assert config_of(header("qwen3", factor))["rope_parameters"]["attention_factor"] == 1.25
-
-
-def test_all_dimensions_of_a_head_rotate_where_a_family_rotates_some_and_the_file_says_nothing() -> None:
-    silent = header("qwen35", {"qwen35.rope.dimension_count": None})
-    assert config_of(silent)["rope_parameters"]["partial_rotary_factor"] == 1.0
-    assert config_of(header("qwen35"))["rope_parameters"]["partial_rotary_factor"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -150,13 +127,6 @@ def test_ids_that_end_a_reply() -> None:
     assert generation_of(plain)["eos_token_id"] == [2]
 
 
-def test_numbers_are_those_of_the_fewest_digits() -> None:
-    stored = struct.unpack("<f", struct.pack("<f", 1e-5))[0]
-    assert (stored, short(stored)) == (9.999999747378752e-06, 1e-05)
-    assert short(struct.unpack("<f", struct.pack("<f", 1 / 3))[0]) == 0.33333334
-    assert short(1e300) == 1e300
-
-
 def _lacks(name: str) -> Callable[[GgufHeader], GgufHeader]:
     return lambda found: replace(found, tensors={key: info for key, info in found.tensors.items() if key != name})
 
@@ -202,14 +172,6 @@ def test_weights_that_are_not_read_are_named_before_the_tensors_beside_them() ->
     with pytest.raises(CheckpointError, match="NVFP4 weights are not read") as refused:
         of(with_tensor(coded, "blk.0.ffn_down.scale")).config()
     assert refused.value.hint == "the nearest form that is: Q4_K_M"
-
-
-def test_a_mixture_whose_gate_and_up_are_of_two_types_is_not_for_the_fused_engine() -> None:
-    found = header("qwen3moe")
-    for name in [name for name in found.tensors if "_exps" in name]:
-        found = with_tensor(found, name, dtype="Q5_0" if "up" in name else "Q8_0")
-    model = read_model(of(found).config(), "x")
-    assert fused_refusal(model) == "gate and up of its experts differ in format"
 
 
 @pytest.mark.parametrize("flags", [[], [True], ["x", {}], 7])

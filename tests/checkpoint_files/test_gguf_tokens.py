@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import tokenizers
 
-from dflash_local.chat.template import render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles
 from dflash_local.checkpoint_files.gguf_pretokenizers import PRE_TOKENIZERS
 from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
-from dflash_local.request import Message
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).parents[1].joinpath("golden/gguf_tokens.json").read_text())
 TEXTS: list[str] = GOLDEN["texts"]
@@ -36,12 +34,6 @@ def objects(pre: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def encode(pre: str, texts: list[str]) -> list[list[int]]:
     library = tokenizers.Tokenizer.from_str(json.dumps(objects(pre)[0]))
     return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
-
-
-def pieces(pre: str, text: str) -> list[str]:
-    """The words that a text is cut into, spelled as bytes are in a vocabulary."""
-    library = tokenizers.Tokenizer.from_str(json.dumps(objects(pre)[0]))
-    return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +60,6 @@ def test_ids_are_those_of_llama_cpp(pre: str) -> None:
     assert [(TEXTS[i], found[i], expected[i]) for i in known if found[i] != expected[i]] == []
 
 
-# What llama.cpp cannot be asked: its rules of these names leave it out.
-def test_gpt_4o_cuts_words_where_the_case_changes_in_any_script() -> None:
-    assert pieces("gpt-4o", "fooBar") == ["foo", "Bar"]
-    assert list(map(spelled, pieces("gpt-4o", "приВЕТ e\u0301aI'm"))) == ["при", "ВЕТ", " e\u0301a", "I'm"]
-    assert list(map(spelled, pieces("llama-bpe", "приВЕТ"))) == ["приВЕТ"]
-
-
-def spelled(word: str) -> str:
-    return str(tokenizers.decoders.ByteLevel().decode([word]))
-
-
 def test_the_chat_room_reads_texts_as_the_library_does_and_back(smollm: Tokenizer) -> None:
     for text, ids in zip(TEXTS, GOLDEN["smollm"], strict=True):
         assert smollm.encode_rendering(text) == ids
@@ -89,10 +70,3 @@ def test_plain_text_reaches_no_control_token(smollm: Tokenizer) -> None:
     ids = [i for text in TEXTS for i in smollm.encode(text)]
     assert len(ids) > 4000
     assert not set(ids) & smollm.added.keys()
-
-
-def test_a_conversation_takes_the_template_of_the_file(smollm: Tokenizer) -> None:
-    ids = render(smollm, [Message("user", "Hi 42")], thinking=False).ids
-    assert smollm.decode(ids, skip_special=False) == "<|im_start|>user\nHi 42<|im_end|>\n"
-    assert ids[0] == GOLDEN["tokens"].index("<|im_start|>")
-    assert smollm.eos_text == "<|im_end|>"

@@ -76,11 +76,6 @@ def test_what_is_no_object_is_told(raw: bytes, said: str) -> None:
     assert said in message(lambda: parse_object(raw, "x.json"))
 
 
-def test_a_repeated_key_is_refused_where_it_has_no_meaning() -> None:
-    assert parse_object(b'{"a": 1, "a": 2}', "x.json") == {"a": 2}
-    assert "holds 'a' twice" in message(lambda: parse_object(b'{"b": {"a": 1, "a": 2}}', "x.json", unique=True))
-
-
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": Checkpoint.open,
     "model.safetensors": Checkpoint.open,

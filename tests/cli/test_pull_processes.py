@@ -60,7 +60,7 @@ def slowly(hub: FakeHub, times: float = 1) -> None:
 
 
 def under_way(hub: FakeHub, least: int = 500_000) -> bool:
-    return wait_until(lambda: hub.sent(WEIGHTS) > least, 20)
+    return wait_until(lambda: hub.sent(WEIGHTS) > least, 60)
 
 
 def leftovers(home: Path) -> list[Path]:
@@ -73,8 +73,8 @@ def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_h
     assert under_way(toy_hub)
     began = time.monotonic()
     os.kill(pull.pid, signal.SIGINT)
-    _, err = pull.communicate(timeout=20)
-    assert pull.returncode == 130 and time.monotonic() - began < 4, err
+    _, err = pull.communicate(timeout=60)
+    assert pull.returncode == 130 and time.monotonic() - began < 20, err
     said = err.decode()
     assert re.search(r"error: pull stopped.*finished files .* are kept", said) and "Traceback" not in said
     finished = toy_hub.gets("tokenizer.json")

@@ -40,7 +40,7 @@ class Visit:
     port: int
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path, headers=headers or {})
             answer = connection.getresponse()
@@ -82,7 +82,7 @@ def web(cli: Cli) -> Iterator[Web]:
         thread.start()
         result = cli("web", *argv, "--port", str(here.port))
         ended.set()
-        thread.join(10)
+        thread.join(60)
         assert not failures, failures[0]
         return result
 
@@ -308,7 +308,7 @@ PATHS = ["/", "/config", "/gradio_api/app_id", "/gradio_api/file=/etc/hostname",
 with site() as here:
     seen = {}
     for path in PATHS:
-        connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=60)
         connection.request("GET", path)
         answer = connection.getresponse()
         seen[path] = [answer.status, answer.read().decode("utf-8", "replace")]

@@ -68,21 +68,9 @@ def test_what_shapes_a_layer_parts_them(changes: dict[str, Any]) -> None:
     assert not alike("Qwen/Qwen3-8B", **changes)
 
 
-def test_experts_count() -> None:
-    assert not alike("Qwen/Qwen3-Coder-30B-A3B-Instruct", num_experts=64)
-    assert not alike("Qwen/Qwen3-Coder-30B-A3B-Instruct", num_experts_per_tok=4)
-    assert alike("Qwen/Qwen3-Coder-30B-A3B-Instruct", rms_norm_eps=1e-6)
-
-
 def test_settings_that_the_registry_lacks_part_nobody() -> None:
     """Its copies have what sources quote: llama's rotation without its bounds, gpt-oss's without truncation."""
     assert alike("meta-llama/Llama-3.1-8B-Instruct", rope_scaling=LLAMA)
     scaling = {**known("openai/gpt-oss-20b")["rope_scaling"], "truncate": False}
     assert alike("openai/gpt-oss-20b", rope_scaling=scaling)
     assert not alike("openai/gpt-oss-20b", num_local_experts=128)
-
-
-def test_a_text_model_alone_is_alike_to_one_inside_of_another() -> None:
-    whole = known("Qwen/Qwen3.5-9B")
-    alone = {**whole["text_config"], "architectures": ["Qwen3_5ForCausalLM"]}
-    assert same_architecture(read_model(alone, "tuned"), read_model(whole, "whole"))

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 from dflash_local.checkpoint_files.config_values import UnknownValue
-from dflash_local.checkpoint_files.safetensors_folder import SafetensorsFolder
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.features import AttentionConfig, MLPConfig
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.errors import CheckpointError
-from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_tensors import check_tensors
 from tests.drafter_configs import decoder_of_shape, read_decoder
 
 HERE = Path("some/config.json")
@@ -26,21 +22,12 @@ HERE = Path("some/config.json")
 # only through its size, and gemma-4-26B, whose block size is not known.
 PUBLISHED = {
     "Kimi-K2.5": (6, 7168, 18432, 64, 8, 128, 8, 0, None, 6, False, False, 69, 6.48),
-    "Qwen3.5-4B": (6, 2560, 9216, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 1.18),
     "Qwen3.5-9B": (6, 4096, 12288, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 2.41),
-    "Qwen3.5-27B": (6, 5120, 17408, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 3.96),
     "Qwen3.5-35B-A3B": (6, 2048, 6144, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 0.72),
-    "Qwen3.5-122B-A10B": (6, 3072, 9216, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 1.44),
     "Qwen3.6-27B": (5, 5120, 17408, 32, 8, 128, 16, 4, 2048, 5, False, False, 58, 3.22),
-    "Qwen3.6-35B-A3B": (6, 2048, 6144, 32, 8, 128, 16, 5, 4096, 8, False, True, 69, 0.72),
     "Qwen3-Coder-Next": (8, 2048, 6144, 32, 4, 128, 16, 0, None, 5, False, False, 91, 0.88),
-    "Qwen3-Coder-30B-A3B": (8, 2048, 6144, 32, 4, 128, 16, 0, None, 5, False, False, 91, 0.88),
     "gpt-oss-20b": (8, 2880, 7680, 64, 8, 64, 8, 0, None, 5, True, False, 123, 1.46),
-    "gpt-oss-120b": (8, 2880, 7680, 64, 8, 64, 10, 0, None, 5, True, False, 123, 1.46),
-    "Qwen3-4B-b16": (5, 2560, 9728, 32, 8, 128, 16, 0, None, 5, False, False, 58, 1.00),
     "Qwen3-8B-b16": (5, 4096, 12288, 32, 8, 128, 16, 0, None, 5, False, False, 58, 1.95),
-    "Qwen3.5-9B first": (5, 4096, 12288, 32, 8, 128, 16, 0, None, 5, False, False, 58, 1.95),
-    "Qwen3.5-27B first": (5, 5120, 17408, 32, 8, 128, 16, 0, None, 5, False, False, 58, 3.22),
     "Llama-3.1-8B": (5, 4096, 12288, 32, 8, 128, 10, 0, None, 5, False, False, 58, 1.95),
     "gemma-4-31B": (5, 5376, 10752, 64, 8, 128, 16, 4, 2048, 6, False, False, 58, 2.86),
 }
@@ -120,29 +107,20 @@ def test_attention_pattern_precedence(name: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hidden 2^31": ({"hidden_size": 2**31}, "hidden_size 2147483648 is outside"),
     "hidden 10^4000": ({"hidden_size": 10**4000}, "an integer of 13288 bits is outside"),
-    "hidden negative": ({"hidden_size": -64}, "hidden_size -64 is outside"),
     "hidden text": ({"hidden_size": "64"}, "hidden_size must be a whole number, got '64'"),
-    "hidden true": ({"hidden_size": True}, "hidden_size must be a whole number"),
-    "heads 0": ({"num_attention_heads": 0}, "num_attention_heads 0 is outside"),
-    "kv heads 0": ({"num_key_value_heads": 0}, "num_key_value_heads 0 is outside"),
     "kv does not divide": ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
-    "layers 10^6": ({"num_hidden_layers": 10**6}, "num_hidden_layers 1000000 is outside"),
     "head_dim not dividing": ({"head_dim": None, "num_attention_heads": 6}, "not a multiple of num_attention_heads 6"),
     "head_dim odd": ({"head_dim": 15}, "head_dim 15 is odd"),
     "eps nan": ({"rms_norm_eps": float("nan")}, "rms_norm_eps nan is outside"),
     "block 0": ({"block_size": 0}, "block_size 0 is outside 2..64"),
-    "block 4096": ({"block_size": 4096}, "block_size 4096 is outside 2..64"),
     "no theta": ({"rope_theta": None}, "rope_theta is missing"),
-    "layer types short": ({"layer_types": ["full_attention"]}, "1 entries for 3 layers"),
     "layer type": ({"layer_types": ["full_attention", "mamba", "full_attention"]}, "'mamba' is not supported"),
     "no window": ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is missing"),
     "many taps": ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1] * 10**5}}, "100000 entries"),
     "anchor predicts": ({"sample_from_anchor": True}, "sample_from_anchor True is not supported"),
-    "gelu": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     "output multiplier": ({"output_multiplier": 0.5}, "output_multiplier 0.5 is not supported"),
     "dspark": ({"architectures": ["Gemma4DSparkModel"]}, "is a dspark drafter of other layers"),
     "a target": ({"architectures": ["Qwen3ForCausalLM"]}, "'Qwen3ForCausalLM' is not a drafter's"),
-    "nothing": ({"architectures": None}, "no architecture is not a drafter's"),
     "dflash_config list": ({"dflash_config": [1]}, "dflash_config must be an object"),
 }  # fmt: skip
 
@@ -155,17 +133,6 @@ def test_bad_values_are_named_at_once(name: str) -> None:
         read(**changes)
     assert time.process_time() - start < 1 and caught.value.exit_code == 6
     assert str(HERE) in caught.value.message and len(caught.value.message) < 400
-
-
-def test_head_dim_that_does_not_match_the_tensors() -> None:
-    config = read()
-    tensors = {n: TensorInfo(n, "BF16", s, HERE) for n, s in read(head_dim=32).tensors(64).items()}
-    with pytest.raises(CheckpointError, match=r"has shape \[\d+(, 64)?\], expected"):
-        check_tensors(Checkpoint(SafetensorsFolder(HERE), {}, tensors), config, 64)
-
-
-def test_auto_map_is_ignored() -> None:
-    assert read(auto_map={"AutoModel": "evil.Model"}) == read()
 
 
 def test_layers_are_told_as_features() -> None:

@@ -115,8 +115,3 @@ def test_it_runs_dense_and_hybrid_models(model: ModelConfig) -> None:
 )
 def test_what_it_does_not_know_is_named(model: ModelConfig, why: str) -> None:
     assert fused_refusal(model) == why
-
-
-@pytest.mark.parametrize("mixture", [MIXTURE, replace(MIXTURE, shared_intermediate_size=16, shared_gate=True)])
-def test_a_mixture_of_experts_runs(mixture: MoEConfig) -> None:
-    assert fused_refusal(last(mlp=mixture)) == ""

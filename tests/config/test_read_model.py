@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.config.families import TABLE
 from dflash_local.config.features import (
     AttentionConfig,
-    ClampedSwiGLU,
     GatedDeltaNetConfig,
-    LatentAttentionConfig,
-    MLPConfig,
     ModelConfig,
     MoEConfig,
 )
@@ -79,13 +75,6 @@ def test_every_target_of_the_registry_is_known_in_all_its_sizes(repo: str) -> No
     assert set(model.inferred) <= {name.rpartition(".")[2] for name in config["_inferred"]}
 
 
-def test_a_dense_model_has_the_same_layer_throughout() -> None:
-    model = read("Qwen3ForCausalLM")
-    assert attention(model) == AttentionConfig(4, 2, 8, rotary_dim=8, qk_norm=True)
-    assert model.layers == (model.layers[0],) * 4 and model.layers[0].mlp == MLPConfig(48)
-    assert model.dense and not model.recurrent and not model.norm_plus_one and model.rope is not None
-
-
 def test_a_hybrid_has_full_attention_in_the_last_of_every_four_layers() -> None:
     model = read("Qwen3_5ForCausalLM", **LINEAR)
     assert [isinstance(layer.mixer, GatedDeltaNetConfig) for layer in model.layers] == [True, True, True, False]
@@ -93,12 +82,6 @@ def test_a_hybrid_has_full_attention_in_the_last_of_every_four_layers() -> None:
     assert (attention(model, 3).gated, attention(model, 3).rotary_dim) == (True, 2)
     every_other = read("Qwen3_5ForCausalLM", **LINEAR, full_attention_interval=2)
     assert attention(every_other, 1) == attention(every_other, 3)
-
-
-def test_a_layer_list_wins_over_the_pattern() -> None:
-    types = ["full_attention", "linear_attention", "linear_attention", "linear_attention"]
-    model = read("Qwen3_5ForCausalLM", **LINEAR, layer_types=types)
-    assert attention(model, 0).gated and isinstance(model.layers[3].mixer, GatedDeltaNetConfig)
 
 
 @pytest.mark.parametrize(
@@ -126,31 +109,6 @@ def test_all_layers_of_mistral_slide_unless_its_window_is_null(told: dict[str, A
     model = read("MistralForCausalLM", **told, attention_bias=True)
     assert [attention(model, layer).sliding_window for layer in range(4)] == [window] * 4
     assert not attention(model).qkv_bias and not attention(model).qk_norm
-
-
-def test_gemma_2_is_told_by_its_features() -> None:
-    model = read("Gemma2ForCausalLM", query_pre_attn_scalar=64, tie_word_embeddings=None)
-    assert [attention(model, layer).sliding_window for layer in range(4)] == [4096, None, 4096, None]
-    assert (attention(model).scale, attention(model).logit_softcap, model.final_logit_softcap) == (0.125, 50.0, 30.0)
-    assert not attention(model).fits_sdpa and model.layers[0].sandwich_norms and model.norm_plus_one
-    assert model.layers[0].mlp == MLPConfig(48, "gelu_pytorch_tanh")
-    assert model.embedding_scale == 32**0.5 and model.tie_word_embeddings
-    bare = read("Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)
-    assert (attention(bare).scale, attention(bare).logit_softcap, bare.final_logit_softcap) == (1 / 16, None, None)
-    with pytest.raises(CheckpointError, match="use_bidirectional_attention True is not supported"):
-        read("Gemma2ForCausalLM", use_bidirectional_attention=True)
-
-
-def test_gpt_oss_alternates_and_has_sinks_biases_and_experts() -> None:
-    model = read("GptOssForCausalLM", num_local_experts=8, num_experts_per_tok=2)
-    assert [attention(model, layer).sliding_window for layer in range(4)] == [128, None, 128, None]
-    assert attention(model).sinks and attention(model).qkv_bias and attention(model).output_bias
-    clamped = ClampedSwiGLU(alpha=1.702, limit=7.0)
-    mixture = MoEConfig(8, 2, 48, expert_bias=True, router_bias=True, activation=clamped)
-    assert model.layers[0].mlp == replace(mixture, interleaved=True, router="router")
-    told = read("GptOssForCausalLM", num_local_experts=8, num_experts_per_tok=2, swiglu_limit=5.0, swiglu_alpha=2.0)
-    assert told.layers[0].mlp.activation == ClampedSwiGLU(alpha=2.0, limit=5.0)
-    assert not attention(read("GptOssForCausalLM", num_local_experts=8, attention_bias=False)).qkv_bias
 
 
 def test_experts_stand_where_transformers_puts_them() -> None:
@@ -190,31 +148,10 @@ def test_a_shared_expert_is_told_by_its_width_or_by_a_count() -> None:
     assert deep.layers[3].mlp == MoEConfig(8, None, 16, shared_intermediate_size=32, scoring="sigmoid")
 
 
-def test_latent_attention_may_do_without_a_rank_of_queries() -> None:
-    model = read("DeepseekV3ForCausalLM", **LATENT, **ROUTED)
-    assert model.layers[0].mixer == LatentAttentionConfig(4, 16, 12, 8, 4, 6)
-    plain = read("DeepseekV3ForCausalLM", **{**LATENT, "q_lora_rank": None}, **ROUTED)
-    assert plain.layers[0].mixer == LatentAttentionConfig(4, None, 12, 8, 4, 6)
-
-
-def test_biases_count_where_a_family_has_them() -> None:
-    biased = read("LlamaForCausalLM", attention_bias=True, mlp_bias=True)
-    assert (
-        attention(biased).qkv_bias
-        and attention(biased).output_bias
-        and biased.layers[0].mlp == MLPConfig(48, bias=True)
-    )
-    assert read("Qwen3ForCausalLM", mlp_bias=True).layers[0].mlp == MLPConfig(48)
-
-
 def test_llama_has_as_many_key_heads_as_query_heads_unless_told() -> None:
     assert attention(read("LlamaForCausalLM", num_key_value_heads=None)).num_kv_heads == 4
     with pytest.raises(UnknownValue, match="x: num_key_value_heads is missing"):
         read("Qwen3ForCausalLM", num_key_value_heads=None)
-
-
-def test_a_head_is_its_share_of_the_hidden_size_unless_told() -> None:
-    assert attention(read("Qwen3ForCausalLM", head_dim=None)).head_dim == 8
 
 
 def test_the_text_model_of_a_wrapper_is_read() -> None:
@@ -224,12 +161,6 @@ def test_the_text_model_of_a_wrapper_is_read() -> None:
     assert read_model(config, "x") == alone and alone.rope_type == "default"
     untied = read_model({**config, "tie_word_embeddings": True}, "x")
     assert untied.tie_word_embeddings and not alone.tie_word_embeddings  # the whole configuration wins
-
-
-def test_what_may_be_unknown_is_none() -> None:
-    model = read("Qwen3MoeForCausalLM", num_experts=8, moe_intermediate_size=16, rope_theta=None, rms_norm_eps=None)
-    assert (model.rope, model.rms_norm_eps, model.max_position_embeddings) == (None, None, None)
-    assert model.layers[0].mlp == MoEConfig(8, None, 16, norm_topk_prob=False)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -244,13 +175,6 @@ def test_a_needed_number_that_is_null_is_named(name: str) -> None:
         read("Qwen3ForCausalLM", **{name: None})
     assert caught.value.name == name and caught.value.exit_code == 6
     assert (caught.value.message, caught.value.kind) == (f"x: {name} is missing", "CheckpointError")
-
-
-def test_an_inferred_value_takes_the_place_of_a_null_and_is_noted() -> None:
-    likely = {"num_attention_heads": 4, "vocab_size": 50, "rms_norm_eps": 1e-5, "sliding_window": 8}
-    model = read("Qwen3ForCausalLM", num_attention_heads=None, rms_norm_eps=None, _inferred=likely)
-    assert attention(model).num_heads == 4 and model.vocab_size == 96 and model.rms_norm_eps == 1e-5
-    assert model.inferred == ("num_attention_heads",)  # the one on which a size depends
 
 
 @pytest.mark.parametrize("repo", ["Qwen/Qwen3.5-9B", "moonshotai/Kimi-K2.5"])
@@ -292,12 +216,6 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known(names: obj
     with pytest.raises(PairError, match="^x: target architecture .* is not supported") as caught:
         read_model({**SIZES, "architectures": names}, "x")
     assert all(name in caught.value.hint for family in TABLE for name in family.architectures)
-
-
-def test_a_name_stands_in_the_table_once() -> None:
-    names = [name for family in TABLE for name in (family.name, *family.architectures, *family.model_types)]
-    alone = [name for family in TABLE for name in {family.name, *family.architectures, *family.model_types}]
-    assert len(set(names)) == len(alone)
 
 
 def method(model: ModelConfig) -> str:

@@ -11,13 +11,9 @@ import pytest
 
 from dflash_local.api.reply import Tally
 from dflash_local.api.metrics import Metrics
-from dflash_local.bench.prompts import Prompt
-from dflash_local.bench.speed import Comparison, rows
-from dflash_local.bench.trial import write
-from dflash_local.catalog.bundled import find
-from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine import Session
 from dflash_local.events import Step
-from dflash_local.request import Limits, Request, SamplingParams, user_request
+from dflash_local.request import Request
 from dflash_local.service.listener import Listener
 from dflash_local.ui.readings import Readings
 from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
@@ -123,24 +119,3 @@ def test_cycles_that_drafted_nothing_have_no_acceptance_length(new_session: Buil
     assert len(lengths) + hopeless.finished.stats.undrafted_cycles == 49
     plain = ask(new_session("qwen3", None), PROMPT, 20, mode="ar")
     assert agree(plain) == () and plain.finished.stats.turn_acceptance_length is None
-
-
-@pytest.fixture(scope="module")
-def demo() -> Session:
-    return load(find("demo"), LoadConfig(dtype="float32", device="cpu"))
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)])
-@pytest.mark.parametrize("limits", [Limits(64), Limits(64, ("4, 5",)), Limits(5)])
-def test_the_trained_pair_however_its_reply_ends(demo: Session, limits: Limits, sampling: SamplingParams) -> None:
-    request = user_request("Count from 3 to 7.", limits=limits, sampling=sampling)
-    demo.reset()
-    reply = Reply(list(demo.generate(request)))
-    lengths = agree(reply)
-    demo.reset()
-    written = write(demo, request)
-    prompt = Prompt("counting", "Count from 3 to 7.")
-    (row,) = rows([Comparison(prompt, written.ids, written, written)])
-    assert row.mean_acceptance_length == sum(lengths) / len(lengths) and row.cycles == len(lengths)
-    assert row.acceptance_per_position == reply.finished.stats.acceptance_per_position
-    assert row.tokens == len(reply.ids)

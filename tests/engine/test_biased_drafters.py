@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from dflash_local.catalog.bundled import Pair
 from dflash_local.drafters.dflash.fused import DFlashBlocks
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.drafters.dflash.reference import DrafterModel
-from dflash_local.engine.load import load
-from dflash_local.load_config import LoadConfig
-from dflash_local.models.drafter_weights import DrafterWeights, coded, random_weights
+from dflash_local.models.drafter_weights import DrafterWeights, random_weights
 from dflash_local.models.fused.target import FusedTarget
 from tests.drafter_configs import read_decoder
-from tests.engine_sessions import ask, random_prompt
+from tests.engine_sessions import random_prompt
 from tests.families import HIDDEN, VOCAB
 from tests.fused_models import TAPS, fused_target
 
 BLOCK, MASK = 8, 5
 FAMILY = "llama_biased"
-GOLDEN = Path(__file__).parent.parent / "golden" / "qwen3-v1-b8"
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "rope_theta": 150000.0}
 GPT_OSS = {
     "architectures": ["DFlashDraftModel"],
@@ -93,41 +86,3 @@ def test_it_drafts_what_the_reference_engine_drafts(name: str) -> None:
     found, want = drafted(drafter, weights_of(drafter), text)[0], drafted_by_reference(drafter, text)
     torch.testing.assert_close(found, want, atol=1e-3, rtol=1e-4)
     assert torch.equal(found.argmax(-1), want.argmax(-1))
-
-
-def test_a_drafter_in_eight_bits_keeps_its_biases() -> None:
-    drafter, text = config(), torch.tensor(random_prompt(26))
-    weights = weights_of(drafter)
-    full, _ = drafted(drafter, weights, text)
-    narrow, _ = drafted(drafter, coded(weights), text)
-    assert 0 < (narrow - full).abs().max() < 0.5 < full.std()
-
-
-def biased(folder: Path) -> Path:
-    """The golden pair's drafter with biases of about a third of its products."""
-    folder.mkdir()
-    source = GOLDEN / "drafter"
-    settings = {**json.loads((source / "config.json").read_text()), "attention_bias": True}
-    (folder / "config.json").write_text(json.dumps(settings))
-    tensors = load_file(source / "model.safetensors")
-    generator = torch.Generator().manual_seed(2)
-    for name, shape in read_decoder(settings, folder).tensors(1).items():
-        if name.endswith(".bias"):
-            tensors[name] = 0.3 * torch.randn(shape, generator=generator)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def test_a_pair_from_disk_gives_the_reference_engines_ids_and_cycles(tmp_path: Path) -> None:
-    drafters, prompt = {"plain": GOLDEN / "drafter", "biased": biased(tmp_path / "drafter")}, random_prompt(13)
-    accepted = {}
-    for name, drafter in drafters.items():
-        for engine in ("fused", "reference"):
-            pair = Pair(name, GOLDEN / "target", drafter, False)
-            session = load(pair, LoadConfig(dtype="float32", device="cpu", engine=engine, context=200))
-            assert session.facts.engine == engine
-            reply = ask(session, prompt, 60, block_size=BLOCK)
-            accepted[name, engine] = (reply.ids, reply.finished.stats.acceptance_lengths)
-        assert accepted[name, "fused"] == accepted[name, "reference"]
-    (text, with_biases), (same, without) = accepted["biased", "fused"], accepted["plain", "fused"]
-    assert text == same and with_biases != without and max(with_biases) > 1

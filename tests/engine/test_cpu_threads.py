@@ -47,12 +47,6 @@ def test_busy_cores_are_left_and_come_back() -> None:
     assert used[LONGEST_WAIT + TRIED + 1 :].count(2) > 200
 
 
-def test_a_number_that_is_hardly_faster_is_not_taken() -> None:
-    threads = CpuThreads(2)
-    play(threads, FIRST_WAIT + TRIED, lambda count, rows: 0.95 if count == 1 else 1.0)
-    assert threads.count == 2
-
-
 def test_one_thread_alone_is_never_left() -> None:
     assert set(play(CpuThreads(1), 300, busy)) == {1}
 

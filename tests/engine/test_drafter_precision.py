@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -21,9 +20,6 @@ from dflash_local.errors import UsageError
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
-from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_weights import coded, read_weights
-from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask, random_prompt
 
@@ -106,17 +102,6 @@ def test_eight_bits_give_the_matrices_memory_back() -> None:
     assert sum(matrix.weight.nbytes for matrix in drafter.matrices) < before * 0.27  # a quarter of float32, and scales
 
 
-def test_a_drafter_can_be_bound_in_eight_bits() -> None:
-    drafter = drafter_of(fresh("demo"))
-    checkpoint = Checkpoint.open(bundled.find("demo").drafter)  # type: ignore[arg-type]
-    parts = read_weights(checkpoint, drafter.config, torch.device("cpu"), torch.float32, lambda _: None)
-    coarse = DFlashBlocks(drafter.config, coded(parts), drafter.target)
-    drafter.quantize()
-    for one in (coarse, drafter):
-        one.block(100)
-    assert torch.equal(coarse.drafts, drafter.drafts)
-
-
 HELD = 12345  # bytes of an allocator's peak
 
 
@@ -148,11 +133,9 @@ def times_of(monkeypatch: pytest.MonkeyPatch, *milliseconds: float | BaseExcepti
 @pytest.mark.parametrize(
     ("milliseconds", "word"),
     [
-        ((1.2, 4.8, 1.0, 0.7), "8bit"),
         ((1.2, 4.8, 1.0, 0.95), "8bit-head"),  # the second step saves less than its share
         ((1.2, 4.8, 1.15, 1.0), "8bit"),  # the first step alone did not pay, both do
         ((1.2, 4.8, 1.15, 1.1), "full"),
-        ((1.2, 4.8, 1.5, 1.4), "full"),
     ],
 )
 def test_auto_keeps_what_saves_its_share_of_the_cycle(
@@ -215,16 +198,6 @@ def test_a_copy_of_the_head_gives_way_to_the_context(word: str, left: str, monke
     assert {isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices} == {
         DRAFTER_PRECISIONS[left].weights == "8bit"
     }
-
-
-def test_products_of_a_drafter_are_told_of_where_they_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(layers: Iterable[Linear | GateUp]) -> tuple[str, ...]:
-        return (f"{sum(isinstance(layer.weight, IntWeight) for layer in layers)} in eight bits",)
-
-    monkeypatch.setattr(load_fused, "without_kernel", told)
-    wanted = LoadConfig(dtype="float32", device="cpu", engine="fused", drafter_precision="8bit")
-    session = load(bundled.find("demo"), wanted)
-    assert f"{len(drafter_of(session).products)} in eight bits" in session.facts.notices
 
 
 def test_auto_is_full_where_nothing_can_be_measured() -> None:

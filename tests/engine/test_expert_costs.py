@@ -11,7 +11,7 @@ import torch
 
 from dflash_local.engine import costs as measuring
 from dflash_local.engine.costs import REPLAYS
-from dflash_local.engine.expert_costs import MEMORY, ExpertCosts, MeasuredExperts
+from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
 from dflash_local.engine.fused import COUNTED, FusedRunner
 from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import VerifyLength
@@ -77,28 +77,6 @@ def test_costs_follow_the_experts_seen(seen: tuple[int, ...]) -> None:
                 assert found[rows] == pytest.approx(to_be[rows], rel=near), (rows, found)
 
 
-def test_the_mean_of_a_number_of_rows_forgets_what_is_long_ago() -> None:
-    model = ExpertCosts(DEAR, measured(UNIFORM))
-    for experts in (60.0, 40.0):
-        model.add(8, experts)
-    assert model.experts(8) == 50.0
-    for _ in range(8 * int(MEMORY)):
-        model.add(8, 30.0)
-    assert model.experts(8) == pytest.approx(30.0, abs=0.02)
-
-
-def test_no_cost_falls_below_the_cheapest_measured_and_no_experts_exceed_uniform_ones() -> None:
-    model = ExpertCosts({1: 3.0, 4: 3.1, 16: 30.0}, measured({1: 8.0, 4: 30.0, 16: 40.0}, 1.0))
-    model.add(4, 7.0)  # fewer than there can be
-    assert model.experts(16) == 8.0 and model.current() == {1: 3.0, 4: 3.0, 16: 3.0}
-    for _ in range(200):
-        model.add(4, 32.0)
-    assert model.experts(16) == pytest.approx(uniform(16))
-    ahead = ExpertCosts({1: 3.0, 8: 5.0}, measured({1: 8.0, 8: 30.0}))
-    ahead.add(5, 8 * 5**0.5)  # rows of a shorter block that was asked for were not measured, but tell of others
-    assert ahead.experts(8) == pytest.approx(8 * 8**0.5)
-
-
 @pytest.mark.parametrize("share", [0.8, 0.85, 0.9])
 def test_rows_that_choose_alike_are_verified_in_longer_blocks(share: float) -> None:
     """Equal acceptance and equal costs at load; only the experts that cycles take differ."""
@@ -122,15 +100,6 @@ def _accepted(rows: int, share: float, number: float) -> int:
     while accepted < rows - 1 and number < alive:
         accepted, alive = accepted + 1, alive * share
     return accepted
-
-
-def test_a_target_without_experts_keeps_its_costs() -> None:
-    control = VerifyLength(DEAR, 16)
-    control.add(16, 3, 50.0)
-    assert control.costs == DEAR
-    control = VerifyLength(DEAR, 8, measured(UNIFORM))
-    control.add(8, 3, correlated(8))
-    assert set(control.costs) == {1, 4, 6, 8} and control.costs[8] < DEAR[8]
 
 
 # On the engine
@@ -165,7 +134,6 @@ class Watched:
     ("family", "asked"),
     [
         *(("qwen3_moe", 3), ("qwen3_5_moe", None)),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("qwen3_moe", None), ("qwen3_5_moe", 3))),
     ],
 )
 def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,13 +167,6 @@ def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkey
     if asked is None:
         (control,) = session.verify_lengths.values()
         assert len(sums) > 1 and control.costs != session.runner.costs
-    session.close()
-
-
-def test_dense_targets_and_their_replies_count_nothing() -> None:
-    session = counted_session("qwen3", {1: 4.6, 4: 5.2, 8: 6.0}, None)
-    reply = ask(session, random_prompt(9), 60)
-    assert reply.finished.stats.distinct_experts == () and not any(step.experts for step in reply.find(Step))
     session.close()
 
 

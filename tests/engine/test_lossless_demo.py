@@ -119,16 +119,3 @@ def test_sampled_text_follows_the_targets_distribution(pair: str, tokens: int) -
     statistic = ((counts - expected) ** 2 / expected).sum()
     p_value = float(torch.special.gammaincc(torch.tensor(19 / 2).double(), statistic / 2))
     assert p_value > 1e-6
-
-
-def test_a_raw_prompt_is_continued_without_the_chat_template() -> None:
-    session = session_of("demo")
-    tokenizer = session.tokenizer
-    assert tokenizer is not None
-    limits = Limits(max_new_tokens=12)
-    text = "Count from 3 to"
-    ids = (*tokenizer.begin, *tokenizer.encode(text))
-    raw = reply(session, Request(prompt=text, limits=limits))
-    assert raw.finished.usage.prompt_tokens == len(ids)
-    assert raw.ids == reply(session, Request(prompt_ids=ids, limits=limits)).ids
-    assert raw.ids != reply(session, user_request(text, limits=limits)).ids, "the template would have changed it"

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
-from dflash_local.catalog import bundled  # noqa: E402
-from dflash_local.engine import load  # noqa: E402
-from dflash_local.engine.fused import FusedRunner  # noqa: E402
-from dflash_local.engine.low_acceptance import likely_causes  # noqa: E402
-from dflash_local.engine.session import Session  # noqa: E402
-from dflash_local.events import Notice  # noqa: E402
-from dflash_local.load_config import LoadConfig  # noqa: E402
-from dflash_local.loaded import SessionFacts  # noqa: E402
-from tests.engine_sessions import BLOCK, ask, random_prompt, text_of  # noqa: E402
-from tests.families import VOCAB  # noqa: E402
-from tests.fused_models import PlantedBlocks, fused_target  # noqa: E402
-from tests.proposers import Oracle  # noqa: E402
+from dflash_local.catalog import bundled
+from dflash_local.engine import load
+from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.low_acceptance import likely_causes
+from dflash_local.engine.session import Session
+from dflash_local.events import Notice
+from dflash_local.load_config import LoadConfig
+from dflash_local.loaded import SessionFacts
+from tests.engine_sessions import BLOCK, ask, random_prompt, text_of
+from tests.families import VOCAB
+from tests.fused_models import PlantedBlocks, fused_target
+from tests.proposers import Oracle
 
 LOADED = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=64, drafter_precision="full")
 KNOWN = SessionFacts("a/b", "c/d", 8, True, LOADED, trained_thinking="required", generation_checked=True)
@@ -44,21 +40,6 @@ def test_all_stand_in_order() -> None:
     assert found[4] == "quantisation: the target in int4, drafter precision 8bit"
 
 
-@pytest.mark.parametrize(
-    ("changes", "arguments", "word"),
-    [
-        ({}, (False, True), "thinking is off"),
-        ({"trained_thinking": "off"}, (True, True), "thinking is on"),
-        ({}, (None, False), "did not go through the chat template"),
-        ({"stored": "gptq-int4"}, (True, True), "quantisation: the target in gptq-int4"),
-        ({"load": replace(LOADED, dtype="float16")}, (True, True), "float16"),
-    ],
-)
-def test_each_alone(changes: dict[str, Any], arguments: tuple[bool | None, bool], word: str) -> None:
-    (found,) = likely_causes(replace(KNOWN, **changes), *arguments)
-    assert word in found
-
-
 def planted(band: float, costs: dict[int, float], wrong_every: int = 4) -> Session:
     """A session over a known pair whose drafter is wrong once in so many positions."""
     text = text_of("qwen3", tuple(random_prompt(9)), 320)
@@ -76,12 +57,6 @@ def planted(band: float, costs: dict[int, float], wrong_every: int = 4) -> Sessi
 
 
 CAUSES = "likely causes: the prompt did not go through the chat template; text unlike its training"
-
-
-def test_the_alarm_names_them() -> None:
-    (notice,) = ask(planted(6.5, {}), random_prompt(9), 300).find(Notice)
-    assert notice.level == "warning"
-    assert notice.message == f"acceptance length below 6.5 for 64 cycles; {CAUSES}"
 
 
 def test_a_band_is_that_of_whole_blocks() -> None:

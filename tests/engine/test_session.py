@@ -23,7 +23,6 @@ Build = Callable[..., Session]
 PROMPT = random_prompt(9)
 HYBRID = "qwen3_5"
 BOTH = pytest.mark.parametrize("family", ["qwen3", HYBRID])
-BOTH_IN_THE_LONG_TESTS = pytest.mark.parametrize("family", [pytest.param("qwen3", marks=pytest.mark.slow), HYBRID])
 
 
 def oracle(family: str, wrong_every: int = 0) -> Oracle:
@@ -56,12 +55,6 @@ def test_exactly_as_many_tokens_as_asked(new_session: Build, family: str, new: i
         assert reply.ids == list(text_of(family, tuple(PROMPT)))[len(PROMPT) :][:new]
         assert reply.finished.reason == "length"
         assert reply.finished.usage.completion_tokens == new
-
-
-def test_acceptance_lengths_are_not_cut_at_the_limit(new_session: Build) -> None:
-    reply = ask(new_session("qwen3", oracle("qwen3")), PROMPT, 10)
-    assert reply.finished.stats.acceptance_lengths == (8, 8)
-    assert reply.finished.stats.turn_acceptance_length == 5.0
 
 
 @pytest.mark.parametrize("prompt", [[5], [0]])
@@ -162,14 +155,15 @@ def test_a_hopeless_drafter_is_switched_off_with_a_notice(new_session: Build) ->
     assert rows[1] == BLOCK and rows[-1] == 1
 
 
-@BOTH_IN_THE_LONG_TESTS
-def test_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(new_session: Build, family: str) -> None:
+def test_a_seed_gives_one_text_whatever_drafts_blocks_and_requests_before(
+    new_session: Build, family: str = HYBRID
+) -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=2**63 + 5)
     want = ask(new_session(family, None), PROMPT, 24, sampling=sampling, mode="ar").ids
     text = [*PROMPT, *want]
     for drafter in (Oracle(VOCAB, text, 4), Oracle(VOCAB, text), RandomDrafts(VOCAB)):
         session = new_session(family, drafter)
-        for block in (2, 5, 8, 1, None):
+        for block in (2, 5, None):
             assert ask(session, PROMPT, 24, sampling=sampling, block_size=block).ids == want
             ask(session, random_prompt(4, seed=block or 0), 5)
         assert ask(session, PROMPT, 24, sampling=sampling, mode="ar").ids == want
@@ -195,6 +189,7 @@ def test_a_request_without_a_seed_draws_a_fresh_one_and_says_it(new_session: Bui
         (lambda n: torch.zeros(n + 1, dtype=torch.long), "shape"),
     ],
 )
+@pytest.mark.parametrize("new_session", ["reference"], indirect=True)  # the fused one takes the argmax of logits
 def test_impossible_drafts_are_a_typed_error(
     new_session: Build, proposal: Callable[[int], torch.Tensor], message: str
 ) -> None:
@@ -206,16 +201,13 @@ def test_impossible_drafts_are_a_typed_error(
 
     drafter = Impossible(VOCAB)
     session = new_session("qwen3", drafter)
-    if session.runner.name == "fused":
-        pytest.skip("the fused engine's drafts are the argmax of logits: no other id can come of them")
     with pytest.raises(EngineError, match=message):
         ask(session, PROMPT)
     drafter.broken = False
     assert ask(session, PROMPT, 20).ids == list(text_of("qwen3", tuple(PROMPT)))[len(PROMPT) :][:20]
 
 
-@pytest.mark.parametrize("prompt", [2_500, pytest.param(10_000, marks=pytest.mark.slow)])  # two chunks, and many
-def test_thousands_of_equal_tokens_reach_the_limit(new_session: Build, prompt: int) -> None:
+def test_thousands_of_equal_tokens_reach_the_limit(new_session: Build, prompt: int = 2_500) -> None:
     session = new_session("qwen3", RandomDrafts(VOCAB), context=prompt + 100)
     reply = ask(session, [7] * prompt, 200)
     assert reply.finished.reason == "length" and reply.finished.usage.completion_tokens == 100

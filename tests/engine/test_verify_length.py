@@ -81,41 +81,17 @@ class Text:
 
 
 @pytest.mark.parametrize(
-    ("costs", "shares", "length"),
-    [
-        (FLAT, even(0.85), 16),
-        (FLAT, [0.95 * 0.97**slot for slot in range(15)], 16),
-        (RISING, even(0.7), 4),
-        (RISING, even(0.97), 16),
-        (EXPERTS, [0.9, 0.9, 0.9, *[0.05] * 12], 4),
-        (LARGE_CARD, even(0.1), 1),
-        (RISING, even(0.3), 1),
-        (EXPERTS, even(0.4), 1),
-        (DEAR_DRAFTS, even(0.5), 1),
-    ],
-)
-def test_it_settles_on_the_best_fixed_length(costs: Mapping[int, float], shares: Shares, length: int) -> None:
-    assert best_fixed(costs, shares)[0] == length
-    for seed in range(3):
-        used = Text(costs, seed).run(shares, 1000)[1]
-        assert Counter(used[200:]).most_common(1)[0][0] == length
-        assert used[200:].count(length) > 0.8 * 800
-
-
-@pytest.mark.parametrize(
     ("costs", "shares"),
     [
         (LARGE_CARD, even(0.1)),
-        (LARGE_CARD, even(0.5)),
         (LARGE_CARD, even(0.8)),
+        (FLAT, even(0.85)),
         (LARGE_CARD, [0.8, 0.8, 0.8, *[0.1] * 12]),
         (LARGE_CARD, [0.9 * 0.95**slot for slot in range(15)]),
-        (RISING, even(0.2)),
         (RISING, even(0.6)),
         (RISING, even(0.9)),
-        (EXPERTS, even(0.8)),
+        (EXPERTS, even(0.4)),
         (EXPERTS, even(0.9)),
-        (DEAR_DRAFTS, even(0.5)),
         (DEAR_DRAFTS, even(0.9)),
     ],
 )
@@ -193,47 +169,6 @@ def test_only_slots_that_were_reached_teach_anything() -> None:
     assert control.expected(8) == before
 
 
-def tokens_of(shares: Sequence[float]) -> float:
-    return expected(shares, len(shares) + 1)
-
-
-def test_a_slot_that_was_hardly_seen_leans_on_the_one_before() -> None:
-    """The first one begins as four cycles with a share of 0.8; each other one leans with the weight of one cycle."""
-    control = VerifyLength({1: 1.0, 4: 1.0}, 4)
-    assert control.expected(4) == pytest.approx(tokens_of([0.8, 0.8, 0.8]))
-    control.add(4, 1)
-    first = (0.8 * 4 + 1) / 5
-    second = (0 + first) / 2
-    assert control.expected(4) == pytest.approx(tokens_of([first, second, second]))
-    control.add(4, 3)
-    first = (0.8 * 4 + 2) / 6
-    second = (1 + first) / 3
-    assert control.expected(4) == pytest.approx(tokens_of([first, second, (1 + second) / 2]))
-
-
-def test_what_only_probes_see_is_forgotten_sooner() -> None:
-    """A slot remembers 64 cycles, behind the present length 8."""
-    control = VerifyLength({4: 1.0, 8: 100.0}, 8)
-
-    def probes(count: int, accepted: int) -> None:
-        """Between them all drafts are right."""
-        while count:
-            rows = control.next_rows()
-            control.add(rows, 3 if rows == 4 else accepted)
-            count -= rows == 8
-
-    probes(40, 7)
-    assert control.length == 4 and control.expected(8) == pytest.approx(8.0)
-    probes(8, 3)
-    left = 8 * (7 / 8) ** 8  # of eight cycles
-    shares = [1.0, 1.0, 1.0, (left + 1.0) / (8 + 1.0)]
-    for _ in range(3):  # slots that were not reached only forget
-        shares.append((left + shares[-1]) / (left + 1.0))
-    assert control.expected(8) == pytest.approx(tokens_of(shares))
-    probes(1, 0)
-    assert control.expected(2) == pytest.approx(1 + 63 / 64)
-
-
 def test_costs_beyond_the_block_are_left_out_and_none_is_refused() -> None:
     assert VerifyLength(FLAT, 8).longest == 8
     for costs in ({}, {16: 1.0}, {1: 0.0, 4: 1.0}):
@@ -272,17 +207,11 @@ PROMPTS = ("Count from 3 to 17.", 'Spell the word "bridge" with dashes.')
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=1.2, seed=5),
-    "filtered": SamplingParams(temperature=1.2, top_k=20, seed=6),
 }
 HERE = (("demo", "greedy"), ("demo-hybrid", "sampled"))
-WAYS = [
-    pytest.param(pair, how, marks=() if (pair, how) in HERE else pytest.mark.slow)
-    for pair in ("demo", "demo-hybrid")
-    for how in SAMPLINGS
-]
 
 
-@pytest.mark.parametrize(("pair", "how"), WAYS)
+@pytest.mark.parametrize(("pair", "how"), HERE)
 def test_the_text_is_the_same_whatever_is_verified(pair: str, how: str) -> None:
     session, sampling = session_of(pair), SAMPLINGS[how]
     asked = [user_request(prompt, sampling=sampling, limits=Limits(max_new_tokens=60)) for prompt in PROMPTS]
@@ -295,19 +224,6 @@ def test_the_text_is_the_same_whatever_is_verified(pair: str, how: str) -> None:
             assert reply.ids == ids, costs
             used.update(dict(reply.finished.stats.verify_rows))
     assert len(used) >= 3, f"the lengths were to change: {used}"
-
-
-def test_figures_say_what_was_verified() -> None:
-    session = planted(session_of("demo"), {1: 1.0, 2: 1.6, 4: 2.8, 8: 6.0})
-    reply = Reply(list(session.generate(user_request(PROMPTS[0], limits=Limits(max_new_tokens=100)))))
-    stats = reply.finished.stats
-    cycles = [step for step in reply.find(Step) if step.rows]
-    assert dict(stats.verify_rows) == Counter(step.rows for step in cycles)
-    assert stats.mean_verify_rows == pytest.approx(sum(step.rows for step in cycles) / len(cycles))
-    assert stats.undrafted_cycles == sum(step.drafted == 0 for step in cycles)
-    assert [rows for rows, _ in stats.verify_rows] == sorted({step.rows for step in cycles})
-    alone = ask(session, random_prompt(9), 20, mode="ar").finished.stats
-    assert (alone.verify_rows, alone.mean_verify_rows, alone.undrafted_cycles) == (((1, 19),), 1.0, 19)
 
 
 def test_what_is_learnt_stays_with_the_session_and_the_kind_of_sampling() -> None:
@@ -348,22 +264,3 @@ def test_an_asked_block_size_and_unknown_costs_are_not_touched() -> None:
         reply = ask(session, random_prompt(9), 40, block_size=asked)
         assert {rows for rows, _ in reply.finished.stats.verify_rows} == {asked or BLOCK}
         assert not session.verify_lengths
-
-
-def test_a_drafter_that_never_hits_is_still_named_where_the_length_is_controlled() -> None:
-    text = text_of("qwen3", tuple(random_prompt(9)), 120)
-    session = planted(small_session(Oracle(VOCAB, text, 1)), {4: 1.0, 8: 1.0})  # no plain step to fall back to
-    reply = ask(session, random_prompt(9), 80)
-    (notice,) = reply.find(Notice)
-    assert "no draft was accepted in 32 cycles" in notice.message
-    assert reply.find(Step)[-1].rows == 1
-
-
-def test_a_low_acceptance_is_judged_by_whole_blocks_only() -> None:
-    """Short blocks accept little because little was verified: no reason to blame the drafter."""
-    text = text_of("qwen3", tuple(random_prompt(9)), 320)
-    for costs, alarms in (({1: 1.0, 2: 1.1, 8: 9.0}, 0), ({}, 1)):
-        session = planted(small_session(Oracle(VOCAB, text, 4)), costs)
-        session.facts = replace(session.facts, acceptance_band=6.5)
-        notices = ask(session, random_prompt(9), 300).find(Notice)
-        assert sum("acceptance length below" in notice.message for notice in notices) == alarms

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dflash_local.catalog import bundled
-from dflash_local.check.card import check_card
 from dflash_local.engine.drafter_precision import choose_precision
 from dflash_local.engine.load import load
 from dflash_local.kernels.fragment_packing import FragmentWeight
@@ -37,12 +36,3 @@ def test_no_drafter_precision_changes_a_reply(pair: str, word: str, dtype: str, 
     assert {type(matrix.weight) is kept for matrix in drafter.matrices} == {DRAFTER_PRECISIONS[word].weights == "8bit"}
     assert (type(drafter.head.weight) is kept) == (DRAFTER_PRECISIONS[word].head == "8bit")
     assert [ask(session, prompt, 200, sampling=how, mode="dflash").ids for how in samplings] == want
-
-
-def test_what_auto_tries_is_in_no_peak() -> None:
-    wanted = LoadConfig(dtype="bfloat16", device="cuda", engine="fused", drafter_precision="auto")
-    session = load(bundled.find("demo"), wanted)
-    runner: Any = session.runner
-    assert runner.peak_before > 0
-    finding = check_card(session, None)
-    assert finding.figures["peak_bytes"] >= runner.peak_before

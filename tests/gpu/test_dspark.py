@@ -77,19 +77,6 @@ def test_the_walk_equals_its_reference(rank: int, dtype: torch.dtype) -> None:
     assert len(found) > 2 * ROWS
 
 
-def test_a_row_that_is_not_finite_gets_the_first_id_and_the_next_one_goes_on() -> None:
-    torch.manual_seed(1)
-    weights, anchor = weights_of(256, torch.bfloat16), torch.tensor([5]).cuda()
-    logits, out = torch.randn(ROWS, IDS, device="cuda").bfloat16(), torch.empty(ROWS, dtype=torch.int64).cuda()
-    logits[2, IDS - 1], logits[5, 0] = float("nan"), float("inf")
-    chooser_of(weights, anchor).greedy(logits, out)
-    found = out.tolist()
-    assert found[2] == found[5] == 0
-    for first, last in ((0, 2), (3, 5), (6, 7)):
-        before = anchor if first == 0 else out[first - 1 : first]
-        check(found[first:last], weights, before, logits[first:last], 0.0)
-
-
 @pytest.mark.parametrize("noisy", [False, True])
 def test_a_replayed_walk_reads_anchor_and_logits_anew(noisy: bool) -> None:
     """A hundred times: each kernel begins while the one before it runs."""
@@ -143,10 +130,3 @@ def test_both_engines_write_and_draft_the_same_in_float32(sampling: SamplingPara
             assert one == two
             if folder.name == "learnt" and prompt is PROMPTS[0]:
                 assert max(one) >= 4, "it drafts what it has by heart"
-
-
-def test_replayed_cycles_in_exact_mode_write_the_plain_text(tmp_path: Path) -> None:
-    session = session_of(save_drafter(tmp_path / "drafter", raw()), "fused", exact=True)
-    for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=2)):
-        want = ask(session, PROMPTS[1], 60, sampling=sampling, mode="ar").ids
-        assert ask(session, PROMPTS[1], 60, sampling=sampling).ids == want

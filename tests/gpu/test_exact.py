@@ -15,7 +15,7 @@ from dflash_local.engine.load import load
 from dflash_local.engine.planted import Planted
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import user_request
-from tests.engine_sessions import random_prompt, text_of
+from tests.engine_sessions import random_prompt
 from tests.fused_models import fused_target
 from tests.recorded_log import record, replayed
 
@@ -65,13 +65,3 @@ def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_give() -> None:
 def _settled(target):  # type: ignore[no-untyped-def]
     target.snapshot()
     return target.states.values()
-
-
-def test_the_text_of_the_tiny_models_is_the_same_in_exact_mode() -> None:
-    for family in ("qwen3", "llama", "qwen3_5"):
-        prompt = tuple(random_prompt(11))
-        text = text_of(family, prompt)
-        target = fused_target(family, 400, device="cuda", exact=True)
-        runner = FusedRunner(target, Planted(target, text), 400)  # type: ignore[arg-type]
-        record(runner, prompt, 60, target.rows)
-        assert runner.ids[: 11 + 60] == list(text[: 11 + 60])

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dflash_local.engine.cycle import Cycle
 from dflash_local.engine.fused import FusedRunner
 from dflash_local.engine.planted import Planted
 from dflash_local.engine.sampling import Sampler
-from dflash_local.kernels import expert_gemm
-from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, experts_down, experts_swiglu, route
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
@@ -34,10 +30,8 @@ from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import random_prompt
-from tests.exact_steps import check_steps
 from tests.expert_pairs import sizes_of
 from tests.families import save_model
-from tests.quantised_checkpoints import DIALECTS, fp8_blocks, quantise
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
@@ -133,32 +127,6 @@ def test_a_recorded_block_follows_its_rows_experts() -> None:
         assert torch.equal(run(kernels, weights, x, logits, None)[2], recorded)
 
 
-def test_all_configurations_of_a_shape_are_right() -> None:
-    weights, (x, logits) = matrices("bfloat16"), (random(16, HIDDEN), random(16, EXPERTS + 1))
-    card: Any = torch.cuda.get_device_properties(0)
-    shared = card.shared_memory_per_block_optin
-    for rows in (8, 16):
-        ups = list(expert_gemm.candidates(True, weights.gate_up, MIXTURE, rows, shared))
-        downs = list(expert_gemm.candidates(False, weights.down, MIXTURE, rows, shared))
-        assert ups and downs
-        for first, second in [(up, downs[0]) for up in ups] + [(ups[0], down) for down in downs]:
-            kernels = ExpertKernels(MIXTURE, {rows: (first, second)})  # type: ignore[dict-item]
-            routing, between, out = run(kernels, weights, x[:rows], logits[:rows], None)
-            want = experts_swiglu(x[:rows], weights.gate_up, routing, torch.empty_like(between), "silu")
-            assert error(between, want) < 1e-2, first
-            assert error(out, experts_down(between, weights.down, routing, torch.empty_like(out))) < 5e-3, second
-
-
-def decide(folder: Path) -> None:
-    """Routers whose first expert weighs almost all: a tie between others then matters little."""
-    for file in folder.glob("*.safetensors"):
-        tensors = load_file(file)
-        for name, tensor in tensors.items():
-            if name.endswith((".mlp.gate.weight", ".mlp.router.weight")):
-                tensor *= 20
-        save_file(tensors, file, metadata={"format": "pt"})
-
-
 def read(folder: Path, rows: int, exact: bool) -> tuple[TargetWeights, TargetFacts]:
     checkpoint = Checkpoint.open(folder)
     facts = TargetFacts.from_checkpoint(checkpoint)
@@ -168,43 +136,6 @@ def read(folder: Path, rows: int, exact: bool) -> tuple[TargetWeights, TargetFac
     if exact:
         settle_rows([*weights.products, weights.head], rows)
     return weights, facts
-
-
-@pytest.mark.parametrize(
-    ("family", "dialect"),
-    [("qwen3_moe", ""), ("qwen3_5_moe", ""), ("qwen3_next", ""), ("gpt_oss", ""), ("qwen3_5_moe", "gptq"),
-     ("qwen3_5_moe", "fp8"), ("qwen3_moe", "mxfp4_pack_quantized")],
-)  # fmt: skip
-def test_a_drafted_block_has_the_bits_of_single_steps(
-    family: str, dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(DIALECTS, "fp8", fp8_blocks((128, 128)))  # which the kernels take
-    folder = save_model(family, tmp_path / "plain", **sizes_of(family, 256))
-    decide(folder)
-    if dialect:
-        quantise(folder, tmp_path / "quantised", dialect)
-        folder = tmp_path / "quantised"
-    rows, prompt = 8, 11
-    weights, facts = read(folder, rows, exact=True)
-    ids = torch.arange(5, 5 + prompt + 3 * rows, device="cuda") % facts.model.vocab_size
-    want = check_steps(weights, facts, ids, prompt, rows)
-    # What a CPU makes of the same weights by PyTorch's products.
-    checkpoint = Checkpoint.open(folder)
-    plain = FusedTarget(
-        read_weights(checkpoint, facts, torch.device("cpu"), torch.float32), facts.model, (0, 2), 128, len(ids)
-    )
-    plain.prefill(ids[:prompt].cpu(), False)
-    wide = plain.head(plain.verify(ids[prompt:].cpu(), False).hidden)
-    by_row = (want.cpu().float() - wide).norm(dim=1) / wide.norm(dim=1)
-    assert by_row.median() < 0.15, "but for rows of which bfloat16 chooses another expert"
-
-
-def test_mixture_of_one_configuration_for_any_rows_in_exact_mode() -> None:
-    weights = matrices("int4")
-    (exact,) = choose_expert_kernels([Layer(MIXTURE, weights, "silu")], 16, exact=True)
-    assert exact.configs[8] == exact.configs[16]
-    (small,) = choose_expert_kernels([Layer(Mixture(EXPERTS, TOP_K, 2), weights, "silu")], 3)
-    assert list(small.configs) == [8]
 
 
 def test_counts_of_experts_come_to_the_host_without_a_wait(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_local.kernels import decode_gemm, few_row_gemm, kernel_trial
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels import few_row_gemm, kernel_trial
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import record_of
 from dflash_local.kernels.timing import KernelTimer
@@ -25,7 +24,6 @@ PLANTED = {
     "fault": "{ *(volatile int*)0 = rows; }",
     "hang": "{ while (((volatile int*)counters)[0] == 0) {} }",
 }
-ROWS = (1, 7, 16, 33, 64)
 
 
 def planted(verdict: str) -> str:
@@ -81,24 +79,6 @@ def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, mon
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("verdict", PLANTED)
-def test_configurations_without_the_fault_stay(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = few_row_gemm.SOURCE.read_text(encoding="utf-8")
-    source = tmp_path / "few_row_gemm.cu"
-    source.write_text(f"#if WARPS_N == 1\n{planted(verdict)}#else\n{real}\n#endif\n")
-    monkeypatch.setattr(few_row_gemm, "SOURCE", source)
-    monkeypatch.setattr(kernel_trial, "MAX_FAILURES", 100)
-    monkeypatch.setattr(kernel_trial, "TRIAL_S", 10.0)
-    layer = Linear(int4(1024, 2048, 128, device="cuda"))
-    wide = layer.weight.dequantized()
-    finish([layer])
-    choose_configs([layer], 8)
-    assert isinstance(layer.config, FewRowConfig) and layer.config.warps_n == 2
-    assert set(record_of(torch.device("cuda", 0)).verdicts.values()) == {verdict, "untried", "right"}
-    check_product(layer, wide)
-
-
-@pytest.mark.timeout(600)
 def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_nor_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,17 +97,3 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
         layer.config = None
     choose_configs(layers, 16)
     assert [layer.config for layer in layers] == first
-
-
-@pytest.mark.parametrize("rows", ROWS)
-def test_the_generic_product_is_what_the_weight_stands_for_row_by_row(rows: int) -> None:
-    for weight in (*weights(), *weights(1000, 1024 + 64, 64)):  # the last tile and the last step are not full
-        n, k = weight.shape
-        packed, x = FragmentWeight.of(weight), random(rows, k)
-        out = decode_gemm.linear(x, packed, torch.empty(rows, n, device="cuda", dtype=torch.bfloat16))
-        want = x.double() @ weight.dequantized().double().t()
-        assert float(((out.double() - want).norm(dim=1) / want.norm(dim=1)).max()) < 5e-3
-        mixed = random(rows, k).roll(1, 0) * 30
-        mixed[rows // 2] = x[0]
-        again = decode_gemm.linear(mixed, packed, torch.empty_like(out))
-        assert torch.equal(again[rows // 2], out[0])

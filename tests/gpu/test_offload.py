@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.load import load
 from dflash_local.kernels.gather_rows import gather_rows
-from dflash_local.kernels.pinned import on_host, pinned_empty
+from dflash_local.kernels.pinned import pinned_empty
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams
 from tests.engine_sessions import Reply, random_prompt
@@ -36,29 +35,6 @@ def test_rows_of_a_pinned_table_are_its_rows_in_a_replayed_graph() -> None:
             ids.copy_(torch.randint(0, 1000, (rows,), generator=torch.Generator().manual_seed(seed)))
             graph.replay()
             assert torch.equal(out, made[ids])
-
-
-def test_pinned_memory_is_given_back() -> None:
-    table = pinned_empty((64, 1 << 20), torch.uint8)
-    view = table[3:5]
-    del table
-    gc.collect()
-    view.fill_(7)
-    assert view.cuda().float().mean() == 7
-    del view
-    gc.collect()
-    torch.cuda.synchronize()
-    assert pinned_empty((64, 1 << 20), torch.uint8).is_pinned()
-
-
-def test_a_copy_on_the_host_follows_the_stream() -> None:
-    tensor = torch.zeros(1 << 24, device="cuda")
-    for value in range(5):
-        tensor.fill_(value)
-        copy = on_host(tensor)
-        tensor.fill_(-1)
-        tensor.copy_(copy, non_blocking=True)
-        assert copy.is_pinned() and (tensor == value).all()
 
 
 @pytest.mark.parametrize("name", ["qwen3-v2-swa-b16", "qwen35-v2-swa-b8"])  # whose embeddings are not their heads

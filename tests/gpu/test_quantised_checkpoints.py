@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.load_target import Placement, load_target
 from dflash_local.models.target_facts import TargetFacts
 from tests.quantised_checkpoints import DIALECTS, save_quantised
-from tests.quantised_pairs import STORED, check_text_of_decoded_weights
 
 pytestmark = pytest.mark.gpu
 PROMPT = torch.arange(5, 16)
@@ -52,20 +50,3 @@ def test_a_quantised_target_is_the_same_on_a_gpu(dialect: str, tmp_path: Path) -
     assert torch.equal(decoded, want)
     assert torch.allclose(logits, want, atol=2e-3, rtol=1e-2)
     assert torch.equal(logits.argmax(-1), want.argmax(-1))
-
-
-@pytest.mark.parametrize("dialect", ["gptq_zeros", "fp8", "int_quantized", "modelopt_nvfp4", "mxfp4_pack_quantized"])
-def test_codes_stand_for_the_same_in_bfloat16(dialect: str, tmp_path: Path) -> None:
-    """Where kernels would have them packed: the reference engine takes them as they are read."""
-    folder, _ = save_quantised("qwen3", tmp_path, dialect, sizes={"hidden_size": 128})
-    checkpoint = Checkpoint.open(folder)
-    facts = TargetFacts.from_checkpoint(checkpoint)
-    here, there = (decoded_tensors(checkpoint, facts, torch.device(kind), torch.bfloat16) for kind in ("cpu", "cuda"))
-    assert all(torch.equal(here[name], there[name].cpu()) for name in here)
-
-
-@pytest.mark.parametrize(("name", "dialect", "stored"), STORED)
-def test_a_quantised_pair_writes_what_its_decoded_weights_write(
-    name: str, dialect: str, stored: str, tmp_path: Path
-) -> None:
-    check_text_of_decoded_weights(name, dialect, stored, "cuda", tmp_path)

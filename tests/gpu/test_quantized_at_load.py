@@ -46,21 +46,6 @@ def test_a_card_makes_the_codes_of_the_cpu(quantize: str) -> None:
 
 
 @pytest.mark.parametrize("quantize", QUANTIZED)
-@pytest.mark.parametrize("name", ["demo", "demo-hybrid"])
-def test_both_engines_write_the_text_of_the_rounded_target(name: str, quantize: str) -> None:
-    options = LoadConfig(device="cuda", dtype="float32", context=256, quantize=quantize)
-    request = user_request("Count from 3 to 12.", sampling=SamplingParams(), limits=Limits(max_new_tokens=40))
-    replies = []
-    for engine in ("fused", "reference"):
-        session = load(find(name), replace(options, engine=engine))
-        assert session.facts.loaded_as.startswith(f"{engine} {quantize} float32 cuda")
-        replies.append(Reply(list(session.generate(request))))
-        session.close()
-    assert replies[0].ids == replies[1].ids
-    assert (replies[0].finished.stats.mean_acceptance_length or 0) > 2, "the drafter still knows its target"
-
-
-@pytest.mark.parametrize("quantize", QUANTIZED)
 def test_exact_mode_holds_on_the_few_row_kernels(quantize: str) -> None:
     options = LoadConfig(device="cuda", context=256, quantize=quantize, exact=True, engine="fused")
     session = load(find("demo"), options)

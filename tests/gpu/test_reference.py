@@ -16,7 +16,7 @@ from dflash_local.engine import LoadConfig, load
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask, random_prompt
-from tests.families import FAMILIES, RECURRENT, VOCAB, random_model
+from tests.families import FAMILIES, VOCAB, random_model
 from tests.proposers import Oracle, RandomDrafts, decode
 
 pytestmark = [
@@ -49,15 +49,6 @@ def test_golden_pairs_in_float32_on_the_gpu(pair: str, engine: str) -> None:
         reply = ask(session, case["prompt_ids"], 72, block_size=session.facts.block_size)
         assert reply.ids == case["output_ids"]
         assert list(reply.finished.stats.acceptance_lengths) == case["acceptance_lengths"]
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss", *RECURRENT])
-def test_bfloat16_runs_on_the_gpu(family: str) -> None:
-    target = TransformersTarget(random_model(family).to("cuda", torch.bfloat16), (0, 2))
-    prompt = random_prompt(11)
-    text, _ = decode(target, prompt, NEW)
-    ids, cycles = decode(target, prompt, NEW, Oracle(VOCAB, text), 8)
-    assert len(ids) == len(text) and len(cycles) < NEW
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -1,10 +1,7 @@
-"""The float8_e4m3fn cache and the rows of a block, bit by bit, in Triton's interpreter: started by test_fp8_cache in a
-process of its own. Prints one JSON object: check -> numbers that are not what they should be."""
+"""The float8_e4m3fn cache and the rows of a block, bit by bit, in Triton's interpreter: see ``interpreted``."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +16,9 @@ from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout import split_kv
-from tests.kernels.quick_interpreter import patch_once
 
 EIGHT = torch.float8_e4m3fn
 CPU = torch.device("cpu")
-FEW = "few" in sys.argv  # without the cases that go the way of another
 Found = Iterator[tuple[str, int]]
 
 
@@ -123,7 +118,7 @@ def attention() -> Found:
     """An eight-bit cache gives bitwise what its widened copy gives, and nearly what the reference gives."""
     for number, capability in enumerate(((8, 0), (9, 0))):
         devices_are(capability)
-        for kind in (torch.float32, torch.float16)[number : number + 1] if FEW else (torch.float32, torch.float16):
+        for kind in (torch.float32, torch.float16)[number : number + 1]:
             torch.manual_seed(1)
             queries, at = torch.randn(5, 4, 16, dtype=kind), torch.tensor([270], dtype=torch.int32)
             small = torch.randn(2, 300, 16).to(EIGHT), torch.randn(2, 300, 16).to(EIGHT)
@@ -149,9 +144,7 @@ def rows() -> Found:
         *((torch.float32, 270, 2, None), (torch.float32, 125, 3, None)),
         *((torch.float32, 0, 1, None), (EIGHT, 254, 2, None), (torch.float32, 270, 2, (1.5, -3.0))),
     ]
-    # Splits that the eight-bit case has, too, and sinks over fewer of them.
-    long_cases = ((torch.float32, 254, 2, None), (torch.float32, 125, 3, (1.5, -3.0)))
-    for kind, start, index, sinks in cases if FEW else (*cases, *long_cases):
+    for kind, start, index, sinks in cases:
         torch.manual_seed(start)
         cache = tuple(torch.randn(1, 320, 16).to(kind) for _ in range(2))
         queries, others, moved = torch.randn(3, 4, 2, 16)
@@ -185,13 +178,11 @@ def attend(
     return decode_attention.decode_attention(queries, cache, at, out, partials, max_seq_len, mask, sinks=logits)
 
 
-def main() -> None:
-    patch_once()
+def checks() -> Found:
+    """Numbers that are not what they should be, by check."""
+    plain = interpreter.InterpreterBuilder.create_dot
     sum_every_row_alike()
     devices_are((8, 0))  # no card is asked
-    groups = (all_codes, all_numbers, rotated_heads, attention, rows)
-    json.dump(dict(item for group in groups for item in group()), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    for group in (all_codes, all_numbers, rotated_heads, attention, rows):
+        yield from group()
+    interpreter.InterpreterBuilder.create_dot = plain

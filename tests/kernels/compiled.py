@@ -78,7 +78,7 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
         constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(kernels == "all" and limit == LIMITS[90])
-    yield from packed_weights()
+    yield from packed_weights(most)
     yield from small(most)
 
 
@@ -138,8 +138,8 @@ def choice_by_the_id_before(types: dict[str, str], most: int | None) -> Iterator
     yield "best of many blocks", choose._argmax_kernel, {**types, "out": "*i64"}, blocks, 8, 1
 
 
-def packed_weights() -> Iterator[Work]:
-    """Decoded for prompts, and multiplied where the few-row kernels cannot."""
+def packed_weights(most: int | None) -> Iterator[Work]:
+    """Decoded for prompts, and multiplied where the few-row kernels cannot: by two formats if not by all."""
     for weight, scales in (
         (int4(16, 128, 32, True), BF16),
         (int8(16, 128, 128, scales=torch.float32), "*fp32"),
@@ -160,6 +160,8 @@ def packed_weights() -> Iterator[Work]:
         for codes in ("*i32", EIGHT) if name == "e4m3" else ("*i32",):
             read = {**types, "codes": codes}
             yield f"decode {name} {codes}", fragment_decode._decode_kernel, read, launch, config.num_warps, 1
+        if most is not None and name not in ("e2m1", "int6"):
+            continue
         if packed.format.of_gguf:
             rows_of = {**constants, "RUNS": config.steps * fragment_decode.STEP_RUNS}
             ids = {**types, "ids": "*i64"}

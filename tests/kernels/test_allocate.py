@@ -22,18 +22,6 @@ BUFFERS = (
 )
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_tensors_are_what_their_buffers_say(joined: bool) -> None:
-    tensors = Tensors(BUFFERS, CPU, joined)
-    for buffer in BUFFERS:
-        found = tensors[buffer.name]
-        assert (tuple(found.shape), found.nbytes) == (buffer.shape, buffer.nbytes)
-        assert found.dtype == getattr(torch, buffer.dtype) and found.is_contiguous()
-        assert not buffer.zeroed or not found.any()
-    tensors["codes"].fill_(-1)
-    assert not tensors["scales"].any() and not tensors["counters"].any()
-
-
 def test_joined_tensors_share_a_memory_without_padding() -> None:
     tensors = Tensors(BUFFERS, CPU, joined=True)
     codes, scales, counters, table = tensors.take(BUFFERS)

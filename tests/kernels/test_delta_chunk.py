@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from dflash_local.config.features import GatedDeltaNetConfig
-from dflash_local.kernels import delta_chunk, delta_step
-from dflash_local.kernels.delta_chunk import CONFIGS, chunk_config, run_rows
+from dflash_local.kernels import delta_step
+from dflash_local.kernels.delta_chunk import run_rows
 from dflash_local.kernels.delta_rows import Rows, heads_of, read_rows
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
 
@@ -119,40 +113,3 @@ def test_a_prompts_rows_equal_a_blocks(dtype: torch.dtype) -> None:
     assert (run_rows(projected, weights, prompt, SHAPE)[:ROOM] - out).abs().max() < TOLERANCE
     assert (prompt.state - block.state).abs().max() < TOLERANCE
     assert torch.equal(prompt.conv_state, block.conv_state)
-
-
-def test_sizes_that_no_kernel_takes_are_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(dtype: torch.dtype) -> Rows:
-        return Rows(*(torch.empty(0, dtype=dtype) for _ in range(3)))
-
-    wide = GatedDeltaNetConfig(16, 32, 128, 128, 4)
-    assert chunk_config(rows(torch.bfloat16), wide) is None  # on a CPU
-    monkeypatch.setattr(delta_chunk, "runs_kernels", lambda _tensor: True)
-    assert chunk_config(rows(torch.bfloat16), wide) == CONFIGS[torch.bfloat16]
-    assert chunk_config(rows(torch.float16), wide) is None
-    assert chunk_config(rows(torch.bfloat16), SHAPE) is None  # values eight wide
-    assert chunk_config(rows(torch.bfloat16), GatedDeltaNetConfig(1, 1, 48, 32, 4)) is None
-    narrow = chunk_config(rows(torch.bfloat16), GatedDeltaNetConfig(1, 1, 16, 16, 4))
-    assert narrow is not None and narrow.block_v == 16
-
-
-@pytest.mark.parametrize("checks", ["few", pytest.param("all", marks=pytest.mark.slow)])
-def test_every_kernel_equals_its_reference_in_the_interpreter(checks: str) -> None:
-    pytest.importorskip("triton", reason="triton is not installed here")
-    script = Path(__file__).parent / "chunks_interpreted.py"
-    path = os.pathsep.join([str(script.parents[2]), *sys.path])
-    found = subprocess.run(
-        [sys.executable, str(script), checks],
-        env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    if "only 0-dimensional arrays can be converted" in found.stderr:
-        pytest.skip("this Triton's interpreter does not work with this numpy")
-    assert found.returncode == 0, found.stderr[-2000:]
-    errors = json.loads(found.stdout)
-    assert len(errors) > (8 if checks == "few" else 12)
-    for name, error in errors.items():
-        # Two pieces hold 16 bits where they are cut off and not rounded, as the interpreter does it.
-        assert error <= (1e-4 if name.endswith("bf16x2") else TOLERANCE), (name, error)

@@ -152,8 +152,8 @@ def gated(x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None, routed
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
-# One of each kind of codes, and one without; how wide a group is and whose scale a row has are in the long tests.
-LIKE_ANOTHER = ("int4", "int8, rows", "fp8, rows", "NVFP4", "Q4_1")
+# Without codes, with zero points and with scales of scales; test_few_row_gemm_on_host decodes every format.
+LIKE_ANOTHER = ("int4", "int8, rows", "fp8", "fp8, rows", "MXFP4", "NVFP4", "Q4_1", "Q4_K")
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,3 @@ def test_each_card_compiles_a_format_and_routing(compiler: nvrtc.Nvrtc, card: in
 def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int, name: str) -> None:
     for rows in (8, 16):
         check(compiler, card, name, LAYERS[4 if name == "MXFP4" else 0], rows, 100)
-
-
-@pytest.mark.parametrize("card", SHARED_MEMORY)
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_card_is_offered_configurations_for_eight_rows(card: int, name: str) -> None:
-    for mixture, hidden, size in LAYERS:
-        for gate_up, sizes in ((True, (2 * size, hidden)), (False, (hidden, size))):
-            weight = on_meta(FORMATS[name], mixture, *sizes)
-            assert any(True for _ in expert_gemm.candidates(gate_up, weight, mixture, 8, SHARED_MEMORY[card] * 1024))

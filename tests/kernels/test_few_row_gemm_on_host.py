@@ -122,9 +122,8 @@ def test_products_with_a_tail_and_a_shared_k_are_right(name: str, kernels: Kerne
     assert not few_row_gemm.zero_counters(x.device).any(), "as they were found"
 
 
-@pytest.mark.parametrize("name", ["int4", "int8, rows"])
-def test_gated_products_of_any_number_of_rows_are_right(name: str, kernels: Kernels) -> None:
-    weight = int4(96, 384, 128) if name == "int4" else int8(96, 288, 288, scales=torch.float32)
+def test_gated_products_of_any_number_of_rows_are_right(kernels: Kernels) -> None:
+    weight = int8(96, 288, 288, scales=torch.float32)
     packed, x, config = FragmentWeight.of(weight), random(21, weight.shape[1]), FewRowConfig(2, 1, 2, 2)
     want = swiglu_reference(x.double(), weight.dequantized().double(), torch.empty(21, 48).double())
     out = few_row_gemm.swiglu(x, packed, empty(21, 48), config)
@@ -135,9 +134,8 @@ def test_gated_products_of_any_number_of_rows_are_right(name: str, kernels: Kern
     assert torch.equal(few_row_gemm.swiglu(x, packed, empty(21, 48), config), out), "whatever runs first"
 
 
-@pytest.mark.parametrize("config", [FewRowConfig(1, 2, 1, 3, split_k=2), FewRowConfig(3, 1, 2, 2)])
-def test_plain_rows_are_multiplied_where_they_lie(config: FewRowConfig, kernels: Kernels) -> None:
-    n, k, rows = 75, 288, 11
+def test_plain_rows_are_multiplied_where_they_lie(kernels: Kernels) -> None:
+    n, k, rows, config = 75, 288, 11, FewRowConfig(1, 2, 1, 3, split_k=2)
     memory = torch.full((n + 32, k), float("nan"), dtype=torch.bfloat16)  # nothing behind a weight may be read
     memory[:n] = random(n, k)
     weight, x, residual = FragmentWeight.plain(memory[:n]), random(rows, k, seed=1), random(rows, n + 5, seed=2)
@@ -154,13 +152,6 @@ def test_plain_rows_are_multiplied_where_they_lie(config: FewRowConfig, kernels:
     assert torch.equal(both, added + bias)
     hot = one_hot(rows, k)
     assert torch.equal(few_row_gemm.linear(hot, weight, empty(rows, n), config), hot @ memory[:n].t())
-
-
-def test_plain_gated_products_are_right(kernels: Kernels) -> None:
-    weight, x = random(96, 160), random(9, 160, seed=1)
-    want = swiglu_reference(x.double(), weight.double(), torch.empty(9, 48).double())
-    out = few_row_gemm.swiglu(x, FragmentWeight.plain(weight), empty(9, 48), FewRowConfig(2, 2, 1, 2))
-    assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 1e-2
 
 
 def test_every_unit_and_every_tile_of_a_tail_has_its_block(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,52 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.kernels import split_kv
-from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
 from dflash_local.kernels.prefill_attention import prefill_attention
-from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache, rounded
 from dflash_local.kernels.split_kv import decode_config
 from dflash_local.layout.split_kv import FIXED_SPLIT_SIZE, MIN_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
-from tests.kernels.test_fused_kernels import child
 
 EIGHT = torch.float8_e4m3fn
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("checks", ["few", pytest.param("all", marks=pytest.mark.slow)])
-def test_kernels_in_the_interpreter_bit_by_bit(checks: str) -> None:
-    """Every code, every float16, saturation, NaN; a row at other indices, among others, under another max_seq_len."""
-    found = json.loads(child("cache_interpreted.py", checks, TRITON_INTERPRET="1"))
-    assert len(found) > (30 if checks == "few" else 40)
-    assert {name: wrong for name, wrong in found.items() if wrong} == {}
-
-
-def test_numbers_beyond_the_largest_code_saturate_and_never_become_nan() -> None:
-    given = torch.tensor([448.0, 464.0, 465.0, 1e30, float("inf"), -449.0, float("-inf")])
-    assert rounded(given, EIGHT).float().tolist() == [448.0] * 5 + [-448.0] * 2
-    assert bool(rounded(torch.tensor([float("nan")]), EIGHT).float().isnan())
-
-
-def empty(room: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(2, room, 16).to(dtype), torch.zeros(2, room, 16).to(dtype)
-
-
-def test_the_references_write_and_read_an_eight_bit_cache() -> None:
-    torch.manual_seed(0)
-    layout, room, start = HeadLayout(4, 2, 16, 16), 30, torch.tensor([9], dtype=torch.int32)
-    small, wide = (empty(room, dtype) for dtype in (EIGHT, torch.bfloat16))
-    angles = torch.rand(room, 8).repeat(1, 2)
-    rotation = (angles.cos().bfloat16(), angles.sin().bfloat16())
-    qkv = (torch.randn(5, layout.qkv_size) * 100).bfloat16()
-    queries = torch.zeros(5, 4, 16, dtype=torch.bfloat16)
-    for cache in (small, wide):
-        qk_norm_rope_cache(qkv, None, 0.0, rotation, start, queries, cache, layout)
-    assert all(torch.equal(one.float(), rounded(two, EIGHT).float()) for one, two in zip(small, wide, strict=True))
-    partials = SplitKV.allocate(5, 4, 16, room, torch.device("cpu"))
-    outs = [
-        decode_attention(queries, cache, start, torch.zeros(5, 64).bfloat16(), partials, room, AttentionMask())
-        for cache in (small, (small[0].bfloat16(), small[1].bfloat16()))
-    ]
-    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("committed", [0, 11])
@@ -85,16 +43,6 @@ def test_fixed_splits_cover_every_key_once_and_grow_by_doublings() -> None:
     for max_seq_len in (1, smallest, smallest + 1, 4096, 8192, 8193, 70001, 131072, 131073):
         assert fixed_splits(max_seq_len) == sum(end < max_seq_len for end in ends) + 1
     assert len(ends) < 8 * per_doubling
-
-
-def test_room_and_number_of_splits() -> None:
-    cpu = torch.device("cpu")
-    even, fixed = (SplitKV.allocate(4, 2, 16, 20000, cpu, fixed) for fixed in (False, True))
-    assert fixed.num_splits(20000, 64, 8) == len(fixed.outputs) == fixed_splits(20000)
-    assert even.num_splits(20000, 64, 33) == 33
-    assert even.num_splits(300, 128, 33) == 3
-    assert even.num_splits(20000, 64, 10**6) == len(even.outputs)
-    assert even.num_splits(10, 128, 0) == 1
 
 
 @pytest.mark.parametrize("itemsize", [1, 2])

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from dflash_local.config.quantization import GGUF_TYPES
-from dflash_local.kernels import few_row_gemm, fragment_decode, fragment_packing
+from dflash_local.kernels import fragment_packing
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight, has_room
 from dflash_local.kernels.quantized_weight import GgufWeight
-from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.layout.linear import code_room, scale_room
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
@@ -99,14 +98,6 @@ def test_a_ragged_weight_needs_a_place_of_its_own(weight: Codable) -> None:
         FragmentWeight.of(weight, in_place=True)
 
 
-def test_rows_and_columns_beyond_the_last_are_zeros() -> None:
-    packed = FragmentWeight.of(int4(40, 160, 32, True))
-    assert packed.codes.shape[:2] == (3, 2) and packed.zeros is not None
-    for values in (packed.scales, packed.zeros):  # tile step g group h
-        assert values[0].any() and not values[2, ..., 1].any(), "features 40 to 47 have none"
-        assert values[0, 1, :, 0].any() and not values[:, 1, :, 1:].any(), "nor have columns from 160"
-
-
 @pytest.mark.parametrize(
     ("weight", "words"),
     [
@@ -126,43 +117,6 @@ def test_what_the_kernel_cannot_take_is_named(weight: Codable, words: str) -> No
         FragmentWeight.of(weight)
 
 
-def scaled(
-    packed: FragmentWeight, tile: int, step: int, group: int, sums: torch.Tensor, of_x: torch.Tensor
-) -> torch.Tensor:
-    """A part of a group's sums with its scale, and without what the codes were offset by."""
-    kind = packed.format
-    if kind.block is None or kind.scales == torch.float8_e4m3fn:
-        return sums
-    later = step // kind.group_steps
-    if kind.block[0] > 1:
-        return sums * (packed.scales[tile * 16 // kind.block[0], later].float() * 2.0**60)
-    scales = packed.scales[tile, later, :, group].t().flatten()  # g, then g + 8
-    if kind.of_gguf:
-        return with_minima(packed, tile, step, group, sums, of_x)
-    if kind.scales == torch.uint8:
-        return sums * (scales.int() + 66 << 23).view(torch.float32)
-    if kind.sums_x:
-        offset, usual = (128, 8) if kind.codes == "int4" else (-128, 128)
-        zeros = usual if packed.zeros is None else packed.zeros[tile, later, :, group].t().flatten().float()
-        sums = sums - (offset + zeros) * of_x
-    return scales.float() * sums
-
-
-def with_minima(
-    packed: FragmentWeight, tile: int, step: int, group: int, sums: torch.Tensor, of_x: torch.Tensor
-) -> torch.Tensor:
-    """``scaled`` of GGUF's formats: scales and minima may be bytes under factors for two steps."""
-    kind = packed.format
-    scales = packed.scales[tile, step, :, group].t().flatten().float()
-    minima = torch.zeros(16) if packed.zeros is None else packed.zeros[tile, step, :, group].t().flatten().float()
-    if kind.nested:
-        assert packed.row_scales is not None
-        factors = packed.row_scales[tile, step // 2].transpose(0, 1).flatten(0, 1).float()  # g, then g + 8
-        scales, minima = scales * factors[:, 0], -factors[:, -1] * minima
-    offset = {"int4": 128.0, "int5": 128.0 if kind.minima else 144.0}.get(kind.codes, 0.0)
-    return scales * (sums - offset * of_x) + minima * of_x
-
-
 @pytest.mark.parametrize("sizes", [(64, 256), (24, 160)])
 def test_a_tail_comes_back(sizes: tuple[int, int]) -> None:
     rows = torch.randn(sizes, generator=torch.Generator().manual_seed(5)).bfloat16()
@@ -172,47 +126,6 @@ def test_a_tail_comes_back(sizes: tuple[int, int]) -> None:
     assert packed.shape == (40 + sizes[0], sizes[1])
     assert torch.equal(packed.tail_rows(), rows) and bits_of(packed.unpacked()) == bits_of(coded.unpacked())
     assert (packed.tail.data_ptr() == given.data_ptr()) == (sizes == (64, 256)), "whole tiles and steps: where it lies"
-
-
-def test_rows_of_the_tail_are_multiplied_with_the_others() -> None:
-    weight, rows = int8(40, 160, 32), torch.randn(24, 160, generator=torch.Generator().manual_seed(6)).bfloat16()
-    packed = FragmentWeight.of(weight).with_tail(rows.clone())
-    x = torch.randn(5, 160, generator=torch.Generator().manual_seed(1))
-    residual = torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
-    want = x @ torch.cat((weight.dequantized(), rows.float())).t()
-    assert torch.allclose(few_row_gemm.linear(x, packed, torch.empty(5, 64), None), want, rtol=1e-4, atol=1e-3)
-    added = few_row_gemm.linear(x, packed, residual.clone(), None, residual)
-    assert torch.allclose(added, want + residual, rtol=1e-4, atol=1e-3)
-    assert torch.allclose(fragment_decode.linear(x, packed), want, rtol=1e-4, atol=1e-3)
-    assert torch.equal(packed.first_rows(32).dequantized(), weight.dequantized()[:32])
-
-
-@pytest.mark.parametrize(
-    "weight", [int4(96, 160, 32, True), int8(96, 160, 160), fp8(96, 160), mxfp4(96, 160), nvfp4(96, 160)]
-)
-def test_references_multiply_with_what_the_weight_stands_for(weight: Codable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_local.kernels.fragment_packing.DEQUANTIZED_SLICE", 2 * 16 * 256)  # two tiles at a time
-    x = torch.randn(5, 160, generator=torch.Generator().manual_seed(1))
-    residual = torch.randn(5, 96, generator=torch.Generator().manual_seed(2))
-    want = x @ weight.dequantized().t()
-    packed = FragmentWeight.of(weight)
-    assert torch.allclose(few_row_gemm.linear(x, packed, torch.empty(5, 96), None), want, rtol=1e-4, atol=1e-2)
-    added = few_row_gemm.linear(x, packed, residual.clone(), None, residual)
-    assert torch.allclose(added, want + residual, rtol=1e-4, atol=1e-2)
-    gated = few_row_gemm.swiglu(x, packed, torch.empty(5, 48), None)
-    wanted = swiglu_reference(x, weight.dequantized(), torch.empty(5, 48))
-    assert torch.allclose(gated, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("n", "k"), [(24576, 4096), (4096, 12288), (34816, 5120), (5120, 17408), (640, 2**24), (16, 32)]
-)
-def test_slices_of_a_prompts_product_are_whole_tiles_of_about_one_size(n: int, k: int) -> None:
-    step = fragment_decode.slice_rows(n, k)
-    slices = -(-n // step)
-    assert step % (fragment_decode.GEMM_TILE if k < 2**17 else 16) == 0
-    assert step * k <= fragment_decode.DECODED_SLICE or step == 16
-    assert (slices - 1) * step < n and step * slices - n < slices * fragment_decode.GEMM_TILE
 
 
 @pytest.mark.parametrize(

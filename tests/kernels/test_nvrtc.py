@@ -14,9 +14,8 @@ from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import delta_step, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import PLAIN, TILE_N, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
-from dflash_local.layout.linear import SLICE_ROWS
 from tests.cuda_cards import SHARED_MEMORY
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
@@ -113,31 +112,6 @@ def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tu
                     assert not paired or config.unit_tiles % 2 == 0
 
 
-@pytest.mark.parametrize("card", [86, 90])
-def test_the_sums_that_a_head_leaves_between_blocks_are_bounded(card: int) -> None:
-    for kind in FORMATS.values():
-        head = on_meta(248320, 5120, kind)
-        configs = few_row_gemm.candidates(head, False, 16, SHARED_MEMORY[card] * 1024)
-        sums = [config.split_k * head.tiles * TILE_N * SLICE_ROWS for config in configs]
-        assert configs and max(sums) <= few_row_gemm.MAX_SUMS
-
-
-@pytest.mark.parametrize("tail", [1, 64, 96, 256])
-@pytest.mark.parametrize("name", ["int4 in groups of 128", "fp8"])
-def test_blocks_with_a_tile_of_the_tail_read_about_as_much_as_the_others(name: str, tail: int) -> None:
-    kind = replace(FORMATS[name], tail=tail)
-    tiles = -(-tail // 16)
-    for config in (FewRowConfig(), FewRowConfig(8, 2, 2), FewRowConfig(16, 1, 1)):
-        of_tile = 16 / (kind.bits * config.unit_tiles)  # units that a tile weighs
-        for units, parts in ((384, 132), (384, 82), (260, 264), (16, 132), (3, 4)):
-            share = few_row_gemm.tail_share(kind, config, units, parts)
-            assert 0 <= share * tiles <= units
-            if tiles < parts:
-                most = -(-(units - share * tiles) // (parts - tiles))
-                assert share == 0 or share + of_tile <= most + 1
-    assert few_row_gemm.tail_share(FORMATS[name], FewRowConfig(), 384, 132) == 0
-
-
 def test_what_is_compiled_is_kept_for_the_same_source_options_and_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,20 +144,6 @@ def test_what_is_compiled_is_kept_for_the_same_source_options_and_driver(
     with pytest.raises(MissingDependencyError, match=r"13\.1 does not know this card .*12\.0") as caught:
         nvrtc.cubin("one", [], (12, 0), DRIVER)
     assert "pip install --upgrade nvidia-cuda-nvrtc" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("cuda", "wheel"), [("12.8", "nvidia-cuda-nvrtc-cu12"), ("13.0", "nvidia-cuda-nvrtc"), (None, "nvidia-cuda-nvrtc")]
-)
-def test_a_missing_compiler_names_the_wheel(cuda: str | None, wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(nvrtc.nvrtc_files, "installed", lambda: iter(()))
-    monkeypatch.setattr(nvrtc, "Nvrtc", lambda path: (_ for _ in ()).throw(OSError(path)))
-    nvrtc.nvrtc.cache_clear()
-    with pytest.raises(MissingDependencyError) as caught:
-        nvrtc.nvrtc()
-    assert caught.value.hint == f"python -m pip install {wheel}"
-    assert cuda is None or f"CUDA {cuda}" in caught.value.message
 
 
 def test_only_the_compiler_of_torchs_cuda_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig
-from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
-from dflash_local.layout.attention import AttentionLayout
+from dflash_local.config.features import GatedDeltaNetConfig
+from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp8, StoredInt
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import (
     UNQUANTIZED,
@@ -17,19 +16,10 @@ from dflash_local.layout.linear import (
     WeightFormat,
     linear_buffers,
     segments,
-    unquantized,
     weight_format,
 )
 
-HEADS = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, rotary_dim=8, gated=True, qk_norm=True)
 DELTA = GatedDeltaNetConfig(num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=16, conv_kernel_size=4)
-
-
-def test_parts_of_one_format_are_one_weight() -> None:
-    qkv, output = AttentionLayout(HEADS).projections("layers.0.self_attn", 32)
-    (buffer,) = linear_buffers(qkv, unquantized, "bfloat16", "target weights")
-    assert buffer.shape == (2 * 4 * 8 + 2 * 2 * 8, 32) == (HEADS.qkv_size, 32)
-    assert output.parts[0].module == "layers.0.self_attn.o_proj" and output.in_features == 4 * 8
 
 
 def test_a_format_is_decided_for_each_part() -> None:
@@ -89,12 +79,3 @@ def test_a_scale_for_a_matrix_or_a_row_is_kept_for_each_row(stored: StoredFormat
     (run,) = segments(product, lambda _module: weight_format(stored))
     assert [buffer.shape for buffer in run.buffers(96, "bfloat16", "target weights")][1] == (62, 1)
     assert sizes(stored, 62, 96)[1] == ((62, 1), "float32")
-
-
-def test_fp4_has_scales_of_its_kind() -> None:
-    """4.5 bits a weight for NVFP4 and 4.25 for MXFP4."""
-    codes = ((48, 12), "int32")
-    for_nvfp4 = [codes, ((48, 6), "float8_e4m3fn"), ((48,), "float32")]
-    assert sizes(StoredFp4("nvfp4"), 48, 96) == sizes(StoredFp4("nvfp4-pack-quantized"), 48, 96) == for_nvfp4
-    assert sizes(StoredFp4("mxfp4"), 48, 96) == sizes(StoredFp4("mxfp4-pack-quantized"), 48, 96)
-    assert sizes(StoredFp4("mxfp4-pack-quantized"), 48, 96) == [codes, ((48, 3), "uint8")]

@@ -1,12 +1,7 @@
-"""Runs ``dflash run`` on hostile checkpoints: none may hang, abort, or end as an unexpected failure.
-
-As a script it makes all of them, runs each in a process that is ended when it hangs, and prints what came of them:
-``python tests/models/hostile_checkpoints.py [--step N] [--only TEXT] [--list]``.
-"""
+"""Runs ``dflash run`` on hostile checkpoints: none may hang, abort, or end as an unexpected failure."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -17,10 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
@@ -114,7 +107,7 @@ def _worker() -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str | None]]]
     home = tempfile.mkdtemp(prefix="hostile-home-")
     env = {**os.environ, "HOME": home, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, __file__, "--worker"],
+        [sys.executable, __file__],
         env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -153,41 +146,5 @@ def _work() -> None:
         answers.flush()
 
 
-def table(found: Sequence[Verdict]) -> str:
-    """Counts of outcomes by group."""
-    counts: dict[str, Counter[str]] = {}
-    for verdict in found:
-        counts.setdefault(verdict.group, Counter())[str(verdict.outcome)] += 1
-    kinds = sorted({kind for each in counts.values() for kind in each})
-    rows = [["GROUP", *kinds, "all"]]
-    rows += [[group, *(str(each[kind] or "") for kind in kinds), str(each.total())] for group, each in counts.items()]
-    whole = Counter(str(verdict.outcome) for verdict in found)
-    rows.append(["all", *(str(whole[kind]) for kind in kinds), str(len(found))])
-    return "\n".join(
-        "".join(cell.ljust(18) if not at else cell.rjust(8) for at, cell in enumerate(row)) for row in rows
-    )
-
-
-def _main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--step", type=int, default=1, help="only every N-th of them")
-    parser.add_argument("--only", default="", help="only those whose group or name has this in it")
-    parser.add_argument("--list", action="store_true", help="print each as it ends")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        _work()
-        return 0
-    chosen = [case for case in islice(cases(), 0, None, args.step) if args.only in f"{case.group}: {case.name}"]
-    found = []
-    for verdict in outcomes(chosen):
-        found.append(verdict)
-        if args.list or not verdict.fine:
-            sys.stdout.write(f"{verdict.outcome}\t{verdict.group}: {verdict.name}\t{verdict.said}\n")
-            sys.stdout.flush()
-    sys.stdout.write(table(found) + "\n")
-    return 0 if all(verdict.fine for verdict in found) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(_main())
+    _work()

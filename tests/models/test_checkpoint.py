@@ -147,27 +147,10 @@ def test_nan_and_infinity_name_the_tensor(tmp_path: Path) -> None:
         list(Checkpoint.open(tmp_path).read(dtype=torch.float16))
 
 
-def test_zero_and_huge_tensors_are_noticed(tmp_path: Path) -> None:
-    heard: list[str] = []
-    folder_with(tmp_path, {"z.weight": torch.zeros(3), "h.weight": torch.tensor([1e30]), "z.bias": torch.zeros(3)})
-    assert len(list(Checkpoint.open(tmp_path).read(on_notice=heard.append))) == 3
-    assert len(heard) == 2 and any("z.weight is all zeros" in h for h in heard) and any("h.weight" in h for h in heard)
-
-
 def test_pickles_are_refused_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").mkdir()  # opening it would fail differently
     with pytest.raises(CheckpointError, match="pytorch_model.bin .*safetensors and GGUF only"):
-        Checkpoint.open(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\udcff"])
-def test_config_that_is_no_object(tmp_path: Path, text: str) -> None:
-    folder_with(tmp_path)
-    (tmp_path / "config.json").write_text(text, errors="surrogateescape")
-    if text.startswith('{"a"') and sys.version_info < (3, 11):
-        pytest.skip("3.10 reads long integers")
-    with pytest.raises(CheckpointError, match=r"config\.json"):
         Checkpoint.open(tmp_path)
 
 

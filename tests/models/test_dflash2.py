@@ -151,13 +151,3 @@ def test_the_walk_takes_the_best_follower_among_the_likeliest(top_k: int) -> Non
         assert expected == logits.argmax(-1).tolist()
     else:
         assert expected != logits.argmax(-1).tolist()
-
-
-def test_a_walk_of_no_rows_is_empty() -> None:
-    selector, *_ = small_selector()
-    assert selector.walk(torch.zeros(0, 6), torch.zeros(0, 20), torch.tensor([4]), likeliest).shape == (0,)
-
-
-def test_a_target_of_fewer_ids_than_candidates_gives_all_of_them() -> None:
-    config = SelectorConfig(rank=3, top_k=5, vocab_size=20)
-    assert candidates(config, torch.randn(2, 4))[1].sort(-1).values.tolist() == [[0, 1, 2, 3]] * 2

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.errors import KernelError, MissingDependencyError
+from dflash_local.errors import KernelError
 from dflash_local.kernels import expert_gemm, nvrtc
-from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig, Mixture
+from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import PLAIN
@@ -21,12 +21,11 @@ from dflash_local.kernels.kernel_record import KernelRecord
 from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.split_kv import DeviceProperties
-from dflash_local.kernels.timing import TIMED_AGAIN
 from dflash_local.models.fused import expert_choice
 from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
 from dflash_local.models.fused.expert_kernels import Matrices
 from tests import expert_references
-from tests.card_clock import CardClock, timed_again
+from tests.card_clock import CardClock
 
 EXPERTS, HIDDEN, SIZE = 6, 128, 64
 
@@ -106,29 +105,6 @@ def test_what_was_measured_is_remembered_by_product_and_rows_and_timed_once_at_e
     assert choose_expert_kernels(layers[:1], 5)[0].configs == {8: first[0].configs[8]}
 
 
-@pytest.mark.parametrize(
-    ("factor", "words", "changed"), [(1.2, "", False), (3.0, "take 3 times", True), (0.5, "", True)]
-)
-def test_a_product_that_takes_another_time_than_when_it_was_chosen_is_measured_again(
-    factor: float, words: str, changed: bool, asked: list[Trial], record: KernelRecord, clock: CardClock
-) -> None:
-    layers = [layer() for _ in range(6)]
-    (first, *_) = choose_expert_kernels(layers, 8)
-    of_six = [timed for timed in clock.timed if len(timed) == 6]
-    assert len(of_six) == len(clock.timed) - 2 and clock.warmed == [1.0], "all layers; then a few, of each product"
-    assert all(read for read in clock.read), "the other product's experts are read between"
-    before, config = dict(record.microseconds), first.configs[8][1]
-    clock.us[config] *= factor
-    said = timed_again(lambda timer: choose_expert_kernels(layers, 8, timer=timer), clock)
-    assert words in said and bool(said) == bool(words) and (len(clock.timed) > 2) is changed
-    assert len(dict(record.microseconds.items() - before.items())) == (1 if changed else 0)
-    assert not timed_again(lambda timer: choose_expert_kernels(layers, 8, timer=timer), clock)
-    assert {len(timed) for timed in clock.timed} == {TIMED_AGAIN} and len(clock.timed) == 2
-    record.microseconds.clear()
-    choose_expert_kernels(layers, 8)
-    assert len(record.microseconds) == 2 and len(clock.timed) > 4, "a choice without its time is made again"
-
-
 def test_a_choice_that_is_wrong_with_the_weights_at_hand_is_made_again(
     asked: list[Trial], record: KernelRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,17 +128,6 @@ def test_a_choice_that_is_wrong_with_the_weights_at_hand_is_made_again(
         monkeypatch.setattr(expert_gemm, name, lambda *args: args[4].zero_())
     with pytest.raises(KernelError, match="no kernel gave the right product of these experts at 8 rows"):
         choose_expert_kernels([layer()], 8)
-
-
-def test_configurations_that_failed_are_not_used(asked: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
-    good = GateUpConfig(8, 2, 1, 2), DownConfig(8, 1, 4)
-
-    def verdict(trial: Trial) -> str:
-        return "right" if isinstance(trial, RouteTrial) or trial.spec.config in good else "fault"  # type: ignore[attr-defined]
-
-    judged(monkeypatch, verdict)
-    (found,) = choose_expert_kernels([layer()], 16)
-    assert set(found.configs.values()) == {good}
 
 
 def test_in_exact_mode_a_configuration_is_right_with_any_rows(
@@ -221,14 +186,6 @@ def test_where_no_child_can_use_the_device_the_engine_says_why(
             choose_expert_kernels([layer()], 8)
         assert record.impossible
     assert choose_expert_kernels([layer()], 8) and not record.impossible
-
-
-def test_without_a_compiler_the_wheel_is_named(asked: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = MissingDependencyError("the compiler NVRTC is not installed", "pip install it")
-    monkeypatch.setattr(nvrtc, "why_not", lambda capability: missing)
-    with pytest.raises(KernelError, match="the compiler NVRTC is not installed"):
-        choose_expert_kernels([layer()], 8)
-    assert not asked
 
 
 def test_experts_that_no_kernel_takes_are_refused(asked: list[Trial]) -> None:

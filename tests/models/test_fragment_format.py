@@ -13,22 +13,21 @@ import torch
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
 from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, Codable, FragmentWeight
+from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord
-from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError
-from dflash_local.kernels.quantized_weight import CodedWeight, IntWeight
+from dflash_local.kernels.kernel_trial import Progress, Trial
+from dflash_local.kernels.quantized_weight import CodedWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
-from dflash_local.kernels.timing import TIMED_AGAIN, largest_tensor
+from dflash_local.kernels.timing import TIMED_AGAIN
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_format, fragment_kernels, kernel_choice
-from dflash_local.models.fused.formats import format_of
 from dflash_local.models.fused.kernel_choice import candidates, choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, first_out_features
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
-from tests.card_clock import L2, CardClock, timed_again
+from tests.card_clock import CardClock, timed_again
 from tests.families import save_model
 from tests.quantised_checkpoints import quantise
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
@@ -90,18 +89,6 @@ def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: o
     assert torch.allclose(single(x, torch.empty(5, 96)), want, **in_order), "once is enough"
 
 
-@pytest.mark.parametrize(
-    "weight", [int4(96, 160, 32), int4(88, 256, 32), int8(40, 96, 96), fp8(90, 256), nvfp4(96, 160)]
-)
-def test_a_weight_that_does_not_consist_of_tiles_is_packed_to_a_place_of_its_own(weight: Codable, card: None) -> None:
-    layer, (n, k) = Linear(weight), weight.shape
-    x = torch.randn(5, k, generator=torch.Generator().manual_seed(0))
-    want = layer(x, torch.empty(5, n))
-    finish([layer])
-    assert isinstance(layer.weight, FragmentWeight) and layer.weight.codes.data_ptr() != weight.codes.data_ptr()
-    assert torch.allclose(layer(x, torch.empty(5, n)), want, rtol=1e-4, atol=1e-6 * float(want.abs().max()))
-
-
 @pytest.mark.parametrize("weight", [int4(96, 256, 32), fp8_rows(88, 160)])
 def test_a_few_plain_rows_ride_along_with_packed_ones(weight: Codable, card: None) -> None:
     n, k = weight.shape
@@ -120,12 +107,6 @@ def test_a_few_plain_rows_ride_along_with_packed_ones(weight: Codable, card: Non
     assert joined.products == (product,), "once is enough"
 
 
-def test_many_plain_rows_keep_a_product_of_their_own(card: None) -> None:
-    joined = JoinedLinear((Linear(int4(96, 256, 32)), Linear(torch.zeros(MAX_TAIL_ROWS + 1, 256).bfloat16())), {})
-    joined.finish()
-    assert len(joined.products) == 2
-
-
 @pytest.mark.parametrize("weight", [int4(96, 256, 16), int4(96, 80, 80), fp8(96, 256, (8, 128))])
 def test_what_the_kernels_do_not_take_stays(weight: Codable, card: None) -> None:
     layer = Linear(weight)
@@ -134,13 +115,6 @@ def test_what_the_kernels_do_not_take_stays(weight: Codable, card: None) -> None
     (line,) = without_kernel([layer, layer])
     assert f"weights of {weight.shape[0]} x {weight.shape[1]} are decoded for each product" in line
     assert line.count("no kernel takes them (") == 1 and not line.endswith("()")
-
-
-def test_nothing_is_packed_on_the_cpu() -> None:
-    layer = Linear(int4(96, 256, 32))
-    finish([layer])
-    assert isinstance(layer.weight, IntWeight) and candidates(layer, 99 * 1024, 16) == []
-    assert without_kernel([layer]) == (), "no card, no kernels to miss"
 
 
 def test_a_missing_compiler_leaves_the_generic_product_and_is_named_with_its_wheel(
@@ -156,29 +130,6 @@ def test_a_missing_compiler_leaves_the_generic_product_and_is_named_with_its_whe
     assert torch.allclose(layer(x, torch.empty(5, 96)), want, rtol=1e-4, atol=1e-3)
     (line,) = without_kernel([layer])
     assert "pip install nvidia-cuda-nvrtc" in line and "96 x 256" in line
-
-
-def test_packed_products_are_grouped_by_format_and_offered_configurations(card: None) -> None:
-    layers: list[Linear | GateUp] = [Linear(int4(96, 256, group)) for group in (32, 128)]
-    layers += [Linear(fp8(96, 256)), GateUp(int4(96, 256, 128))]
-    finish(layers)
-    assert len({layer.kind for layer in layers}) == 4
-    for layer in layers:
-        assert candidates(layer, 99 * 1024, 16) and not format_of(layer.weight).has_library
-    odd = GateUp(int4(48, 256, 128))  # halves of 24 rows
-    finish([odd])
-    assert candidates(odd, 99 * 1024, 16) == [] and "no kernel takes" in without_kernel([odd])[0]
-
-
-def test_what_may_be_chosen_is_compiled_ahead(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(nvrtc, "cubin", lambda source, options, capability, driver: asked.append(tuple(options)) or b"")
-    layer = GateUp(int4(96, 256, 128))
-    finish([layer])
-    assert isinstance(layer.weight, FragmentWeight)
-    kind = layer.weight.format
-    found = candidates(layer, 99 * 1024, 16)
-    assert set(asked) == {tuple(few_row_gemm.compile_options(kind, 256, config, 16, True)) for config in found}
 
 
 @pytest.mark.parametrize("fault", ["one row", "one feature", "not written"])
@@ -251,22 +202,6 @@ def test_what_was_the_fastest_is_not_tried_again_and_timed_once(
     assert choose_configs(layers, 8) and len(clock.timed) > 4, "another number of rows is another product"
 
 
-def test_candidates_are_timed_with_all_layers_warm_clocks_and_weights_that_no_cache_holds(
-    card: None, clock: CardClock
-) -> None:
-    layers = some_layers()
-    choose_configs(layers, 16)
-    of_many = [timed for timed in clock.timed if len(timed) > 1]
-    assert {len(timed) for timed in of_many[:-1]} == {7} and len(of_many[-1]) == TIMED_AGAIN
-    assert clock.warmed == [1.0], "once for a load"
-    codes = [largest_tensor(layer.weight) for layer in layers]
-    for timed, read in zip(clock.timed, clock.read, strict=True):
-        assert sum(part.nbytes for part in read) == min(3 * L2, sum(each.nbytes for each in codes[len(timed) :]))
-        own = codes[: len(timed)] if len(timed) > 1 else codes[-1:]
-        assert not {part.data_ptr() for part in read} & {each.data_ptr() for each in own}
-    assert any(sum(part.nbytes for part in read) == 3 * L2 for read in clock.read)
-
-
 @pytest.mark.parametrize(
     ("factor", "words", "changed"),
     [(1.2, "", False), (0.85, "", False), (2.4, "2 kinds of weights take 2.4 times", True), (0.5, "", True)],
@@ -309,23 +244,6 @@ def test_the_library_s_or_triton_s_product_of_a_plain_weight_is_remembered_for_i
     assert len(record.choices) == 2 and len(clock.timed) > 3
 
 
-def test_a_choice_that_is_wrong_with_the_weight_at_hand_is_made_again(
-    card: None, clock: CardClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = Linear(int4(96, 256, 32))
-    finish([layer])
-    choose_configs([layer], 16)
-    bad, measured, right = layer.config, len(clock.timed), few_row_gemm.linear
-
-    def wrong(x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, *residual: Any) -> torch.Tensor:
-        found = right(x, weight, out, None, *residual)
-        return found.add_(1) if config == bad else found
-
-    monkeypatch.setattr(few_row_gemm, "linear", wrong)
-    choose_configs([layer], 16)
-    assert layer.config not in (None, bad) and len(clock.timed) > measured
-
-
 def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_them(
     card: None, record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,23 +264,6 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
     assert "1 gave wrong numbers, 1 faulted, 1 did not end" in line and "96 x 256" in line
     assert without_kernel([layer, GateUp(layer.weight)])[0].count("96 x 256") == 1
     assert "dflash check MODEL --only kernels --json" in line
-
-
-def test_where_no_child_can_use_the_device_the_line_says_why(
-    card: None, clock: CardClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-
-    def try_kernels(*args: object) -> None:
-        asked.append(args)
-        raise TrialsImpossibleError("another process has the device for itself")
-
-    monkeypatch.setattr(fragment_kernels, "try_kernels", try_kernels)
-    layer = Linear(int4(96, 256, 32))
-    finish([layer])
-    choose_configs([layer], 16)
-    assert len(asked) == 1, "a child that cannot use the device is started once for a load"
-    assert layer.config is None and "another process has the device" in without_kernel([layer])[0]
 
 
 @pytest.mark.parametrize("dialect", ["gptq", "pack_quantized_zeros"])

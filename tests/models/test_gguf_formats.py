@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import gguf as library
@@ -10,16 +9,13 @@ import pytest
 import torch
 
 from dflash_local.checkpoint_files.tensor_info import BLOCKS
-from dflash_local.config.quantization import GGUF_TYPES, StoredGguf
+from dflash_local.config.quantization import GGUF_TYPES
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels import gguf_blocks as gguf_blocks_module
-from dflash_local.kernels.allocate import Tensors
-from dflash_local.layout.linear import Part, weight_format
 from dflash_local.models import weight_stream
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import check_places
 from dflash_local.models.fused import gguf_formats
-from dflash_local.models.fused.formats import FORMATS
 from dflash_local.models.place import Conversion, Place
 from tests.gguf_models import GOLDEN, all_of, write_model
 from tests.quantized_weights import gguf, gguf_blocks
@@ -45,31 +41,6 @@ def test_what_is_kept_stands_for_what_the_library_decodes(dtype: str, monkeypatc
     assert same_bits(weight.dequantized(slice(5, 9)), want[5:9])
     monkeypatch.setattr(gguf_formats, "CARD_CHUNK", 5 * 512)
     assert same_bits(gguf(dtype, 24, 512).dequantized(), want)
-
-
-@pytest.mark.parametrize("dtype", GGUF_TYPES)
-def test_every_byte_of_a_block_counts(dtype: str) -> None:
-    """A nibble in another's place, a minimum in another group's: none goes unseen."""
-    (n, k), (weights, size) = (2, BLOCKS[dtype][0]), BLOCKS[dtype]
-    first = gguf_blocks(dtype, n, k)
-    for at in range(size):
-        changed = first.clone()
-        changed[0, at] ^= 0x11
-        kept = _kept(dtype, changed)
-        assert not torch.equal(kept[0], oracle(first, dtype)[0]) and same_bits(kept, oracle(changed, dtype)), at
-        assert torch.equal(kept[1], oracle(first, dtype)[1]) and weights == k
-
-
-def _kept(dtype: str, blocks: torch.Tensor) -> torch.Tensor:
-    n, k = len(blocks), blocks.shape[1] // BLOCKS[dtype][1] * BLOCKS[dtype][0]
-    form = weight_format(StoredGguf(dtype))
-    buffers = [replace(each, room=None) for each in form.buffers("w", n, k, "bfloat16", "target weights")]
-    weight = FORMATS[type(form)].weight(form, Tensors(buffers, CPU).take(buffers), torch.float32)
-    (place,) = FORMATS[type(form)].places(weight, form, [Part("w", n)]).values()
-    assert isinstance(place, Conversion)
-    place.take(blocks)
-    found: torch.Tensor = weight.dequantized()
-    return found
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in GOLDEN.glob("*.gguf")))

@@ -26,12 +26,6 @@ def test_rows_of_several_kinds_are_interleaved_by_group() -> None:
     assert undone(torch.arange(6), (Interleave(2, (1, 2)),)).tolist() == [0, 2, 3, 1, 4, 5]
 
 
-def test_steps_are_taken_in_their_order() -> None:
-    values = -torch.tensor([1.0, 2.0, 3.0])
-    torch.testing.assert_close(undone(values, (LogOfNegated(), Add(-1.0))), torch.log(-values) - 1)
-    assert undone(values, ()) is values
-
-
 @pytest.mark.parametrize(
     "step", [SwapAxes(0, 0, 2, 8, 2, 1), SwapAxes(0, 8, 1, 3, 4, 2), Interleave(4, (2, 2, 4))], ids=type
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from dflash_local.models.fused.part import RunState
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
+from tests.both_engines import reference
 from tests.families import random_model
 from tests.quantised_checkpoints import experts_in_mxfp4, rewritten
 
@@ -94,32 +97,6 @@ def test_a_part_is_transformers_own(changes: dict[str, Any], mxfp4: bool, tmp_pa
             assert torch.allclose(found, want, atol=1e-5 * scale, rtol=1e-4)
 
 
-@torch.no_grad()
-def test_the_router_takes_transformers_experts_with_their_weights(tmp_path: Path) -> None:
-    own = built(tmp_path, {}).model.layers[1].mlp.router
-    part = read(tmp_path)
-    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(3))
-    part.block(x, torch.empty_like(x), None)
-    _, weights, experts = own(x)
-    assert part._routed.experts.tolist() == experts.tolist()
-    assert torch.allclose(part._routed.weights, weights, atol=1e-6)
-    assert part.weights.router_bias is not None
-    part.weights.router_bias[2] = 100.0
-    part.block(x, torch.empty_like(x), None)
-    assert part._routed.experts[:, 0].eq(2).all() and part._routed.weights[:, 0].gt(0.999).all()
-
-
-def test_rows_by_turns_are_put_apart_with_their_biases(tmp_path: Path) -> None:
-    stored = built(tmp_path, {}).state_dict()
-    experts = read(tmp_path).weights.experts
-    both, bias = stored[f"{AT}.experts.gate_up_proj"], stored[f"{AT}.experts.gate_up_proj_bias"]
-    for expert in range(EXPERTS):
-        rows = experts.gate_up.rows(expert, slice(0, 2 * INNER), torch.float32)
-        assert torch.equal(rows[:INNER], both[expert, :, ::2].T) and torch.equal(rows[INNER:], both[expert, :, 1::2].T)
-    assert experts.gate_up.bias is not None
-    assert torch.equal(experts.gate_up.bias, torch.cat([bias[:, ::2], bias[:, 1::2]], 1))
-
-
 def test_a_scale_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
     model = built(tmp_path, {})
     with torch.no_grad():
@@ -130,12 +107,21 @@ def test_a_scale_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("lost", ["router.bias", "experts.down_proj_bias", "experts.gate_up_proj_blocks"])
-def test_a_missing_tensor_is_named(lost: str, tmp_path: Path) -> None:
-    model = built(tmp_path, {})
-    with torch.no_grad():
-        in_mxfp4(tmp_path, model)
-    with rewritten(tmp_path) as tensors:
-        del tensors[f"{AT}.{lost}"]
-    with pytest.raises(CheckpointError, match=f"lacks the tensor {AT}.{lost}"):
-        read(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_reference_engine_decodes_experts_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
+    built(tmp_path, {})
+    meant = experts_in_mxfp4(tmp_path)
+    found = reference(tmp_path, dtype).state_dict()
+    assert meant and all(torch.equal(found[name].float(), each) for name, each in meant.items())
+
+
+@pytest.mark.parametrize("name", ["(a+)+$", "model.*.*.*.x"])
+def test_names_of_modules_are_no_regular_expressions(name: str, tmp_path: Path) -> None:
+    """transformers takes them for some, and matches each module with each."""
+    built(tmp_path, {})
+    experts_in_mxfp4(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"].append(name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"leaves out '{re.escape(name)}', which is no name of a module"):
+        reference(tmp_path)

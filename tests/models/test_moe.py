@@ -8,25 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.catalog.bundled import Pair
 from dflash_local.config.features import MoEConfig
-from dflash_local.engine.load import load
-from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
 from dflash_local.kernels.experts import (
     ExpertWeight,
     Routing,
     RoutingOptions,
-    experts_down,
-    experts_swiglu,
     route,
 )
 from dflash_local.layout.linear import unquantized
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import WeightSpec
 from dflash_local.layout.spec import EngineSpec
-from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.moe import MoE, MoEWeights
 from dflash_local.models.fused.part import RunState
@@ -34,11 +28,9 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
-from tests.engine_sessions import ask, random_prompt
 from tests.families import HIDDEN, random_model, save_model
 from tests.fused_models import fused_target
 from tests.live_memory import LiveMemory
-from tests.quantised_checkpoints import join_experts, rewritten
 
 FAMILIES = ("qwen3_moe", "qwen3_5_moe")
 EXPERTS, CHOSEN, INNER, ROWS = 8, 2, 16, 16
@@ -109,19 +101,6 @@ def test_of_equally_likely_experts_the_first_are_taken() -> None:
     assert shares[0].tolist() == [1 / EXPERTS] * 2, "shares of all experts, not of the chosen"
 
 
-def test_a_shared_expert_takes_the_last_slot_with_its_gates_weight() -> None:
-    logits = torch.randn(5, EXPERTS + 1, generator=torch.Generator().manual_seed(2)).bfloat16()
-    routed = route(logits, RoutingOptions(EXPERTS), no_routing(5))
-    for gated in (True, False):
-        options = RoutingOptions(EXPERTS, shared=True, shared_gate=gated)
-        found = route(logits, options, no_routing(5, CHOSEN + 1))
-        assert torch.equal(found.experts[:, :CHOSEN], routed.experts) and found.experts[:, CHOSEN].eq(EXPERTS).all()
-        assert torch.equal(found.weights[:, :CHOSEN], routed.weights)
-        want = logits[:, EXPERTS].sigmoid().float() if gated else torch.ones(5)
-        assert torch.equal(found.weights[:, CHOSEN], want)
-        assert torch.equal(found.weights, found.weights.bfloat16().float()), "rounded as transformers does"
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("width", [16, 24])
 def test_a_shared_expert_is_one_of_the_others_where_it_is_as_wide(width: int, tmp_path: Path) -> None:
@@ -153,30 +132,6 @@ def test_an_expert_that_nobody_picks_is_not_read(family: str, tmp_path: Path) ->
         assert torch.equal(found, before) and bool(found.isfinite().all())
     router[3] = 100.0
     assert all(bool(found.isnan().all()) for found in by_both(part, x)), "one that all pick is read"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(3)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    gate_up = ExpertWeight(random(EXPERTS * 2 * INNER, HIDDEN), EXPERTS)
-    down = ExpertWeight(random(EXPERTS * HIDDEN, INNER), EXPERTS)
-    x, logits = random(ROWS, HIDDEN), random(ROWS, EXPERTS)
-
-    def run(rows: torch.Tensor) -> torch.Tensor:
-        count = len(rows)
-        routing = route(logits[rows], RoutingOptions(EXPERTS), no_routing(count))
-        inner = experts_swiglu(x[rows], gate_up, routing, torch.empty(count, CHOSEN, INNER, dtype=dtype), "silu")
-        return experts_down(inner, down, routing, torch.empty(count, HIDDEN, dtype=dtype))
-
-    whole = run(torch.arange(ROWS))
-    order = torch.randperm(ROWS, generator=generator)
-    assert torch.equal(run(order), whole[order])
-    for row in range(ROWS):
-        assert torch.equal(run(torch.tensor([row]))[0], whole[row])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -222,36 +177,6 @@ def test_a_prompt_takes_what_the_layout_says(config: MoEConfig, dtype: torch.dty
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_experts_are_read_one_by_one_or_together(family: str, tmp_path: Path) -> None:
-    save_model(family, tmp_path)
-    apart = mixture_of(target_of(tmp_path)).weights
-    join_experts(tmp_path)
-    together = mixture_of(target_of(tmp_path)).weights
-    assert len(apart.places) > 3 * EXPERTS > len(together.places)
-    for name in ("gate_up", "down"):
-        assert torch.equal(*(stacked(getattr(each.experts, name)) for each in (apart, together)))
-
-
-@pytest.mark.parametrize("lost", ["0.gate_proj.weight", "7.down_proj.weight"])
-def test_a_missing_matrix_of_an_expert_is_named(lost: str, tmp_path: Path) -> None:
-    with rewritten(save_model("qwen3_moe", tmp_path)) as tensors:
-        del tensors[f"model.layers.2.mlp.experts.{lost}"]
-    with pytest.raises(CheckpointError, match=rf"lacks the tensor model.layers.2.mlp.experts.{lost}"):
-        target_of(tmp_path)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_session_runs_on_the_fused_engine_where_it_is_asked_for(family: str, tmp_path: Path) -> None:
-    pair = Pair(family, save_model(family, tmp_path), None, False)
-    replies = {}
-    for engine in ("fused", "reference", "auto"):
-        session = load(pair, LoadConfig(device="cpu", dtype="float32", engine=engine, draft=False, context=64))
-        assert session.facts.engine == ("fused" if engine == "fused" else "reference")
-        replies[engine] = ask(session, random_prompt(9), 12, mode="ar").ids
-    assert replies["fused"] == replies["reference"] == replies["auto"]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_experts_that_only_rows_without_a_token_take_are_not_read(family: str) -> None:
     """In exact mode every block has all rows; the count of experts is of those that hold tokens."""
     target = fused_target(family, 64, exact=True)
@@ -264,12 +189,3 @@ def test_experts_that_only_rows_without_a_token_take_are_not_read(family: str) -
     target.verify(torch.tensor([3, 1, 4]), False)
     assert int(part.distinct_experts[0]) == 3, "each row's own, and the first"
     assert target.distinct_of(3)[target.mixtures.index(part)] == 3
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, "qwen3"])
-def test_a_reply_says_how_many_experts_its_cycles_took(family: str, tmp_path: Path) -> None:
-    options = LoadConfig(device="cpu", engine="fused", draft=False, context=64)
-    session = load(Pair(family, save_model(family, tmp_path), None, bundled=False), options)
-    found = ask(session, random_prompt(5, 3), 6, mode="ar").finished.stats.distinct_experts
-    session.close()
-    assert found == (() if family == "qwen3" else ((1, CHOSEN),)), "a step has one row"

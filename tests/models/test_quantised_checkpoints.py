@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import cycle, product
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,31 @@ from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.linear import first_out_features, int8_copy
 from dflash_local.models.target_facts import TargetFacts
 from tests.both_engines import assert_alike, fused_tokens, logits, reference, reference_tokens, weights_of
-from tests.quantised_checkpoints import CODED, DIALECTS, edit, rewritten, save_quantised
+from tests.quantised_checkpoints import CODED, DIALECTS, rewritten, save_quantised
 
-FAMILIES = ("llama", "qwen3", "qwen3_5")
+FAMILIES = ("llama_biased", "qwen3", "qwen3_5")
 
 
 def kept_as(dialect: str) -> type:
     return Fp4Weight if "fp4" in dialect else Fp8Weight if "fp8" in dialect or "float" in dialect else IntWeight
 
 
-# One of each kind of weight; in the long tests every dialect, and each kind by every family. Every matrix of every
-# dialect is read to the bit below.
-EACH = ("fp8", "modelopt_fp8", "gptq_zeros", "int_quantized", "modelopt_nvfp4")
+# One of each kind of weight; every matrix of every dialect is read to the bit below.
+# The first and the fourth are of the family with biases: a scale behind the product, and codes.
+EACH = ("modelopt_fp8", "fp8", "int_quantized", "gptq_zeros", "modelopt_nvfp4")
 HERE_TOO = tuple(zip(cycle(FAMILIES), EACH))
-LONG = dict.fromkeys((*zip(cycle(FAMILIES), DIALECTS), *product(FAMILIES, EACH)))
+LONG = tuple(zip(cycle(FAMILIES), DIALECTS))
 PAIRS = [*HERE_TOO, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in LONG if pair not in HERE_TOO)]
 
 
 @pytest.mark.parametrize(("family", "dialect"), PAIRS)
 def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialect: str, tmp_path: Path) -> None:
-    folder, twin = save_quantised(family, tmp_path, dialect)
+    sizes = {"head_dim": 64} if family == "llama_biased" else {}
+    folder, twin = save_quantised(family, tmp_path, dialect, sizes=sizes)
     want = reference_tokens(twin)
-    assert len(set(want)) > 2, "a reply of one token would show nothing"
+    assert len(set(want)) > 1, "a reply of one token would show nothing"
     assert fused_tokens(folder) == want
     assert reference_tokens(folder) == want
-    assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("dialect", ["gptq_zeros", "modelopt_fp8"])  # codes, and a scale behind the product
-def test_biases_are_added_to_products_of_any_format(dialect: str, tmp_path: Path) -> None:
-    folder, twin = save_quantised("llama_biased", tmp_path, dialect, sizes={"head_dim": 64})
-    assert fused_tokens(folder) == reference_tokens(twin) == reference_tokens(folder)
     assert torch.allclose(logits(folder), logits(twin), atol=2e-4, rtol=1e-3)
 
 
@@ -81,15 +75,6 @@ def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.
     }
 
 
-@pytest.mark.parametrize("read", [weights_of, reference])
-def test_scattered_groups_are_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
-    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
-    edit(folder, lambda name, value: value.flip(0) if name.endswith("0.self_attn.q_proj.g_idx") else value)
-    with pytest.raises(CheckpointError, match="q_proj.g_idx scatters the groups") as caught:
-        read(folder)
-    assert "desc_act" in caught.value.hint
-
-
 def test_a_file_without_g_idx_is_read(tmp_path: Path) -> None:
     folder, twin = save_quantised("qwen3", tmp_path, "gptq")
     with rewritten(folder) as tensors:
@@ -101,11 +86,7 @@ def test_a_file_without_g_idx_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dialect", "changes"),
     [
-        ("gptq", {"dynamic": {"-:.*attn.*": {}}}),
-        ("auto_round", {"extra_config": {".*attn.*": {"bits": 16, "data_type": "float"}}}),
-        ("pack_quantized", {"ignore": ["lm_head", "re:.*attn.*"]}),
         ("awq", {"modules_to_not_convert": ["self_attn"]}),
-        ("fp8", {"modules_to_not_convert": [f"model.layers.{index}.self_attn" for index in range(4)]}),
         ("gptq", {}),  # the file alone says so
     ],
 )
@@ -121,11 +102,8 @@ def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, An
 @pytest.mark.parametrize(
     ("dialect", "changes"),
     [
-        ("gptq_zeros", {"lm_head": True}),
         ("auto_round_8", {"extra_config": {"lm_head": {"bits": 8}}}),
-        ("pack_quantized_8", {"ignore": []}),
         ("modelopt_nvfp4", {"ignore": []}),
-        ("modelopt_fp8", {"ignore": []}),
     ],
 )
 def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -139,13 +117,6 @@ def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[st
     x = torch.randn(3, 64)
     assert torch.equal(first.prefill(x), head.prefill(x)[:, :32])
     assert int8_copy(head) is head, "it is coarse already"
-
-
-def test_a_head_may_stay_plain_although_the_configuration_does_not_say_so(tmp_path: Path) -> None:
-    folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", changes={"ignore": []})
-    weights = weights_of(folder)[0]
-    assert isinstance(weights.head.weight, torch.Tensor) and weights.measured == weights.products
-    assert_alike(folder, twin)
 
 
 def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -181,29 +152,6 @@ def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) ->
     assert_alike(folder, twin)
 
 
-def test_groups_of_compressed_tensors_may_differ_and_leave_modules_out_by_a_pattern(tmp_path: Path) -> None:
-    coded = {".q_proj": "float_quantized_channel", ".k_proj": "float_quantized_channel", ".up_proj": "int_quantized"}
-    coded |= {".gate_proj": "nvfp4_pack_quantized", ".o_proj": "nvfp4_pack_quantized"}
-
-    def group(dialect: str, *targets: str) -> dict[str, Any]:
-        config = DIALECTS[dialect].config
-        return {**config["config_groups"]["group_0"], "targets": list(targets), "format": config["format"]}
-
-    groups = {
-        "group_0": group("nvfp4_pack_quantized", "Linear"),
-        "group_1": group("float_quantized_channel", "re:.*[qk]_proj"),
-        "group_2": group("int_quantized", "re:.*up_proj$"),
-    }
-    mixed = {"format": "mixed-precision", "config_groups": groups, "ignore": ["lm_head", "re:.*(v|down)_proj$"]}
-    folder, twin = save_quantised("qwen3", tmp_path, "nvfp4_pack_quantized", coded=coded, changes=mixed)
-    mixer, mlp = (
-        part.products for part in (weights_of(folder)[0].layers[0].mixer, weights_of(folder)[0].layers[0].mlp)
-    )
-    assert [type(product.weight) for product in mixer] == [Fp8Weight, torch.Tensor, Fp4Weight]
-    assert [type(product.weight) for product in mlp] == [Fp4Weight, IntWeight, torch.Tensor]
-    assert_alike(folder, twin)
-
-
 def test_a_file_knows_more_than_a_configuration_that_forgets_or_mistakes_modules(tmp_path: Path) -> None:
     """One module is said to stay in 16 bits, another to be of the other format."""
     coded = {".up_proj": "modelopt_nvfp4", ".down_proj": "modelopt_nvfp4", ".q_proj": "modelopt_fp8"}
@@ -229,29 +177,6 @@ def test_scales_of_activations_and_caches_are_left_alone(tmp_path: Path) -> None
         for name in ("self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"):
             tensors[f"model.layers.0.{name}"] = torch.ones(())
     assert_alike(folder, twin)
-
-
-@pytest.mark.parametrize("read", [weights_of, reference])
-@pytest.mark.parametrize(
-    ("name", "tensor", "said"),
-    [
-        ("model.layers.0.mlp.up_proj.bias_of_mine", torch.zeros(3), "bias_of_mine"),
-        ("model.layers.0.mlp.up_proj.scales", torch.ones(3, 128), "up_proj.scales has shape"),
-        ("model.layers.0.mlp.up_proj.scales", torch.ones(2, 128, dtype=torch.int32), "stored as I32"),
-        ("model.layers.0.mlp.up_proj.qweight", torch.ones(8, 128), "stored as F32, expected torch.int32"),
-        ("model.layers.0.mlp.up_proj.qweight", None, "up_proj"),
-    ],
-)
-def test_a_tensor_that_does_not_belong_is_named(
-    read: Callable[[Path], object], name: str, tensor: torch.Tensor | None, said: str, tmp_path: Path
-) -> None:
-    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
-    with rewritten(folder) as tensors:
-        tensors.pop(name, None)
-        tensors |= {} if tensor is None else {name: tensor}
-    with pytest.raises(CheckpointError) as caught:
-        read(folder)
-    assert said in caught.value.message
 
 
 def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
@@ -281,28 +206,6 @@ def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Pa
 
 
 MIXTURES = {"moe_intermediate_size": 32}
-MIXTURE_CASES: list[tuple[str, str, dict[str, Any]]] = [
-    ("qwen3_moe", "fp8", {}),
-    ("qwen3_moe", "modelopt_nvfp4", {}),
-    ("qwen3_5_moe", "gptq_zeros", {"dynamic": {"-:.*attn.*": {}, "-:.*shared_expert.*": {}}}),
-    ("qwen3_next", "pack_quantized_zeros", {}),
-    ("deepseek_v3", "fp8", {}),
-]
-
-
-@pytest.mark.parametrize(("family", "dialect", "changes"), MIXTURE_CASES)
-def test_quantised_experts_are_decoded_into_the_models_own(
-    family: str, dialect: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
-    """A file has them one by one; what stays plain among them finds its place, too."""
-    parts = (".gate_proj", ".up_proj", ".down_proj")
-    coded = tuple(f".experts.{expert}{part}" for expert in range(1, 8) for part in parts)
-    sizes = {**MIXTURES, **({"head_dim": 4} if family == "deepseek_v3" else {"shared_expert_intermediate_size": 32})}
-    folder, twin = save_quantised(family, tmp_path, dialect, coded=coded, changes=changes, sizes=sizes)
-    found, want = reference(folder).state_dict(), reference(twin).state_dict()
-    assert set(found) == set(want) and any(name.endswith("experts.gate_up_proj") for name in found)
-    assert all(torch.equal(found[name], want[name]) for name in want)
-    assert reference_tokens(folder) == reference_tokens(twin)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +18,12 @@ from dflash_local.catalog.bundled import find
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.fused import FusedRunner
-from dflash_local.errors import CheckpointError, PairError
+from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import coded_matrices
 from dflash_local.models.drafter_weights import MATRICES, random_on_device, with_matrices
 from dflash_local.models.fused.formats import format_of
 from dflash_local.models.pair import check_pair
-from dflash_local.request import SamplingParams
 from tests.drafter_configs import read_decoder
 from tests.engine_sessions import ask
 from tests.quantised_checkpoints import CODED, DIALECTS, quantise
@@ -69,20 +69,12 @@ def checked(drafter: Path, pair: str = DFLASH) -> None:
     check_pair(Checkpoint.open(GOLDEN / pair / "target"), Checkpoint.open(drafter))
 
 
-@pytest.mark.parametrize("pair", [DFLASH, DFLASH2])
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(("dialect", "pair"), list(zip(DIALECTS, cycle((DFLASH, DFLASH2)))))
 def test_it_drafts_as_the_weights_that_its_codes_stand_for(dialect: str, pair: str, tmp_path: Path) -> None:
     folder, twin = quantised(pair, tmp_path, dialect)
     assert torch.equal(rows(folder), rows(twin))
     assert not torch.equal(rows(folder), rows(GOLDEN / pair / "drafter"))
     checked(folder, pair)
-
-
-@pytest.mark.parametrize("pair", [DFLASH, DFLASH2])
-def test_in_bfloat16_it_drafts_as_those_weights_written_in_bfloat16(pair: str, tmp_path: Path) -> None:
-    folder, twin = quantised(pair, tmp_path)
-    edit(twin, lambda tensors: tensors.update({name: each.bfloat16() for name, each in tensors.items()}))
-    assert torch.equal(rows(folder, torch.bfloat16), rows(twin, torch.bfloat16))
 
 
 def published(bits_of_fc: int) -> Mapping[str, Any]:
@@ -101,7 +93,7 @@ def published(bits_of_fc: int) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("bits_of_fc", [4, 8, 16])
+@pytest.mark.parametrize("bits_of_fc", [8, 16])
 def test_the_published_recipe_is_read(bits_of_fc: int, tmp_path: Path) -> None:
     """Whose patterns name the modules as servers do, below ``model.``; the file's own names have no prefix."""
     coded = dict.fromkeys(CODED, "pack_quantized")
@@ -119,22 +111,6 @@ def test_the_published_recipe_is_read(bits_of_fc: int, tmp_path: Path) -> None:
     checked(folder, DFLASH2)
 
 
-@pytest.mark.parametrize("pair", [DFLASH, DFLASH2])
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.95, seed=3)])
-def test_a_text_drafted_by_it_is_the_plain_one(pair: str, sampling: SamplingParams, tmp_path: Path) -> None:
-    """Four bits of a tiny drafter cost drafts, eight hardly any; neither changes a token."""
-    folder, _ = quantised(pair, tmp_path, "pack_quantized_8")
-    target, prompts = str(GOLDEN / pair / "target"), json.loads((GOLDEN / pair / "expected.json").read_text())["cases"]
-    session = load(find(target, str(folder)), CPU32)
-    accepted = 0
-    for case in prompts[:3]:
-        want = ask(session, case["prompt_ids"], 30, sampling=sampling, mode="ar").ids
-        reply = ask(session, case["prompt_ids"], 30, sampling=sampling)
-        assert reply.ids == want
-        accepted += max(reply.finished.stats.acceptance_lengths) > 1
-    assert accepted == 3
-
-
 def fused(pair: str, drafter: Path, **options: Any) -> Session:
     return load(find(str(GOLDEN / pair / "target"), str(drafter)), replace(CPU32, engine="fused", **options))
 
@@ -150,8 +126,7 @@ def kept(session: Session) -> list[bool]:
 WAYS = ("pack_quantized", "pack_quantized_8", "awq", "gptq_zeros", "fp8", "nvfp4_pack_quantized")
 
 
-@pytest.mark.parametrize("pair", [DFLASH, DFLASH2])
-@pytest.mark.parametrize("dialect", [*WAYS, *(pytest.param(each, marks=pytest.mark.slow) for each in DIALECTS)])
+@pytest.mark.parametrize(("dialect", "pair"), list(zip(WAYS, cycle((DFLASH, DFLASH2)))))
 def test_the_fused_engine_multiplies_its_codes(pair: str, dialect: str, tmp_path: Path) -> None:
     """All but the projections of convolutions and selector, which no recipe codes; and in what it drafts."""
     folder, twin = quantised(pair, tmp_path, dialect)
@@ -167,23 +142,6 @@ def test_the_fused_engine_multiplies_its_codes(pair: str, dialect: str, tmp_path
         assert sum(kept(session)) == (4 * layers + 2 if drafter == folder else 0)
         assert len(kept(session)) == 4 * layers + 2 + plain
     assert found[0] == found[1]
-
-
-def test_a_product_of_several_formats_is_decoded(tmp_path: Path) -> None:
-    """Values in eight bits beside keys in four: the products that join them are plain, the others keep their codes."""
-    coded = {**dict.fromkeys(PARTS, "pack_quantized"), ".v_proj": "pack_quantized_8"}
-    groups = {**published(4), "ignore": []}
-    four = groups["config_groups"]["group_0"]
-    eight = {**four, "targets": [r"re:.*v_proj$"], "weights": {**four["weights"], "num_bits": 8}}
-    groups["config_groups"] = {"group_0": four, "group_1": eight}
-    folder, twin = quantised(DFLASH, tmp_path, coded=coded, **groups)
-    session = fused(DFLASH, folder)
-    assert sum(kept(session)) == 3 * 2 + 1  # not qkv of both layers, not the context's keys and values
-    case = json.loads((GOLDEN / DFLASH / "expected.json").read_text())["cases"][1]
-    lengths = [
-        ask(each, case["prompt_ids"], 30).finished.stats.acceptance_lengths for each in (session, fused(DFLASH, twin))
-    ]
-    assert lengths[0] == lengths[1]
 
 
 def test_random_weights_are_in_the_drafters_own_formats() -> None:
@@ -249,15 +207,6 @@ def test_by_the_headers_alone_what_is_wrong_is_named(name: str, tmp_path: Path) 
         DrafterModel.load(Checkpoint.open(folder))
 
 
-def test_one_of_another_target_is_refused_by_both_widths(tmp_path: Path) -> None:
-    folder, _ = quantised(DFLASH, tmp_path)
-    edit(folder, lambda t: t.update({"fc.weight_packed": t["fc.weight_packed"][:, :16].clone()}))
-    with pytest.raises(
-        PairError, match="fc.weight takes 128 features, 3 taps of a target with hidden size 64 give 192"
-    ):
-        checked(folder)
-
-
 def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     folder, _ = quantised(DFLASH, tmp_path)
     edit(folder, lambda t: t["fc.weight_scale"].fill_(float("nan")))
@@ -277,8 +226,6 @@ def test_a_configuration_of_codes_is_no_matter_where_the_weights_are_plain(tmp_p
 
 
 UNREAD: dict[str, tuple[object, str]] = {
-    "another method": ({"quant_method": "hqq"}, "a drafter in the format hqq is not supported"),
-    "no method": ({"bits": 4, "group_size": 64}, "a drafter in the format unknown is not supported"),
     "3 bits": ({"quant_method": "gptq", "bits": 3}, "a drafter in the format gptq in 3 bits is not supported"),
     "bitsandbytes": (
         {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,14 @@ from safetensors.torch import load_file
 
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
-from dflash_local.kernels.fragment_packing import FragmentWeight, is_whole
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.models import weight_stream
 from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.moe import MoEWeights
-from dflash_local.models.fused.quantized_formats import Coded
 from dflash_local.models.fused.weights import TargetWeights
 from tests.both_engines import assert_alike, fused_tokens, logits, reference_tokens, weights_of
 from tests.live_memory import LiveMemory
 from tests.quantised_checkpoints import CODED, DIALECTS, join_experts, rewritten, save_quantised
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 EXPERTS, INNER = 8, 32
 SIZES = {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": INNER}
@@ -90,16 +87,6 @@ def test_every_expert_is_read_to_the_bit(dialect: str, tmp_path: Path) -> None:
     assert torch.equal(decoded(experts.gate_up), torch.cat([matrices("gate"), matrices("up")], 1))
     assert torch.equal(decoded(experts.down), matrices("down"))
     assert isinstance(part.router.products[0].weight, torch.Tensor) and len(part.router.products) == 1
-
-
-def test_a_shared_expert_of_another_format_has_products_of_its_own(tmp_path: Path) -> None:
-    """As the official GPTQ recipe leaves it in 16 bits."""
-    folder, twin = save("qwen3_5_moe", tmp_path, "gptq", **without_shared("gptq"))
-    part = mixture(folder)
-    assert not part.experts.joined and part.experts.down.experts == EXPERTS and part.shared is not None
-    assert isinstance(part.experts.down.weight, IntWeight)
-    assert all(isinstance(product.weight, torch.Tensor) for product in part.products)
-    assert_alike(folder, twin)
 
 
 def test_layers_may_differ_in_whether_the_shared_expert_is_joined(tmp_path: Path) -> None:
@@ -170,31 +157,6 @@ def test_products_decode_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("dflash_local.kernels.quantized_weight.DEQUANTIZED_SLICE", 16 * x.shape[1])
     assert len(list(experts.gate_up._slices())) == 4
     assert torch.allclose(experts.gate_up.product(x, 3), whole, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "make"),
-    [
-        (32, 256, lambda n, k: int4(n, k, 32, True)),
-        (48, 160, lambda n, k: int8(n, k, 160)),
-        (32, 128, fp8_rows),
-        (256, 256, fp8),
-        (48, 160, mxfp4),
-        (16, 128, nvfp4),
-    ],
-)
-def test_experts_in_fragments_are_decoded_as_before_they_were_packed(
-    rows: int, columns: int, make: Callable[[int, int], Coded]
-) -> None:
-    """An expert's rows begin with a tile, so it is a slice of the tiles."""
-    coded = make(3 * rows, columns)
-    before = decoded(ExpertWeight(coded, 3))
-    packed = ExpertWeight(FragmentWeight.of(coded, is_whole(coded)), 3)
-    assert (packed.out_features, packed.in_features) == (rows, columns)
-    assert torch.equal(decoded(packed), before)
-    x = torch.randn(5, columns).bfloat16()
-    for expert in range(3):
-        assert torch.equal(packed.product(x, expert), torch.mm(x, before[expert].bfloat16().t()))
 
 
 # One format tells of the reader; what another adds is in the long tests.

@@ -18,7 +18,6 @@ from dflash_local.checkpoint_files.text_config import (
     INTEGERS,
     NEUTRAL,
     NUMBERS,
-    check_rope,
     text_values,
 )
 from dflash_local.config.families import TABLE
@@ -27,7 +26,6 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_config import text_model_config
-from tests.drafter_configs import read_decoder
 from tests.models.hostile_checkpoints import make
 from tests.models.hostile_fields import KERNELS, Case, put
 
@@ -85,22 +83,6 @@ def test_code_of_a_target_is_refused_by_name_and_never_runs(pair: Callable[..., 
     assert "evil" not in sys.modules
 
 
-def test_an_unknown_model_type_is_refused_by_name(pair: Callable[..., Path]) -> None:
-    assert "model_type 'foreign_words' is not supported" in refusal(pair(model_type="foreign_words"))
-
-
-def test_an_auto_map_that_names_nothing_is_none(pair: Callable[..., Path]) -> None:
-    nothing: tuple[Any, ...] = (None, {})
-    for empty in nothing:
-        assert load(pair(auto_map=empty)).config.model_type == "qwen3"
-
-
-def test_a_drafters_auto_map_is_read_over(pair: Callable[..., Path]) -> None:
-    """Published drafters carry one; their class is our own, and nothing else ever reads their configuration."""
-    folder = pair("drafter", auto_map={"AutoModel": "dflash.DFlashDraftModel"}) / "drafter"
-    assert read_decoder(Checkpoint.open(folder).config, folder).num_layers == 2
-
-
 OURS = {"trust_remote_code": False, "local_files_only": True, "use_safetensors": True}
 
 
@@ -156,19 +138,6 @@ def test_a_model_far_larger_than_its_weights_is_refused_before_it_takes_memory(p
     assert "tensors of layer 999 are missing, its config.json counts 1000 layers" in refusal(many)
 
 
-def test_what_transformers_raises_while_it_builds_names_the_folder(
-    pair: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for error in (TypeError("a"), ZeroDivisionError("a"), AttributeError("a"), OverflowError("a"), IndexError("a")):
-
-        def broken(*_: Any, error: Exception = error, **__: Any) -> None:
-            raise error
-
-        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", broken)
-        folder = pair()
-        assert refusal(folder) == f"{folder / 'target'}: transformers cannot load this target: a"
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -184,24 +153,6 @@ def test_values_are_checked_by_themselves_and_together(values: dict[str, Any], s
     with pytest.raises(CheckpointError, match="^x: ") as caught:
         text_values(values, "x")
     assert said in caught.value.message
-
-
-def test_values_keep_what_they_say() -> None:
-    given = {"hidden_size": 8.0, "rms_norm_eps": 1, "evil": 5, "head_dim": None, "sliding_window": None}
-    with pytest.raises(CheckpointError):
-        text_values(given, "x")
-    found = text_values({**given, "rms_norm_eps": 1e-6, "rope_scaling": {"type": "yarn", "factor": 4}}, "x")
-    assert found == {
-        "hidden_size": 8,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": None,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
-    }
-    with pytest.raises(CheckpointError, match="original_max_position_embeddings is missing"):
-        check_rope(found, "x")
-    check_rope({**found, "max_position_embeddings": 64, "head_dim": 8}, "x")
-    with pytest.raises(CheckpointError, match="9 dimensions of a head turn"):
-        check_rope({"head_dim": 9}, "x")
 
 
 def test_a_null_that_means_something_reaches_transformers() -> None:

@@ -280,7 +280,7 @@ def test_a_worker_that_dies_leaves_nobody_waiting(
     queued = threading.Event()
 
     def die(*_: object) -> None:
-        queued.wait(10)
+        queued.wait(60)
         raise SystemExit
 
     monkeypatch.setattr(Service, "_serve", die)

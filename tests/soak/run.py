@@ -23,7 +23,7 @@ from dflash_local.bench import provenance, report
 from dflash_local.store.atomic import write_atomic
 from tests.serve_process import served
 from tests.soak.load import Client, Load
-from tests.soak.watch import Sample, Watch, complaints, points, slope
+from tests.soak.watch import Sample, Watch, complaints, points
 
 CLIENTS = 5
 BURST = 14  # at once: one runs, eight wait, the rest is told to come again
@@ -87,8 +87,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         for name, one in found["points"].items()
     ]
     yield from report.table(("server and its children", "resident MB", "descriptors", "threads", "processes"), rows)
-    growth, by_slope = found["growth_bytes"] / 1e6, found["slope_bytes"] / 1e6
-    yield f"growth in the last half: {growth:.2f} MB by medians, {by_slope:.2f} MB by slope"
+    yield f"growth in the last half: {found['growth_bytes'] / 1e6:.2f} MB by medians"
     yield ""
     yield from report.table(
         ("request", "status", "count"), [(kind, status, str(count)) for kind, status, count in found["requests"]]
@@ -132,7 +131,6 @@ def measured(model: str, minutes: float) -> dict[str, Any]:
             "idle after": asdict(after),
         },
         "growth_bytes": end.resident - middle.resident,
-        "slope_bytes": slope(samples) * samples[-1].at / 2,
         "requests": [[kind, status, count] for (kind, status), count in sorted(load.counts.items())],
         "compared": load.compared,
         "wrong": load.wrong,

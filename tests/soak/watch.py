@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 
 import psutil
@@ -81,19 +81,8 @@ class Watch:
             self._stopped.wait(self._every_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Medians around one moment of a run. ``resident``: bytes."""
-
-    at: float
-    resident: float
-    descriptors: float
-    threads: float
-    processes: float
-
-
-def points(samples: Sequence[Sample]) -> tuple[Point, Point, Point]:
-    """The run's begin, middle and end: each the median of a tenth of it.
+def points(samples: Sequence[Sample]) -> tuple[Sample, Sample, Sample]:
+    """Return the run's begin, middle and end: each the median of a tenth of it.
 
     Raises:
         ValueError: a stretch without a sample; the run was too short.
@@ -101,26 +90,15 @@ def points(samples: Sequence[Sample]) -> tuple[Point, Point, Point]:
     last = samples[-1].at if samples else 0.0
     width = STRETCH * last
     begin, middle, end = (0.0, width), ((last - width) / 2, (last + width) / 2), (last - width, last)
-    return _point(samples, *begin), _point(samples, *middle), _point(samples, *end)
+    return _median(samples, *begin), _median(samples, *middle), _median(samples, *end)
 
 
-def _point(samples: Sequence[Sample], low: float, high: float) -> Point:
+def _median(samples: Sequence[Sample], low: float, high: float) -> Sample:
     inside = [sample for sample in samples if low <= sample.at <= high]
     if not inside:
         raise ValueError(f"no sample between {low:.0f} and {high:.0f} s")
-    names = ("at", "resident", "descriptors", "threads", "processes")
-    return Point(*(float(median(getattr(sample, name) for sample in inside)) for name in names))
-
-
-def slope(samples: Sequence[Sample]) -> float:
-    """Bytes of resident memory per second, by least squares over the last half of the run."""
-    half = [sample for sample in samples if sample.at >= samples[-1].at / 2]
-    if len(half) < 2:
-        return 0.0
-    at = sum(sample.at for sample in half) / len(half)
-    resident = sum(sample.resident for sample in half) / len(half)
-    spread = sum((sample.at - at) ** 2 for sample in half)
-    return sum((sample.at - at) * (sample.resident - resident) for sample in half) / spread
+    at, *counts = (median(values) for values in zip(*map(astuple, inside)))
+    return Sample(at, *map(int, counts))
 
 
 def complaints(samples: Sequence[Sample], before: Sample, after: Sample) -> Iterator[str]:

@@ -62,7 +62,7 @@ def test_threads_of_one_process_wait_too(folder: Path) -> None:
         assert seen == []
         with pytest.raises(Interrupted), lock.exclusive(folder, REPO, cancelled=lambda: True):
             pytest.fail("two are in")
-    thread.join(5)
+    thread.join(60)
     assert seen == ["in"]
 
 

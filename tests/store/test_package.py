@@ -148,8 +148,8 @@ def test_two_processes_fetch_it_once(pip: FakePip, plan: PackagePlan, tmp_path: 
     with exclusive(tmp_path / "locks", plan.package.name):
         second = threading.Thread(target=fetch, args=(plan, tmp_path / "locks", False, hear))
         second.start()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         fetch(plan, None, False)
-    second.join(10)
+    second.join(60)
     assert isinstance(said[0], Notice) and "is being fetched by process" in said[0].message
     assert len(said) == 1 and len(pip.calls) == 1

@@ -59,10 +59,10 @@ def process(puller: Any, repo: str = TARGET) -> Iterator[subprocess.Popen[str]]:
 def test_of_two_processes_one_downloads_and_one_waits(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault("model.safetensors", "trickle", rate=200_000)
     with process(puller) as first:
-        assert wait_until(lambda: fake.sent("model.safetensors") > 0, 20)
+        assert wait_until(lambda: fake.sent("model.safetensors") > 0, 60)
         plan = puller.prepare(TARGET)
         assert not plan.ready and puller.run(plan)[0].verified
-        out, _ = first.communicate(timeout=20)
+        out, _ = first.communicate(timeout=60)
     assert first.returncode == 0 and "verified True" in out
     assert [r.server for r in fake.gets("model.safetensors")] == ["hub", "cdn"]
     assert puller.notices == [f"owner/target is being pulled by process {first.pid}: waiting for it"]

@@ -71,7 +71,7 @@ def test_a_repo_into_which_another_program_downloads_is_refused(tree: Tree) -> N
 def test_a_removal_that_is_killed_leaves_no_half_and_is_finished_by_the_next(tree: Tree, where: str) -> None:
     pulled(tree, SHARDS)
     with process(REMOVE_AND_DIE, tree.cache.folder, tree.manifests, tree.locks, REPO, where) as child:
-        assert child.wait(20) == 9
+        assert child.wait(60) == 9
     assert tree.cache.repos() == ()
     left = local.find(tree.cache, tree.manifests, REPO)
     if where == "before forgetting":

@@ -68,7 +68,7 @@ def test_a_kill_in_the_large_file_costs_what_was_not_written(
 ) -> None:
     fake.fault(WEIGHTS, "trickle", rate=1_000_000, times=99)
     with process(puller) as child:
-        assert wait_until(lambda: part_bytes(puller) > 1_000_000, 20)
+        assert wait_until(lambda: part_bytes(puller) > 1_000_000, 60)
         child.send_signal(signal.SIGKILL)
         child.wait()
     (part,) = parts(puller)

@@ -58,14 +58,3 @@ def test_mask_shows_only_the_past_and_the_own_block(window: int | None) -> None:
                 other, own = divmod(key - 12, BLOCK)
                 wanted = other == query // BLOCK and (window is None or 0 <= slot - own < window)
             assert bool(mask[query, key]) == wanted, (query, key)
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_taps_from_the_anchor_on_change_nothing(name: str) -> None:
-    _, module = module_of(name)
-    taps, x, anchors = torch.randn(2, 80, TAPS * HIDDEN), torch.randn(2, 1, BLOCK, HIDDEN), torch.full((2, 1), 60)
-    clean, later = module(taps, x, anchors), taps.clone()
-    later[:, 60:] += 1
-    assert torch.equal(module(later, x, anchors), clean)
-    later[:, 59] += 1
-    assert not torch.equal(module(later, x, anchors), clean)

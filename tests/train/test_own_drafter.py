@@ -14,16 +14,13 @@ from torch.nn.attention.flex_attention import create_block_mask
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
 from tests.families import save_model
-from tools.train.acceptance import MOST, Reply, Walker, cut, cycles
-from tools.train.drafter import visible
+from tools.train.acceptance import Reply, Walker, cycles
 from tools.train.frozen_target import FrozenTarget
-from tools.train.head_loss import head_loss
-from tools.train.muon import orthogonal
-from tools.train.own_drafter import Recipe, Trainer, labels, next_anchors, pick_anchors, train
+from tools.train.own_drafter import Recipe, Trainer, labels, pick_anchors
 from tools.train.own_export import as_stored, config_json, new_drafter, save, stored_drafter
 from tools.train.own_text import Dialogues
 from tools.train.packing import attend, dense_mask, drafted, same_text
-from tools.train.windows import Windows, ahead, pack
+from tools.train.windows import Windows, pack
 
 CPU = torch.device("cpu")
 TAPS = [1, 2]
@@ -64,12 +61,6 @@ def test_windows_hold_whole_dialogues_side_by_side() -> None:
     assert max(next(made)[0] for _ in range(12)) > 1  # it goes on behind the last dialogue
 
 
-def test_windows_are_made_ahead() -> None:
-    plain, early = pack(dialogues(), 2, 96, 5), ahead(pack(dialogues(), 2, 96, 5), pinned=False)
-    for _ in range(3):
-        assert torch.equal(next(plain)[1].ids, next(early)[1].ids)
-
-
 def test_a_window_sees_what_its_texts_see_alone(target: FrozenTarget) -> None:
     batch = windows()
     mask = dense_mask(same_text(batch.texts), 2, 96, 96, CPU)
@@ -81,50 +72,12 @@ def test_a_window_sees_what_its_texts_see_alone(target: FrozenTarget) -> None:
     torch.testing.assert_close(taps[1:, here], alone, atol=1e-5, rtol=1e-4)
 
 
-def test_blocks_in_a_window_are_blocks_of_a_text_alone(target: FrozenTarget) -> None:
-    drafter = new_drafter(config_json(target, layers=2, taps=TAPS, block=8, mask_id=39), target.head.shape[1], 1)
-    batch = windows()
-    here = (batch.texts[0] == 1).nonzero().flatten()
-    anchors = here[10:12].unsqueeze(0)
-    taps, x = torch.randn(1, 96, drafter.fc.in_features), torch.randn(1, 16, target.head.shape[1])
-    positions = (batch.places[:1].gather(1, anchors).unsqueeze(-1) + torch.arange(8)).flatten(1)
-    mask = dense_mask(drafted(batch.texts[:1], anchors, 8), 1, 16, 96 + 16, CPU)
-    packed = drafter.packed(taps, x, batch.places[:1], positions, {None: mask})
-    alone = drafter(taps[:, here], x.view(1, 2, 8, -1), anchors - here[0])
-    torch.testing.assert_close(packed.view_as(alone), alone, atol=1e-5, rtol=1e-4)
-
-
-def test_masks_of_one_text_are_those_of_the_toys() -> None:
-    anchors, texts = torch.tensor([[5, 9], [1, 11]]), torch.zeros(2, 12, dtype=torch.long)
-    assert torch.equal(dense_mask(drafted(texts, anchors, 8), 2, 16, 28, CPU), visible(anchors, 12, None, 8))
-
-
 def test_flex_attention_equals_the_dense_mask() -> None:
     texts, anchors = torch.arange(128).expand(2, -1) // 50, torch.tensor([[7, 60, 101, 126], [1, 49, 50, 99]])
     rule = drafted(texts, anchors, 8)
     q, k, v = torch.randn(2, 6, 32, 16), torch.randn(2, 2, 160, 16), torch.randn(2, 2, 160, 16)
     blocks = create_block_mask(rule, 2, None, 32, 160, device="cpu")
     torch.testing.assert_close(attend(q, k, v, blocks), attend(q, k, v, dense_mask(rule, 2, 32, 160, CPU)))
-
-
-def test_loss_and_slope_are_those_of_cross_entropy() -> None:
-    hidden, head = torch.randn(30, 8, requires_grad=True), torch.randn(50, 8)
-    wanted, weights = torch.randint(0, 50, (30,)), torch.rand(30)
-    loss, likeliest = head_loss(hidden, head, wanted, weights)
-    (2 * loss).backward()
-    twin = hidden.detach().requires_grad_()
-    logits = twin @ head.t()
-    plain = (torch.nn.functional.cross_entropy(logits, wanted, reduction="none") * weights).sum()
-    (2 * plain).backward()
-    torch.testing.assert_close(loss, plain)
-    torch.testing.assert_close(hidden.grad, twin.grad)
-    assert torch.equal(likeliest, logits.argmax(1))
-
-
-@pytest.mark.parametrize("shape", [(3, 24, 24), (2, 12, 40), (2, 40, 12)])
-def test_muon_brings_all_directions_to_one_length(shape: tuple[int, ...]) -> None:
-    lengths = torch.linalg.svdvals(orthogonal(torch.randn(shape)).float())
-    assert float(lengths.min()) > 0.3 and float(lengths.max()) < 1.4
 
 
 def test_anchors_are_followed_by_their_answer() -> None:
@@ -146,13 +99,6 @@ def test_labels_end_with_the_text_and_behind_the_first_disagreement() -> None:
     assert wanted[0, 0, :3].tolist() == [5, 6, 99] and valid[0, 0].tolist() == [True] * 3 + [False] * 4
     assert valid[0, 1].tolist() == [True] * 2 + [False] * 5  # the next text begins
     assert valid[0, 2].tolist() == [True] * 4 + [False] * 3  # the window ends
-
-
-def test_the_next_round_begins_where_cycles_would() -> None:
-    batch = windows(1)
-    anchors, accepted = torch.tensor([[20, 30, 94]]), torch.tensor([[0, 4, 3]])
-    wanted = next_anchors(batch, anchors, torch.tensor([[True, True, False]]), accepted)
-    assert set(wanted[0].nonzero().flatten().tolist()) - {0} == {21, 35}
 
 
 def trainer(target: FrozenTarget, seconds: float = 1e9) -> Trainer:
@@ -179,16 +125,6 @@ def test_training_goes_on_where_it_was_saved(target: FrozenTarget, tmp_path: Pat
     assert torch.equal(first.step(batch), second.step(batch))
     for left, right in zip(first.average.parameters(), second.average.parameters(), strict=True):
         assert torch.equal(left, right)
-
-
-def test_the_clock_ends_training_at_a_rate_of_zero(target: FrozenTarget) -> None:
-    made, seen = trainer(target, seconds=1.5), list[float]()
-    train(made, pack(dialogues(), 2, 96, 1), 1.5, 0.5, lambda each, _: seen.append(each.used), lambda _: None)
-    assert seen[-1] >= 1.5 and 2 <= len(seen) <= 3
-    before = [parameter.clone() for parameter in made.drafter.parameters()]
-    made.step(windows())
-    for left, right in zip(before, made.drafter.parameters(), strict=True):
-        torch.testing.assert_close(left, right, atol=1e-7, rtol=0)
 
 
 def test_walk_counts_cycles() -> None:
@@ -237,8 +173,3 @@ def test_walk_is_what_the_programs_drafter_proposes(target: FrozenTarget, tmp_pa
     assert (tmp_path / "True/model.safetensors").stat().st_size < 0.8 * (
         tmp_path / "False/model.safetensors"
     ).stat().st_size
-
-
-def test_replies_end_at_a_limit_and_where_they_repeat() -> None:
-    assert len(cut("code", (1,), range(400)).reply) == MOST
-    assert cut("code", (1,), [*range(50), *range(10, 45)]).reply == tuple(range(50))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from dflash_local.errors import UsageError
 from tests.families import save_model
 from tools.train.frozen_target import FrozenTarget
 from tools.train.own_text import (
-    WORDS,
     HeldOutFilter,
     Keeper,
     frame_of,
@@ -23,11 +21,10 @@ from tools.train.own_text import (
     openings,
     prompt_ids,
     repeat_start,
-    repeat_starts,
     words,
 )
-from tools.train.seeds import KINDS, SEEDS, SHARES
-from tools.train.slots import REPEAT, Limits, Opening, Slots, Written, greedy_replies, write_dialogues
+from tools.train.seeds import SEEDS, SHARES
+from tools.train.slots import Limits, Slots, Written, greedy_replies, write_dialogues
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"
 HELD_OUT = [DEMO / "smollm2" / "heldout.json", DEMO / "smollm2" / "unseen.json"]
@@ -46,29 +43,12 @@ def tokenizer() -> Tokenizer:
     return found
 
 
-def test_held_out_prompts_are_many_and_no_two_alike() -> None:
-    prompts = held_out_prompts(HELD_OUT)
-    amounts = {kind: sum(each.kind == kind for each in prompts) for kind in {each.kind for each in prompts}}
-    assert amounts.pop("scene") == 20 and amounts.keys() == SEEDS.keys()
-    assert sum(amounts.values()) == 200 and min(amounts.values()) >= 30
-    assert len({words(each.prompt) for each in prompts}) == 220
-    assert min(len(words(each.prompt)) for each in prompts) >= WORDS
-
-
 def test_no_beginning_is_that_of_a_held_out_prompt() -> None:
     begun = {words(each.prompt)[:count] for each in held_out_prompts(HELD_OUT) for count in range(4, 12)}
     assert [text for texts in SEEDS.values() for text in texts if words(text) in begun] == []
     named = ("scene", "play", "dialogue", "stage", "act", "sketch", "monologue")
     assert not [text for texts in SEEDS.values() for text in texts if set(words(text)) & set(named)]
     assert SHARES.keys() == SEEDS.keys() and abs(sum(SHARES.values()) - 1) < 1e-9
-
-
-def test_filter_finds_a_prompt_within_a_question() -> None:
-    held = HeldOutFilter(["Why do cats purr?", "Why do cats purr so loudly at night?", "What is 347 + 589?"])
-    assert held.contains("Tell me:  why do CATS purr")
-    assert held.contains("Please. What is 347 + 589? Show your work.")
-    assert not held.contains("Why do cats sleep so loudly at night?")
-    assert not held.contains("What is 347 + 58?")
 
 
 def test_greedy_replies_are_those_of_transformers(target: FrozenTarget, tokenizer: Tokenizer) -> None:
@@ -100,37 +80,6 @@ def test_dialogues_have_the_templates_form(target: FrozenTarget, tokenizer: Toke
         assert ids[answer:] == greedy == chunk.best[row, answer : len(ids)].tolist()
 
 
-def test_sampled_answers_keep_the_likeliest_ids_beside(target: FrozenTarget, tokenizer: Tokenizer) -> None:
-    slots = Slots(target, frame_of(tokenizer), Limits(20, 30, 4), seed=4)
-    prompts = [prompt_ids(tokenizer, f"Who are you, {name}?") for name in ("Ann", "Bob", "Cy", "Di")]
-    slots.fill(range(4), [Opening(ids, greedy=False, temperature=3.0) for ids in prompts], answering=True)
-    while not bool(slots.ended.all()):
-        slots.run()
-    found = slots.take(torch.arange(4))
-    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
-    parted = 0
-    for ids, best, answer, length in zip(found.ids, found.best, found.answer, found.length, strict=True):
-        with torch.no_grad():
-            likeliest = model(ids[:length].unsqueeze(0).long()).logits[0].argmax(-1)
-        assert best[answer:length].tolist() == likeliest[answer - 1 : length - 1].tolist()
-        parted += int((ids[answer:length] != best[answer:length]).sum())
-    assert parted > 0
-
-
-def test_repeats_by_hash_are_the_repeats_by_comparison() -> None:
-    draw = Random(1)
-    for _ in range(60):
-        answer = draw.randrange(5, 20)
-        length = answer + draw.randrange(1, 150)
-        period = [draw.randrange(draw.choice((1, 2, 50)) * 5) for _ in range(draw.randrange(1, 60))]
-        row = [draw.randrange(100) for _ in range(answer)] + (period * 200)[: length - answer]
-        if draw.random() < 0.5:
-            row[answer + (length - answer) // 2] = 777
-        ids = torch.tensor([row + row[answer : answer + 10] + [0] * 30])
-        found = repeat_starts(ids, torch.tensor([answer]), torch.tensor([length]))
-        assert int(found) - answer == repeat_start(row[answer:])
-
-
 def test_keeper_drops_what_is_held_out_and_cuts_what_repeats(tokenizer: Tokenizer) -> None:
     keeper = Keeper(tokenizer, HeldOutFilter(["Count from 1 to 12."]))
     texts = ("please count from 1 to 12", "Count from 1 to 30.", "Who are you?")
@@ -147,25 +96,6 @@ def test_keeper_drops_what_is_held_out_and_cuts_what_repeats(tokenizer: Tokenize
     found = keeper.dialogues()
     assert keeper.counts == {"dialogues": 3, "held_out": 1, "short": 1, "cut_at_a_repeat": 1}
     assert found.ids.tolist() == asked[1] + loop[:40] and found.answer_tokens == 40
-
-
-def test_slots_end_what_repeats(target: FrozenTarget, tokenizer: Tokenizer) -> None:
-    slots = Slots(target, frame_of(tokenizer), Limits(20, 200, 2), seed=1)
-    slots.fill([0, 1], [Opening(prompt_ids(tokenizer, "Hi"))] * 2, answering=True)
-    loop = torch.arange(40).repeat(4)
-    slots.ids[0, 20:180], slots.ids[1, 20:180] = loop, torch.arange(160)
-    slots.answer[:], slots.at[:] = 20, 20 + 40 + REPEAT
-    slots.end_repeats()
-    assert slots.ended.tolist() == [True, False]
-
-
-def test_openings_are_of_all_kinds(tokenizer: Tokenizer) -> None:
-    asked = openings(tokenizer, 1, 0.7)
-    drawn = [next(asked) for _ in range(2000)]
-    assert {KINDS[each.kind] for each in drawn} == set(KINDS)
-    free = [each for each in drawn if KINDS[each.kind] == "free"]
-    assert not any(each.ids for each in free) and abs(len(free) / 2000 - 0.25) < 0.04
-    assert abs(sum(each.greedy for each in drawn) / 2000 - 0.7) < 0.04
 
 
 def test_other_targets_are_refused(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, math, torch
@@ -36,6 +38,7 @@ print(json.dumps({"errors": found, "ids": ids}))
 """
 
 
+@pytest.mark.slow
 def test_kernels_compute_what_their_references_do() -> None:
     environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, timeout=150)

@@ -121,7 +121,7 @@ class Stage:
             "".join(segment.text for segment in strip) for strip in self.app.screen._compositor.render_strips()
         )
 
-    async def until(self, ready: Callable[[], bool], pilot: Pilot[DFlashError], seconds: float = 20.0) -> None:
+    async def until(self, ready: Callable[[], bool], pilot: Pilot[DFlashError], seconds: float = 60.0) -> None:
         """Let the application work until something holds."""
         for _ in range(int(seconds / 0.02)):
             if ready():

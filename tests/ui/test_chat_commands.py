@@ -44,7 +44,7 @@ def slow_command(stage: Stage, error: SettingsError | None = None) -> Iterator[N
 
     def wait() -> None:
         stage.chat_session.say("counting")
-        assert go.wait(20)
+        assert go.wait(60)
         if error is not None:
             raise error
 
@@ -104,7 +104,7 @@ def test_what_waits_is_sent_when_the_command_changed_what_was_said() -> None:
         turns = [Turn("user", "before"), Turn("assistant", "earlier")]
 
         def load() -> None:
-            assert go.wait(20)
+            assert go.wait(60)
             stage.chat_session.conversation.turns.extend(turns)
 
         stage.chat_session.acts["/load x"] = load
@@ -125,7 +125,7 @@ def test_a_reply_that_has_ended_cannot_be_stopped_while_it_is_written_down(monke
         write = recorder.turn
 
         def slowly(pair: str, system: str, turns: Sequence[Turn]) -> None:
-            assert turns[-1].role == "user" or written.wait(20)
+            assert turns[-1].role == "user" or written.wait(60)
             write(pair, system, turns)
 
         monkeypatch.setattr(recorder, "turn", slowly)

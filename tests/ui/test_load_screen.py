@@ -156,7 +156,7 @@ def test_planning_holds_nothing_up_and_can_be_left(plan: Any) -> None:
 
     def slow(name: str, context: int | None, draft: bool) -> LoadChoices | None:
         if not draft:
-            gate.wait(20)
+            gate.wait(60)
         return plan(name, context, draft)
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:

@@ -40,12 +40,12 @@ def race(
                 await act(app, pilot)
 
         asyncio.run(run())
-        screen.jobs.join(10)
+        screen.jobs.join(60)
     return app
 
 
 async def until(ready: Callable[[], bool], pilot: Pilot[DFlashError]) -> None:
-    for _ in range(1000):
+    for _ in range(3000):
         if ready():
             return
         await pilot.pause(0.02)

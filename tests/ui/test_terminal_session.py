@@ -43,7 +43,7 @@ class Terminal:
         assert TMUX is not None
         command = [TMUX, "-S", self.socket, *words]
         environ = {**os.environ, "HOME": str(Path(self.socket).parent), "LC_ALL": "C.UTF-8"}
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, env=environ).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environ).stdout
 
     def keys(self, *keys: str) -> None:
         self.tmux("send-keys", *keys)
@@ -197,7 +197,7 @@ def test_ctrl_z_sleeps_and_fg_goes_on_after_kill_9_reset_helps(terminal: Termina
 
     family = [chat, *chat.children(recursive=True)]
     chat.kill()
-    assert not psutil.wait_procs(family, timeout=20)[1], "a process was left behind"
+    assert not psutil.wait_procs(family, timeout=60)[1], "a process was left behind"
     terminal.type("reset")
     terminal.keys("C-j")  # as README says: Enter alone may not be one yet
     terminal.until(lambda text: text.strip() == "shell>")

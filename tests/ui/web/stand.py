@@ -170,7 +170,7 @@ def site(
     finally:
         resident.close()
         server.end()
-        thread.join(10)
+        thread.join(60)
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:

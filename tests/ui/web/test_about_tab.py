@@ -55,7 +55,7 @@ def test_a_certificate_shows_its_progress_its_verdict_and_is_saved(visitor: Visi
 
     def certify(hear: Callable[[str, float], None], _cancelled: Callable[[], bool]) -> Mapping[str, Any]:
         hear("certifying, run 1 of 2", 0.25)
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return REPORT
 
     with about(visitor, lambda served: setattr(served, "certify", certify)) as (_, page):
@@ -104,4 +104,4 @@ def test_a_certificate_is_cancelled_by_its_button_and_by_closing_the_window(visi
         page.locator("#df-certify:enabled").click()
         wait_until(lambda: bool(running))
         page.close()
-        wait_until(lambda: not running, 5.0)
+        wait_until(lambda: not running)

@@ -125,7 +125,7 @@ def test_a_closed_window_ends_its_run(visitor: Visitor) -> None:
         page.locator("#df-run").click()
         wait_until(lambda: here.resident.status.running == 1)
         page.close()
-        wait_until(lambda: here.resident.status.running == 0, 5.0)
+        wait_until(lambda: here.resident.status.running == 0)
 
 
 @pytest.mark.slow

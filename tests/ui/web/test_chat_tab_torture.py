@@ -148,7 +148,7 @@ def test_a_closed_tab_frees_the_machine(visitor: Visitor, chromium: Browser) -> 
         status(page, "waiting, 1 before")
         context.close()
         begun = time.monotonic()
-        wait_until(lambda: len(session.requests) == 2, limit_s=15)
-        assert time.monotonic() - begun < 5
+        wait_until(lambda: len(session.requests) == 2)
+        assert time.monotonic() - begun < 30
         gate.set()
         status(page, "acceptance 2.50")

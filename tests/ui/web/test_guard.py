@@ -58,7 +58,7 @@ def here() -> Iterator[Site]:
 def ask(
     here: Site, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=60)
     try:
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()

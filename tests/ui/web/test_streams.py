@@ -89,7 +89,7 @@ def test_a_slow_reader_holds_nobody_up() -> None:
         assert slow.recv(64).startswith(b"HTTP/1.1 200")
         begun = time.monotonic()
         wait_until(lambda: bool(session.requests) and here.resident.status.running == 0)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 30
         join(here, "next", "_send", *asked)
         wait_until(lambda: len(session.requests) == 2 and here.resident.status.running == 0)
         slow.close()
