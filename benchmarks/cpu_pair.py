@@ -27,10 +27,10 @@ from dflash_local import __version__, settings
 from dflash_local.app.loading import open_session
 from dflash_local.app.resolve import resolve
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.cpu_threads import THREADS
+from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
-from dflash_local.engine.torch_switches import THREADS
 from dflash_local.events import Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint

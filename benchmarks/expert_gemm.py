@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.few_row_gemm import BF16, FORMATS, microseconds, shared_memory
+from benchmarks.fragment_gemm import BF16, FORMATS, microseconds, shared_memory
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.kernels import expert_gemm
 from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture

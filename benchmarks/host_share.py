@@ -22,8 +22,8 @@ from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog import registry
 from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.costs import measure_costs
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.planted import Planted
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.session import Session
 from dflash_local.events import Finished, Step
 from dflash_local.load_config import LoadConfig
@@ -34,7 +34,7 @@ NEW = 500
 RUNS = 3
 
 
-class Corrected(Planted):
+class Corrected(OracleDrafter):
     """The real drafter's work, and the known text's tokens in place of what comes of it."""
 
     def __init__(self, real: FusedDrafter, runner: FusedRunner, text: list[int]) -> None:

@@ -30,7 +30,7 @@ from dflash_local.bench import random_run
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.events import Finished, LoadProgress, Step
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import GPU_RESERVE

@@ -27,7 +27,7 @@ from benchmarks import random_gguf
 from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, Tensors, stacked_mxfp4, stored_tensors
 from dflash_local.bench.random_pair import of_row
 from dflash_local.catalog import registry
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.quantization import MXFP4, Quantization, StoredFp4
 from dflash_local.config.quantizers import read_quantization
 from dflash_local.drafters.kinds import read_drafter
@@ -165,7 +165,7 @@ def build_target(folder: Path, config: Any, device: str, stored: str | None = No
         file.write_text(json.dumps(told, indent=1), encoding="utf-8")
     quantization = None
     if "quantization_config" in told:
-        quantization = read_quantization(Fields(told["quantization_config"], stored or config.model_type))
+        quantization = read_quantization(ConfigFields(told["quantization_config"], stored or config.model_type))
         if quantization is None or quantization.unread:
             raise SystemExit(f"{stored or config.model_type} is not read: {quantization and quantization.unread}")
     # Qwen3.5's norms are zero-centred, their gain is 1 + w; the others' gain is w itself.

@@ -13,16 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.gguf_config import EXPERTS, RECURRENT, SHARED, TARGETS
 from dflash_local.checkpoint_files.gguf_keys import COMMON
 from dflash_local.checkpoint_files.gguf_names import LAYERS, OUTSIDE, WHOLE
-from dflash_local.checkpoint_files.gguf_types import GGML_TYPES
-from dflash_local.checkpoint_files.tensor_info import BLOCKS
+from dflash_local.checkpoint_files.tensor_info import BLOCKS, GGML_TYPES
 from dflash_local.config.quantization import StoredGguf
 from dflash_local.config.quantizers import USUAL, read_quantization
-from dflash_local.kernels.gguf_blocks import decode_blocks
-from dflash_local.kernels.gguf_codes import FLOAT16_AT
+from dflash_local.kernels.gguf_blocks import FLOAT16_AT, decode_blocks
 
 FORMATS = tuple(name for name, each in USUAL.items() if each["quant_method"] == "gguf")
 Shapes = Sequence[tuple[str, tuple[int, ...]]]  # of transformers' tensors, by name
@@ -70,7 +68,7 @@ def write_target(file: Path, shapes: Shapes, text: Any, stored: str, device: str
 
 
 def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[Tensor]:
-    quantization = read_quantization(Fields(USUAL[stored], stored))
+    quantization = read_quantization(ConfigFields(USUAL[stored], stored))
     assert quantization is not None
     for name, shape in shapes:
         module, _, kind = name.replace("language_model.", "").removeprefix("model.").rpartition(".")

@@ -21,7 +21,7 @@ import numpy as np
 from dflash_local.app.fitting import shapes
 from dflash_local.app.resolve import of_row
 from dflash_local.catalog import registry
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
 from dflash_local.config.quantizers import USUAL, read_quantization
@@ -44,7 +44,7 @@ LEAST = 1e3 / 4390  # microseconds of a megabyte: what a sum over memory reads o
 # Microseconds of a megabyte of keys and values by the queries of a key head: passes of predicted_speed.py's pairs at
 # 8,192 tokens less those at 1,024.
 KV = {4: 0.34, 8: 0.46, 64: 0.55, 128: 1.5}
-# The formats of few_row_gemm.py and expert_gemm.py.
+# The formats of fragment_gemm.py and expert_gemm.py.
 FORMATS: Mapping[str, StoredFormat | None] = {
     "bf16": None,
     "int4 g128": StoredInt("gptq", 128),
@@ -132,7 +132,7 @@ def stored_as(target: ModelConfig, stored: str | None) -> ModelConfig:
     """A target whose weights are published in a format of ``STORED``, None in bfloat16."""
     if stored is None:
         return target
-    return replace(target, quantization=read_quantization(Fields(USUAL[stored], stored)))
+    return replace(target, quantization=read_quantization(ConfigFields(USUAL[stored], stored)))
 
 
 def combinations() -> list[Measured]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dflash_local.engine.cycle import Cycle
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.reference_runner import ReferenceRunner
+from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams

@@ -10,9 +10,9 @@ import torch
 from dflash_local.checkpoint_files.tensor_info import BLOCKS
 from dflash_local.config.quantization import StoredGguf
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.gguf_codes import FLOAT16_AT
+from dflash_local.kernels.gguf_blocks import FLOAT16_AT
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
-from dflash_local.layout.linear import GgufBlocks, Part, weight_format
+from dflash_local.layout.linear import GgufBlocks, MatrixPart, weight_format
 from dflash_local.models.fused.gguf_formats import GGUF_BLOCKS, Kept
 from dflash_local.models.place import Conversion
 
@@ -98,7 +98,7 @@ def gguf(dtype: str, n: int, k: int, device: str = "cpu") -> Kept:
     buffers = form.buffers("w", n, k, "bfloat16", "target weights")
     tensors = Tensors([replace(each, room=None) for each in buffers], torch.device(device)).take(buffers)
     weight = GGUF_BLOCKS.weight(form, tensors, torch.bfloat16)
-    (place,) = GGUF_BLOCKS.places(weight, form, [Part("w", n)]).values()
+    (place,) = GGUF_BLOCKS.places(weight, form, [MatrixPart("w", n)]).values()
     assert isinstance(place, Conversion)
     place.take(gguf_blocks(dtype, n, k, device))
     return weight

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels import gated_delta
 from dflash_local.request import SamplingParams

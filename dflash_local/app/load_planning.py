@@ -76,7 +76,7 @@ def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
     Nothing is kept of another engine than the fused one, nor where no drafter or no GPU was measured.
     """
     from dflash_local.engine.costs import AT
-    from dflash_local.engine.fused import FusedRunner
+    from dflash_local.engine.fused_runner import FusedRunner
     from dflash_local.layout.quantized import quantized
     from dflash_local.planner.load import Load
     from dflash_local.planner.speed import Times, predict_load

@@ -193,9 +193,9 @@ def _reference(model: Any, ids: Any, task: Task) -> dict[str, Any]:
 
     from dflash_local.drafters.engines import proposer_of
     from dflash_local.drafters.kinds import read_drafter
-    from dflash_local.engine.reference import ReferenceRunner
+    from dflash_local.engine.cpu_threads import settle_torch
+    from dflash_local.engine.reference_runner import ReferenceRunner
     from dflash_local.engine.sampling import Sampler
-    from dflash_local.engine.torch_switches import settle_torch
     from dflash_local.models.transformers_target import TransformersTarget
     from dflash_local.request import SamplingParams
 

@@ -17,7 +17,7 @@ from dflash_local.bench import plain
 from dflash_local.bench.certificate import ORDER, Certificate, Divergence, PlainCheck, Run
 from dflash_local.bench.trial import CycleShape, Written, scored_target, write
 from dflash_local.bench.verdict import Noise, Position, Verdict, agrees, explained, judge, measure
-from dflash_local.engine.runner import Target
+from dflash_local.engine.runner import ScoringTarget
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.events import Mode
@@ -93,10 +93,10 @@ def certify(
     """
     target = scored_target(session)
     if plan.planted:
-        session.runner.planted(())  # refused before anything is run
+        session.runner.oracle_drafter(())  # refused before anything is run
 
         def plant(prompt: tuple[int, ...], text: tuple[int, ...]) -> Any:
-            return session.runner.planted([*prompt, *text])
+            return session.runner.oracle_drafter([*prompt, *text])
 
     trials: list[_Trial] = []
     oracle = plain.Oracle(target, load_plain)
@@ -215,7 +215,7 @@ def _divergence(session: Session, trial: _Trial, noise: Noise) -> Divergence | N
 
 
 @torch.inference_mode()
-def single_rows(target: Target, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+def single_rows(target: ScoringTarget, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
     """Logits [n, V] on the CPU, row i of which chooses token i of ``text``: AR's way, from cold caches."""
     rows = [_prefill(target, prompt).cpu()]
     for token in text[:-1]:
@@ -227,7 +227,7 @@ def single_rows(target: Target, prompt: Sequence[int], text: Sequence[int]) -> t
 
 @torch.inference_mode()
 def block_rows(
-    target: Target, prompt: Sequence[int], text: Sequence[int], cycles: Sequence[CycleShape]
+    target: ScoringTarget, prompt: Sequence[int], text: Sequence[int], cycles: Sequence[CycleShape]
 ) -> Iterator[torch.Tensor]:
     """Logits of the same tokens DFlash's way, [k, V] at a time on the device.
 
@@ -244,7 +244,7 @@ def block_rows(
         at += cycle.emitted
 
 
-def _prefill(target: Target, prompt: Sequence[int]) -> torch.Tensor:
+def _prefill(target: ScoringTarget, prompt: Sequence[int]) -> torch.Tensor:
     """Logits [1, V] after the prompt, processed in the runner's chunks."""
     target.clear()
     ids = torch.tensor(list(prompt), device=target.device)

@@ -18,7 +18,7 @@ from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.report import TOY, by_kind, finite, header, table
 from dflash_local.bench.trial import prompt_ids, scored_target, write
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.runner import Target
+from dflash_local.engine.runner import ScoringTarget
 from dflash_local.engine.session import Session
 from dflash_local.errors import PairError, UsageError
 from dflash_local.loaded import SessionFacts
@@ -109,7 +109,9 @@ def distances(session: Session, texts: Sequence[Scored], progress: Progress) -> 
 
 
 @torch.inference_mode()
-def log_probs(session: Session, target: Target, prompt: Sequence[int], reply: Sequence[int]) -> Iterator[torch.Tensor]:
+def log_probs(
+    session: Session, target: ScoringTarget, prompt: Sequence[int], reply: Sequence[int]
+) -> Iterator[torch.Tensor]:
     """[at most ROWS, V] float32 on the device, for one token of the reply after the other; the prompt is not empty."""
     target.clear()
     try:

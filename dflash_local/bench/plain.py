@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dflash_local.errors import EngineError
-from dflash_local.models.gated_deltanet import GatedDeltaNet
+from dflash_local.models.reference_delta_net import ReferenceGatedDeltaNet
 
 Load = Callable[[], Any]
 REFERENCE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")  # what a prompt pass calls
@@ -62,7 +62,7 @@ def _own_layers(model: Any) -> Iterator[None]:
     """The model as transformers built it, ours again afterwards."""
     decoder = model.get_decoder()
     ours = {index: getattr(layer, "linear_attn", None) for index, layer in enumerate(decoder.layers)}
-    ours = {index: module for index, module in ours.items() if isinstance(module, GatedDeltaNet)}
+    ours = {index: module for index, module in ours.items() if isinstance(module, ReferenceGatedDeltaNet)}
     try:
         for index in ours:
             decoder.layers[index].linear_attn = _rebuilt(decoder.layers[index], decoder.config, index)

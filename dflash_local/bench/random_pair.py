@@ -19,16 +19,15 @@ from dflash_local.config.read_model import read_model
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.engines import blocks_of
 from dflash_local.drafters.kinds import read_drafter
+from dflash_local.engine.cpu_threads import settle_torch
 from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, precision_of
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.torch_switches import settle_torch
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import PairError, UsageError
-from dflash_local.kernels.kernel_trial import Progress
+from dflash_local.kernels.kernel_trial import OnProgress
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
-from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
+from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.target_facts import TargetFacts
 
@@ -153,7 +152,7 @@ def build(
     dtype: torch.dtype,
     precision: str = "auto",
     exact: bool = False,
-    progress: Progress = lambda text, part: None,
+    progress: OnProgress = lambda text, part: None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
     """A runner over random weights, and how it drafts. UsageError: no such precision. torch.OutOfMemoryError."""
     asked = precision_of(precision, pair.model.vocab_size)

@@ -16,13 +16,13 @@ from typing import Literal
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
-from dflash_local.engine.fused import CycleKey, FusedRunner
+from dflash_local.engine.fused_runner import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import replay_ms
-from dflash_local.models.fused.fixed_routing import fixed_routing
 from dflash_local.models.fused.kernel_choice import without_kernel
+from dflash_local.models.fused.moe import fixed_routing
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.load_target import placement
 from dflash_local.planner.machine import Machine, this_machine
@@ -36,7 +36,7 @@ PROBE_BYTES = 2**31  # read for the bandwidth; many times any cache
 END_OF_NOTHING = 2**31 - 1
 
 # Which experts a block's rows take while a mixture is measured. Random weights make the rows of a block alike, so that
-# they choose more alike than rows of text do: the routing is set instead (``models.fused.fixed_routing``).
+# they choose more alike than rows of text do: the routing is set instead (``models.fused.moe``).
 Routing = Literal["uniform", "correlated"]
 Clock = Callable[[Callable[[], object], int], float]  # work and repeats to milliseconds
 

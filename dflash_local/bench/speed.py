@@ -10,7 +10,7 @@ from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.report import TOY, by_kind, finite, header, number, table
 from dflash_local.bench.trial import Written, prompt_ids, write
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.figures import acceptance_per_position
+from dflash_local.engine.reply_figures import acceptance_per_position
 from dflash_local.engine.session import Session
 from dflash_local.events import Mode
 from dflash_local.loaded import SessionFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_local.bench.prompts import Prompt
-from dflash_local.engine.runner import Target
+from dflash_local.engine.runner import ScoringTarget
 from dflash_local.engine.session import Session
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.events import Finished, FinishReason, Notice, Stats, Step
@@ -43,7 +43,7 @@ def prompt_ids(session: Session, prompt: Prompt, thinking: bool) -> tuple[int, .
     return session.render(user_request(prompt.text, thinking=thinking)).ids
 
 
-def scored_target(session: Session) -> Target:
+def scored_target(session: Session) -> ScoringTarget:
     """What texts are scored with. UsageError: the target is in another process."""
     target = session.runner.target
     if target is None:

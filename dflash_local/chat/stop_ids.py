@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dflash_local.chat.tokenizer_files import token_text
+from dflash_local.checkpoint_files.json_file import TokenizerParts
 from dflash_local.checkpoint_files.source import Source
-from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 from dflash_local.errors import CheckpointError
 
 # gpt-oss ends a message with <|end|> and goes on; these two hand the turn back (harmony format).

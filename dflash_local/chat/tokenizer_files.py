@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_local.checkpoint_files.tokenizer_parts import MAX_TEMPLATE_CHARS, TokenizerParts
+from dflash_local.checkpoint_files.json_file import MAX_TEMPLATE_CHARS, TokenizerParts
 from dflash_local.errors import CheckpointError
 
 MAX_ID_DIGITS = 10

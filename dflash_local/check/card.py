@@ -8,7 +8,7 @@ import torch
 
 from dflash_local.bench.random_run import PROBE_BYTES, Place, bandwidth
 from dflash_local.check.findings import Finding, State
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.session import Session
 from dflash_local.planner import hardware
 from dflash_local.planner.cards import find_bandwidth

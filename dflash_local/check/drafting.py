@@ -12,7 +12,7 @@ from dflash_local.bench.trial import prompt_ids, write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding, State
 from dflash_local.check.text import PROMPTS, prompts_of
-from dflash_local.engine.low_acceptance import likely_causes
+from dflash_local.engine.reply_figures import likely_causes
 from dflash_local.engine.session import Session
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TransformersTarget

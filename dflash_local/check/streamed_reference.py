@@ -15,12 +15,11 @@ from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fill_places import text_tensors
-from dflash_local.models.gated_deltanet import GatedDeltaNet
-from dflash_local.models.kv_cache import KVCache
 from dflash_local.models.load_target import MXFP4_FAMILIES
+from dflash_local.models.reference_delta_net import ReferenceGatedDeltaNet
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_config import BUILD_ERRORS, text_model_config
-from dflash_local.models.transformers_target import TransformersTarget
+from dflash_local.models.transformers_target import KVCache, TransformersTarget
 
 MXFP4_PARTS = ("_blocks", "_scales")  # of a tensor that transformers decodes
 # The norm in front of a layer's feed-forward part, the first of these names that the layer has.
@@ -105,7 +104,7 @@ class StreamedReference:
         layer = self._layers[index]
         with self._filled(layer, f"layers.{index}"):
             mixer = getattr(layer, "linear_attn", None)
-            if isinstance(mixer, GatedDeltaNet) and mixer.cache is not None:
+            if isinstance(mixer, ReferenceGatedDeltaNet) and mixer.cache is not None:
                 mixer.attach(mixer.cache, mixer.slot)  # it keeps rates that it computes of its weights
             yield
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.gguf_drafter import DFLASH, drafter_config
 from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_keys import (
@@ -60,7 +60,7 @@ SAMPLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GgufArchitecture:
     """An architecture of targets.
 
     Attributes:
@@ -82,20 +82,20 @@ class Target:
 
 
 TARGETS = {
-    "llama": Target("LlamaForCausalLM", "llama"),
-    "qwen3": Target("Qwen3ForCausalLM", "qwen3"),
-    "qwen3moe": Target("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, ALL_SPARSE),
-    "qwen3next": Target("Qwen3NextForCausalLM", "qwen3_next", EXPERTS | SHARED | RECURRENT, ALL_SPARSE),
-    "qwen35": Target("Qwen3_5ForCausalLM", "qwen3_5_text", RECURRENT),
-    "qwen35moe": Target("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", EXPERTS | SHARED | RECURRENT),
-    "gpt-oss": Target("GptOssForCausalLM", "gpt_oss", GPT_OSS),
+    "llama": GgufArchitecture("LlamaForCausalLM", "llama"),
+    "qwen3": GgufArchitecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, ALL_SPARSE),
+    "qwen3next": GgufArchitecture("Qwen3NextForCausalLM", "qwen3_next", EXPERTS | SHARED | RECURRENT, ALL_SPARSE),
+    "qwen35": GgufArchitecture("Qwen3_5ForCausalLM", "qwen3_5_text", RECURRENT),
+    "qwen35moe": GgufArchitecture("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", EXPERTS | SHARED | RECURRENT),
+    "gpt-oss": GgufArchitecture("GptOssForCausalLM", "gpt_oss", GPT_OSS),
 }
 OF_RECURRENT = ("ssm.inner_size", "full_attention_interval", "attention.recurrent_layers")
 OF_WINDOWED = ("attention.sliding_window_pattern",)
 
 
 def config_of(header: GgufHeader) -> dict[str, Any]:
-    """As its config.json would be, of a target or of a DFlash drafter.
+    """Return what the config.json of a target or of a DFlash drafter would hold.
 
     Raises:
         CheckpointError: the architecture is not known, a value is missing or wrong, or a key says what a config.json
@@ -139,13 +139,13 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
 
 
 def generation_of(header: GgufHeader) -> dict[str, Any]:
-    """As its generation_config.json would be: ids that end a reply, and the sampling that its makers recommend."""
-    advised = values_of(Fields(header.metadata, str(header.file)), SAMPLING)
+    """Return what generation_config.json would hold: ids that end a reply, and the makers' recommended sampling."""
+    advised = values_of(ConfigFields(header.metadata, str(header.file)), SAMPLING)
     return {**_token_ids(header), **advised, **({"do_sample": True} if advised else {})}
 
 
-def _recurrent(keys: Fields, layers: int) -> dict[str, Any]:
-    """Layers and the value heads' width of Gated DeltaNet."""
+def _recurrent(keys: ConfigFields, layers: int) -> dict[str, Any]:
+    """Return layers and the value heads' width of Gated DeltaNet."""
     width, heads = keys.integer("ssm.inner_size", 1, MAX_WIDTH), keys.integer("ssm.time_step_rank", 1, MAX_WIDTH)
     every = keys.optional_integer("full_attention_interval", 1, MAX_LAYERS) or 4
     flags = layer_flags(keys, "attention.recurrent_layers", layers)
@@ -155,8 +155,8 @@ def _recurrent(keys: Fields, layers: int) -> dict[str, Any]:
     return {"linear_value_head_dim": width // heads, "layer_types": kinds, "full_attention_interval": every}
 
 
-def _windowed(keys: Fields, layers: int) -> list[str]:
-    """By flags, or every so many-th layer without a window: by default every second, the first with one."""
+def _windowed(keys: ConfigFields, layers: int) -> list[str]:
+    """Return layer types by flags, or with every so many-th layer full: by default every second."""
     name = "attention.sliding_window_pattern"
     if isinstance(keys.values.get(name), list):
         flags = layer_flags(keys, name, layers) or [False] * layers
@@ -167,7 +167,7 @@ def _windowed(keys: Fields, layers: int) -> list[str]:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """The dtype in which most bytes are stored, or in which what blocks stand for is computed."""
+    """Return the dtype in which most bytes are stored, or in which what blocks stand for is computed."""
     sizes: Counter[str] = Counter()
     for info in header.tensors.values():
         sizes[info.dtype] += info.nbytes
@@ -175,8 +175,8 @@ def _dtype(header: GgufHeader) -> str:
 
 
 def _token_ids(header: GgufHeader) -> dict[str, Any]:
-    """``bos_token_id``, and every id that ends a reply."""
-    keys = Fields(header.metadata, str(header.file))
+    """Return ``bos_token_id``, and every id that ends a reply."""
+    keys = ConfigFields(header.metadata, str(header.file))
     found = {
         id_
         for name in END_IDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_keys import common_values, layer_flags, refuse_others, values_of
 from dflash_local.checkpoint_files.text_config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, MAX_WINDOW
@@ -31,8 +31,8 @@ OWN = (
 MARKOV, CONFIDENCE, SELECTOR = "markov_w1.weight", "conf_proj.weight", "selector_predecessor.weight"
 
 
-def drafter_config(header: GgufHeader, keys: Fields) -> dict[str, Any]:
-    """Raises CheckpointError as ``config_of``."""
+def drafter_config(header: GgufHeader, keys: ConfigFields) -> dict[str, Any]:
+    """Return what its config.json would hold. Raise CheckpointError as ``config_of`` does."""
     names = KEYS | (DFLASH2_KEYS if SELECTOR in header.tensors else {})
     refuse_others(keys, (*names, *OWN))
     found = {
@@ -55,10 +55,10 @@ def drafter_config(header: GgufHeader, keys: Fields) -> dict[str, Any]:
 
 
 def _heads_of_kind(header: GgufHeader, hidden: int) -> dict[str, Any]:
-    """What the tables by id of a DFlash 2 or a DSpark drafter tell, and the vocabulary of others."""
+    """Return what the tables by id of a DFlash 2 or a DSpark drafter tell, and the vocabulary of others."""
     table = header.tensors.get(SELECTOR) or header.tensors.get(MARKOV)
     if table is None:
-        tokens = Fields(header.metadata, str(header.file)).optional_list("tokenizer.ggml.tokens", MAX_VOCAB)
+        tokens = ConfigFields(header.metadata, str(header.file)).optional_list("tokenizer.ggml.tokens", MAX_VOCAB)
         return {"vocab_size": len(tokens) if tokens else None}
     if len(table.shape) != 2:
         raise CheckpointError(f"{header.file}: tensor {table.name} has shape {list(table.shape)}, expected a matrix")
@@ -74,8 +74,8 @@ def _heads_of_kind(header: GgufHeader, hidden: int) -> dict[str, Any]:
     }
 
 
-def _windows(keys: Fields, layers: int) -> dict[str, Any]:
-    """``layer_types``, ``sliding_window`` and, where it is told, ``is_causal``."""
+def _windows(keys: ConfigFields, layers: int) -> dict[str, Any]:
+    """Return ``layer_types``, ``sliding_window`` and, where it is told, ``is_causal``."""
     width = keys.optional_integer("attention.sliding_window", 0, MAX_WINDOW)
     flags = layer_flags(keys, "attention.sliding_window_pattern", layers) if width else None
     kinds = ["sliding_attention" if flag else "full_attention" for flag in flags or [False] * layers]

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.checkpoint_files.gguf_config import config_of, generation_of
-from dflash_local.checkpoint_files.gguf_header import GgufHeader
+from dflash_local.checkpoint_files.gguf_header import GgufHeader, open_gguf
 from dflash_local.checkpoint_files.gguf_names import hf_tensors
 from dflash_local.checkpoint_files.gguf_quantization import quantization_config
-from dflash_local.checkpoint_files.gguf_split import open_gguf
 from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
-from dflash_local.checkpoint_files.gguf_types import check_types
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
+from dflash_local.checkpoint_files.json_file import TokenizerParts
+from dflash_local.checkpoint_files.tensor_info import TensorInfo, check_types
 
 NAMES = ("general.name", "general.basename")
 BASES = re.compile(r"general\.base_model\.\d+\.(name|repo_url)")
@@ -41,7 +39,7 @@ class GgufFile:
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        """Made once: it looks at every token of the vocabulary and at every tensor."""
+        """Read it once: it looks at every token of the vocabulary and at every tensor."""
         found = config_of(self.header)
         quantization = quantization_config(self._tensors)
         return found if quantization is None else {**found, "quantization_config": quantization}

@@ -7,16 +7,15 @@ data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Torch-free.
 from __future__ import annotations
 
 import os
+import re
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dflash_local.checkpoint_files.config_values import shown
-from dflash_local.checkpoint_files.gguf_types import GGML_TYPES
 from dflash_local.checkpoint_files.json_file import open_plain
-from dflash_local.checkpoint_files.tensor_info import BLOCKS, MAX_NAME, TensorInfo
-from dflash_local.checkpoint_files.weight_file import AGAIN, refuse_impostor
+from dflash_local.checkpoint_files.tensor_info import AGAIN, BLOCKS, GGML_TYPES, MAX_NAME, TensorInfo, refuse_impostor
 from dflash_local.errors import CheckpointError
 
 MAGIC = b"GGUF"
@@ -42,7 +41,7 @@ class GgufHeader:
 
 
 def is_gguf(file: Path) -> bool:
-    """True for a plain file that begins as GGUF does, whatever it is called."""
+    """Return True for a plain file that begins as GGUF does, whatever it is called."""
     try:
         with open_plain(file) as stream:
             return stream.read(4) == MAGIC
@@ -51,7 +50,7 @@ def is_gguf(file: Path) -> bool:
 
 
 def read_gguf(file: Path) -> GgufHeader:
-    """The header of ``file``. CheckpointError: missing, truncated, damaged, no GGUF, big-endian or of version 1."""
+    """Read the header. Raise CheckpointError where it is missing, damaged, no GGUF, big-endian or of version 1."""
     try:
         with open_plain(file, AGAIN) as stream:
             return gguf_of(stream, file, os.fstat(stream.fileno()).st_size)
@@ -62,7 +61,7 @@ def read_gguf(file: Path) -> GgufHeader:
 
 
 def gguf_of(stream: BinaryIO, file: Path, size: int) -> GgufHeader:
-    """Like ``read_gguf``, of a stream at the start of a file of ``size`` bytes; it may end where the header does."""
+    """Read the header of a file of ``size`` bytes from a stream at its start, which may end where the header does."""
     reader = _Reader(stream, file, size)
     tensor_count, key_count = reader.opening()
     metadata: dict[str, Any] = {}
@@ -91,7 +90,7 @@ class _Reader:
         return CheckpointError(f"{self._file}{text}", AGAIN)
 
     def opening(self) -> tuple[int, int]:
-        """How many tensors and keys the file says it holds."""
+        """Return how many tensors and keys the file says it holds."""
         start = self._stream.read(OPENING.size)
         refuse_impostor(self._file, start)
         if start[:4] != MAGIC:
@@ -113,7 +112,7 @@ class _Reader:
             raise self.error(f" is truncated: {self._size} bytes do not hold its header")
 
     def count(self, number: int, least: int, what: str, most: int) -> int:
-        """``number`` of ``what``, if the rest of the file holds as many of ``least`` bytes and ``most`` allows it."""
+        """Return ``number`` where the rest of the file holds as many of ``least`` bytes and ``most`` allows it."""
         if number * least > self._size - self._end:
             raise self.error(f" is truncated: it cannot hold {number} {what}")
         if number > most:
@@ -121,13 +120,13 @@ class _Reader:
         return number
 
     def integer(self, size: int) -> int:
-        """The next unsigned number of ``size`` bytes."""
+        """Return the next unsigned number of ``size`` bytes."""
         raw = self._stream.read(size)
         self._reach(size, len(raw))
         return int.from_bytes(raw, "little")
 
     def texts(self, number: int, what: str, longest: int) -> list[str]:
-        """The next strings, in one loop without calls of ours: a vocabulary holds 250,000."""
+        """Return the next strings, in one loop without calls of ours: a vocabulary holds 250,000."""
         read, end, texts = self._stream.read, self._end, []
         head, last = bytes(8), min(self._size, MAX_HEADER_BYTES)
         for _ in range(number):
@@ -146,7 +145,7 @@ class _Reader:
             raise self.error(f": {what} is not UTF-8") from None
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
-        """The value of a key; of an array, a list."""
+        """Return the value of a key; of an array, a list."""
         if kind == STRING:
             return self.texts(1, f"the value of {shown(key)}", MAX_STRING)[0]
         if kind == ARRAY and depth < MAX_DEPTH:
@@ -171,7 +170,7 @@ class _Reader:
         return [value != 0 for value in raw] if kind == BOOL else list(form.unpack(raw))
 
     def tensor(self) -> TensorInfo:
-        """The next tensor; ``offset`` is still counted from where the data begin."""
+        """Return the next tensor; ``offset`` is still counted from where the data begin."""
         name = self.texts(1, "a tensor's name", MAX_NAME)[0]
         rank = self.integer(4)
         dims = self._numbers(UINT64, rank) if rank <= MAX_RANK else [0]
@@ -186,7 +185,7 @@ class _Reader:
         return TensorInfo(name, dtype, tuple(reversed(dims)), self._file, offset)
 
     def placed(self, tensors: dict[str, TensorInfo], alignment: object) -> dict[str, TensorInfo]:
-        """The tensors with their places in the file; each inside it, none over another, padding between them."""
+        """Return the tensors with their places in the file; each inside it, none over another, padding between them."""
         if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
             raise self.error(f": general.alignment {shown(alignment)} is no power of two up to {MAX_ALIGNMENT}")
         start = end = -(-self._end // alignment) * alignment
@@ -198,3 +197,50 @@ class _Reader:
             if end > self._size:
                 raise self.error(f" is truncated: {self._size} bytes, {shown(info.name)} ends at byte {shown(end)}")
         return {name: replace(info, offset=start + info.offset) for name, info in tensors.items()}
+
+
+MAX_PARTS = 500
+NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+
+
+def open_gguf(file: Path) -> GgufHeader:
+    """Return the header of a model whose only file, or any part, is ``file``; metadata are those of the first part.
+
+    Raises:
+        CheckpointError: as of ``read_gguf`` for any part; and, naming the file, a part that is missing, is another one
+            than its name says, belongs to another model, or holds a tensor that an earlier one has.
+    """
+    header = read_gguf(file)
+    count = header.metadata.get(COUNT, 1)
+    if count in (0, 1):
+        return header
+    parts = [header if part == file else read_gguf(part) for part in _names(file, count)]
+    first = parts[0].metadata
+    tensors = dict(parts[0].tensors)
+    for number, part in enumerate(parts):
+        if part.metadata.get(NUMBER) != number:
+            text = f"{part.file} is part {number + 1} by its name, by its header {NUMBER} is"
+            raise CheckpointError(f"{text} {shown(part.metadata.get(NUMBER))}", AGAIN)
+        for key in (COUNT, TENSORS):
+            if part.metadata.get(key) != first.get(key):
+                raise CheckpointError(f"{part.file} is a part of another model: its {key} differs", AGAIN)
+        twice = next((name for name in part.tensors if number and name in tensors), None)
+        if twice is not None:
+            raise CheckpointError(f"{part.file} holds the tensor {shown(twice)}, which an earlier part has", AGAIN)
+        tensors |= part.tensors
+    if len(tensors) != first.get(TENSORS):
+        text = f"{file} and its other parts hold {len(tensors)} tensors, {TENSORS} is {shown(first.get(TENSORS))}"
+        raise CheckpointError(text, AGAIN)
+    return GgufHeader(first, tensors, parts[0].file)
+
+
+def _names(file: Path, count: object) -> list[Path]:
+    """Return the files of all ``count`` parts, which lie beside each other."""
+    named = NAME.fullmatch(file.name)
+    if type(count) is not int or not 1 < count <= MAX_PARTS:
+        raise CheckpointError(f"{file}: {COUNT} {shown(count)} is no number up to {MAX_PARTS}", AGAIN)
+    if not named or int(named["count"]) != count:
+        hint = f"parts are named like NAME-00001-of-{count:05}.gguf and lie in one folder"
+        raise CheckpointError(f"{file} is one of {count} parts, which its name does not say", hint)
+    return [file.with_name(f"{named['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.checkpoint_files.gguf_header import GgufHeader
 from dflash_local.checkpoint_files.gguf_rope import FACTORS, rope_of, short
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_LAYERS, MAX_WIDTH
@@ -64,23 +64,23 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def architecture_of(header: GgufHeader, known: Collection[str]) -> str:
-    """``general.architecture``. Raises CheckpointError: none of ``known``, or the file holds no whole model."""
-    top = Fields(header.metadata, str(header.file))
+    """Return ``general.architecture``. Raises CheckpointError: none of ``known``, or the file holds no whole model."""
+    top = ConfigFields(header.metadata, str(header.file))
     kind = top.optional_text("general.type") or "model"
     if kind != "model":
         raise CheckpointError(f"{top.where} holds a part of a model ({shown(kind)})", "give the model's own GGUF file")
     return top.word("general.architecture", [*known])
 
 
-def architecture_keys(header: GgufHeader, architecture: str) -> Fields:
-    """The keys of its architecture, without its name before them."""
+def architecture_keys(header: GgufHeader, architecture: str) -> ConfigFields:
+    """Return the keys of its architecture, without its name before them."""
     start = f"{architecture}."
     named = {key.removeprefix(start): value for key, value in header.metadata.items() if key.startswith(start)}
-    return Fields(named, f"{header.file}: {architecture}")
+    return ConfigFields(named, f"{header.file}: {architecture}")
 
 
-def refuse_others(keys: Fields, known: Collection[str]) -> None:
-    """Raises CheckpointError: a key that is not ``known`` may change the forward pass."""
+def refuse_others(keys: ConfigFields, known: Collection[str]) -> None:
+    """Raise CheckpointError where a key is not ``known``: it may change the forward pass."""
     for key, value in keys.values.items():
         if key in known or key in COMMON or key in READ:
             continue
@@ -91,8 +91,8 @@ def refuse_others(keys: Fields, known: Collection[str]) -> None:
             )
 
 
-def values_of(keys: Fields, names: Mapping[str, str]) -> dict[str, Any]:
-    """The values of keys under the names that a config.json has for them; numbers one for each layer must agree."""
+def values_of(keys: ConfigFields, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return values by their names in config.json; numbers one for each layer must agree."""
     found: dict[str, Any] = {}
     for key, name in names.items():
         value = keys.values.get(key)
@@ -105,15 +105,15 @@ def values_of(keys: Fields, names: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def common_values(keys: Fields, header: GgufHeader, partial: bool = False) -> dict[str, Any]:
-    """Sizes, layers, heads and rope: what every architecture here has. Raises CheckpointError, UnknownValue.
+def common_values(keys: ConfigFields, header: GgufHeader, partial: bool = False) -> dict[str, Any]:
+    """Return sizes, layers, heads and rope: what every architecture here has. Raises CheckpointError, UnknownValue.
 
     Args:
         partial: as of ``rope_of``.
     """
     found = values_of(keys, COMMON)
     hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
-    heads = Fields(found, keys.where).integer("num_attention_heads", 1, MAX_HEADS)
+    heads = ConfigFields(found, keys.where).integer("num_attention_heads", 1, MAX_HEADS)
     head_dim = keys.optional_integer("attention.key_length", 2, MAX_HEADS) or hidden // heads
     if keys.values.get("attention.value_length", head_dim) != head_dim:
         raise CheckpointError(f"{keys.where}.attention.value_length is not its key_length, which is not supported")
@@ -130,14 +130,14 @@ def common_values(keys: Fields, header: GgufHeader, partial: bool = False) -> di
     }
 
 
-def block_count(keys: Fields) -> int:
-    """All layers; those that predict tokens further ahead are the last."""
+def block_count(keys: ConfigFields) -> int:
+    """Return all layers; those that predict tokens further ahead are the last."""
     return keys.integer("block_count", 1, MAX_LAYERS)
 
 
-def layer_flags(keys: Fields, key: str, layers: int) -> list[bool] | None:
-    """One flag for each layer, None where the key is absent or empty; those behind are of layers that predict further
-    ahead. Raises CheckpointError: they are too few, or no flags.
+def layer_flags(keys: ConfigFields, key: str, layers: int) -> list[bool] | None:
+    """Return one flag for each layer, None where the key is absent or empty; those behind are of layers that predict
+    further ahead. Raises CheckpointError: they are too few, or no flags.
     """
     flags = keys.optional_list(key, MAX_LAYERS)
     if not flags:

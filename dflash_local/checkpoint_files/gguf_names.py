@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from dflash_local.checkpoint_files.gguf_changes import changes_of
 from dflash_local.checkpoint_files.gguf_config import LINEAR, TARGETS, config_of
 from dflash_local.checkpoint_files.gguf_drafter import DFLASH
 from dflash_local.checkpoint_files.gguf_header import GgufHeader
@@ -19,7 +18,7 @@ from dflash_local.checkpoint_files.gguf_keys import architecture_keys, architect
 from dflash_local.checkpoint_files.gguf_rope import FACTORS
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.checkpoint_files.text_config import text_values
-from dflash_local.checkpoint_files.undo import Interleave, SwapAxes
+from dflash_local.checkpoint_files.undo import Interleave, SwapAxes, changes_of
 from dflash_local.errors import CheckpointError
 
 KINDS = ("weight", "bias")
@@ -104,7 +103,7 @@ DRAFTER_WHOLE = {"attn_conv_base": "attention_conv.base_kernel", "ffn_conv_base"
 
 
 def hf_tensors(header: GgufHeader) -> dict[str, TensorInfo]:
-    """All tensors by name; a layer's stacked experts as one tensor for each expert's matrix or bias.
+    """Return all tensors by name; a layer's stacked experts as one tensor for each expert's matrix or bias.
 
     Raises:
         CheckpointError: as ``config_of``; a tensor is not known, or its shape does not fit the metadata.
@@ -145,8 +144,8 @@ def _drafter_tensor(info: TensorInfo) -> TensorInfo:
 def _target_tensors(
     info: TensorInfo, architecture: str, config: Mapping[str, Any], ahead: range
 ) -> Iterable[TensorInfo]:
-    """What a tensor of the file is called, and what it is cut into where it holds several; ``ahead``: layers that
-    predict tokens further ahead.
+    """Return what a tensor of the file is called, and what it is cut into where it holds several; ``ahead``: layers
+    that predict tokens further ahead.
     """
     place = IN_LAYER.fullmatch(info.name)
     if place is None:
@@ -183,14 +182,14 @@ def _in_layer(own: str, stems: Mapping[str, str], whole: Mapping[str, str]) -> s
 
 
 def _shape(own: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """With the axes of one element that files leave out."""
+    """Return the shape with the axes of one element that files leave out."""
     if own == "ssm_conv1d.weight" and len(shape) == 2:
         return (shape[0], 1, shape[1])
     return (1, *shape) if own == "ffn_gate_inp_shexp.weight" and len(shape) == 1 else shape
 
 
 def _experts(info: TensorInfo, at: str, matrices: tuple[str, ...], kind: str) -> Iterator[TensorInfo]:
-    """Of a tensor [experts, rows, columns], or of biases [experts, rows]; several matrices lie one below the other."""
+    """Cut a tensor [experts, rows, columns], or biases [experts, rows], into each expert's matrices."""
     if len(info.shape) != (3 if kind == "weight" else 2) or info.shape[1] % len(matrices) or not info.nbytes:
         raise _misshapen(info)
     experts, rows, *columns = info.shape
@@ -208,7 +207,7 @@ def _experts(info: TensorInfo, at: str, matrices: tuple[str, ...], kind: str) ->
 def _attention_inputs(
     info: TensorInfo, at: str, kind: str, architecture: str, config: Mapping[str, Any]
 ) -> Iterator[TensorInfo]:
-    """Queries, keys and values that the converter was asked to put into one tensor, one below the other."""
+    """Cut one tensor into queries, keys and values, which lie one below the other."""
     heads, keys, width = (config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     queries = heads * width * (2 if architecture in GATED else 1)
     rows = {"q": queries, "k": keys * width, "v": keys * width}
@@ -223,7 +222,7 @@ def _attention_inputs(
 
 
 def _with_joined_projections(found: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
-    """Qwen3-Next's one projection for each layer, which the converter cuts in two and orders by kind of row."""
+    """Return Qwen3-Next's one projection for each layer, which the converter cuts in two and orders by kind of row."""
     keys, width = config["linear_num_key_heads"], config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
     undo = (Interleave(keys, (width, width, values, values)),)
@@ -241,7 +240,7 @@ def _with_joined_projections(found: Mapping[str, TensorInfo], config: Mapping[st
 
 
 def _check_sizes(info: TensorInfo) -> None:
-    """Raises CheckpointError: it has not as many rows or columns as are to be reordered."""
+    """Raise CheckpointError where it has other rows or columns than are to be reordered."""
     for step in info.undo:
         if isinstance(step, SwapAxes):
             fits = step.axis < len(info.shape) and info.shape[step.axis] == step.start + step.size

@@ -1,4 +1,4 @@
-"""How text is cut into words before BPE: the names of ``tokenizer.ggml.pre`` and what each stands for.
+"""Describe how text is cut into words before BPE: the names of ``tokenizer.ggml.pre`` and what each stands for.
 
 A GGUF file carries vocabulary and merges, but of these rules a name alone. Each entry is what the tokenizer.json of
 the models that the name is written for says; llama.cpp's rules of that name give the same ids but where it
@@ -31,13 +31,13 @@ class PreTokenizer:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The ``pre_tokenizer`` of a tokenizer.json."""
+        """Return the ``pre_tokenizer`` of a tokenizer.json."""
         last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": self.words}
         return {"type": "Sequence", "pretokenizers": [*self.splits, last]}
 
 
 def _split(pattern: str) -> dict[str, Any]:
-    """A step that makes every match a word of its own, and what lies between two matches as well."""
+    """Return a step that makes every match a word of its own, and what lies between two matches as well."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
@@ -46,7 +46,7 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(letters: str, digits: str) -> dict[str, Any]:
-    """Words of these letters after at most one other character, numbers, signs with their line feeds, spaces.
+    """Return words of these letters after at most one other character, numbers, signs with their line feeds, spaces.
 
     Args:
         letters: categories inside a class. digits: the expression of one number.
@@ -56,7 +56,7 @@ def _words(letters: str, digits: str) -> dict[str, Any]:
 
 
 def _cased_words() -> dict[str, Any]:
-    """As ``_words``; a word ends where lower case becomes upper case, and takes its contraction along."""
+    """Split as ``_words``; a word ends where upper case follows lower case, and takes its contraction along."""
     first, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     either = (rf"{first}{upper}*{lower}+{_CONTRACTIONS}?", rf"{first}{upper}+{lower}*{_CONTRACTIONS}?")
     return _split("|".join((*either, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES)))

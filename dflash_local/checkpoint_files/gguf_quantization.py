@@ -1,4 +1,4 @@
-"""Which matrices of a GGUF file lie in blocks, said as a ``quantization_config``. Torch-free."""
+"""Describe which matrices of a GGUF file lie in blocks, said as a ``quantization_config``. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OF_EXPERT = re.compile(r"model[.]layers[.](\d+)[.](.+)[.]experts[.]\d+[.](\w+)[.
 
 
 def quantization_config(tensors: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
-    """Of tensors by the model's names; None where no matrix is in blocks.
+    """Describe the formats of tensors by the model's names; None where no matrix is in blocks.
 
     ``type`` is that of most weights; ``modules`` has the others', null where a matrix is plain, or becomes plain since
     its blocks cannot be put in order; ``experts`` those of a mixture by patterns, since they are many.
     """
     matrices = {name: info for name, info in tensors.items() if name.endswith(WEIGHT) and len(info.shape) == 2}
-    types = {name: _type_of(info) for name, info in matrices.items()}
+    types = {name: info.dtype if keeps_blocks(info) else None for name, info in matrices.items()}
     weights: Counter[str] = Counter()
     for name, kind in types.items():
         if kind is not None:
@@ -49,12 +49,8 @@ def quantization_config(tensors: Mapping[str, TensorInfo]) -> dict[str, Any] | N
     return {"quant_method": METHOD, "type": usual, "modules": modules, "experts": experts}
 
 
-def _type_of(info: TensorInfo) -> str | None:
-    return info.dtype if keeps_blocks(info) else None
-
-
 def keeps_blocks(info: TensorInfo) -> bool:
-    """True of a tensor in blocks of one type, that can be used once their rows are in order."""
+    """Return True of a tensor in blocks of one type, that can be used once their rows are in order."""
     steps = info.undo
     if info.name.endswith(HEADS_AS_STORED):
         steps = tuple(step for step in steps if not moves_columns(step))

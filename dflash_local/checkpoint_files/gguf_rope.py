@@ -1,4 +1,4 @@
-"""How positions rotate by a GGUF file's metadata, as ``rope_parameters`` of a config.json say it. Torch-free."""
+"""Say how positions rotate by a GGUF file's metadata, as ``rope_parameters`` of a config.json say it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.errors import CheckpointError
 
@@ -24,7 +24,7 @@ YARN = {
 
 
 def short(value: float) -> float:
-    """The number of the fewest digits that is this one in float32: files keep 1e-5 as 9.999999747378752e-06."""
+    """Return the number of the fewest digits that is this one in float32: files keep 1e-5 as 9.999999747378752e-06."""
     if not abs(value) < 1e38:
         return value
     stored = struct.pack("<f", value)
@@ -38,8 +38,8 @@ def short(value: float) -> float:
     )
 
 
-def rope_of(keys: Fields, head_dim: int, factors: TensorInfo | None, partial: bool) -> dict[str, Any]:
-    """``rope_parameters``.
+def rope_of(keys: ConfigFields, head_dim: int, factors: TensorInfo | None, partial: bool) -> dict[str, Any]:
+    """Return ``rope_parameters``.
 
     Args:
         keys: metadata without the architecture's name. factors: the tensor ``rope_freqs``, where there is one. partial:
@@ -72,7 +72,7 @@ def rope_of(keys: Fields, head_dim: int, factors: TensorInfo | None, partial: bo
 
 
 def _read(factors: TensorInfo, head_dim: int) -> tuple[float, ...]:
-    """The tensor's numbers."""
+    """Return the tensor's numbers."""
     if factors.dtype != "F32" or factors.shape != (head_dim // 2,) or head_dim // 2 > MAX_FACTORS:
         raise CheckpointError(
             f"{factors.file}: tensor {FACTORS} is {factors.dtype} {list(factors.shape)}, expected F32 [{head_dim // 2}]"
@@ -83,7 +83,7 @@ def _read(factors: TensorInfo, head_dim: int) -> tuple[float, ...]:
 
 
 def _llama3(factors: Sequence[float], theta: float, head_dim: int, where: str) -> dict[str, Any]:
-    """The settings that these factors follow from. Raises CheckpointError: none are found."""
+    """Return the settings that these factors follow from. Raises CheckpointError: none are found."""
     factor = short(max(factors))
     if all(each == 1.0 for each in factors):
         return {}
@@ -101,8 +101,8 @@ def _llama3(factors: Sequence[float], theta: float, head_dim: int, where: str) -
 
 
 def _settings() -> Iterator[tuple[float, float, int]]:
-    """Low and high frequency factor and the context trained at first: those of Llama 3, then others by powers of two.
-    Only products of the three show in a file, so the low one is 1.
+    """Yield low and high frequency factors and trained contexts: Llama 3's first, then others by powers of two. Only
+    products of the three show in a file, so the low one is 1.
     """
     yield 1.0, 4.0, 8192
     for high in (4.0, 2.0, 8.0, 16.0, 32.0):

@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from dflash_local.checkpoint_files.tokenizer_parts import MAX_TEMPLATE_CHARS
+from dflash_local.checkpoint_files.json_file import MAX_TEMPLATE_CHARS
 from dflash_local.errors import CheckpointError
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # of tokenizer.ggml.token_type; 1 is normal, 6 a byte
@@ -21,7 +21,7 @@ _ENDS = {"eot": "eot_token", "eom": "eom_token"}
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """tokenizer.json and tokenizer_config.json as objects; None for a file without tokenizer, as drafters are.
+    """Return tokenizer.json and tokenizer_config.json as objects; None for a file without tokenizer, as drafters are.
 
     Args:
         metadata: keys and values of a GGUF file's head; arrays are lists.
@@ -119,7 +119,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
 
 
 def _template(metadata: Mapping[str, Any]) -> str | None:
-    """The chat template: the one without a name, or else the one named default."""
+    """Return the chat template: the one without a name, or else the one named default."""
     keys = ("tokenizer.chat_template", "tokenizer.chat_template.default")
     key, template = next(((key, metadata[key]) for key in keys if key in metadata), ("", None))
     if template is None:
@@ -137,7 +137,7 @@ def _added(token_id: int, text: str, kind: int) -> dict[str, Any]:
 
 
 def _merges(merges: Sequence[str], vocabulary: dict[str, int]) -> list[str]:
-    """The merges in order, each once: the first one counts."""
+    """Return the merges in order, each once: the first one counts."""
     for merge in merges:
         left, space, right = merge.partition(" ")
         if not (space and left in vocabulary and right in vocabulary and left + right in vocabulary):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +14,7 @@ from dflash_local.errors import CheckpointError
 from dflash_local.json_text import parse_json
 
 MAX_CONFIG_BYTES = 16 * 2**20  # the longest are those that list what was left out of a quantisation
+MAX_TEMPLATE_CHARS = 1_000_000
 MAX_JSON_BYTES = 100_000_000  # tokenizer.json and weight indices: 33 MB are published
 # A device or a pipe must not be waited for; Windows has neither flag and neither kind of file.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
@@ -49,7 +52,7 @@ def open_plain(file: Path, hint: str = "") -> BinaryIO:
 
 
 def read_bytes(file: Path, limit: int, hint: str = "") -> bytes:
-    """All of a plain file of at most ``limit`` bytes. FileNotFoundError, CheckpointError: as of ``open_plain``."""
+    """Read a plain file of at most ``limit`` bytes. FileNotFoundError, CheckpointError: as of ``open_plain``."""
     with open_plain(file, hint) as stream:
         try:
             raw = stream.read(limit + 1)
@@ -63,7 +66,7 @@ def read_bytes(file: Path, limit: int, hint: str = "") -> bytes:
 def read_object(
     file: Path, hint: str = "", *, limit: int = MAX_CONFIG_BYTES, optional: bool = False, unique: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Args:
         limit: in bytes. optional: a file that is not there reads as an empty object.
@@ -82,7 +85,7 @@ def read_object(
 
 
 def parse_object(raw: bytes, what: str, hint: str = "", *, unique: bool = False) -> dict[str, Any]:
-    """The JSON object in ``raw``; errors as ``read_object``, calling it ``what``."""
+    """Return the JSON object in ``raw``; errors as ``read_object``, calling it ``what``."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -99,3 +102,19 @@ def parse_object(raw: bytes, what: str, hint: str = "", *, unique: bool = False)
     if not isinstance(value, dict):
         raise CheckpointError(f"{what} must hold a JSON object, it holds {shown(value)}", hint)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """Hold what a checkpoint says of its tokenizer, file by file, as transformers names the files.
+
+    Attributes:
+        spec: ``tokenizer.json``. config: ``tokenizer_config.json``. special_tokens: ``special_tokens_map.json``.
+        added_tokens: ``added_tokens.json``, text to id. template: the chat template, or several by their names.
+    """
+
+    spec: dict[str, Any]
+    config: Mapping[str, Any]
+    special_tokens: Mapping[str, Any] = field(default_factory=dict)
+    added_tokens: Mapping[str, Any] = field(default_factory=dict)
+    template: object = None

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.checkpoint_files.config_values import shown
-from dflash_local.checkpoint_files.json_file import MAX_CONFIG_BYTES, MAX_JSON_BYTES, read_bytes, read_object
+from dflash_local.checkpoint_files.json_file import (
+    MAX_CONFIG_BYTES,
+    MAX_JSON_BYTES,
+    MAX_TEMPLATE_CHARS,
+    TokenizerParts,
+    read_bytes,
+    read_object,
+)
 from dflash_local.checkpoint_files.safetensors_header import read_header
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.checkpoint_files.tokenizer_parts import MAX_TEMPLATE_CHARS, TokenizerParts
-from dflash_local.checkpoint_files.weight_file import AGAIN
+from dflash_local.checkpoint_files.tensor_info import AGAIN, TensorInfo
 from dflash_local.errors import CheckpointError
 
 CONFIG = "config.json"
@@ -29,7 +34,7 @@ NAMED = 8  # tensor names listed in one message
 
 
 def name_list(names: Iterable[str]) -> str:
-    """Tensor names for a message: the first few, then how many more."""
+    """Return tensor names for a message: the first few, then how many more."""
     ordered = sorted(names)
     more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
     return ", ".join(shown(name)[1:-1] for name in ordered[:NAMED]) + more
@@ -49,7 +54,7 @@ class SafetensorsFolder:
         return self.path / CONFIG
 
     def config(self) -> dict[str, Any] | None:
-        """With its ``quantization_config``, which ModelOpt may have left to a file of its own."""
+        """Read it with its ``quantization_config``, which ModelOpt may have left to a file of its own."""
         if not os.path.lexists(self.config_file):
             return None
         config = self._object(CONFIG)
@@ -91,7 +96,7 @@ class SafetensorsFolder:
         raise CheckpointError(f"{self.path} has neither {SINGLE} nor {INDEX}", AGAIN)
 
     def _sharded(self) -> dict[str, TensorInfo]:
-        """All headers an index names, checked against the index."""
+        """Return all headers an index names, checked against the index."""
         index = self.path / INDEX
         weight_map = read_object(index, AGAIN, limit=MAX_JSON_BYTES, unique=True).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
@@ -115,7 +120,7 @@ class SafetensorsFolder:
         return tensors
 
     def _template(self, config: dict[str, Any]) -> object:
-        """The chat template: its own file first (transformers 5), then the one inside the settings."""
+        """Return the chat template: its own file first (transformers 5), then the one inside the settings."""
         path = self.path / "chat_template.jinja"
         try:
             return read_bytes(path, MAX_TEMPLATE_BYTES, f"fetch {path} again").decode("utf-8")

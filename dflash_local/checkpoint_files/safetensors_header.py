@@ -14,8 +14,7 @@ from typing import Any, BinaryIO, TypeGuard
 
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.json_file import open_plain, parse_object
-from dflash_local.checkpoint_files.tensor_info import MAX_NAME, SAFETENSORS, TensorInfo
-from dflash_local.checkpoint_files.weight_file import AGAIN, refuse_impostor
+from dflash_local.checkpoint_files.tensor_info import AGAIN, MAX_NAME, SAFETENSORS, TensorInfo, refuse_impostor
 from dflash_local.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -24,7 +23,7 @@ MAX_RANK = 8
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """The tensors of ``file`` by name. CheckpointError: missing, truncated, too long, damaged, or no safetensors."""
+    """Read the tensors of ``file``. Raise CheckpointError where it is missing, truncated, damaged or no safetensors."""
     try:
         with open_plain(file, AGAIN) as stream:
             return header_of(stream, file)
@@ -33,7 +32,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def header_of(stream: BinaryIO, file: Path) -> dict[str, TensorInfo]:
-    """Like ``read_header``, of a plain file that is open at its start; ``file`` is what it is called."""
+    """Read as ``read_header`` does, a plain file that is open at its start; ``file`` is what it is called."""
     header, start, data_bytes = _read_json_part(stream, file)
     header.pop("__metadata__", None)
     if len(header) > MAX_ENTRIES:
@@ -44,11 +43,13 @@ def header_of(stream: BinaryIO, file: Path) -> dict[str, TensorInfo]:
 
 
 def _read_json_part(stream: BinaryIO, file: Path) -> tuple[dict[str, Any], int, int]:
-    """The header's JSON object, where the data begin, and how many bytes of them there are."""
+    """Return the header's JSON object, where the data begin, and how many bytes of them there are."""
     try:
         size = os.fstat(stream.fileno()).st_size
         start = stream.read(32)
-        _refuse_impostor(file, start)
+        # A real header may begin with the byte "<" by chance of its length: its ninth byte is "{".
+        if start[8:9] != b"{" or struct.unpack("<Q", start[:8])[0] > MAX_HEADER_BYTES:
+            refuse_impostor(file, start)
         length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
         if length > MAX_HEADER_BYTES:
             raise CheckpointError(f"{file} has a header of {length} bytes, at most {MAX_HEADER_BYTES} are read", AGAIN)
@@ -61,15 +62,8 @@ def _read_json_part(stream: BinaryIO, file: Path) -> tuple[dict[str, Any], int, 
     return parse_object(raw, f"the safetensors header of {file}", AGAIN, unique=True), 8 + length, size - 8 - length
 
 
-def _refuse_impostor(file: Path, start: bytes) -> None:
-    # A real header may begin with the byte "<" by chance of its length: its ninth byte is "{".
-    if start[8:9] == b"{" and struct.unpack("<Q", start[:8])[0] <= MAX_HEADER_BYTES:
-        return
-    refuse_impostor(file, start)
-
-
 def _entry(file: Path, name: str, entry: object, start: int) -> tuple[TensorInfo, int, int]:
-    """One entry of the header, checked; ``start`` is where the file's data begin."""
+    """Return one entry of the header, checked; ``start`` is where the file's data begin."""
     if len(name) > MAX_NAME:
         raise CheckpointError(f"{file}: tensor {shown(name)} has a name of {len(name)} characters", AGAIN)
     if not isinstance(entry, dict):
@@ -99,7 +93,7 @@ def _whole_numbers(value: object) -> TypeGuard[list[int]]:
 
 
 def _check_spans(file: Path, spans: list[tuple[int, int, str]], data_bytes: int) -> None:
-    """The tensors must cover the data exactly: in order, no hole, no overlap, nothing after."""
+    """Refuse tensors that do not cover the data exactly: in order, no hole, no overlap, nothing after."""
     expected = 0
     for begin, end, name in sorted(spans):
         if begin != expected:

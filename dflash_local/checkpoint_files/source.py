@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dflash_local.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from dflash_local.checkpoint_files.json_file import TokenizerParts
     from dflash_local.checkpoint_files.tensor_info import TensorInfo
-    from dflash_local.checkpoint_files.tokenizer_parts import TokenizerParts
 
 
 class Source(Protocol):
@@ -27,23 +27,23 @@ class Source(Protocol):
     def config_file(self) -> Path: ...
 
     def config(self) -> dict[str, Any] | None:
-        """The contents of ``config.json``; None where there is none."""
+        """Return the contents of ``config.json``; None where there is none."""
 
     def origins(self) -> tuple[str, ...]:
-        """What the model is called and what it was made of, in its files' own words; no names where nothing says so."""
+        """Return the names of the model and of what it was made of, in its files' own words."""
 
     def generation_config(self) -> dict[str, Any]:
-        """The contents of ``generation_config.json``; empty where there is none."""
+        """Return the contents of ``generation_config.json``; empty where there is none."""
 
     def tokenizer(self) -> TokenizerParts | None:
-        """None where there is none."""
+        """Return the tokenizer's files; None where there is none."""
 
     def tensors(self) -> dict[str, TensorInfo]:
-        """By the names that transformers has for them."""
+        """Return the tensors by the names that transformers has for them."""
 
 
 def needed_config(source: Source) -> dict[str, Any]:
-    """The configuration of a checkpoint that must have one. CheckpointError: it has none, or it is damaged."""
+    """Return the configuration of a checkpoint that must have one. CheckpointError: it has none, or it is damaged."""
     config = source.config()
     if config is None:
         raise CheckpointError(
@@ -53,12 +53,12 @@ def needed_config(source: Source) -> dict[str, Any]:
 
 
 def is_on_disk(text: str) -> bool:
-    """True where what a user typed is a folder or file rather than a name."""
+    """Return True where what a user typed is a folder or file rather than a name."""
     return os.path.exists(os.path.expanduser(text))  # os.path: a name that no path can be is simply not one
 
 
 def open_source(path: Path) -> Source:
-    """The checkpoint in a folder of safetensors files, or in a GGUF file."""
+    """Return the checkpoint in a folder of safetensors files, or in a GGUF file."""
     if path.is_file():
         from dflash_local.checkpoint_files.gguf_file import GgufFile
 

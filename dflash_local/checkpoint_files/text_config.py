@@ -1,4 +1,4 @@
-"""What may stand in a target's configuration: the keys that shape a text model, each with its type and bounds.
+"""Describe what may stand in a target's configuration: the keys that shape a text model, each with its type and bounds.
 
 Whatever is not in these tables goes no further: neither to our engines nor to transformers, whose
 configurations take any key, some of which name files, kernels or code. Torch-free.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.errors import CheckpointError
 
 MAX_WIDTH, MAX_VOCAB, MAX_WINDOW, MAX_POSITION = 2**18, 2**23, 2**24, 2**30
@@ -97,7 +97,7 @@ ROPE_NEEDS = {
 
 
 def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values of a text model's configuration, null ones left out but for those that mean something.
+    """Return the values of a text model's configuration, null ones left out but for those that mean something.
 
     Args:
         config: ``config.json``, or its ``text_config``. where: what to call it in an error.
@@ -105,7 +105,7 @@ def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         CheckpointError: a value of the wrong type, out of its bounds, or at odds with another.
     """
-    fields = Fields(config, where)
+    fields = ConfigFields(config, where)
     found: dict[str, Any] = {key: None for key in NULLABLE if key in config}
     found |= _typed(fields, INTEGERS, NUMBERS, FLAGS)
     found |= {key: fields.word(key, ACTIVATIONS) for key in ACTIVATION_KEYS if fields.present(key)}
@@ -125,18 +125,18 @@ def text_values(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _typed(
-    fields: Fields,
+    fields: ConfigFields,
     integers: Mapping[str, tuple[int, int]],
     numbers: Mapping[str, tuple[float, float]],
     flags: Sequence[str],
 ) -> dict[str, Any]:
-    """The values of these keys, as far as they are there."""
+    """Return the values of these keys, as far as they are there."""
     found: dict[str, Any] = {key: fields.integer(key, *integers[key]) for key in integers if fields.present(key)}
     found |= {key: fields.number(key, *numbers[key]) for key in numbers if fields.present(key)}
     return found | {key: fields.optional_flag(key) for key in flags if fields.present(key)}
 
 
-def _layer_types(fields: Fields) -> list[str]:
+def _layer_types(fields: ConfigFields) -> list[str]:
     types = fields.optional_list("layer_types", MAX_LAYERS) or []
     for kind in types:
         if kind not in LAYER_TYPES:
@@ -149,20 +149,20 @@ def _layer_types(fields: Fields) -> list[str]:
 
 
 def _rope(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Flat settings; those that are told per layer type must agree, as with one rotary embedding for all layers."""
+    """Return flat settings; those told per layer type must agree, as with one rotary embedding for all layers."""
     nested = [value for value in rope.values() if isinstance(value, Mapping)]
     if nested:
         if any(value != nested[0] for value in nested):
             raise CheckpointError(f"{where} differ by layer type, which is not supported")
         rope = nested[0]
-    fields = Fields(rope, where)
+    fields = ConfigFields(rope, where)
     key = "rope_type" if fields.present("rope_type") else "type"
     kind = fields.word(key, ROPE_KINDS) if fields.present(key) else "default"
     found = {"rope_type": kind, **_typed(fields, ROPE_INTEGERS, ROPE_NUMBERS, ROPE_FLAGS)}
     for name in ("short_factor", "long_factor"):
         if fields.present(name):
             numbers = fields.optional_list(name, MAX_HEADS) or []
-            found[name] = [Fields({name: item}, where).number(name, 1e-6, 1e6) for item in numbers]
+            found[name] = [ConfigFields({name: item}, where).number(name, 1e-6, 1e6) for item in numbers]
     if fields.present("mrope_section"):
         section = fields.optional_list("mrope_section", 3) or []
         found["mrope_section"] = [fields.check_integer("mrope_section", part, 0, MAX_HEADS) for part in section]
@@ -177,10 +177,10 @@ def check_rope(values: Mapping[str, Any], where: str) -> None:
     kind = rope.get("rope_type", "default")
     for name in ROPE_NEEDS.get(kind, ()):
         if name not in rope:
-            raise Fields({}, f"{where}: rope").missing(name)
+            raise ConfigFields({}, f"{where}: rope").missing(name)
     name = "original_max_position_embeddings"
     if kind in ("yarn", "longrope", "llama3") and name not in rope and "max_position_embeddings" not in values:
-        raise Fields({}, f"{where}: rope").missing(name)
+        raise ConfigFields({}, f"{where}: rope").missing(name)
     if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
         raise CheckpointError(f"{where}: low_freq_factor must be below high_freq_factor")
     width = values.get("qk_rope_head_dim") or values.get("head_dim")
@@ -192,7 +192,7 @@ def check_rope(values: Mapping[str, Any], where: str) -> None:
 
 
 def _check_together(found: Mapping[str, Any], where: str) -> None:
-    """Numbers of which one must be a multiple, or no more, of the other."""
+    """Refuse numbers of which one must be a multiple, or no more, of the other."""
     for many, few in (
         ("num_attention_heads", "num_key_value_heads"),
         ("linear_num_value_heads", "linear_num_key_heads"),

@@ -1,1 +1,1 @@
-"""What a model is, read once from its config.json: features of each layer, never a family's name. Torch-free."""
+"""Say what a model is, read once from its config.json: features of each layer, never a family's name."""

@@ -1,4 +1,4 @@
-"""Whether two targets are alike in all that shapes a layer, as a model and its fine-tunes are."""
+"""Check whether two targets are alike in all that shapes a layer, as a model and its fine-tunes are."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ EXACT = ("hidden_size", "tie_word_embeddings", "norm_plus_one", "embedding_scale
 
 
 def same_architecture(one: ModelConfig, other: ModelConfig) -> bool:
-    """True for equal layers, norms, head and positions (names, formats and context may differ) and one vocabulary but
-    for padding. ``rms_norm_eps`` and ``rope`` need to agree where both are known.
+    """Compare layers, norms, head, positions and, but for padding, vocabularies; names, formats and context may differ.
+    ``rms_norm_eps`` and ``rope`` need to agree where both are known.
     """
     return not differences(one, other)
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> tuple[str, ...]:
-    """In what ``one`` is another architecture than ``other``, fact by fact: ``hidden_size 2048 instead of 4096``."""
+    """List in what ``one`` is another architecture than ``other``: ``hidden_size 2048 instead of 4096``."""
     found = [_fact(name, getattr(one, name), getattr(other, name)) for name in EXACT]
     if not padding_only(one.vocab_size, other.vocab_size):
         found.append(_fact("vocab_size", one.vocab_size, other.vocab_size))
@@ -44,7 +44,7 @@ def _fact(name: str, mine: object, known: object) -> str:
 
 
 def _of_layers(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """The facts of the first layer that is another."""
+    """Return the facts of the first layer that is another."""
     at, mine, known = next(
         (at, mine, known) for at, (mine, known) in enumerate(zip(one.layers, other.layers)) if mine != known
     )
@@ -61,7 +61,7 @@ def _of_layers(one: ModelConfig, other: ModelConfig) -> list[str]:
 
 
 def padding_only(one: int, other: int) -> bool:
-    """True for sizes that padding sets apart: at most 1024 rows and 1 %, to a multiple of 64 (Qwen3's)."""
+    """Return True for sizes that padding sets apart: at most 1024 rows and 1 %, to a multiple of 64 (Qwen3's)."""
     small, large = sorted((one, other))
     gap = large - small
     return gap == 0 or (gap <= MAX_PADDING_ROWS and 100 * gap <= large and large % PADDING_MULTIPLE == 0)
@@ -71,5 +71,5 @@ ANGLES = ("rope_theta", "rope kind", "rope factor")
 
 
 def _angles(rope: RopeParameters) -> tuple[float, str, float]:
-    """What every source quotes; copies of the registry lack the finer settings of scaled kinds."""
+    """Return what every source quotes; copies of the registry lack the finer settings of scaled kinds."""
     return rope.theta, rope.kind, rope.factor

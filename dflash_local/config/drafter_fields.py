@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_local.checkpoint_files import text_config
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.checkpoint_files.text_config import MAX_HEADS, MAX_WINDOW
 from dflash_local.config.families import FIRST_SLIDING, FULL, SLIDING
 from dflash_local.config.quantization import Quantization
@@ -16,7 +16,7 @@ from dflash_local.errors import CheckpointError
 MAX_LAYERS, MAX_TAPS = 128, 64
 
 
-def refuse_variants(fields: Fields, not_supported: Mapping[str, object]) -> None:
+def refuse_variants(fields: ConfigFields, not_supported: Mapping[str, object]) -> None:
     """Raise CheckpointError where an option has another value than the one at which it changes nothing."""
     for key, neutral in not_supported.items():
         value = fields.values.get(key)
@@ -27,9 +27,9 @@ def refuse_variants(fields: Fields, not_supported: Mapping[str, object]) -> None
         raise CheckpointError(f"{fields.where}: hidden_act {shown(activation)} is not supported; drafters use silu")
 
 
-def quantization(top: Fields) -> Quantization | None:
+def quantization(top: ConfigFields) -> Quantization | None:
     """Read how the file holds its matrices. Raises CheckpointError: a value is wrong, or the format is not read."""
-    found = read_quantization(Fields(top.inner("quantization_config"), top.where))
+    found = read_quantization(ConfigFields(top.inner("quantization_config"), top.where))
     if found is not None and found.unread:
         raise CheckpointError(
             f"{top.where}: a drafter in the format {found.unread} is not supported",
@@ -38,7 +38,7 @@ def quantization(top: Fields) -> Quantization | None:
     return found
 
 
-def heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
+def heads(fields: ConfigFields, hidden: int) -> tuple[int, int, int]:
     """Read query heads, key heads and head width, mutually consistent."""
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     kv_heads = fields.optional_integer("num_key_value_heads", 1, MAX_HEADS) or heads
@@ -59,7 +59,7 @@ def heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def taps(fields: Fields) -> tuple[int, ...]:
+def taps(fields: ConfigFields) -> tuple[int, ...]:
     """Read the tapped layers: required, since a guess is wrong for 14 of 20 published drafters."""
     taps = fields.optional_list("target_layer_ids", MAX_TAPS)
     if taps is None:
@@ -70,7 +70,7 @@ def taps(fields: Fields) -> tuple[int, ...]:
 
 
 def attention_pattern(
-    fields: Fields, top: Fields, nested: Fields, layers: int
+    fields: ConfigFields, top: ConfigFields, nested: ConfigFields, layers: int
 ) -> tuple[tuple[str, ...], tuple[int | None, ...], tuple[bool, ...]]:
     """Read layer types, windows and causality. Causality: top-level ``is_causal``, else ``dflash_config.causal``, else
     by type: a sliding layer is causal inside the block. ``use_swa`` without ``layer_types``: all sliding, none causal.
@@ -90,7 +90,7 @@ def attention_pattern(
     return types, tuple(width if slides else None for slides in sliding), causal
 
 
-def _layer_types(fields: Fields, given: list[Any] | None, layers: int, windowed: bool) -> tuple[str, ...]:
+def _layer_types(fields: ConfigFields, given: list[Any] | None, layers: int, windowed: bool) -> tuple[str, ...]:
     if given is None:
         # As for Qwen3Config, the layers from max_window_layers on slide.
         first = fields.optional_integer("max_window_layers", 0, MAX_WINDOW)

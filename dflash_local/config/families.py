@@ -25,12 +25,12 @@ def all_full(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 
 
 def all_sliding(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """A window in every layer, if there is one at all."""
+    """Return a window in every layer, if there is one at all."""
     return (SLIDING if values.get("sliding_window") is not None else FULL,) * layers
 
 
 def last_sliding(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """A window in the layers behind the first ones, if there is one at all."""
+    """Return a window in the layers behind the first ones, if there is one at all."""
     if values.get("sliding_window") is None:
         return (FULL,) * layers
     first = values.get("max_window_layers", FIRST_SLIDING)
@@ -38,18 +38,18 @@ def last_sliding(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
 
 
 def alternating(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """A window in every other layer, the first one among them."""
+    """Return a window in every other layer, the first one among them."""
     return tuple(FULL if layer % 2 else SLIDING for layer in range(layers))
 
 
 def fourth_full(values: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """Gated DeltaNet, and full attention in the last of every four layers, or of as many as are given."""
+    """Return gated DeltaNet, and full attention in the last of every four layers, or of as many as are given."""
     every = values.get("full_attention_interval") or 4
     return tuple(LINEAR if (layer + 1) % every else FULL for layer in range(layers))
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class FamilyExperts:
     """The mixture of a family: under which keys its widths stand.
 
     Attributes:
@@ -77,7 +77,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the architectures of a family have in common.
+    """Hold what the architectures of a family have in common.
 
     Attributes:
         model_types: that a configuration may carry; the first is the text model's.
@@ -111,7 +111,7 @@ class Family:
     kv_heads_required: bool = True
     partial_rotary_factor: float | None = None
     split_projections: bool = True
-    experts: Experts | None = None
+    experts: FamilyExperts | None = None
     norm_plus_one: bool = False
     sandwich_norms: bool = False
     tied: bool = False
@@ -122,7 +122,7 @@ class Family:
 
     @property
     def fits_sdpa(self) -> bool:
-        """True where torch's scaled_dot_product_attention computes its attention."""
+        """Return True where torch's scaled_dot_product_attention computes its attention."""
         return not self.sinks and self.soft_caps is None
 
 
@@ -143,12 +143,12 @@ TABLE = (
     ),
     Family(
         "qwen3_moe", ("Qwen3MoeForCausalLM",), ("qwen3_moe",), layer_types=(FULL, SLIDING), pattern=all_sliding,
-        window_flag=True, qk_norm=True, experts=Experts(sparse_step=True, norm_topk_prob=False),
+        window_flag=True, qk_norm=True, experts=FamilyExperts(sparse_step=True, norm_topk_prob=False),
     ),
     Family(
         "qwen3_next", ("Qwen3NextForCausalLM",), ("qwen3_next",), layer_types=(FULL, LINEAR), pattern=fourth_full,
         qk_norm=True, gated=True, partial_rotary_factor=0.25, split_projections=False, norm_plus_one=True,
-        experts=Experts(shared=SHARED, shared_gate=True, sparse_step=True, norm_topk_prob=True),
+        experts=FamilyExperts(shared=SHARED, shared_gate=True, sparse_step=True, norm_topk_prob=True),
     ),
     Family(
         "qwen3_5", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ("qwen3_5_text", "qwen3_5"),
@@ -158,17 +158,19 @@ TABLE = (
     Family(
         "qwen3_5_moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
         ("qwen3_5_moe_text", "qwen3_5_moe"), layer_types=(FULL, LINEAR), pattern=fourth_full, qk_norm=True, gated=True,
-        partial_rotary_factor=0.25, norm_plus_one=True, experts=Experts(shared=SHARED, shared_gate=True),
+        partial_rotary_factor=0.25, norm_plus_one=True, experts=FamilyExperts(shared=SHARED, shared_gate=True),
     ),
     Family(
         "gpt_oss", ("GptOssForCausalLM",), ("gpt_oss",), layer_types=(FULL, SLIDING), pattern=alternating, window=128,
         sinks=True, attention_bias=True,
-        experts=Experts(width="intermediate_size", bias=True, interleaved=True, router="router", clamped_swiglu=True),
+        experts=FamilyExperts(
+            width="intermediate_size", bias=True, interleaved=True, router="router", clamped_swiglu=True
+        ),
     ),
     Family(
         "deepseek_v3", ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
         ("deepseek_v3", "kimi_k2", "kimi_k25"), latent=True,
-        experts=Experts(shared="n_shared_experts", first_dense=True, scoring="sigmoid", norm_topk_prob=True),
+        experts=FamilyExperts(shared="n_shared_experts", first_dense=True, scoring="sigmoid", norm_topk_prob=True),
     ),
 )  # fmt: skip
 
@@ -177,12 +179,12 @@ ARCHITECTURES = {architecture: family for family in TABLE for architecture in fa
 
 
 def of_model_type(model_type: str) -> Family | None:
-    """The family whose configurations carry it; None for one that is not known."""
+    """Return the family whose configurations carry it; None for one that is not known."""
     return next((family for family in TABLE if model_type in family.model_types), None)
 
 
 def family_of(config: Mapping[str, Any], source: str) -> Family:
-    """The family of a ``config.json``. Raises PairError: its first architecture is none of the table."""
+    """Return the family of a ``config.json``. Raises PairError: its first architecture is none of the table."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if isinstance(name, str) and name in ARCHITECTURES:

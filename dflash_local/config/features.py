@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
 
+from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.config.quantization import Quantization
 from dflash_local.config.rope_parameters import RopeParameters
-from dflash_local.config.values import UnknownValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +45,27 @@ class AttentionConfig:
 
     @property
     def fits_sdpa(self) -> bool:
-        """True where torch's scaled_dot_product_attention computes it: it takes neither sinks nor a soft cap."""
+        """Return True where torch's scaled_dot_product_attention computes it: it takes neither sinks nor a soft cap."""
         return not self.sinks and self.logit_softcap is None
 
     @property
     def query_size(self) -> int:
-        """Rows of q_proj: queries, and their gates where they have some."""
+        """Count rows of q_proj: queries, and their gates where they have some."""
         return self.output_size * (2 if self.gated else 1)
 
     @property
     def kv_size(self) -> int:
-        """Rows of k_proj, and of v_proj."""
+        """Count rows of k_proj, and of v_proj."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def qkv_size(self) -> int:
-        """Rows of the three projections in one."""
+        """Count rows of the three projections in one."""
         return self.query_size + 2 * self.kv_size
 
     @property
     def output_size(self) -> int:
-        """Numbers that o_proj takes: all heads' results."""
+        """Count numbers that o_proj takes: all heads' results."""
         return self.num_heads * self.head_dim
 
 
@@ -83,7 +83,7 @@ class LatentAttentionConfig:
 
     @property
     def head_dim(self) -> int:
-        """Of queries and keys: the part without positions and the part that rotates."""
+        """Return the width of queries and keys: the part without positions and the part that rotates."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
@@ -105,29 +105,29 @@ class GatedDeltaNetConfig:
 
     @property
     def qkvz_rows(self) -> tuple[int, int, int, int]:
-        """Rows of one key head in an interleaved projection: of its query, key, values and their z."""
+        """Return rows of one key head in an interleaved projection: of its query, key, values and their z."""
         wide = self.num_value_heads // self.num_key_heads * self.value_head_dim
         return self.key_head_dim, self.key_head_dim, wide, wide
 
     @property
     def ba_rows(self) -> tuple[int, int]:
-        """Rows of one key head in an interleaved projection: b and a of its values."""
+        """Return rows of one key head in an interleaved projection: b and a of its values."""
         values = self.num_value_heads // self.num_key_heads
         return values, values
 
     @property
     def value_size(self) -> int:
-        """Numbers of all value heads, and of z."""
+        """Count numbers of all value heads, and of z."""
         return self.num_value_heads * self.value_head_dim
 
     @property
     def conv_dim(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
+        """Count channels of the convolution: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_head_dim + self.value_size
 
     @property
     def projection_size(self) -> int:
-        """Rows of the input projections in one: the channels, z, b and a."""
+        """Count rows of the input projections in one: the channels, z, b and a."""
         return self.conv_dim + self.value_size + 2 * self.num_value_heads
 
 
@@ -229,7 +229,7 @@ class ModelConfig:
 
     @cached_property
     def _hash(self) -> int:
-        """Once: a plan looks a model of many layers up thousands of times."""
+        """Compute the hash once: a plan looks a model of many layers up thousands of times."""
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
@@ -238,29 +238,29 @@ class ModelConfig:
 
     @cached_property
     def layer_kinds(self) -> Mapping[LayerConfig, int]:
-        """Layers that differ, in order, and how many there are of each."""
+        """Return layers that differ, in order, and how many there are of each."""
         return Counter(self.layers)
 
     @property
     def norm_eps(self) -> float:
-        """``rms_norm_eps``. Raises UnknownValue: it is not given."""
+        """Return ``rms_norm_eps``. Raises UnknownValue: it is not given."""
         if self.rms_norm_eps is None:
             raise UnknownValue("rms_norm_eps", self.source)
         return self.rms_norm_eps
 
     @property
     def rotation(self) -> RopeParameters:
-        """``rope``. Raises UnknownValue: it is not given, or of a kind that only transformers computes."""
+        """Return ``rope``. Raises UnknownValue: it is not given, or of a kind that only transformers computes."""
         if self.rope is None:
             raise UnknownValue("rope_theta", self.source)
         return self.rope
 
     @property
     def recurrent(self) -> bool:
-        """True when a layer carries a state that cannot be cut back."""
+        """Return True when a layer carries a state that cannot be cut back."""
         return any(isinstance(layer.mixer, GatedDeltaNetConfig) for layer in self.layer_kinds)
 
     @property
     def dense(self) -> bool:
-        """True when no layer has experts."""
+        """Return True when no layer has experts."""
         return not any(isinstance(layer.mlp, MoEConfig) for layer in self.layer_kinds)

@@ -1,4 +1,4 @@
-"""What the fused engine computes: the one place that says why a model is not for it, by its features."""
+"""Describe what the fused engine computes: the one place that says why a model is not for it, by its features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATION = "silu"
 
 
 def fused_refusal(model: ModelConfig) -> str:
-    """Why the fused engine cannot run a target; empty when it can. What no source states is no reason."""
+    """Return why the fused engine cannot run a target; empty when it can. What no source states is no reason."""
     if any(isinstance(layer.mixer, LatentAttentionConfig) for layer in model.layers):
         return "its attention is latent"
     if model.quantization is not None and model.quantization.unread:
@@ -54,7 +54,7 @@ def _unknown_variant(layer: LayerConfig) -> str:
 
 
 def _crossed_blocks(model: ModelConfig) -> str:
-    """Interleaved rows are put in order with their scales: a block of rows with one scale must lie in one part."""
+    """Return why interleaved rows cannot be put in order: a block of rows with one scale must lie in one part."""
     for index, layer in enumerate(model.layers):
         mixer = layer.mixer
         if not isinstance(mixer, GatedDeltaNetConfig) or mixer.split_projections or model.quantization is None:
@@ -68,7 +68,7 @@ def _crossed_blocks(model: ModelConfig) -> str:
 
 
 def _unjoined_experts(model: ModelConfig) -> str:
-    """Why the matrices of a layer's experts cannot be one weight, one below the other; empty where they can."""
+    """Return why the matrices of a layer's experts cannot be one weight, one below the other; empty where they can."""
     if model.quantization is None:
         return ""
     for index, layer in enumerate(model.layers):

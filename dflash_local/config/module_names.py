@@ -17,12 +17,12 @@ EXPERT = re.compile(r"(.*layers[.](\d+)[.].+[.]experts)[.](\d+)[.](gate|up|down)
 
 
 def experts_of(module: str) -> str:
-    """The mixture that a module is an expert's matrix of; empty for other modules."""
+    """Return the mixture that a module is an expert's matrix of; empty for other modules."""
     found = EXPERT.fullmatch(module)
     return found[1] if found else ""
 
 
 def together(module: str) -> str:
-    """The tensor that holds an expert's matrix where those of all experts are stored in one; empty for others."""
+    """Return tensor that holds an expert's matrix where those of all experts are stored in one; empty for others."""
     experts = experts_of(module)
     return f"{experts}.{'down' if module.endswith('.down_proj') else 'gate_up'}_proj" if experts else ""

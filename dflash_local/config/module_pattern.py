@@ -30,13 +30,13 @@ class PatternError(ValueError):
 
 
 def parts(pattern: str) -> int:
-    """How many there are, which a match takes time in proportion to."""
+    """Count the parts, which a match takes time in proportion to."""
     return len(_TOKEN.findall(pattern))
 
 
 @cache
 def compiled(pattern: str) -> Step:
-    """The pattern as one step; it matches a name from its beginning where ``step(name, 1)`` is not 0.
+    """Return the pattern as one step; it matches a name from its beginning where ``step(name, 1)`` is not 0.
 
     Raises:
         PatternError: see there.
@@ -112,7 +112,7 @@ class _Parser:
 
 
 def _limits(quantifier: str) -> tuple[int, int | None]:
-    """Least and most repetitions; None for no limit."""
+    """Return least and most repetitions; None for no limit."""
     if quantifier[0] in "*+?":
         return {"*": (0, None), "+": (1, None), "?": (0, 1)}[quantifier[0]]
     found = re.match(r"\{(\d+)(,?)(\d*)\}", quantifier)
@@ -123,7 +123,7 @@ def _limits(quantifier: str) -> tuple[int, int | None]:
 
 
 def _positions(token: str) -> Callable[[str], int]:
-    """Where in a name a character stands that the token stands for."""
+    """Return what finds, as bits, where in a name a character stands that the token stands for."""
     if token == ".":
         return lambda name: (1 << len(name)) - 1
     if token[0] == "\\" and token not in _ESCAPES and (token[1:].isalnum() or len(token) == 1):
@@ -182,7 +182,7 @@ def _any_of(branches: Sequence[Step]) -> Step:
 
 
 def _looking_ahead(inside: Step, wanted: bool) -> Step:
-    """Of a look-ahead at the beginning: there is one start at most."""
+    """Return the step of a look-ahead at the beginning: there is one start at most."""
 
     def step(name: str, starts: int) -> int:
         return starts if starts and bool(inside(name, starts)) is wanted else 0

@@ -1,4 +1,5 @@
-"""Which format each matrix of a checkpoint is stored in, by its ``quantization_config`` (``quantizers`` reads it).
+"""Describe which format each matrix of a checkpoint is stored in, by its ``quantization_config`` (``quantizers`` reads
+it).
 
 What a file holds decides too, where there is one (``models.stored_formats``).
 """
@@ -49,12 +50,12 @@ class StoredInt:
 
     @property
     def scale_names(self) -> tuple[str, ...]:
-        """What the tensor of scales may be called below a module."""
+        """Return what the tensor of scales may be called below a module."""
         return ("scales",) if self.codes[0] == "qweight" else ("weight_scale",)
 
     @property
     def codes(self) -> tuple[str, str]:
-        """What the tensor of codes is called below a module, and its dtype as safetensors spells it."""
+        """Return what the tensor of codes is called below a module, and its dtype as safetensors spells it."""
         if self.dialect == "int-quantized":
             return "weight", "I8"
         return ("weight_packed" if self.dialect == "pack-quantized" else "qweight"), "I32"
@@ -75,7 +76,7 @@ class StoredFp8:
 
     @property
     def scale_names(self) -> tuple[str, ...]:
-        """What the tensor of scales may be called below a module; multiplied, whatever the name says."""
+        """Return what the tensor of scales may be called below a module; multiplied, whatever the name says."""
         return ("weight_scale_inv", "weight_scale")
 
     @property
@@ -96,7 +97,7 @@ class StoredFp4:
 
     @property
     def matrix_scale(self) -> bool:
-        """True where a matrix has a scale beside those of its groups."""
+        """Return True where a matrix has a scale beside those of its groups."""
         return self.dialect.startswith("nvfp4")
 
     @property
@@ -118,7 +119,8 @@ class StoredFp4:
 
 @dataclass(frozen=True, slots=True)
 class GgufType:
-    """How the weights of a type of GGUF blocks are kept: nothing is lost, and few types take more than in the file.
+    """Describe how the weights of a type of GGUF blocks are kept: nothing is lost, and few types take more than in the
+    file.
 
     Attributes:
         bits: of a code. group: neighbours that share a scale. scales: their dtype; of bytes a float16 is a factor of
@@ -168,7 +170,7 @@ class StoredGguf:
 
     @property
     def scale_names(self) -> tuple[str, ...]:
-        """None: a block holds its scales."""
+        """Return none: a block holds its scales."""
         return ()
 
     @property
@@ -178,7 +180,7 @@ class StoredGguf:
 
 @dataclass(frozen=True, slots=True)
 class StoredPlain:
-    """In a plain dtype, and quantised as it is read. ``kept``: the format that it is kept in."""
+    """Store in a plain dtype, quantised as it is read. ``kept``: the format that it is kept in."""
 
     kept: StoredInt | StoredFp8
 
@@ -193,7 +195,7 @@ Rule = tuple[str, StoredFormat | None]  # None: stays in 16 bits
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a published checkpoint is quantised, or a plain one as it is read.
+    """Describe how a published checkpoint is quantised, or a plain one as it is read.
 
     Attributes:
         method: as its configuration calls it, or ``LoadConfig.quantize``.
@@ -218,21 +220,21 @@ class Quantization:
 
     @cached_property
     def name(self) -> str:
-        """For screens: the formats of its matrices, the usual one first; of plain weights what they become."""
+        """Name the formats of its matrices for screens, the usual one first; of plain weights what they become."""
         if self.at_load:
             return self.method
         return " and ".join(dict.fromkeys(stored.name for stored in self.formats)) or self.method
 
     @cached_property
     def formats(self) -> tuple[StoredFormat, ...]:
-        """All that occur, the usual one first."""
+        """Return all that occur, the usual one first."""
         others = Counter(stored for _, stored in (*self.names, *self.patterns) if stored is not None)
         usual = () if self.default is None else (self.default,)
         return (*usual, *(stored for stored, _ in others.most_common() if stored != self.default))
 
     @property
     def remark(self) -> str:
-        """For screens: where replies differ from servers'; empty where they do not."""
+        """Say for screens where replies differ from servers'; empty where they do not."""
         if not self.ignored:
             return ""
         meant = " and ".join(self.ignored)
@@ -242,16 +244,16 @@ class Quantization:
 
     @property
     def bitsandbytes(self) -> str | None:
-        """The format of weights that bitsandbytes has stored, and reads; None for others."""
+        """Return the format of weights that bitsandbytes has stored, and reads; None for others."""
         return self.method if self.method in BITSANDBYTES else None
 
     def stored(self, module: str) -> StoredFormat | None:
-        """What a matrix is likely stored in, by its module's name below any of ``PREFIXES``; None: plain."""
+        """Return what a matrix is likely stored in, by its module's name below any of ``PREFIXES``; None: plain."""
         forgotten = not self.exact and module.rpartition(".")[2] in (*DECAY, *ROUTERS)
         return None if forgotten else self.rule(module)
 
     def rule(self, module: str) -> StoredFormat | None:
-        """What the configuration alone says: it may forget to leave decay projections and routers out."""
+        """Return what the configuration alone says: it may forget to leave decay projections and routers out."""
         if module not in self._ruled:
             self._ruled[module] = self._rule(module)
         return self._ruled[module]
@@ -275,7 +277,7 @@ class Quantization:
 
     @cached_property
     def _name_lengths(self) -> tuple[int, ...]:
-        """Words of the names, the most first: a mixture has tens of thousands of modules to look up."""
+        """Return words of the names, the most first: a mixture has tens of thousands of modules to look up."""
         return tuple(sorted({name.count(".") + 1 for name, _ in self.names}, reverse=True))
 
     @cached_property
@@ -284,14 +286,14 @@ class Quantization:
 
 
 def kept_format(quantization: Quantization | None, engine: str) -> str | None:
-    """The format that an engine keeps a published target in; None for plain and for decoded weights."""
+    """Return the format that an engine keeps a published target in; None for plain and for decoded weights."""
     if quantization is None or quantization.at_load:
         return None
     return quantization.name if engine == "fused" or quantization.bitsandbytes else None
 
 
 def _spellings(module: str) -> tuple[str, ...]:
-    """A module's name as it is, and with the text model's other prefixes: a file and its configuration may differ. One
+    """Return a module's name with each of the text model's prefixes: a file and its configuration may differ. One
     without a prefix is a drafter's, which servers, and so recipes, have below ``model.``.
     """
     if module in HEAD_MODULES:
@@ -303,7 +305,7 @@ def _spellings(module: str) -> tuple[str, ...]:
 
 
 def _runs(name: str, lengths: Iterable[int]) -> Iterator[str]:
-    """The name and its parts between dots that are of so many words."""
+    """Return the name and its parts between dots that are of so many words."""
     words = name.split(".")
     for length in lengths:
         for first in range(len(words) - length + 1):

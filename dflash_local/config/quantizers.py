@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.config.module_names import HEAD
 from dflash_local.config.module_pattern import PatternError, compiled, parts
 from dflash_local.config.quantization import (
@@ -67,8 +67,8 @@ class _Unread(Exception):
     """A format that is not read here; its text names it."""
 
 
-def read_quantization(settings: Fields) -> Quantization | None:
-    """A ``quantization_config``; None when there is none. Raises CheckpointError: a value is wrong."""
+def read_quantization(settings: ConfigFields) -> Quantization | None:
+    """Return a ``quantization_config``; None when there is none. Raises CheckpointError: a value is wrong."""
     if not settings.values:
         return None
     method = settings.values.get("quant_method") or "unknown"
@@ -84,7 +84,7 @@ def read_quantization(settings: Fields) -> Quantization | None:
         return Quantization(method, unread=str(unread))
 
 
-def _fp8(settings: Fields) -> Quantization:
+def _fp8(settings: ConfigFields) -> Quantization:
     if settings.values.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
         raise _Unread(f"fp8 as {shown(settings.values['fmt'])}")
     kept = (*_names(settings, "modules_to_not_convert"), *_names(settings, "ignored_layers"), HEAD)
@@ -96,7 +96,7 @@ def _fp8(settings: Fields) -> Quantization:
     )
 
 
-def _block(settings: Fields, key: str) -> tuple[int, int] | None:
+def _block(settings: ConfigFields, key: str) -> tuple[int, int] | None:
     block = settings.optional_list(key, 2)
     if block is None:
         return None
@@ -106,7 +106,7 @@ def _block(settings: Fields, key: str) -> tuple[int, int] | None:
     return rows, columns
 
 
-def _gptq(settings: Fields) -> Quantization:
+def _gptq(settings: ConfigFields) -> Quantization:
     version = settings.values.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         raise _Unread(f"gptq in the layout {shown(version)}")
@@ -119,19 +119,19 @@ def _gptq(settings: Fields) -> Quantization:
         sign, pattern = (key[:2], key[2:]) if key[:2] in ("-:", "+:") else ("+:", key)
         if sign == "+:" and not isinstance(changes, Mapping):
             raise CheckpointError(f"{settings.where}: dynamic {shown(key)} must be an object, got {shown(changes)}")
-        changed = Fields({**settings.values, **changes}, settings.where) if sign == "+:" else None
+        changed = ConfigFields({**settings.values, **changes}, settings.where) if sign == "+:" else None
         patterns.append((pattern, None if changed is None else _int(changed, "gptq", dialect)))
     head = () if settings.optional_flag("lm_head") else ((HEAD, None),)
     return Quantization("gptq", default=default, names=head, patterns=_checked(settings, patterns))
 
 
-def _auto_round(settings: Fields) -> Quantization:
+def _auto_round(settings: ConfigFields) -> Quantization:
     packing = str(settings.values.get("packing_format") or settings.values.get("backend") or "auto_round")
     if not re.fullmatch(r"auto_round(:(auto_)?(gptq(v2)?|awq))?", packing):
         raise _Unread(f"auto-round in the layout {shown(packing)}")
     dialect: IntDialect = "awq" if packing.endswith("awq") else "gptq_v2" if packing.endswith("v2") else "gptq"
 
-    def stored(values: Fields) -> StoredInt | None:
+    def stored(values: ConfigFields) -> StoredInt | None:
         if values.integer("bits", 1, 32) >= 16:
             return None
         if (kind := values.values.get("data_type") or "int") != "int":
@@ -148,7 +148,7 @@ def _auto_round(settings: Fields) -> Quantization:
             raise CheckpointError(
                 f"{settings.where}: extra_config {shown(key)} must be an object, got {shown(changes)}"
             )
-        changed = stored(Fields({**settings.values, **changes}, settings.where))
+        changed = stored(ConfigFields({**settings.values, **changes}, settings.where))
         if re.fullmatch(r"[\w.\-]+", key):
             names.append((key, changed))
         else:
@@ -166,7 +166,7 @@ def _auto_round(settings: Fields) -> Quantization:
     )
 
 
-def _awq(settings: Fields) -> Quantization:
+def _awq(settings: ConfigFields) -> Quantization:
     version = str(settings.values.get("version") or "gemm").lower()
     if version != "gemm":
         raise _Unread(f"awq in the layout {shown(version)}")
@@ -174,7 +174,7 @@ def _awq(settings: Fields) -> Quantization:
     return Quantization("awq", default=_int(settings, "awq", "awq"), names=tuple((name, None) for name in kept))
 
 
-def _int(settings: Fields, method: str, dialect: IntDialect) -> StoredInt:
+def _int(settings: ConfigFields, method: str, dialect: IntDialect) -> StoredInt:
     bits = settings.integer("bits", 1, 32)
     if bits not in ((4,) if dialect == "awq" else (4, 8)):
         raise _Unread(f"{method} in {bits} bits")
@@ -193,7 +193,7 @@ def _group(size: int, method: str) -> int:
     return size
 
 
-def _compressed_tensors(settings: Fields) -> Quantization:
+def _compressed_tensors(settings: ConfigFields) -> Quantization:
     names: list[Rule] = []
     patterns: list[Rule] = []
 
@@ -218,9 +218,9 @@ def _compressed_tensors(settings: Fields) -> Quantization:
         raise _Unread("compressed-tensors without config_groups")
     activations: list[int] = []
     for name in groups:
-        group = Fields(Fields(groups, settings.where).inner(name), settings.where)
-        weights = Fields(group.inner("weights"), group.where)
-        if inputs := Fields(group.inner("input_activations"), group.where).optional_integer("num_bits", 1, 32):
+        group = ConfigFields(ConfigFields(groups, settings.where).inner(name), settings.where)
+        weights = ConfigFields(group.inner("weights"), group.where)
+        if inputs := ConfigFields(group.inner("input_activations"), group.where).optional_integer("num_bits", 1, 32):
             activations.append(inputs)
         layout = shown(str(group.values.get("format") or settings.values.get("format")))[1:-1]
         if layout == "mixed-precision":
@@ -237,7 +237,7 @@ def _compressed_tensors(settings: Fields) -> Quantization:
     return Quantization("compressed-tensors", "", default, tuple(names), _checked(settings, patterns), ignored=ignored)
 
 
-def _usual_layout(weights: Fields, activations: bool) -> str:
+def _usual_layout(weights: ConfigFields, activations: bool) -> str:
     kind, bits = weights.values.get("type", "int"), weights.integer("num_bits", 1, 32)
     if kind == "float" and bits == 4:
         return "nvfp4-pack-quantized" if weights.values.get("group_size") == 16 else "mxfp4-pack-quantized"
@@ -246,7 +246,7 @@ def _usual_layout(weights: Fields, activations: bool) -> str:
     return "int-quantized" if activations and bits == 8 else "pack-quantized"
 
 
-def _compressed_int(weights: Fields, layout: str) -> StoredInt:
+def _compressed_int(weights: ConfigFields, layout: str) -> StoredInt:
     bits, packed = weights.integer("num_bits", 1, 32), layout == "pack-quantized"
     if bits not in ((4, 8) if packed else (8,)) or weights.values.get("type", "int") != "int":
         raise _Unread(f"compressed-tensors {layout} in {bits} bits")
@@ -257,7 +257,7 @@ def _compressed_int(weights: Fields, layout: str) -> StoredInt:
     return StoredInt("pack-quantized" if packed else "int-quantized", size, zeros, bits)
 
 
-def _compressed_fp8(weights: Fields, layout: str) -> StoredFp8:
+def _compressed_fp8(weights: ConfigFields, layout: str) -> StoredFp8:
     bits = weights.integer("num_bits", 1, 32)
     if bits != 8 or weights.values.get("type") != "float":
         raise _Unread(f"compressed-tensors {layout} in {bits} bits")
@@ -271,17 +271,17 @@ def _compressed_fp8(weights: Fields, layout: str) -> StoredFp8:
     return StoredFp8(blocks[strategy])
 
 
-def _compressed_fp4(weights: Fields, layout: str) -> StoredFp4:
+def _compressed_fp4(weights: ConfigFields, layout: str) -> StoredFp4:
     kinds: Mapping[str, Fp4Dialect] = {kind: kind for kind in FP4_GROUP_SIZES}
     return _fp4(kinds[layout], weights, f"compressed-tensors {layout}")
 
 
-def _naive(weights: Fields, layout: str) -> StoredFormat:
-    """What a byte each was called before integers and floats had names of their own."""
+def _naive(weights: ConfigFields, layout: str) -> StoredFormat:
+    """Return what a byte each was called before integers and floats had names of their own."""
     return (_compressed_fp8 if weights.values.get("type") == "float" else _compressed_int)(weights, layout)
 
 
-def _fp4(dialect: Fp4Dialect, settings: Fields, method: str) -> StoredFp4:
+def _fp4(dialect: Fp4Dialect, settings: ConfigFields, method: str) -> StoredFp4:
     stored = StoredFp4(dialect)
     size = settings.optional_integer("group_size", -1, LONGEST) or stored.group_size
     if size != stored.group_size:
@@ -289,7 +289,7 @@ def _fp4(dialect: Fp4Dialect, settings: Fields, method: str) -> StoredFp4:
     return stored
 
 
-COMPRESSED: Mapping[str, Callable[[Fields, str], StoredFormat]] = {
+COMPRESSED: Mapping[str, Callable[[ConfigFields, str], StoredFormat]] = {
     "pack-quantized": _compressed_int,
     "int-quantized": _compressed_int,
     "float-quantized": _compressed_fp8,
@@ -299,15 +299,16 @@ COMPRESSED: Mapping[str, Callable[[Fields, str], StoredFormat]] = {
 }
 
 
-def _modelopt(settings: Fields) -> Quantization:
-    """As in config.json, or nested as in hf_quant_config.json."""
-    inner = Fields({**settings.values, **settings.inner("quantization")}, settings.where)
+def _modelopt(settings: ConfigFields) -> Quantization:
+    """Read settings as in config.json, or nested as in hf_quant_config.json."""
+    inner = ConfigFields({**settings.values, **settings.inner("quantization")}, settings.where)
     kept = [name for key in ("ignore", "exclude_modules", "modules_to_not_convert") for name in _names(inner, key)]
     names: list[Rule] = [(name, None) for name in kept if "*" not in name]
-    patterns: list[Rule] = [(_wildcard(name), None) for name in kept if "*" in name]
+    wildcards = [".*".join(map(re.escape, name.split("*"))) + "$" for name in kept if "*" in name]
+    patterns: list[Rule] = [(wildcard, None) for wildcard in wildcards]
     algorithms: set[str] = set()
 
-    def stored(values: Fields) -> StoredFormat:
+    def stored(values: ConfigFields) -> StoredFormat:
         if not values.present("quant_algo"):
             raise _Unread("modelopt without quant_algo")
         algorithm = str(values.values["quant_algo"]).upper()
@@ -319,12 +320,14 @@ def _modelopt(settings: Fields) -> Quantization:
 
     default: StoredFormat | None = None
     if str(inner.values.get("quant_algo")).upper() == "MIXED_PRECISION":
-        layers = Fields(inner.inner("quantized_layers"), inner.where)
-        layers = Fields(layers.inner("quantized_layers") or layers.values, inner.where)
+        layers = ConfigFields(inner.inner("quantized_layers"), inner.where)
+        layers = ConfigFields(layers.inner("quantized_layers") or layers.values, inner.where)
         if not layers.values:
             raise _Unread("modelopt MIXED_PRECISION without quantized_layers")
         out = Quantization("", names=tuple(names), patterns=_checked(inner, patterns), default=StoredFp4("nvfp4"))
-        names += [(name, stored(Fields(layers.inner(name), inner.where))) for name in layers.values if out.stored(name)]
+        names += [
+            (name, stored(ConfigFields(layers.inner(name), inner.where))) for name in layers.values if out.stored(name)
+        ]
     else:
         default = stored(inner)
     activations = (MODELOPT[algorithm][1] for algorithm in algorithms)
@@ -342,20 +345,20 @@ MODELOPT: Mapping[str, tuple[StoredFp8 | StoredFp4, int]] = {
 }
 
 
-def _bitsandbytes(settings: Fields) -> Quantization:
-    """Never read here: bitsandbytes itself computes with what it has stored."""
+def _bitsandbytes(settings: ConfigFields) -> Quantization:
+    """Refuse to read: bitsandbytes itself computes with what it has stored."""
     kind = "int8" if settings.optional_flag("load_in_8bit") else settings.values.get("bnb_4bit_quant_type")
     if f"bnb-{kind}" not in BITSANDBYTES:
         raise _Unread("bitsandbytes" if kind is None else f"bitsandbytes {shown(kind)[1:-1]}")
     return Quantization(f"bnb-{kind}", unread=f"bnb-{kind}")
 
 
-def _mxfp4(settings: Fields) -> Quantization:
+def _mxfp4(settings: ConfigFields) -> Quantization:
     return Quantization(MXFP4, patterns=((r".*[.]experts[.]\d+[.](gate|up|down)_proj$", StoredFp4("mxfp4")),))
 
 
-def _gguf(settings: Fields) -> Quantization:
-    """As ``checkpoint_files.gguf_quantization`` makes it of a file's own tensors."""
+def _gguf(settings: ConfigFields) -> Quantization:
+    """Read what ``checkpoint_files.gguf_quantization`` makes of a file's own tensors."""
 
     def stored(kind: object) -> StoredGguf | None:
         if kind is not None and kind not in GGUF_TYPES:
@@ -368,7 +371,7 @@ def _gguf(settings: Fields) -> Quantization:
     return Quantization("gguf", "", stored(settings.values.get("type")), names, patterns, exact=True)
 
 
-DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
+DIALECTS: Mapping[str, Callable[[ConfigFields], Quantization]] = {
     MXFP4: _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "fp8": _fp8,
@@ -386,23 +389,18 @@ DIALECTS: Mapping[str, Callable[[Fields], Quantization]] = {
 
 
 def _ignored(activations: Iterable[int], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is quantised beside the weights: activations in so many bits, and the KV cache."""
+    """Return what is quantised beside the weights: activations in so many bits, and the KV cache."""
     found = [f"activations in {bits} bits" for bits in sorted(set(activations))]
     cache = values.get("kv_cache_scheme") or values.get("kv_cache_quant_algo")
     return (*found, "KV cache in fewer bits") if cache else tuple(found)
 
 
-def _names(settings: Fields, key: str) -> list[str]:
+def _names(settings: ConfigFields, key: str) -> list[str]:
     return settings.optional_names(key, MAX_NAMES) or []
 
 
-def _wildcard(wildcard: str) -> str:
-    """The regular expression of a name in which ``*`` stands for anything."""
-    return ".*".join(re.escape(part) for part in wildcard.split("*")) + "$"
-
-
-def _checked(settings: Fields, patterns: list[Rule]) -> tuple[Rule, ...]:
-    """The patterns, known to be few, short and of what is read. Raises CheckpointError: they are not."""
+def _checked(settings: ConfigFields, patterns: list[Rule]) -> tuple[Rule, ...]:
+    """Return the patterns, known to be few, short and of what is read. Raises CheckpointError: they are not."""
     count = sum(parts(pattern) for pattern, _ in patterns)
     if len(patterns) > MAX_PATTERNS or count > MAX_PARTS:
         most = f"at most {MAX_PATTERNS} of {MAX_PARTS} are read"

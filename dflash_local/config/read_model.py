@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields, Values, fill
 from dflash_local.checkpoint_files.text_config import EXPERT_COUNTS, text_values
-from dflash_local.config.families import LINEAR, SLIDING, Experts, Family, family_of
+from dflash_local.config.families import LINEAR, SLIDING, Family, FamilyExperts, family_of
 from dflash_local.config.features import (
     AttentionConfig,
     ClampedSwiGLU,
@@ -24,12 +24,11 @@ from dflash_local.config.features import (
 from dflash_local.config.quantization import MXFP4, Quantization
 from dflash_local.config.quantizers import read_quantization
 from dflash_local.config.rope_parameters import RopeKind, RopeParameters
-from dflash_local.config.values import Values, fill
 from dflash_local.errors import CheckpointError
 
 
 def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
-    """The text model of a ``config.json``, nested in ``text_config`` or not.
+    """Return the text model of a ``config.json``, nested in ``text_config`` or not.
 
     Args:
         config: null is "not known"; ``_inferred``, of a shape of the registry, holds likely values of nulls.
@@ -41,26 +40,28 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
     """
     family = family_of(config, source)
     known, inferred = fill(config)
-    top = Fields(known, source)
+    top = ConfigFields(known, source)
     nested = top.inner("text_config")
-    text = Fields(nested or known, source)
+    text = ConfigFields(nested or known, source)
     for fields in (text, top):
         if fields.present("model_type"):
             fields.word("model_type", family.model_types)
     values = Values(text_values(text.values, source), source, inferred)
+    tied = top.optional_flag("tie_word_embeddings") if nested else None
+    dtypes = (place.get(name) for place in (text.values, known) for name in ("dtype", "torch_dtype"))
     return ModelConfig(
         source=source,
         family=family.name,
         hidden_size=values.needed("hidden_size"),
         vocab_size=values.needed("vocab_size"),
-        tie_word_embeddings=_tied(top if nested else None, values, family),
+        tie_word_embeddings=bool(values.get("tie_word_embeddings", family.tied) if tied is None else tied),
         layers=_layers(values, family),
         rms_norm_eps=values.values.get("rms_norm_eps"),
         norm_plus_one=family.norm_plus_one,
         rope=_rope(values),
         rope_type=_rope_values(values).get("rope_type", "default"),
         max_position_embeddings=values.get("max_position_embeddings"),
-        stored_dtype=_stored_dtype(text.values, known),
+        stored_dtype=str(next(filter(None, dtypes), "bfloat16")),
         quantization=_quantization(quantization_settings(top, text), family),
         embedding_scale=values.needed("hidden_size") ** 0.5 if family.scaled_embedding else 1.0,
         final_logit_softcap=_softcap(values, "final_logit_softcapping", family.soft_caps, 1),
@@ -68,26 +69,16 @@ def read_model(config: Mapping[str, Any], source: str) -> ModelConfig:
     )
 
 
-def _quantization(settings: Fields, family: Family) -> Quantization | None:
-    """MXFP4 by that name alone is how gpt-oss stores its experts: not read for other families."""
+def _quantization(settings: ConfigFields, family: Family) -> Quantization | None:
+    """Read the format; MXFP4 by that name alone is how gpt-oss stores its experts, and not read for other families."""
     found = read_quantization(settings)
     if found is not None and found.method == MXFP4 and not (family.experts and family.experts.interleaved):
         return replace(found, unread=MXFP4)
     return found
 
 
-def quantization_settings(top: Fields, text: Fields) -> Fields:
-    return Fields(top.inner("quantization_config") or text.inner("quantization_config"), top.where)
-
-
-def _tied(wrapper: Fields | None, values: Values, family: Family) -> bool:
-    value = None if wrapper is None else wrapper.optional_flag("tie_word_embeddings")
-    return bool(values.get("tie_word_embeddings", family.tied) if value is None else value)
-
-
-def _stored_dtype(*places: Mapping[str, Any]) -> str:
-    names = (place.get(name) for place in places for name in ("dtype", "torch_dtype"))
-    return str(next((name for name in names if name), "bfloat16"))
+def quantization_settings(top: ConfigFields, text: ConfigFields) -> ConfigFields:
+    return ConfigFields(top.inner("quantization_config") or text.inner("quantization_config"), top.where)
 
 
 def _rope_values(values: Values) -> Mapping[str, Any]:
@@ -96,7 +87,7 @@ def _rope_values(values: Values) -> Mapping[str, Any]:
 
 
 def _rope(values: Values) -> RopeParameters | None:
-    """What is missing or impossible is said where a checkpoint is loaded (``text_config.check_rope``)."""
+    """Read the rope; ``text_config.check_rope`` says at load what is missing or impossible."""
     if _rope_values(values).get("rope_type", "default") not in get_args(RopeKind):
         return None
     try:
@@ -112,7 +103,7 @@ def _layers(values: Values, family: Family) -> tuple[LayerConfig, ...]:
         window = None
     kinds = tuple(values.get("layer_types") or ()) or family.pattern({**values.values, "sliding_window": window}, count)
     for kind in kinds:
-        Fields({"layer_types": kind}, values.source).word("layer_types", family.layer_types)
+        ConfigFields({"layer_types": kind}, values.source).word("layer_types", family.layer_types)
     mixers = {kind: _mixer(kind, values, family, window) for kind in dict.fromkeys(kinds)}
     return tuple(
         LayerConfig(mixers[kind], _mlp(index, values, family), family.sandwich_norms)
@@ -189,7 +180,8 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
     if experts is None or not _has_experts(layer, experts, values):
         bias = family.mlp_bias and bool(values.get("mlp_bias"))
         return MLPConfig(values.needed("intermediate_size"), activation, bias)
-    width = values.needed(experts.width)
+    usual, width = ClampedSwiGLU(), values.needed(experts.width)
+    clamped = ClampedSwiGLU(values.get("swiglu_alpha", usual.alpha), values.get("swiglu_limit", usual.limit))
     shared = 0 if experts.shared is None else int(values.get(experts.shared, 0))
     return MoEConfig(
         num_experts=_experts(values),
@@ -199,7 +191,7 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
         shared_gate=experts.shared_gate,
         expert_bias=experts.bias,
         router_bias=experts.bias,
-        activation=_clamped_swiglu(values) if experts.clamped_swiglu else activation,
+        activation=clamped if experts.clamped_swiglu else activation,
         scoring=experts.scoring,
         norm_topk_prob=experts.norm_topk_prob is None or bool(values.get("norm_topk_prob", experts.norm_topk_prob)),
         interleaved=experts.interleaved,
@@ -207,12 +199,7 @@ def _mlp(layer: int, values: Values, family: Family) -> FeedForward:
     )
 
 
-def _clamped_swiglu(values: Values) -> ClampedSwiGLU:
-    usual = ClampedSwiGLU()
-    return ClampedSwiGLU(values.get("swiglu_alpha", usual.alpha), values.get("swiglu_limit", usual.limit))
-
-
-def _has_experts(layer: int, experts: Experts, values: Values) -> bool:
+def _has_experts(layer: int, experts: FamilyExperts, values: Values) -> bool:
     if experts.first_dense and layer < values.get("first_k_dense_replace", 0):
         return False
     if not experts.sparse_step:
@@ -223,5 +210,5 @@ def _has_experts(layer: int, experts: Experts, values: Values) -> bool:
 
 
 def _experts(values: Values) -> int:
-    """Their number; transformers writes that of Qwen3-MoE under another key than its publisher."""
+    """Count experts; transformers writes that of Qwen3-MoE under another key than its publisher."""
     return values.needed(next((key for key in EXPERT_COUNTS if values.values.get(key) is not None), EXPERT_COUNTS[0]))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.checkpoint_files.text_config import MAX_POSITION
 from dflash_local.errors import CheckpointError
 
@@ -16,8 +16,8 @@ RopeKind = Literal["default", "linear", "yarn", "llama3"]
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """What decides a position's angle. ``attention_factor`` multiplies cos and sin (YaRN). ``original_positions``: the
-    context trained at first, 0 where the kind does not use it.
+    """Hold what decides a position's angle. ``attention_factor`` multiplies cos and sin (YaRN). ``original_positions``:
+    the context trained at first, 0 where the kind does not use it.
     """
 
     theta: float
@@ -34,8 +34,8 @@ class RopeParameters:
     @classmethod
     def from_json(cls, config: Mapping[str, Any], where: str) -> RopeParameters:
         """Read ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``. Raises CheckpointError."""
-        merged = _merged(Fields(config, where))
-        fields = Fields(merged, f"{where}: rope")
+        merged = _merged(ConfigFields(config, where))
+        fields = ConfigFields(merged, f"{where}: rope")
         theta = fields.number("rope_theta", 1.0 + 1e-6, 1e12)
         kind = merged.get("rope_type") or merged.get("type") or "default"
         if kind == "default":
@@ -51,8 +51,8 @@ class RopeParameters:
         )
 
 
-def _merged(config: Fields) -> dict[str, Any]:
-    """Both schemas as one flat object; the nested one wins."""
+def _merged(config: ConfigFields) -> dict[str, Any]:
+    """Return both schemas as one flat object; the nested one wins."""
     nested = config.inner("rope_parameters") or config.inner("rope_scaling")
     per_type = [value for value in nested.values() if isinstance(value, dict)]
     if per_type:
@@ -64,15 +64,15 @@ def _merged(config: Fields) -> dict[str, Any]:
     return {**merged, **{key: value for key, value in nested.items() if value is not None}}
 
 
-def _original_positions(fields: Fields) -> int:
+def _original_positions(fields: ConfigFields) -> int:
     for key in ("original_max_position_embeddings", "max_position_embeddings"):
         if fields.present(key):
             return fields.integer(key, 1, MAX_POSITION)
     raise fields.missing("original_max_position_embeddings")
 
 
-def _yarn(fields: Fields, theta: float) -> RopeParameters:
-    """YaRN as transformers reads it (arXiv 2309.00071 and DeepSeek's mscale pair). Kimi-K2.5's drafter has mscale =
+def _yarn(fields: ConfigFields, theta: float) -> RopeParameters:
+    """Read YaRN as transformers does (arXiv 2309.00071 and DeepSeek's mscale pair). Kimi-K2.5's drafter has mscale =
     mscale_all_dim = 1, of which transformers makes 1.0, but was trained with 0.1 ln(factor) + 1: hence the load option
     ``attention_factor``.
     """
@@ -105,7 +105,7 @@ def _amplitude(factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _llama3(fields: Fields, theta: float) -> RopeParameters:
+def _llama3(fields: ConfigFields, theta: float) -> RopeParameters:
     low = fields.number("low_freq_factor", 1e-6, 1e6)
     high = fields.number("high_freq_factor", 1e-6, 1e6)
     if low >= high:

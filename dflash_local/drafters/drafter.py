@@ -1,4 +1,4 @@
-"""What the plan, the pair's contract and both engines ask of a drafter, whatever its kind. Torch-free."""
+"""Describe what the plan, the pair's contract and both engines ask of a drafter, whatever its kind. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantization import Quantization
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import FormatOf, unquantized
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.traffic import Traffic
 from dflash_local.load_config import DrafterPrecision
 
@@ -22,7 +22,7 @@ MIN_BLOCK, MAX_BLOCK = 2, 64  # rows, anchor included
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """How vLLM and SGLang are told of a kind: the method and the algorithm, and the option of its block size."""
+    """Say how vLLM and SGLang are told of a kind: the method and the algorithm, and the option of its block size."""
 
     method: str
     algorithm: str
@@ -73,53 +73,53 @@ class Drafter:
         raise NotImplementedError
 
     def with_attention_factor(self, attention_factor: float | None) -> Drafter:
-        """The same drafter with another rope amplitude; None changes nothing."""
+        """Return the same drafter with another rope amplitude; None changes nothing."""
         return self
 
     @property
     def draft_rows(self) -> int:
-        """Rows that it computes, the anchor's included."""
+        """Count rows that it computes, the anchor's included."""
         return self.block_size - 1 + self.first_draft
 
     def fingerprint(self) -> dict[str, object]:
-        """The fields by which a registry distinguishes generations of one repository."""
+        """Return the fields by which a registry distinguishes generations of one repository."""
         return {"block": self.draft_rows}
 
     def fused_refusal(self) -> str:
-        """Why the fused engine cannot run it; empty when it can."""
+        """Return why the fused engine cannot run it; empty when it can."""
         return f"its drafter is of the kind {self.kind}"
 
     def tensors(self, target_hidden: int) -> Shapes:
-        """Shapes of all tensors of its checkpoint by name."""
+        """Return shapes of all tensors of its checkpoint by name."""
         return {}
 
     def optional_tensors(self) -> Shapes:
-        """Those that a checkpoint may have beside, and that drafting does without."""
+        """Return shapes of tensors that a checkpoint may have beside, and that drafting does without."""
         return {}
 
     def id_tables(self) -> Mapping[str, int]:
-        """Rows, by id, of each table that must hold every id of the target; by its name and verb for a message."""
+        """Return the rows of each table that must hold every id of the target, by its name and verb for a message."""
         return {}
 
     @property
     def repeated_size(self) -> int:
-        """Numbers of its weights that a loaded one holds a second time."""
+        """Count numbers of its weights that a loaded one holds a second time."""
         return 0
 
     @property
     def context_size(self) -> int:
-        """Numbers of a token's keys and values in all layers; windows attend to less but keep all."""
+        """Count numbers of a token's keys and values in all layers; windows attend to less but keep all."""
         return 0
 
     @property
     def rotation_size(self) -> int:
-        """Numbers of a position in its rotation table, cosine and sine."""
+        """Count numbers of a position in its rotation table, cosine and sine."""
         return 0
 
     def weights(
         self, target_hidden: int, dtype: str, format_of: FormatOf = unquantized, precision: DrafterPrecision = FULL
     ) -> Iterable[Buffer]:
-        """Buffers of its weights in the fused engine.
+        """Return buffers of its weights in the fused engine.
 
         Args:
             target_hidden: numbers of a tap. format_of: of the matrices as its checkpoint has them.
@@ -127,9 +127,9 @@ class Drafter:
         return ()
 
     def buffers(self, vocab_size: int, spec: EngineSpec) -> Iterable[Buffer]:
-        """What a bound drafter takes beside its weights. ``vocab_size``: rows of the target's head."""
+        """Return what a bound drafter takes beside its weights. ``vocab_size``: rows of the target's head."""
         return ()
 
     def traffic(self, target: ModelConfig, spec: EngineSpec) -> Traffic:
-        """What the fused engine reads for a block, the head included, and for the context rows that a cycle adds."""
+        """Describe what the fused engine reads for a block, the head included, and for a cycle's context rows."""
         raise NotImplementedError

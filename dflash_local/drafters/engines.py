@@ -1,4 +1,4 @@
-"""What both engines ask of a loaded drafter, whatever its kind, and where they get it."""
+"""Describe what both engines ask of a loaded drafter, whatever its kind, and where they get it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Proposer(Protocol):
-    """What the reference engine needs of a drafter, or what tests plant."""
+    """Hold what the reference engine needs of a drafter, or what tests plant."""
 
     @property
     def length(self) -> int:
-        """Context positions held."""
+        """Return context positions held."""
 
     def extend(self, taps: torch.Tensor, start: int) -> None:
         """Take the taps [m, T x H] of newly committed tokens at positions ``start ..``."""
@@ -51,7 +51,7 @@ class LoadableProposer(Protocol):
         """
 
     def random(self, config: Drafter, target: TransformersTarget) -> Proposer:
-        """A drafter of random weights, for measuring."""
+        """Return a drafter of random weights, for measuring."""
 
 
 class FusedDrafter(Protocol):
@@ -74,15 +74,15 @@ class FusedDrafter(Protocol):
 
     @property
     def config(self) -> Drafter:
-        """What it is."""
+        """Return its configuration."""
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:
-        """All matrices of the drafter's own."""
+        """Return all matrices of the drafter's own."""
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """The matrices, and the head when it is not the target's."""
+        """Return the matrices, and the head when it is not the target's."""
 
     def quantize(self) -> None:
         """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
@@ -94,16 +94,16 @@ class FusedDrafter(Protocol):
         """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
 
     def inject(self, rows: int) -> None:
-        """Context rows of the target's last block at its ``start``; those that are not committed are written again."""
+        """Write context rows of the target's last block at its ``start``; uncommitted ones are written again later."""
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
-        """Context rows of committed tokens at positions ``start ..``, as many as there are; taps [M, taps x H]."""
+        """Write context rows of committed tokens at positions ``start ..``; taps [M, taps x H]."""
 
     def block_bytes(self, context: int) -> int:
-        """Bytes that a block reads behind so many tokens: its layers, its head, and what each layer looks back on."""
+        """Sum what a block reads behind so many tokens: layers, head, and what each layer looks back on."""
 
     def inject_bytes(self) -> int:
-        """Bytes of the matrices that context rows alone go through."""
+        """Return bytes of the matrices that context rows alone go through."""
 
 
 class BindableBlocks(Protocol):
@@ -123,7 +123,7 @@ class BindableBlocks(Protocol):
     def random_weights(
         self, config: Drafter, target_hidden: int, device: torch.device, dtype: torch.dtype
     ) -> DrafterWeights:
-        """Random weights made where they lie, for measuring, in the formats of the drafter's own."""
+        """Return random weights made where they lie, for measuring, in the formats of the drafter's own."""
 
     def __call__(self, config: Drafter, weights: DrafterWeights, target: FusedTarget) -> FusedDrafter:
         """Bind weights to a target, without what a checkpoint may have beside."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.checkpoint_files.config_values import shown
-from dflash_local.config.values import fill
+from dflash_local.checkpoint_files.config_values import fill, shown
 from dflash_local.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts

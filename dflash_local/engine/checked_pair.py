@@ -13,7 +13,9 @@ from dflash_local.models.target_facts import TargetFacts
 
 @dataclass(frozen=True, slots=True)
 class CheckedPair:
-    """What is to be loaded. ``drafter_files``, ``contract``: None without a drafter. ``where``: no longer ``auto``."""
+    """Hold what is to be loaded. ``drafter_files``, ``contract``: None without a drafter. ``where``: no longer
+    ``auto``.
+    """
 
     target_files: Checkpoint
     drafter_files: Checkpoint | None

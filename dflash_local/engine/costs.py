@@ -1,4 +1,6 @@
-"""What a cycle costs by the number of rows it verifies, measured with the very graphs or calls that will be made."""
+"""Describe what a cycle costs by the number of rows it verifies, measured with the very graphs or calls that will be
+made.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from functools import partial
 import torch
 
 from dflash_local.engine.expert_costs import MeasuredExperts
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.timing import span_ms
-from dflash_local.models.fused.fixed_routing import FixedRouting
+from dflash_local.models.fused.moe import FixedRouting
 from dflash_local.request import SamplingParams
 
 LENGTHS = (1, 4, 6, 8, 12, 16)  # and the trained block
@@ -81,7 +83,7 @@ def _lengths(block: int) -> list[int]:
 
 
 def _measured(runner: FusedRunner, rows: int, anchors: Sequence[int]) -> tuple[float, float]:
-    """Milliseconds of a cycle, the median; different experts of a layer that its rows took, the mean."""
+    """Return milliseconds of a cycle, the median; different experts of a layer that its rows took, the mean."""
     spans, counts = [], []
     for anchor in anchors:
         runner.set_anchor(anchor)
@@ -92,7 +94,7 @@ def _measured(runner: FusedRunner, rows: int, anchors: Sequence[int]) -> tuple[f
 
 
 def _of_an_expert(runner: FusedRunner, rows: int, anchors: Sequence[int]) -> float:
-    """Milliseconds that one more different expert in every layer costs a cycle."""
+    """Count milliseconds that one more different expert in every layer costs a cycle."""
     found = []
     for routing in FEWEST_AND_MOST:
         with runner.routed(rows, routing):

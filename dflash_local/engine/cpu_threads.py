@@ -1,4 +1,4 @@
-"""How many threads a CPU computes the next cycle with: all, or one where other programs keep the cores busy.
+"""Describe how many threads a CPU computes the next cycle with: all, or one where other programs keep the cores busy.
 
 After each of a cycle's two hundred products all threads wait for the last, so one that shares its core holds up the
 others: beside two busy programs on two cores a forward of SmolLM2-135M took two to five times as long with two threads
@@ -12,8 +12,11 @@ import sys
 
 import torch
 
-from dflash_local.engine.torch_switches import THREADS
-
+SMALL_MODEL = 50_000_000  # parameters; below, one CPU thread is fastest
+# Each call that waits for the device or launches a graph gives Python's lock away, a few times a cycle. Beside a thread
+# that computes in Python, getting it back takes this long: 5 ms if nothing is said, as much as a whole cycle.
+SWITCH_S = 0.0005
+THREADS = torch.get_num_threads()  # what torch took before any toy was loaded
 GAIN = 0.9  # of the time, what another number must be faster than
 FRESH = 0.25  # weight of the last cycle in what a cycle usually takes
 TRIED = 3  # cycles of a trial; the first, which may start threads, does not count
@@ -54,7 +57,7 @@ class CpuThreads:
         return self._counts[0] if self.count == self._counts[1] else self._counts[1]
 
     def _compared(self, cycles: list[tuple[int, float]]) -> float:
-        """What they took, relative to what cycles of so many rows usually take; 1 where none was seen."""
+        """Return what they took, relative to what cycles of so many rows usually take; 1 where none was seen."""
         known = [(seconds, self._usual[rows]) for rows, seconds in cycles if rows in self._usual]
         return sum(each for each, _ in known) / sum(usual for _, usual in known) if known else 1.0
 
@@ -77,3 +80,14 @@ def end_team() -> None:
     library = ctypes.CDLL(torch._C.__file__)
     if hasattr(library, "omp_pause_resource_all") and not hasattr(library, "kmp_get_blocktime"):  # Intel's counts none
         library.omp_pause_resource_all(1)  # softly: settings are kept
+
+
+def settle_torch(parameters: int, device: torch.device) -> None:
+    """Set switches of torch that suit one sequence that grows by a few tokens at a time."""
+    if device.type == "cpu":
+        # Handing a 10 MB model to a second core costs more than it computes.
+        torch.set_num_threads(1 if parameters < SMALL_MODEL else THREADS)
+    elif device.type == "cuda":
+        # cuDNN's attention builds a plan for each new length: 100 ms a call, measured on an H200.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))

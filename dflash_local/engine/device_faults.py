@@ -15,32 +15,32 @@ KEPT = 3, 4  # of the tokens that there was room for: the rest is the reserve
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True where the device, or the host, has no memory left."""
+    """Return True where the device, or the host, has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in FULL)
 
 
 def is_lost(error: BaseException) -> bool:
-    """True where the device's context is unusable: after a suspend, or a kernel that went wrong."""
+    """Return True where the device's context is unusable: after a suspend, or a kernel that went wrong."""
     if is_out_of_memory(error) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.AcceleratorError) or any(word in str(error) for word in LOST)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the advice that torch adds below."""
+    """Return what an error says, without the advice that torch adds below."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def smaller_context(context: int, held: int) -> int:
-    """The context after memory ran out, with a reserve; the same where too little was held to be the cause."""
+    """Return the context after memory ran out, with a reserve; the same where too little was held to be the cause."""
     if held < LEAST_CONTEXT:
         return context
     return min(context, max(LEAST_CONTEXT, held * KEPT[0] // KEPT[1]))
 
 
-def give_memory_back(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Return what is free to the device, for this and for other programs."""
     gc.collect()
     if device.type == "cuda":

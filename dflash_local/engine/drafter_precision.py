@@ -9,7 +9,7 @@ import torch
 
 from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.errors import UsageError
-from dflash_local.kernels.kernel_trial import Progress
+from dflash_local.kernels.kernel_trial import OnProgress
 from dflash_local.kernels.timing import KernelTimer, replay_ms
 from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
 from dflash_local.models.fused.kernel_choice import choose_configs
@@ -23,7 +23,7 @@ MEASURED = ("8bit-head", "8bit")  # by ``auto``; heads without all tokens are fo
 
 @dataclass(frozen=True, slots=True)
 class ChosenPrecision:
-    """What a drafter drafts with from now on.
+    """Hold what a drafter drafts with from now on.
 
     Attributes:
         name: in ``DRAFTER_PRECISIONS``. draft_ms: a draft's milliseconds by name, empty when nothing was measured.
@@ -49,7 +49,7 @@ class ChosenPrecision:
 
     @property
     def notice(self) -> str:
-        """A line for the user, empty when drafts are computed in full and nothing is to be said."""
+        """Return a line for the user, empty when drafts are computed in full and nothing is to be said."""
         if self.fault:
             return f"drafter precision {self.name}: {self.fault}"
         if self.name == "full" or not self.draft_ms:
@@ -62,7 +62,7 @@ class ChosenPrecision:
 
 
 def precision_of(name: str, vocab_size: int) -> DrafterPrecision | None:
-    """That precision for a target with so many ids; None for ``auto``. Raises UsageError: not for this target."""
+    """Return that precision for a target with so many ids; None for ``auto``. Raise UsageError if not for it."""
     if name == "auto":
         return None
     if DRAFTER_PRECISIONS[name].head == "frequent" and vocab_size <= FREQUENT:
@@ -77,7 +77,7 @@ def choose_precision(
     drafter: FusedDrafter,
     name: str,
     rows: int,
-    progress: Progress = lambda text, part: None,
+    progress: OnProgress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> ChosenPrecision:
     """Give a drafter, fresh from loading, the requested precision; ``auto`` measures and chooses.
@@ -112,7 +112,7 @@ def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
     _use_head(drafter, precision.head)
 
 
-def give_head_back(drafter: FusedDrafter, name: str) -> str:
+def release_head_copy(drafter: FusedDrafter, name: str) -> str:
     """Draft with the stored head instead of a copy of it; returns the name of what is left of ``name``."""
     _use_head(drafter, "full")
     left = DrafterPrecision(DRAFTER_PRECISIONS[name].weights, "full")
@@ -127,7 +127,7 @@ def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) ->
         drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
 
 
-def _measured(drafter: FusedDrafter, rows: int, progress: Progress, timer: KernelTimer) -> ChosenPrecision:
+def _measured(drafter: FusedDrafter, rows: int, progress: OnProgress, timer: KernelTimer) -> ChosenPrecision:
     """Try what ``auto`` may choose: each step to something coarser must save its share of the cycle."""
     target, fault, best = drafter.target, "", "full"
     max_seq_len = min(MAX_SEQ_LEN, target.capacity)

@@ -14,7 +14,7 @@ from dflash_local.engine import load_fused, load_reference
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.runner import Runner
 from dflash_local.errors import DoesNotFitError, KernelError
-from dflash_local.kernels.kernel_trial import Progress
+from dflash_local.kernels.kernel_trial import OnProgress
 from dflash_local.load_config import FUSED, REFERENCE
 
 SLOWER = "the fused engine's kernels do not run here, so the reference engine does, which is slower"
@@ -31,7 +31,7 @@ class Engine:
     """
 
     candidate: Callable[[CheckedPair], Candidate]
-    load: Callable[[CheckedPair, Progress], tuple[Runner, tuple[str, ...]]]
+    load: Callable[[CheckedPair, OnProgress], tuple[Runner, tuple[str, ...]]]
 
 
 ENGINES: Mapping[str, Engine] = {
@@ -40,8 +40,8 @@ ENGINES: Mapping[str, Engine] = {
 }
 
 
-def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[str, ...]]:
-    """The runner of the chosen engine. Where the fused one's kernels fail, ``auto`` takes the reference engine.
+def load_runner(pair: CheckedPair, progress: OnProgress) -> tuple[Runner, tuple[str, ...]]:
+    """Return the runner of the chosen engine. Where the fused one's kernels fail, ``auto`` takes the reference engine.
 
     Returns:
         the runner, and notices of the load; one says why ``auto`` did not take the fused engine on a GPU.
@@ -76,7 +76,7 @@ def load_runner(pair: CheckedPair, progress: Progress) -> tuple[Runner, tuple[st
 
 
 def _passed_over(pair: CheckedPair) -> tuple[str, ...]:
-    """A notice of why ``auto`` does not take the fused engine on a GPU, or where only the drafter is not for it."""
+    """Say why ``auto`` does not take the fused engine on a GPU, or where only the drafter is not for it."""
     refused = ENGINES[FUSED].candidate(pair).refusal is not None
     drafter = load_fused.refused_drafter(pair)
     slow = load_fused.why_slow(pair.where.device, pair.facts.model.dense) if drafter or not refused else ""
@@ -86,5 +86,5 @@ def _passed_over(pair: CheckedPair) -> tuple[str, ...]:
 
 
 def chosen_engine(pair: CheckedPair) -> str:
-    """The requested engine, or the one ``auto`` takes. Raises UsageError: none takes the pair; says why."""
+    """Return the requested engine, or the one ``auto`` takes. Raises UsageError: none takes the pair; says why."""
     return engine_rule.choose(pair.config.engine, [engine.candidate(pair) for engine in ENGINES.values()])

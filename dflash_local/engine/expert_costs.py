@@ -1,4 +1,4 @@
-"""What a cycle of a mixture of experts costs: more, the more different experts its rows take. Pure arithmetic."""
+"""Say what a cycle of a mixture of experts costs: more, the more different experts its rows take. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEMORY = 16.0  # cycles that the mean of a number of rows remembers
 
 @dataclass(frozen=True, slots=True)
 class MeasuredExperts:
-    """What was measured of a target's experts beside the costs of its cycles.
+    """Hold what was measured of a target's experts beside the costs of its cycles.
 
     Attributes:
         num_experts: routed experts of a layer. top_k: of these, a row's.
@@ -25,7 +25,7 @@ class MeasuredExperts:
     ms: float
 
     def uniform(self, rows: int) -> float:
-        """Different experts of a layer that rows take which choose by themselves: about the most there are."""
+        """Return different experts of a layer that rows take which choose by themselves: about the most there are."""
         return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** rows)
 
 
@@ -41,19 +41,19 @@ class ExpertCosts:
     """
 
     def __init__(self, costs: Mapping[int, float], measured: MeasuredExperts) -> None:
-        """``costs``: milliseconds of a whole cycle by its verified rows, each one of ``measured.distinct``."""
+        """Begin with ``costs``: milliseconds of a whole cycle by its verified rows, each of ``measured.distinct``."""
         self._costs, self._measured = dict(costs), measured
         self._seen: dict[int, tuple[float, float]] = {}  # mean, and the cycles that it counts for
 
     def add(self, rows: int, experts: float) -> None:
-        """Of a cycle: different experts of a layer, the mean of all layers."""
+        """Learn from a cycle: different experts of a layer, the mean of all layers."""
         if rows > 1:  # one row takes the same number always
             mean, count = self._seen.get(rows, (0.0, 0.0))
             count = min(count + 1.0, MEMORY)
             self._seen[rows] = mean + (experts - mean) / count, count
 
     def experts(self, rows: int) -> float:
-        """Different experts of a layer that so many rows are expected to take: of a number that was measured."""
+        """Return different experts of a layer that so many rows are expected to take: of a number that was measured."""
         if rows in self._seen:
             return self._seen[rows][0]
         if rows == 1 or not self._seen:
@@ -63,7 +63,9 @@ class ExpertCosts:
         return min(top_k * rows ** (sum(alphas) / len(alphas)), self._measured.uniform(rows))
 
     def current(self) -> dict[int, float]:
-        """Milliseconds of a cycle by its verified rows, as far as is known by now; none below the cheapest measured."""
+        """Return milliseconds of a cycle by its verified rows, as far as is known by now; none below the cheapest
+        measured.
+        """
         least, measured = min(self._costs.values()), self._measured
         return {
             rows: max(cost + measured.ms * (self.experts(rows) - measured.distinct[rows]), least)

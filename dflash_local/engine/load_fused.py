@@ -12,21 +12,20 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.engines import FusedDrafter, blocks_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
-from dflash_local.engine.drafter_precision import choose_precision, give_head_back, precision_of
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.cpu_threads import settle_torch
+from dflash_local.engine.drafter_precision import choose_precision, precision_of, release_head_copy
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import KEPT_SNAPSHOTS
-from dflash_local.engine.torch_switches import settle_torch
 from dflash_local.errors import DFlashError, KernelError
 from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
-from dflash_local.layout.spec import KV_DTYPES
+from dflash_local.layout.part_layout import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
 from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
-from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, without_kernel
+from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.planner.parameters import target_parameters
@@ -37,7 +36,7 @@ EVERYTHING = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, re
 
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
-    """Whether it takes a pair, and ``auto`` with it."""
+    """Return whether it takes a pair, and ``auto`` with it."""
     why = engine_rule.refusal(
         bitsandbytes=pair.where.bitsandbytes,
         dtype=str(pair.where.dtype).removeprefix("torch."),
@@ -51,12 +50,12 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
 
 
 def refused_drafter(pair: CheckedPair) -> str:
-    """Why it cannot run the drafter; empty where it can, or where there is none."""
+    """Return why it cannot run the drafter; empty where it can, or where there is none."""
     return "" if pair.contract is None else pair.contract.drafter.fused_refusal()
 
 
 def why_slow(device: str, dense: bool) -> str:
-    """Why its kernels do not run here, with what to install; empty where they do. A mixture's are compiled by NVRTC."""
+    """Return why its kernels do not run here, with what to install. A mixture's are compiled by NVRTC."""
     why = why_no_kernels(device)
     if why:
         return why
@@ -159,7 +158,7 @@ def _reserve(runner: FusedRunner, wanted: str) -> None:
         drafter = runner.proposer
         if drafter is None or wanted != "auto" or drafter.head is drafter.stored_head:
             raise
-        runner.drafter_precision = give_head_back(drafter, runner.drafter_precision)
+        runner.drafter_precision = release_head_copy(drafter, runner.drafter_precision)
         torch.cuda.empty_cache()
         reserve(runner)
 

@@ -10,21 +10,20 @@ from dflash_local.catalog import engine_rule
 from dflash_local.drafters.engines import proposer_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_cpu_costs
-from dflash_local.engine.cpu_threads import CpuThreads, end_team
-from dflash_local.engine.reference import ReferenceRunner
-from dflash_local.engine.torch_switches import SMALL_MODEL, settle_torch
+from dflash_local.engine.cpu_threads import SMALL_MODEL, CpuThreads, end_team, settle_torch
+from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.models.load_target import load_target
 from dflash_local.models.packed_linear import can_pack, pack_linears
 from dflash_local.models.transformers_target import TransformersTarget
 
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
-    """It takes every pair, but not every option."""
+    """Return that it takes every pair, but not every option."""
     return engine_rule.reference(pair.config.needs_fused)
 
 
 def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[ReferenceRunner, tuple[str, ...]]:
-    """The runner, and notices of the load."""
+    """Return the runner, and notices of the load."""
     progress("target", 0.1)
     model = load_target(pair.target_files, pair.facts, pair.where)
     parameters, device = sum(p.numel() for p in model.parameters()), next(model.parameters()).device

@@ -1,19 +1,22 @@
-"""What a session needs of a runner: the seam between requests and engines. Nothing here says where the target lives."""
+"""Describe what a session needs of a runner: the seam between requests and engines. Nothing here says where the target
+lives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from dflash_local.engine.cycle import Cycle, PrefillStep
 from dflash_local.engine.expert_costs import MeasuredExperts
-from dflash_local.engine.sampling import Sampler
+from dflash_local.engine.sampling import Likelihood, Sampler
+from dflash_local.errors import EngineError, NumericsError
 from dflash_local.models.transformers_target import Forward
 
 
-class Target(Protocol):
+class ScoringTarget(Protocol):
     """A target in this process, with which a text can be scored row by row (``bench.certify``)."""
 
     device: torch.device
@@ -28,7 +31,7 @@ class Target(Protocol):
         """Run a block [M] without committing it."""
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] of hidden rows [M, H]."""
+        """Return logits [M, V] of hidden rows [M, H]."""
 
     def commit(self, rows: int) -> None:
         """Keep the first ``rows`` tokens of the last block."""
@@ -49,47 +52,47 @@ class Runner(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the engine, as ``--engine`` takes it."""
+        """Return the engine's name, as ``--engine`` takes it."""
 
     @property
-    def target(self) -> Target | None:
-        """The target where it is in this process; certificates score texts with it."""
+    def target(self) -> ScoringTarget | None:
+        """Return the target where it is in this process; certificates score texts with it."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the target knows."""
+        """Count ids that the target knows."""
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of a request's sampler are to be."""
+        """Return where the tensors of a request's sampler are to be."""
 
     @property
     def is_recurrent(self) -> bool:
-        """True when committed tokens can only be forgotten by going back to a snapshot."""
+        """Return True when committed tokens can only be forgotten by going back to a snapshot."""
 
     @property
     def exact(self) -> bool:
-        """True when a row's logits are the same in every bit with and without drafting."""
+        """Return True when a row's logits are the same in every bit with and without drafting."""
 
     @property
     def drafter_precision(self) -> str:
-        """What drafts are computed with, see ``engine.drafter_precision``."""
+        """Return what drafts are computed with, see ``engine.drafter_precision``."""
 
     @property
     def costs(self) -> Mapping[int, float]:
-        """Milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured."""
+        """Return milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured."""
 
     @property
     def experts(self) -> MeasuredExperts | None:
-        """What the costs were measured with; None where the target has no experts, or costs were not measured."""
+        """Return what the costs were measured with; None without experts, or where costs were not measured."""
 
     @property
     def ids(self) -> Sequence[int]:
-        """The sequence, as far as it is known here."""
+        """Return the sequence, as far as it is known here."""
 
     @property
     def committed(self) -> Sequence[int]:
-        """Ids whose state the target holds: a prefix of the sequence."""
+        """Return ids whose state the target holds: a prefix of the sequence."""
 
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
@@ -99,7 +102,7 @@ class Runner(Protocol):
         """
 
     def end_at(self, length: int, exactly: bool) -> None:
-        """The reply ends at ``length`` ids or before. ``exactly``: perhaps at a token that only the host can tell."""
+        """End the reply at ``length`` ids or before. ``exactly``: perhaps at a token that only the host can tell."""
 
     def set_block(self, block: int) -> None:
         """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
@@ -116,10 +119,10 @@ class Runner(Protocol):
         """Start one cycle; ``collect`` hands it out when it is known."""
 
     def collect(self) -> list[Cycle]:
-        """Cycles that have become known since the last call."""
+        """Return cycles that have become known since the last call."""
 
     def notice(self) -> str:
-        """Something the user should know, once; empty when there is nothing."""
+        """Return something the user should know, once; empty when there is nothing."""
 
     def rewind(self, length: int) -> None:
         """Cut the sequence to ``length`` ids, of which the last stays uncommitted."""
@@ -127,8 +130,110 @@ class Runner(Protocol):
     def restart(self, length: int, point: Any) -> None:
         """Keep the first ``length`` committed tokens; ``point``: their snapshot, which a recurrent target needs."""
 
-    def planted(self, text: Sequence[int]) -> Any:
-        """A proposer that knows a text and is wrong now and then, for certificates. Raises UsageError: none here."""
+    def oracle_drafter(self, text: Sequence[int]) -> Any:
+        """Return a proposer that knows a text and is wrong now and then, for certificates. Raises UsageError: none
+        here.
+        """
 
     def close(self) -> None:
         """Drop the models."""
+
+
+class Snapshot(Protocol):
+    """A point that a recurrent target can be brought back to. Only the runner that made it looks inside."""
+
+    @property
+    def length(self) -> int:
+        """Return committed tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified.
+    ``experts``: different routed experts of a layer that the rows took, the mean of all layers; None where not counted.
+    """
+
+    ids: tuple[int, ...]
+    drafted: int
+    accepted: int
+    rows: int
+    draft_s: float
+    verify_s: float
+    likelihoods: tuple[Likelihood, ...] = ()
+    experts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """Tokens done of tokens to do; a snapshot if one was taken here; the first token's cycle with the last step."""
+
+    done: int
+    total: int
+    point: Snapshot | None
+    first: Cycle | None
+
+
+def chunks(start: int, total: int, stable: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a prompt from ``start`` on, of at most ``size``; one ends at ``stable`` inside it."""
+    while start < total:
+        end = min(start + size, total)
+        end = stable if start < stable < end else end
+        yield start, end
+        start = end
+
+
+def not_finite() -> NumericsError:
+    """Return what a runner raises when a row's logits hold NaN or infinity."""
+    return NumericsError(
+        "the target produced logits that are not finite", "the request ended; try --dtype float32 or bfloat16"
+    )
+
+
+class SequenceRunner:
+    """Hold what both runners share: the target, and the token sequence as the host knows it; see ``Runner``."""
+
+    target: Any  # of the engine's own kind
+    ids: list[int]
+    committed: list[int]  # ids whose state the target holds
+    _block: int
+    _with_taps: bool
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.target.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.target.device
+        return device
+
+    @property
+    def is_recurrent(self) -> bool:
+        return bool(self.target.is_recurrent)
+
+    def set_block(self, block: int) -> None:
+        self._block = block
+
+    def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
+        start = len(self.committed)
+        if start >= len(ids):
+            raise EngineError("nothing of the prompt was left to process")
+        self.ids = list(ids)
+        tensor = torch.tensor(self.ids, dtype=torch.long, device=self.device)
+        for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk):
+            out = self.target.prefill(tensor[at:end], self._with_taps)
+            self._extend(out.taps, at)
+            self.committed += self.ids[at:end]
+            first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
+            del out  # the next chunk wants its memory
+            # Templates render an old reply without its thinking: the next prompt goes back to where the text is stable.
+            point = self.target.snapshot() if end == stable and self.is_recurrent else None
+            yield PrefillStep(end - start, len(ids) - start, point, first)
+
+    def _extend(self, taps: torch.Tensor | None, start: int) -> None:
+        """Give the drafter the taps [M, taps x H] of committed tokens at ``start ..``."""
+        raise NotImplementedError
+
+    def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
+        """Choose the first token of hidden rows [1, H]; it belongs to no cycle: one of no rows."""
+        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""How a token is chosen from logits: penalties, temperature, filters, shared noise.
+"""Describe how a token is chosen from logits: penalties, temperature, filters, shared noise.
 
 Drafter and verifier use the same noise: one seed gives one text with any drafter, any block length, or none.
 """
@@ -15,8 +15,8 @@ from dflash_local.request import SamplingParams
 
 
 def log_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Log-probabilities [M, V] float32 after temperature, top-k, top-p and min-p; -inf where filtered. Each filter acts
-    on what the one before left, renormalised, keeps what ties with the last one kept, and at least one.
+    """Return log-probabilities [M, V] float32 after temperature, top-k, top-p and min-p; -inf where filtered. Each
+    filter acts on what the one before left, renormalised, keeps what ties with the last one kept, and at least one.
     """
     scaled = logits.float() / params.temperature
     vocab = scaled.shape[-1]
@@ -46,7 +46,7 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int | None) -> tuple[Likelihood, ...]:
-    """What the target itself thought of the ``chosen`` ids [M], from its raw logits [>= M, V]; nothing without top."""
+    """Return what the target thought of the ``chosen`` ids [M], from its raw logits [>= M, V]; nothing without top."""
     if top is None:
         return ()
     logp = logits[: len(chosen)].float().log_softmax(-1)
@@ -74,7 +74,7 @@ class Penalties:
         self._add(self._reply, ids)
 
     def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Penalised float32 logits [M, V]; row i sees the counted tokens and the ``first`` + i first ``drafts``."""
+        """Penalise logits [M, V] in float32; row i sees the counted tokens and the ``first`` + i first ``drafts``."""
         rows = len(logits)
         extra = torch.zeros(rows, logits.shape[-1], dtype=torch.int32, device=logits.device)
         self._add(extra[0], drafts[:first])
@@ -105,7 +105,7 @@ class Sampler:
         self._penalties = Penalties(params, vocab, prompt) if params.penalised else None
 
     def noise(self, first: int, rows: int) -> torch.Tensor | None:
-        """Noise for the tokens at ``first ..``, drawn once per cycle for drafter and verifier; None when greedy."""
+        """Draw noise for the tokens at ``first ..``, once per cycle for drafter and verifier; None when greedy."""
         if self.params.greedy:
             return None
         return gumbel(self.seed, first, rows, self.vocab, self.device)
@@ -115,7 +115,7 @@ class Sampler:
             self._penalties.extend(ids)
 
     def draft(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """The drafter's proposals [m] from its logits [m, <= V]: the noisy argmax, no filters."""
+        """Choose the drafter's proposals [m] from its logits [m, <= V]: the noisy argmax, no filters."""
         if noise is None:
             return logits.argmax(-1)
         return (logits.float() / self.params.temperature + noise[:, : logits.shape[-1]]).argmax(-1)
@@ -123,7 +123,7 @@ class Sampler:
     def scores(
         self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None, first: int = 0
     ) -> torch.Tensor:
-        """Perturbed scores [M, V], whose argmax is chosen; row i follows the ``first`` + i first ``drafts``."""
+        """Return perturbed scores [M, V], whose argmax is chosen; row i follows the ``first`` + i first ``drafts``."""
         if self._penalties is not None:
             logits = self._penalties.apply(logits, drafts, first)
         if noise is None:
@@ -131,7 +131,7 @@ class Sampler:
         return log_probabilities(logits, self.params) + noise
 
     def choose(self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """The target's tokens [M], one for each row of ``logits`` [M, V]; a few rows at a time, for want of memory."""
+        """Choose the target's tokens [M], one for each row of ``logits`` [M, V], a few rows at a time."""
         found = []
         for first in range(0, len(logits), ROWS_TOGETHER):
             rows = slice(first, first + ROWS_TOGETHER)

@@ -10,9 +10,8 @@ from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine import device_faults
-from dflash_local.engine.cycle import Snapshot
-from dflash_local.engine.generation import Generation
-from dflash_local.engine.runner import Runner
+from dflash_local.engine.generation_loop import GenerationLoop
+from dflash_local.engine.runner import Runner, Snapshot
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice
@@ -62,7 +61,7 @@ class Session:
         yield from (Notice(text, "warning") for text in rendered.notices)
         whole = False
         try:
-            yield from Generation(self, request, rendered, cancelled).events()
+            yield from GenerationLoop(self, request, rendered, cancelled).events()
             whole = True
         except (RuntimeError, MemoryError) as error:
             self._lost = device_faults.is_lost(error)
@@ -82,7 +81,7 @@ class Session:
 
     def _shrink(self, held: int) -> Iterator[Event]:
         """Go on with less after memory ran out. Raises DoesNotFitError: always, after a notice of a smaller context."""
-        device_faults.give_memory_back(self.runner.device)
+        device_faults.release_memory(self.runner.device)
         before = self.facts.context
         context = device_faults.smaller_context(before, held)
         if context < before:
@@ -94,8 +93,8 @@ class Session:
         )
 
     def render(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Rendered:
-        """The prompt's ids: the chat template's, or those of the text or the ids given. Control texts are control
-        tokens in a ``prompt``, to which a template may have been applied; in ``messages`` they are text.
+        """Return the prompt's ids: the chat template's, or those of the text or the ids given. Control texts are
+        control tokens in a ``prompt``, to which a template may have been applied; in ``messages`` they are text.
         """
         ids, context = request.prompt_ids, self.facts.context
         if not ids and self.tokenizer is None:

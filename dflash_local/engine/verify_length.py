@@ -1,4 +1,4 @@
-"""How many rows the next cycle verifies: what most tokens per millisecond are expected of. Pure arithmetic."""
+"""Describe how many rows the next cycle verifies: what most tokens per millisecond are expected of. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class VerifyLength:
     """
 
     def __init__(self, costs: Mapping[int, float], block: int, experts: MeasuredExperts | None = None) -> None:
-        """A controller that knows nothing of the pair yet.
+        """Begin a controller that knows nothing of the pair yet.
 
         Args:
             costs: milliseconds of a whole cycle by its number of verified rows; 1 is the step without drafting.
@@ -67,12 +67,12 @@ class VerifyLength:
         self._level = self.expected(self.length)  # at the last change or probe
 
     def begin(self) -> None:
-        """A reply starts: what was on its way of another is lost, and its text may be easier."""
+        """Begin a reply: what was on its way of another is lost, and its text may be easier."""
         self._probing, self._streak = 0, []
         self._wait = min(self._wait, FIRST_WAIT)
 
     def next_rows(self) -> int:
-        """The rows of the cycle that is launched now; ask once per launch."""
+        """Return the rows of the cycle that is launched now; ask once per launch."""
         if self._stale:
             self._choose()
         self._held = None if self._held is None else self._held + 1
@@ -97,7 +97,7 @@ class VerifyLength:
         self._judge(accepted + 1)
 
     def expected(self, rows: int) -> float:
-        """Tokens that a cycle of so many rows is expected to emit."""
+        """Count tokens that a cycle of so many rows is expected to emit."""
         tokens = alive = 1.0
         for share in self._share[: rows - 1]:
             alive *= share
@@ -105,7 +105,7 @@ class VerifyLength:
         return tokens
 
     def rival(self) -> int:
-        """The best length that drafts, paying or not; 1 where only the plain step is known."""
+        """Return the best length that drafts, paying or not; 1 where only the plain step is known."""
         return max(self.costs, key=lambda rows: (rows > 1, self._rate(rows), rows))
 
     def _rate(self, rows: int) -> float:
@@ -115,7 +115,7 @@ class VerifyLength:
         return max(self.costs, key=lambda rows: (self._rate(rows), rows))
 
     def _learn(self, first: int, end: int, accepted: int, memory: float) -> None:
-        """Slots from ``first`` to before ``end`` were verified, all before ``accepted`` were right."""
+        """Learn that slots from ``first`` to before ``end`` were verified, and all before ``accepted`` right."""
         if first >= end:
             return
         fade = min(1.0, (memory - 1.0) / self._reached[first]) if self._reached[first] else 1.0
@@ -143,7 +143,7 @@ class VerifyLength:
             self._wait = min(self._wait, FIRST_WAIT)
 
     def _judge(self, emitted: int) -> None:
-        """A probe came back: go on at once while some longer length pays over the streak, else wait longer."""
+        """Judge a probe: go on at once while some longer length pays over the streak, else wait longer."""
         self._probing = 0
         self._level = self.expected(self.length)
         self._streak.append(emitted)

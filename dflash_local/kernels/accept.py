@@ -17,7 +17,7 @@ NOT_FINITE = -1  # ids emitted, when a row's logits were not finite
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a sequence on the device is at. All int32 but the ids.
+    """Hold what a sequence on the device is at. All int32 but the ids.
 
     Attributes:
         start: [1], committed tokens: the anchor's position. limit: [1], the start that ends the sequence.
@@ -46,7 +46,7 @@ class Progress:
         tokens: torch.Tensor,
         buffers: tuple[torch.Tensor, ...],
     ) -> Progress:
-        """At the beginning. ``start`` to ``tokens``: the target's own. ``buffers``: of ``progress_buffers``, zeroed."""
+        """Begin. ``start`` to ``tokens``: the target's own. ``buffers``: of ``progress_buffers``, zeroed."""
         limit, done, chosen, stops, records = buffers
         limit.fill_(2**31 - 1)
         stops.fill_(-1)
@@ -67,7 +67,7 @@ def accept(progress: Progress, rows: int) -> None:
 
 
 def accept_reference(progress: Progress, rows: int) -> None:
-    """The same in plain PyTorch, through the host."""
+    """Close a cycle in plain PyTorch, through the host."""
     chosen = progress.chosen[:rows].tolist()
     drafts = progress.tokens[1:rows].tolist()
     record = progress.record_ring[int(progress.cycle) % progress.record_ring.shape[0]]
@@ -115,7 +115,7 @@ def _accept_kernel(
     most = tl.load(limit)
     count = tl.minimum(accepted, at_stop) + 1
     count = tl.where(bad == 1, -1, count)
-    count = tl.where(ended != 0, 0, count)
+    count = tl.where(ended != 0, 0, count)  # last: what was launched behind the end says nothing, whatever it computed
     number = tl.load(cycle)
     record = record_ring + (number % cycles) * record_words
     tl.store(record, number)

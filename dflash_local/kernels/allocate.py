@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import prod
 
 import torch
 
-from dflash_local.kernels.pinned import pinned_empty
+from dflash_local.errors import DoesNotFitError
 from dflash_local.layout.buffer import HOST_GROUPS, Buffer, distinct
 
 UNIT = 512  # bytes; torch's allocator gives multiples of so many
@@ -21,7 +25,12 @@ class Tensors:
     def __init__(self, buffers: Iterable[Buffer], device: torch.device, joined: bool = False) -> None:
         self.device = device
         wanted = distinct(buffers)
-        together = {name: each for name, each in wanted.items() if joined and _joins(each)}
+        # Of whole units, so that the next one begins where it must; and on the device.
+        together = {
+            name: each
+            for name, each in wanted.items()
+            if joined and each.nbytes % UNIT == 0 and each.group not in HOST_GROUPS
+        }
         self._tensors = {name: _allocated(each, device) for name, each in wanted.items() if name not in together}
         self._tensors |= _pieces(together, device)
 
@@ -33,11 +42,6 @@ class Tensors:
 
     def take(self, buffers: Iterable[Buffer]) -> tuple[torch.Tensor, ...]:
         return tuple(self._tensors[buffer.name] for buffer in buffers)
-
-
-def _joins(buffer: Buffer) -> bool:
-    """Of whole units, so that the next one begins where it must; and on the device."""
-    return buffer.nbytes % UNIT == 0 and buffer.group not in HOST_GROUPS
 
 
 def _pieces(buffers: Mapping[str, Buffer], device: torch.device) -> dict[str, torch.Tensor]:
@@ -60,10 +64,56 @@ def _allocated(buffer: Buffer, device: torch.device) -> torch.Tensor:
 
 
 def _in_front(memory: torch.Tensor, buffer: Buffer) -> torch.Tensor:
-    """The tensor of a buffer in the front of its memory."""
+    """Return the tensor of a buffer in the front of its memory."""
     return memory.flatten()[: prod(buffer.shape)].view(buffer.shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As buffers spell it."""
+    """Spell a dtype as buffers do."""
     return str(dtype).removeprefix("torch.")
+
+
+PORTABLE, MAPPED = 1, 2  # cudaHostRegister's flags: for every context, and at an address that the device reads
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a host tensor that kernels can read, released with its last view. Raise DoesNotFitError: no room."""
+    size = dtype.itemsize * torch.Size(shape).numel()
+    try:
+        pages = _pages(size)
+    except (OSError, ValueError, OverflowError) as error:
+        raise _refused(size, str(error)) from None
+    array = (ctypes.c_ubyte * size).from_buffer(pages)  # forgotten before the pages are unmapped; a map itself is not
+    flat = torch.frombuffer(array, dtype=torch.uint8)
+    runtime = torch.cuda.cudart()
+    code = int(runtime.cudaHostRegister(flat.data_ptr(), size, PORTABLE | MAPPED))
+    if code != 0:
+        raise _refused(size, f"CUDA error {code}")
+    weakref.finalize(array, runtime.cudaHostUnregister, flat.data_ptr()).atexit = False
+    return flat.view(dtype).view(shape)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Return memory of this process alone; in huge pages where the system has them, so that fewer are to be pinned."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy on the host, pinned where the tensor is on a GPU: made in the order of its stream, awaited by
+    nobody.
+    """
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _refused(size: int, why: str) -> DoesNotFitError:
+    return DoesNotFitError(
+        f"the host gives no {size / 2**30:.1f} GiB of pinned memory: {why}",
+        "close other programs, raise the limit of locked memory (ulimit -l), or use --offload none with less context",
+    )

@@ -24,7 +24,7 @@ def block_convolution(
     out: torch.Tensor,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out[i] = sum over j of (base[j] + own[i, j]) * rows[i - j] (+ residual[i])``; rows before the first are zero.
+    """Compute ``out[i] = sum of (base[j] + own[i, j]) * rows[i - j] over j (+ residual[i])``, zero before the first.
 
     Args:
         rows: [M, H]. base: [kernel size, H]. own: [M, kernel size, groups], one number for each group of neighbouring
@@ -43,7 +43,7 @@ def block_convolution(
 
 
 def block_convolution_reference(rows: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The convolution [M, H] in plain PyTorch."""
+    """Return the convolution [M, H] in plain PyTorch."""
     count, groups = len(rows), own.shape[-1]
     values = rows.view(count, groups, -1)
     out = torch.zeros_like(values)

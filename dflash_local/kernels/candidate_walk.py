@@ -1,5 +1,6 @@
-"""How a DFlash 2 drafter's ids are chosen: one after the other among the likeliest of each row, by how well each one
-follows the one before it (``drafters.dflash2.layout.SelectorConfig``); samples by the noise of ``kernels.noise``.
+"""Describe how a DFlash 2 drafter's ids are chosen: one after the other among the likeliest of each row, by how well
+each one follows the one before it (``drafters.dflash2.layout.SelectorConfig``); samples by the noise of
+``kernels.noise``.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class CandidateWalk(RowChooser):
 
 
 def candidates(config: SelectorConfig, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores in float32 and ids [M, top_k] of the likeliest ids by the head's logits [M, V], in plain PyTorch. Factor
-    and soft cap change no order, so only the few that are taken get them.
+    """Return scores in float32 and ids [M, top_k] of the likeliest ids by logits [M, V], in plain PyTorch. Factor and
+    soft cap change no order, so only the few that are taken get them.
     """
     scores, ids = logits.topk(min(config.top_k, logits.shape[-1]), dim=-1)
     scores, cap = scores.float() * config.output_multiplier, config.softcap
@@ -96,7 +97,7 @@ def walk(
     anchor: torch.Tensor,
     choose: Choose,
 ) -> torch.Tensor:
-    """The ids [M] chosen row by row, each by the one before it, in plain PyTorch.
+    """Choose ids [M] row by row, each by the one before it, in plain PyTorch.
 
     Args:
         scores, ids: of ``candidates``. projected: [M, rank]. anchor: [1] the id before the first.
@@ -120,7 +121,7 @@ def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
 
 @jit
 def _largest(value, at):
-    """Of a vector, the largest number and the first of the places ``at`` where it stands."""
+    """Return the largest number of a vector and the first of the places ``at`` where it stands."""
     top = tl.max(value, 0)
     return top, tl.min(tl.where(value == top, at, 2147483647), 0)
 

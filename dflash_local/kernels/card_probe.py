@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels import fragment_gemm
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import FragmentFormat
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.split_kv import device_properties
@@ -26,7 +26,7 @@ LAUNCHES, REPLAYS = 200, 15
 
 @torch.inference_mode()
 def measure(device: torch.device) -> CardProbe:
-    """The probe of an idle device, from a graph's replays; kernels are compiled first.
+    """Return the probe of an idle device, from a graph's replays; kernels are compiled first.
 
     Raises:
         KernelError: NVRTC is missing or no int4 product compiles. torch.OutOfMemoryError: 2.1 GiB are not free.
@@ -39,12 +39,12 @@ def measure(device: torch.device) -> CardProbe:
         weight = random_weight(INT4, SHAPE, device)
         x = torch.randn(ROWS, SHAPE[1], device=device).bfloat16()
         out = x.new_empty(ROWS, SHAPE[0])
-        configs = few_row_gemm.candidates(weight, False, ROWS, device_properties(device).shared_memory)
-        few_row_gemm.compile_ahead(weight, False, ROWS, configs)
+        configs = fragment_gemm.candidates(weight, False, ROWS, device_properties(device).shared_memory)
+        fragment_gemm.compile_ahead(weight, False, ROWS, configs)
 
-        def multiply(config: FewRowConfig) -> None:
+        def multiply(config: FragmentGemmConfig) -> None:
             for _ in range(LAUNCHES):
-                few_row_gemm.linear(x, weight, out, config)
+                fragment_gemm.linear(x, weight, out, config)
 
         products_ms = min(replay_ms(partial(multiply, config), REPLAYS) for config in configs)
         return CardProbe(

@@ -1,4 +1,4 @@
-"""From logits to ids on the device: each row's argmax, or the noisy argmax that is a sample (``kernels.noise``)."""
+"""Turn logits into ids on the device: each row's argmax, or the noisy argmax that is a sample (``kernels.noise``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RowChooser:
     """Chooses an id for each row of logits: greedily, or as a sample."""
 
     def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
-        """``out`` [M] int64 becomes the best id of each row of ``logits`` [M, V]; the first of equal ones."""
+        """Write the best id of each row of ``logits`` [M, V] to ``out`` [M] int64; the first of equal ones."""
         self._run(logits, out, None)
 
     def sample(
@@ -36,7 +36,7 @@ class RowChooser:
         seed: torch.Tensor,
         start: torch.Tensor,
     ) -> None:
-        """``temperature``: [1] float32. ``seed``: [1] int64. ``start``: [1] int32; row i is at start + 1 + i."""
+        """Sample at ``temperature`` [1] float32 by ``seed`` [1] int64; row i is at ``start`` [1] int32 + 1 + i."""
         self._run(logits, out, (temperature, seed, start))
 
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
@@ -78,7 +78,7 @@ class Chooser(RowChooser):
 def argmax_of_blocks(
     values: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, blocks: int, not_finite_id: int
 ) -> None:
-    """``out`` [M] int64 becomes each row's best id by the best of its ``blocks`` and their ``ids``; the id -1 stands
+    """Write each row's best id to ``out`` [M] int64 by the best of its ``blocks`` and their ``ids``; the id -1 stands
     for a block that is not finite. A launch behind the one that wrote them.
     """
     wide = power_of_two(blocks)
@@ -88,7 +88,7 @@ def argmax_of_blocks(
 
 
 def drawn(noise: Noise, logits: torch.Tensor) -> torch.Tensor:
-    """The noise [M, V] of all ``logits``, in plain PyTorch."""
+    """Return the noise [M, V] of all ``logits``, in plain PyTorch."""
     _, seed, start = noise
     return gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
 
@@ -102,7 +102,7 @@ def _reference(logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, not
 
 @jit
 def gumbel_of_word(word):
-    """The noise of one of the generator's words: see ``kernels.noise``."""
+    """Return the noise of one of the generator's words: see ``kernels.noise``."""
     uniform = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08)
     # log1p(-uniform) by Kahan's quotient: exact where the sum rounds, which is where the largest noise comes from.
     rest = 1.0 - uniform
@@ -112,7 +112,7 @@ def gumbel_of_word(word):
 
 @jit
 def _part(logits, at, vocab, word, temperature, NOISY: tl.constexpr):
-    """Scores of the tokens ``at``, and whether their logits are finite."""
+    """Return scores of the tokens ``at``, and whether their logits are finite."""
     inside = at < vocab
     value = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32)
     finite = tl.abs(value) < float("inf")

@@ -40,7 +40,7 @@ class _LaunchConfig(ctypes.Structure):
     ]
 
 
-class Kernel:
+class LoadedKernel:
     """A cubin's kernel on a device; ``shared_bytes``: dynamic, of a block. Raises RuntimeError: also in a capture."""
 
     def __init__(self, cubin: bytes, name: str, threads: int, shared_bytes: int, device: torch.device) -> None:
@@ -80,19 +80,19 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_int6
 
 @cache
 def driver() -> ctypes.CDLL:
-    """The library of the installed driver."""
+    """Return the library of the installed driver."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 def driver_version() -> int:
-    """Of the newest CUDA that the driver knows, as 13000 for 13.0."""
+    """Return the newest CUDA that the driver knows, as 13000 for 13.0."""
     version = ctypes.c_int()
     check(driver().cuDriverGetVersion(ctypes.byref(version)))
     return version.value
 
 
 def check(result: int) -> None:
-    """Raises torch.OutOfMemoryError: the device has none left. RuntimeError: what else the driver answers."""
+    """Raise torch.OutOfMemoryError where the device has none left, RuntimeError for other answers of the driver."""
     if result:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(result, ctypes.byref(text))
@@ -101,5 +101,5 @@ def check(result: int) -> None:
 
 
 def cubin(source: str, options: Sequence[str], device: torch.device) -> bytes:
-    """``nvrtc.cubin`` of a source for a device. ``options``: of the compiler's command line, but for the card."""
+    """Compile a source for a device, see ``nvrtc.cubin``. ``options``: of the compiler, but for the card."""
     return nvrtc.cubin(source, options, torch.cuda.get_device_capability(device), driver_version())

@@ -21,8 +21,7 @@ from dflash_local.kernels.jit import (
 )
 from dflash_local.kernels.qk_norm_rope_cache import as_bytes
 from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, DecodeConfig, decode_config, device_properties
-from dflash_local.layout.attention import partial_buffers
-from dflash_local.layout.split_kv import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
+from dflash_local.layout.attention import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits, partial_buffers
 
 MIN_DOT_DIM = 16  # dimensions of a head that a tensor core takes at least
 BLOCK_SPLITS = 16  # splits that are combined at a time
@@ -31,7 +30,7 @@ MAX_OUTPUTS = 64 * 256  # numbers of a program's output: twice as many do not fi
 
 @dataclass(frozen=True, slots=True)
 class AttentionMask:
-    """Which keys a block's rows see: ``start`` committed rows, and the block behind them.
+    """Describe which keys a block's rows see: ``start`` committed rows, and the block behind them.
 
     Attributes:
         causal: a row is blind to later rows of the block. sliding_window: keys a row sees including its own, the
@@ -63,13 +62,13 @@ class SplitKV:
     def allocate(
         cls, rows: int, num_heads: int, head_dim: int, capacity: int, device: torch.device, fixed: bool = False
     ) -> SplitKV:
-        """Room for caches of ``capacity`` rows."""
+        """Return room for caches of ``capacity`` rows."""
         buffers = partial_buffers("", num_heads, head_dim, rows, capacity, fixed)
         outputs, softmax_stats = Tensors(buffers, device).take(buffers)
         return cls(outputs, softmax_stats, fixed)
 
     def num_splits(self, max_seq_len: int, min_split_size: int, max_splits: int) -> int:
-        """Splits up to a length; even ones are at most so many, of at least so many keys."""
+        """Count splits up to a length; even ones are at most so many, of at least so many keys."""
         if self.fixed:
             return min(fixed_splits(max_seq_len), len(self.outputs))
         return max(min(math.ceil(max_seq_len / min_split_size), len(self.outputs), max_splits), 1)
@@ -88,7 +87,7 @@ def decode_attention(
     config: DecodeConfig | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of rows at positions ``start ..`` over the cache, their own keys included.
+    """Return attention of rows at positions ``start ..`` over the cache, their own keys included.
 
     Args:
         queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
@@ -132,7 +131,7 @@ def decode_attention(
 
 
 def query_block(queries: int, block_d: int) -> int:
-    """Of the queries that share a KV head, how many one program attends for."""
+    """Return how many of the queries that share a KV head one program attends for."""
     return min(max(power_of_two(queries), 16), MAX_OUTPUTS // block_d)
 
 
@@ -146,7 +145,7 @@ def decode_attention_reference(
     scale: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same in plain PyTorch, in float32."""
+    """Compute the same in plain PyTorch, in float32."""
     rows, num_heads, head_dim = queries.shape
     end = int(start) + rows
     keys, values = (part[:, :end].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
@@ -172,7 +171,7 @@ def decode_attention_reference(
 
 @jit
 def _first_key(start, SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr):
-    """The first key that any row of the block sees."""
+    """Return the first key that any row of the block sees."""
     first = start * 0
     if SLIDING_WINDOW > 0:
         first = tl.maximum(first, start - SLIDING_WINDOW + 1)
@@ -183,7 +182,7 @@ def _first_key(start, SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr
 
 @jit
 def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """First key and number of keys of a split."""
+    """Return first key and number of keys of a split."""
     if SPLITS_PER_DOUBLING > 0:
         doublings = tl.maximum(split // SPLITS_PER_DOUBLING - 1, 0)
         return ((split - doublings * SPLITS_PER_DOUBLING) * split_size) << doublings, split_size << doublings
@@ -196,7 +195,7 @@ def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING:
 
 @jit
 def widened(raw, kind: tl.constexpr):
-    """Numbers of a cache in the dtype of the queries; bytes are e4m3 codes."""
+    """Return numbers of a cache in the dtype of the queries; bytes are e4m3 codes."""
     if raw.dtype == tl.uint8:
         # Sign and seven bits to where float32 has its sign, exponent and mantissa: then only the exponent's bias is
         # wrong. Codes without a leading one become float32's own small numbers, which the product makes right too.

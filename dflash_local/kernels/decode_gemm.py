@@ -1,13 +1,13 @@
 """Products of a few rows with a quantised weight in Triton: decoded in registers, multiplied, in one fixed order.
 
-For any packed format and shape where ``few_row_gemm`` cannot be compiled or is not right; slow, for its decoding.
+For any packed format and shape where ``fragment_gemm`` cannot be compiled or is not right; slow, for its decoding.
 """
 
 from __future__ import annotations
 
 import torch
 
-from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels import fragment_gemm
 from dflash_local.kernels.fragment_decode import decoded_runs, load_runs, tile_constants, tile_operands
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
@@ -17,10 +17,10 @@ from dflash_local.kernels.skinny_gemm import MIN_ROWS, gated, row_stride
 def linear(
     x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``out`` [M, N] = x @ weight.T (+ residual), rounded once, M <= 64; perhaps in wider rows, or ``residual``."""
+    """Compute ``out`` [M, N] = x @ weight.T (+ residual), rounded once, M <= 64; ``out`` may be ``residual``."""
     if not runs_kernels(x):
-        return few_row_gemm.linear_reference(x, weight, out, residual)
-    few_row_gemm.multiply_tail(x, weight, out, residual)
+        return fragment_gemm.linear_reference(x, weight, out, residual)
+    fragment_gemm.multiply_tail(x, weight, out, residual)
     rows, features, columns = len(x), weight.coded_rows, weight.shape[1]
     tiles, steps = weight.codes.shape[:2]
     _linear_kernel[(tiles,)](
@@ -32,7 +32,7 @@ def linear(
 
 
 def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor) -> torch.Tensor:
-    """``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each product rounded; ``weight``: [2 I, K], the gate first."""
+    """Compute ``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each rounded; ``weight``: [2 I, K], the gate first."""
     return gated(linear(x, weight, x.new_empty(len(x), weight.shape[0])), out)
 
 
@@ -83,7 +83,7 @@ def _linear_kernel(
 
 @jit
 def _by_feature(runs, RUN_WORDS: tl.constexpr, ORDERED: tl.constexpr):
-    """Eight features [8, 128] of a step's runs."""
+    """Return eight features [8, 128] of a step's runs."""
     if ORDERED:  # 64 columns, g, t, half of them, 16 of that
         ordered = tl.permute(tl.reshape(runs, [2, 8, 4, 2, 2, 4]), (1, 0, 3, 4, 2, 5))
     elif RUN_WORDS == 2:

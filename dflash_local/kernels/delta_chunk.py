@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dflash_local.config.features import GatedDeltaNetConfig
-from dflash_local.kernels.delta_rows import Rows, heads_of, odd, read_rows
+from dflash_local.kernels.delta_rows import DeltaRows, heads_of, odd, read_rows
 from dflash_local.kernels.delta_step import GatedDeltaState, GatedDeltaWeights
 from dflash_local.kernels.gated_delta import CHUNK
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
@@ -22,7 +22,7 @@ MIN_DOT_DIM = 16  # head dim that a tensor core's product takes
 
 @dataclass(frozen=True, slots=True)
 class ChunkConfig:
-    """How the chunks are computed.
+    """Describe how the chunks are computed.
 
     Attributes:
         block_v: value dimensions of one program of the scan, whose warps and stages these are too.
@@ -39,8 +39,8 @@ class ChunkConfig:
 CONFIGS = {torch.bfloat16: ChunkConfig(), torch.float32: ChunkConfig(block_v=16, num_stages=1)}
 
 
-def chunk_config(rows: Rows, shape: GatedDeltaNetConfig) -> ChunkConfig | None:
-    """The rows' configuration; None where the references compute them: on a CPU, and where a head fits no product."""
+def chunk_config(rows: DeltaRows, shape: GatedDeltaNetConfig) -> ChunkConfig | None:
+    """Return the rows' configuration; None where references compute them: on a CPU, and for heads of other sizes."""
     config, dims = CONFIGS.get(rows.mixed.dtype), (shape.key_head_dim, shape.value_head_dim)
     if not runs_kernels(rows.mixed) or config is None or any(d < MIN_DOT_DIM or d != power_of_two(d) for d in dims):
         return None
@@ -48,8 +48,8 @@ def chunk_config(rows: Rows, shape: GatedDeltaNetConfig) -> ChunkConfig | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
-    """What every chunk knows without the state before it, float32, by chunk and value head.
+class DeltaChunks:
+    """Hold what every chunk knows without the state before it, float32, by chunk and value head.
 
     Attributes:
         solved: [N, heads, 64, 64], (I + L)^-1 diag(beta). scores: [N, heads, 64, 64], of queries and keys, decayed.
@@ -65,7 +65,7 @@ class Chunks:
 def run_rows(
     projected: torch.Tensor, weights: GatedDeltaWeights, log: GatedDeltaState, shape: GatedDeltaNetConfig
 ) -> torch.Tensor:
-    """Outputs [>= M, value heads, value head dim] float32 of committed rows; advances the state and both conv_states.
+    """Compute outputs [>= M, value heads, value head dim] float32 of committed rows; advance state and conv_states.
 
     Args:
         projected: [M, projection_size]: queries, keys, values before the convolution, z, b, a.
@@ -77,13 +77,13 @@ def run_rows(
     return scan_chunks(rows, prepare_chunks(rows, shape, config), log.state, shape, config)
 
 
-def prepare_chunks(rows: Rows, shape: GatedDeltaNetConfig, config: ChunkConfig | None) -> Chunks:
-    """The part of every chunk that needs no state, all chunks at once."""
+def prepare_chunks(rows: DeltaRows, shape: GatedDeltaNetConfig, config: ChunkConfig | None) -> DeltaChunks:
+    """Compute the part of every chunk that needs no state, all chunks at once."""
     if config is None:
         return _prepare_chunks_reference(rows, shape)
     count = len(rows.mixed) // CHUNK
     lower = rows.gates.new_empty(count, shape.num_value_heads, CHUNK, CHUNK)
-    chunks = Chunks(
+    chunks = DeltaChunks(
         torch.empty_like(lower), torch.empty_like(lower), rows.gates.new_empty(count, shape.num_value_heads, 4, CHUNK)
     )
     _scores_kernel[(count, shape.num_key_heads)](
@@ -97,9 +97,9 @@ def prepare_chunks(rows: Rows, shape: GatedDeltaNetConfig, config: ChunkConfig |
 
 
 def scan_chunks(
-    rows: Rows, chunks: Chunks, state: torch.Tensor, shape: GatedDeltaNetConfig, config: ChunkConfig | None
+    rows: DeltaRows, chunks: DeltaChunks, state: torch.Tensor, shape: GatedDeltaNetConfig, config: ChunkConfig | None
 ) -> torch.Tensor:
-    """Outputs [R, value heads, value head dim]; the state [value heads, value head dim, key head dim] is advanced."""
+    """Compute outputs [R, value heads, value head dim]; advance the state [value heads, value dim, key dim]."""
     if config is None:
         return _scan_chunks_reference(rows, chunks, state, shape)
     out = rows.gates.new_empty(len(rows.mixed), shape.num_value_heads, shape.value_head_dim)
@@ -111,7 +111,7 @@ def scan_chunks(
     return out
 
 
-def _prepare_chunks_reference(rows: Rows, shape: GatedDeltaNetConfig) -> Chunks:
+def _prepare_chunks_reference(rows: DeltaRows, shape: GatedDeltaNetConfig) -> DeltaChunks:
     q, k, _ = (part.unflatten(0, (-1, CHUNK)).transpose(1, 2) for part in heads_of(rows, shape))  # [N, heads, 64, ..]
     g, beta = rows.gates.unflatten(0, (-1, CHUNK)).permute(2, 0, 3, 1)  # [N, heads, 64]
     total = g.cumsum(-1)
@@ -126,11 +126,13 @@ def _prepare_chunks_reference(rows: Rows, shape: GatedDeltaNetConfig) -> Chunks:
     scales = scales.unflatten(0, (-1, CHUNK)).transpose(1, 2)
     of_query, of_key = scales.split(shape.num_value_heads, 1)
     factors = torch.stack((of_key * grown, of_query * grown, of_key * left, grown), 2)
-    return Chunks(solved.contiguous(), (q @ k.transpose(-1, -2)) * decay, factors)
+    return DeltaChunks(solved.contiguous(), (q @ k.transpose(-1, -2)) * decay, factors)
 
 
-def _scan_chunks_reference(rows: Rows, chunks: Chunks, state: torch.Tensor, shape: GatedDeltaNetConfig) -> torch.Tensor:
-    plain = Rows(rows.mixed, torch.ones_like(rows.scales), rows.gates)
+def _scan_chunks_reference(
+    rows: DeltaRows, chunks: DeltaChunks, state: torch.Tensor, shape: GatedDeltaNetConfig
+) -> torch.Tensor:
+    plain = DeltaRows(rows.mixed, torch.ones_like(rows.scales), rows.gates)
     q, k, v = (part.unflatten(0, (-1, CHUNK)).transpose(1, 2) for part in heads_of(plain, shape))
     running = state.transpose(1, 2)
     outputs = []
@@ -145,7 +147,7 @@ def _scan_chunks_reference(rows: Rows, chunks: Chunks, state: torch.Tensor, shap
 
 @jit
 def _product(a, b, PRECISION: tl.constexpr):
-    """``a @ b`` in float32; factors that are bfloat16 are taken as they are."""
+    """Return ``a @ b`` in float32; factors that are bfloat16 are taken as they are."""
     if PRECISION == "ieee" or PRECISION == "tf32x3":
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
     NARROW: tl.constexpr = tl.bfloat16
@@ -219,13 +221,13 @@ def _scores_kernel(
 
 @jit
 def _times(a, b):
-    """A product of two tiles, as exact as float32."""
+    """Return a product of two tiles, as exact as float32."""
     return tl.dot(a, b, input_precision="tf32x3")
 
 
 @jit
 def _solve_kernel(lower, gates, solved, V_HEADS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """(I + L)^-1 diag(beta) by forward substitution: row by row inside the diagonal's tiles, then tile by tile."""
+    """Solve (I + L)^-1 diag(beta) by forward substitution: row by row in the diagonal's tiles, then by tiles."""
     # One program: one chunk of one value head, all ten tiles [BLOCK, BLOCK] of its triangle in registers.
     chunk = tl.program_id(0)
     head = tl.program_id(1)

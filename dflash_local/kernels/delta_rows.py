@@ -1,4 +1,4 @@
-"""What a long run of Gated-DeltaNet rows brings: convolution, norms and gates, all rows at once.
+"""Describe what a long run of Gated-DeltaNet rows brings: convolution, norms and gates, all rows at once.
 
 Norms stand beside queries and keys as factors, so that tensor cores multiply bfloat16 without further rounding.
 """
@@ -20,7 +20,7 @@ ROWS = 16  # of one program; divides a chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DeltaRows:
     """A prompt's rows after convolution and SiLU, filled up with rows that change nothing to whole chunks.
 
     Attributes:
@@ -37,15 +37,15 @@ class Rows:
 
 def read_rows(
     projected: torch.Tensor, weights: GatedDeltaWeights, conv_state: torch.Tensor, shape: GatedDeltaNetConfig
-) -> Rows:
-    """Of ``projected`` [M, projection_size]. ``conv_state``: [conv_kernel_size - 1, conv_dim], inputs before them."""
+) -> DeltaRows:
+    """Read ``projected`` [M, projection_size]. ``conv_state``: [conv_kernel_size - 1, conv_dim], inputs before them."""
     if not runs_kernels(projected):
         return _read_rows_reference(projected, weights, conv_state, shape)
     count = len(projected)
     padded = math.ceil(count / CHUNK) * CHUNK
     scales = torch.empty(padded, 2 * shape.num_key_heads, device=projected.device)
     gates = torch.empty(padded, 2, shape.num_value_heads, device=projected.device)
-    rows = Rows(projected.new_empty(padded, shape.conv_dim), scales, gates)
+    rows = DeltaRows(projected.new_empty(padded, shape.conv_dim), scales, gates)
     block_d = power_of_two(max(shape.key_head_dim, shape.value_head_dim))
     _rows_kernel[(2 * shape.num_key_heads + shape.num_value_heads + 1, padded // ROWS)](
         projected, weights.conv, weights.rate, weights.bias, conv_state, rows.mixed, scales, gates, odd(count),
@@ -56,12 +56,12 @@ def read_rows(
 
 
 def odd(count: int) -> int:
-    """A count as kernels take it here: Triton compiles anew for 1 and for multiples of 16, and this is neither."""
+    """Return a count as kernels take it: Triton compiles anew for 1 and for multiples of 16; this is neither."""
     return 2 * count + 1
 
 
-def heads_of(rows: Rows, shape: GatedDeltaNetConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys [R, value heads, key head dim] and values [R, value heads, value head dim], scaled, in float32."""
+def heads_of(rows: DeltaRows, shape: GatedDeltaNetConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, keys [R, value heads, key dim] and values [R, value heads, value dim], scaled, in float32."""
     key_size, padded = shape.num_key_heads * shape.key_head_dim, len(rows.mixed)
     repeats = shape.num_value_heads // shape.num_key_heads
     q, k, v = rows.mixed.float().split((key_size, key_size, shape.value_size), -1)
@@ -75,7 +75,7 @@ def heads_of(rows: Rows, shape: GatedDeltaNetConfig) -> tuple[torch.Tensor, torc
 
 def _read_rows_reference(
     projected: torch.Tensor, weights: GatedDeltaWeights, conv_state: torch.Tensor, shape: GatedDeltaNetConfig
-) -> Rows:
+) -> DeltaRows:
     count, taps = len(projected), shape.conv_kernel_size
     whole = torch.cat((conv_state, projected[:, : shape.conv_dim])).float()
     summed = torch.stack([whole[tap : tap + count] * weights.conv[:, tap].float() for tap in range(taps)]).sum(0)
@@ -88,7 +88,7 @@ def _read_rows_reference(
     g = weights.rate * F.softplus(a.float() + weights.bias)
     gates = torch.stack((g, b.sigmoid().float()), 1)
     more = -count % CHUNK
-    return Rows(F.pad(mixed, (0, 0, 0, more)), F.pad(scales, (0, 0, 0, more)), F.pad(gates, (0, 0, 0, 0, 0, more)))
+    return DeltaRows(F.pad(mixed, (0, 0, 0, more)), F.pad(scales, (0, 0, 0, more)), F.pad(gates, (0, 0, 0, 0, 0, more)))
 
 
 # fmt: off
@@ -136,14 +136,14 @@ def _rows_kernel(
 
 @jit
 def _gates_of(source, rate, bias, gates, row, here, V_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr):
-    """Log decay and beta of all heads; rows behind the prompt's decay nothing and write nothing."""
+    """Return log decay and beta of all heads; rows behind the prompt's decay nothing and write nothing."""
     at = tl.arange(0, BLOCK_HEADS)
     inside = at < V_HEADS
     wanted = here[:, None] & inside[None, :]
     b = tl.load(source[:, None] + at[None, :], mask=wanted, other=0.0)
     a = tl.load(source[:, None] + V_HEADS + at[None, :], mask=wanted, other=0.0).to(tl.float32)
     a += tl.load(bias + at, mask=inside, other=0.0)[None, :]
-    soft = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
+    soft = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))  # softplus, as torch cuts it off at 20
     g = tl.load(rate + at, mask=inside, other=0.0)[None, :] * soft
     beta = (1.0 / (1.0 + tl.exp(-b.to(tl.float32)))).to(source.dtype.element_ty).to(tl.float32)
     place = gates + row[:, None] * 2 * V_HEADS + at[None, :]

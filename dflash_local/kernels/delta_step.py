@@ -69,7 +69,7 @@ class GatedDeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class CycleState:
-    """Where the sequence is, on the device: cycles so far [1] and rows kept of the last one [1], int32."""
+    """Describe where the sequence is, on the device: cycles so far [1] and rows kept of the last one [1], int32."""
 
     cycle: torch.Tensor
     kept: torch.Tensor
@@ -82,7 +82,7 @@ def read_inputs(
     shape: GatedDeltaNetConfig,
     cycle_state: CycleState,
 ) -> None:
-    """Convolution, head norms and gates of a block's rows into the log; commits the kept rows to the conv_state.
+    """Log convolution, head norms and gates of a block's rows; commit the kept rows to the conv_state.
 
     Args:
         projected: [M, projection_size]: queries, keys, values before the convolution, z, b, a.
@@ -103,7 +103,7 @@ def read_inputs(
 def run_block(
     rows: int, state: GatedDeltaState, shape: GatedDeltaNetConfig, cycle_state: CycleState, out: torch.Tensor
 ) -> None:
-    """Commit what was kept of the last cycle; then outputs [M, value heads, value head dim] of the rows in the log."""
+    """Commit what was kept of the last cycle; then compute outputs [M, value heads, value dim] of the logged rows."""
     if not runs_kernels(out):
         return _run_block_reference(rows, state, shape, cycle_state, out)
     kernel = _native_kernel(out.device, shape) if out.is_cuda else None
@@ -118,7 +118,7 @@ def run_block(
 
 
 def compile_options(shape: GatedDeltaNetConfig) -> list[str]:
-    """The compiler's command line for ``delta_block.cu``, but for the card."""
+    """Return the compiler's command line for ``delta_block.cu``, but for the card."""
     sizes = {
         "K_HEADS": shape.num_key_heads,
         "V_HEADS": shape.num_value_heads,
@@ -149,9 +149,10 @@ def _launch(
 
 
 @cache
-def _native_kernel(device: torch.device, shape: GatedDeltaNetConfig) -> cuda_driver.Kernel | None:
-    """``delta_block.cu`` for a layer; None where there is no compiler for the card, for heads of other sizes, and where
-    it gives other numbers than PyTorch: then Triton's kernel does the same."""
+def _native_kernel(device: torch.device, shape: GatedDeltaNetConfig) -> cuda_driver.LoadedKernel | None:
+    """Load ``delta_block.cu`` for a layer; None where there is no compiler, for heads of other sizes, and where it
+    gives other numbers than PyTorch: then Triton's kernel does the same.
+    """
     capability = torch.cuda.get_device_capability(device)
     if shape.key_head_dim % NATIVE_KEYS or shape.value_head_dim % NATIVE_BLOCK_V or nvrtc.why_not(capability):
         return None
@@ -160,12 +161,12 @@ def _native_kernel(device: torch.device, shape: GatedDeltaNetConfig) -> cuda_dri
         compiled = cuda_driver.cubin(source, compile_options(shape), device)
     except RuntimeError:
         return None
-    kernel = cuda_driver.Kernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, 0, device)
+    kernel = cuda_driver.LoadedKernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, 0, device)
     return kernel if _is_right(kernel, shape, device) else None
 
 
 def _is_right(kernel: _Launchable, shape: GatedDeltaNetConfig, device: torch.device) -> bool:
-    """True where a kernel commits two rows and runs three more as the reference does, to rounding."""
+    """Return True where a kernel commits two rows and runs three more as the reference does, to rounding."""
     generator, rows, kept = torch.Generator().manual_seed(0), 3, 2
 
     def random(*sizes: int) -> torch.Tensor:
@@ -199,7 +200,7 @@ def gated_norm(
     to: torch.Tensor,
     turns: int = 1,
 ) -> None:
-    """``to`` [M, value_size] = norm(out) * silu(z) by heads.
+    """Compute ``to`` [M, value_size] = norm(out) * silu(z) by heads.
 
     Args:
         out: [>= M, value heads, value head dim] float32. turns: rounds of the key heads in which ``to`` has the heads:
@@ -267,7 +268,7 @@ def _run_block_reference(
     repeats = shape.num_value_heads // shape.num_key_heads
 
     def advance(running: torch.Tensor, half: int, row: int) -> None:
-        """Committed rows and others alike: a row's bits must not tell which it was."""
+        """Advance by a row, committed or not: its bits must not tell which it was."""
         (g, beta), key = state.gates[half, row], state.keys[half, row].repeat_interleave(repeats, 0).unsqueeze(1)
         running *= g.exp()[:, None, None]
         delta = beta.unsqueeze(-1) * (state.values[half, row] - (running * key).sum(-1))
@@ -338,7 +339,7 @@ def _committed(
     conv_state, inputs, half, count, back, max_rows, channel, wanted, CONV_DIM: tl.constexpr, CONV_KERNEL: tl.constexpr,
 ):
     # fmt: on
-    """The committed input ``-back`` before the block: of the last block's kept rows, before them of the conv_state."""
+    """Load the committed input ``-back`` before the block: of the last kept rows, before them of the conv_state."""
     logged = count + back  # its row in the log; below zero it is older
     from_log = tl.load(
         inputs + ((1 - half) * max_rows + logged) * CONV_DIM + channel, mask=wanted & (logged >= 0), other=0.0
@@ -350,7 +351,7 @@ def _committed(
 
 @jit
 def _gates(source, rate, bias, gates, line, V_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr):
-    """Log decay and beta of all heads of one row."""
+    """Return log decay and beta of all heads of one row."""
     at = tl.arange(0, BLOCK_HEADS)
     inside = at < V_HEADS
     b = tl.load(source + at, mask=inside, other=0.0)
@@ -385,6 +386,8 @@ def _block_kernel(
     s = tl.load(place, mask=inside[None, :], other=0.0)
     key_head = head // (V_HEADS // K_HEADS)
     old = (1 - half) * max_rows
+    # Row by row also what is committed: a closed form would round otherwise, and a row's bits must not tell whether it
+    # was committed before or runs in the block.
     for row in range(count):
         k = tl.load(keys + ((old + row) * K_HEADS + key_head) * K_DIM + k_at, mask=inside, other=0.0)
         v = tl.load(values + ((old + row) * V_HEADS + head) * V_DIM + v_at)

@@ -1,4 +1,4 @@
-"""Whether experts' kernels give PyTorch's numbers, tried with rows and routings that would show mistakes.
+"""Check whether experts' kernels give PyTorch's numbers, tried with rows and routings that would show mistakes.
 
 Letters as in ``expert_gemm``: M rows, E experts, S experts of a row, H wide, I wide inside.
 """
@@ -34,7 +34,7 @@ STEPS = 64  # logits are multiples of 1 / 64: equal, or so far apart that no rou
 
 
 class Routed(NamedTuple):
-    """What ``expert_gemm.route`` makes: weights and experts [M, S], and the list of the experts that occur."""
+    """Hold what ``expert_gemm.route`` makes: weights and experts [M, S], and the list of the experts that occur."""
 
     weights: torch.Tensor
     experts: torch.Tensor
@@ -42,7 +42,7 @@ class Routed(NamedTuple):
 
 
 def list_of(experts: torch.Tensor, mixture: Mixture) -> torch.Tensor:
-    """The list [``list_words``] int32 of experts [M, S], on their device; ``UNWRITTEN`` where it says nothing."""
+    """Build the list [``list_words``] int32 of experts [M, S]; ``UNWRITTEN`` where it says nothing."""
     flat = experts.flatten().cpu()
     found, counts = flat.unique(return_counts=True)
     words = torch.full((mixture.list_words,), UNWRITTEN, dtype=torch.int32)
@@ -55,7 +55,7 @@ def list_of(experts: torch.Tensor, mixture: Mixture) -> torch.Tensor:
 
 
 def routings(mixture: Mixture, rows: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """[rows, S] int32: as many different experts as rows can have, all rows' the same, and random ones."""
+    """Yield [rows, S] int32: as many different experts as rows can have, all rows' the same, and random ones."""
     generator = torch.Generator().manual_seed(rows)
     places = torch.arange(rows * mixture.top_k).view(rows, -1)
     same = torch.randperm(mixture.experts, generator=generator)[: mixture.top_k]
@@ -65,7 +65,7 @@ def routings(mixture: Mixture, rows: int, device: torch.device) -> Iterator[torc
         yield torch.cat((routed, shared), 1).to(device, torch.int32)
 
 
-class _Case(NamedTuple):
+class _ExpertCase(NamedTuple):
     """Rows ``x`` [M, H] (of down [M, S, I]), their float32 product and its bound, [M, S, I] (of down [M, H])."""
 
     x: torch.Tensor
@@ -85,7 +85,7 @@ class ExpertCheck:
         self._cases = list(self._made(rows))
 
     def passes(self, config: ExpertConfig) -> bool:
-        """True where it is right, twice the same, and writes only its results. Raises as ``Trial.passes``."""
+        """Return True where it is right, twice the same, and writes only its results; raises as ``KernelTrial``."""
         seen = torch.ones((), dtype=torch.bool, device=self._device)
         for case in self._cases:
             if self._gate_up:
@@ -96,8 +96,8 @@ class ExpertCheck:
                 seen &= verdict
         return bool(seen)
 
-    def _made(self, rows: int) -> Iterator[_Case]:
-        """Mixed rows by each routing, fewer rows, and one-hot rows all over K."""
+    def _made(self, rows: int) -> Iterator[_ExpertCase]:
+        """Yield mixed rows by each routing, fewer rows, and one-hot rows all over K."""
         in_features, slots = self._weight.in_features, 1 if self._gate_up else self._mixture.slots
         mixed = mixed_rows(rows * slots, in_features, self._device).view(slots, rows, -1).transpose(0, 1)
         for experts in routings(self._mixture, rows, self._device):
@@ -109,8 +109,8 @@ class ExpertCheck:
             yield self._case(block, experts.roll(1, 0), one_hot=True)
             experts = experts.roll(1, 0)
 
-    def _case(self, x: torch.Tensor, experts: torch.Tensor, one_hot: bool = False) -> _Case:
-        """Of x [M, S, K], or [M, 1, K] of the first product; one-hot: only one slot of a row has a weight."""
+    def _case(self, x: torch.Tensor, experts: torch.Tensor, one_hot: bool = False) -> _ExpertCase:
+        """Make a case of x [M, S, K], or [M, 1, K] of the first product; one-hot: one slot of a row has a weight."""
         rows, slots = experts.shape
         generator = torch.Generator(self._device).manual_seed(rows)
         weights = torch.rand(rows, slots, device=self._device, generator=generator) + 1 / slots
@@ -128,9 +128,9 @@ class ExpertCheck:
             want = experts_down(x.float(), self._wide, routing, wide)
         error = ONE_HOT_ERROR if one_hot and not self._gate_up else MAX_ERROR
         bound = error * (want.abs() + want.square().mean(-1, keepdim=True).sqrt() / 2)
-        return _Case(x, Routed(*routing, list_of(experts, self._mixture)), want, bound)
+        return _ExpertCase(x, Routed(*routing, list_of(experts, self._mixture)), want, bound)
 
-    def _gate_up_verdicts(self, case: _Case, config: GateUpConfig) -> Iterator[torch.Tensor]:
+    def _gate_up_verdicts(self, case: _ExpertCase, config: GateUpConfig) -> Iterator[torch.Tensor]:
         rows = len(case.x)
         first, second = (case.x.new_full((rows + 2, *case.want.shape[1:]), float("nan")) for _ in range(2))
         for room in (first, second):
@@ -140,7 +140,7 @@ class ExpertCheck:
         yield (second[1 : rows + 1] == first[1 : rows + 1]).all()
         yield first[0].isnan().all() & first[rows + 1].isnan().all()
 
-    def _down_verdicts(self, case: _Case, config: DownConfig) -> Iterator[torch.Tensor]:
+    def _down_verdicts(self, case: _ExpertCase, config: DownConfig) -> Iterator[torch.Tensor]:
         rows, features = case.want.shape
         inside = slice(MARGIN, MARGIN + features)
 
@@ -169,7 +169,7 @@ def activation_of(mixture: Mixture) -> Activation:
 
 
 def routing_options(mixture: Mixture, bias: torch.Tensor | None) -> RoutingOptions:
-    """How its rows choose. ``bias``: of the router."""
+    """Return how its rows choose. ``bias``: of the router."""
     return RoutingOptions(mixture.experts, mixture.normed, mixture.shared > 0, mixture.shared == 2, bias)
 
 
@@ -182,7 +182,7 @@ class RouteCheck:
         self._options = routing_options(mixture, self._bias)
 
     def passes(self, most: int) -> bool:
-        """True where up to ``most`` rows take what they should, and no more is written. Raises as ``Trial.passes``."""
+        """Return True where up to ``most`` rows take what they should, and no more is written."""
         columns = self._mixture.experts + (self._mixture.shared == 2)
         blocks = [_logits(rows, columns, seed, self._device) for seed, rows in enumerate((most, most - 3, 1))]
         blocks += [torch.zeros_like(blocks[0]), blocks[0].roll(1, 1), blocks[0][:1].expand(most, -1)]
@@ -218,7 +218,7 @@ class RouteCheck:
 
 
 def _logits(rows: int, columns: int, seed: int, device: torch.device) -> torch.Tensor:
-    """[rows, columns] bfloat16."""
+    """Return [rows, columns] bfloat16."""
     generator = torch.Generator(device).manual_seed(seed)
     found = torch.randn(rows, columns, device=device, generator=generator)
     return ((found * STEPS).round() / STEPS).bfloat16()

@@ -19,7 +19,7 @@ import torch
 from dflash_local.kernels import cuda_driver
 from dflash_local.kernels.cuda_driver import WARP_SIZE
 from dflash_local.kernels.experts import ExpertWeight
-from dflash_local.kernels.few_row_gemm import (
+from dflash_local.kernels.fragment_gemm import (
     GGUF_REGISTERS,
     MAX_LOADED,
     MAX_LOADING_THREADS,
@@ -43,7 +43,7 @@ ROUTE_THREADS = SLICE_ROWS * WARP_SIZE
 
 
 class Mixture(NamedTuple):
-    """What the kernels ask of a layer.
+    """Hold what the kernels ask of a layer.
 
     Attributes:
         experts: that are routed. top_k: of them, of a row. shared: 0: no expert is each row's last; 1: one is; 2: one
@@ -66,17 +66,17 @@ class Mixture(NamedTuple):
         return self.experts + (self.shared > 0)
 
     def most(self, rows: int) -> int:
-        """Experts that so many rows can have."""
+        """Count experts that so many rows can have."""
         return min(self.all_experts, rows * self.top_k + (self.shared > 0))
 
     @property
     def list_words(self) -> int:
-        """int32 of the list of experts that occur among ``SLICE_ROWS`` rows."""
+        """Return int32 of the list of experts that occur among ``SLICE_ROWS`` rows."""
         return list_words(self.all_experts, self.slots)
 
 
 def fragment_format(weight: ExpertWeight) -> FragmentFormat:
-    """Of the kernels' codes. Raises ValueError: they do not take the weight; says why."""
+    """Return the format of the kernels' codes. Raise ValueError where they do not take the weight; says why."""
     if isinstance(weight.weight, FragmentWeight):
         kind = weight.weight.format
     elif isinstance(weight.weight, torch.Tensor) and weight.weight.dtype == torch.bfloat16:
@@ -90,7 +90,7 @@ def fragment_format(weight: ExpertWeight) -> FragmentFormat:
 
 @dataclass(frozen=True, slots=True)
 class GateUpConfig:
-    """How the first product is shared; see ``few_row_gemm.FewRowConfig``."""
+    """Describe how the first product is shared; see ``fragment_gemm.FragmentGemmConfig``."""
 
     warps_k: int
     warps_n: int
@@ -104,11 +104,11 @@ class GateUpConfig:
 
     @property
     def unit_tiles(self) -> int:
-        """Tiles that a block works on at a time, half of them the gate's."""
+        """Count tiles that a block works on at a time, half of them the gate's."""
         return self.warps_n * self.tiles
 
     def shared_bytes(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> int:
-        """Shared memory of a block: x, its sums over groups, twice the warps' sums, and the list."""
+        """Return shared memory of a block: x, its sums over groups, twice the warps' sums, and the list."""
         steps = -(-in_features // STEP_K)
         all_k = -(-steps // self.warps_k) * self.warps_k * STEP_K
         group_sums = all_k // kind.step_group * rows * 4 if kind.sums_x else 0
@@ -127,7 +127,7 @@ class GateUpConfig:
 
 @dataclass(frozen=True, slots=True)
 class DownConfig:
-    """How the second product is shared.
+    """Describe how the second product is shared.
 
     Attributes:
         warps: of a block, which go through the experts. k_parts: parts of K that a warp takes one of.
@@ -150,7 +150,7 @@ class DownConfig:
         return 1
 
     def shared_bytes(self, kind: FragmentFormat, in_features: int, mixture: Mixture, rows: int) -> int:
-        """Shared memory of a block: twice the results of a tile, the list, and the slots' weights and experts."""
+        """Sum shared memory of a block: twice a tile's results, the list, and the slots' weights and experts."""
         slots = rows * mixture.slots
         return (2 * self.k_parts * slots * (TILE_N + 1) + 2 * mixture.most(rows) + 2 + 3 * slots) * 4
 
@@ -175,7 +175,7 @@ DOWN_CONFIGS = (
 
 
 def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int, shared_memory: int) -> bool:
-    """True where a device's multiprocessor (bytes of shared memory for its blocks) holds a kernel for so many rows."""
+    """Return True where a multiprocessor (bytes of shared memory for its blocks) holds a kernel for so many rows."""
     kind, in_features = fragment_format(weight), weight.in_features
     loaded = config.tiles * config.num_stages * kind.bits * 2
     if kind.of_gguf:
@@ -197,13 +197,13 @@ def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int
 def candidates(
     gate_up: bool, weight: ExpertWeight, mixture: Mixture, rows: int, shared_memory: int
 ) -> Iterator[ExpertConfig]:
-    """Configurations worth measuring for a product and so many rows, a multiple of 8."""
+    """Return configurations worth measuring for a product and so many rows, a multiple of 8."""
     configs: tuple[ExpertConfig, ...] = GATE_UP_CONFIGS if gate_up else DOWN_CONFIGS
     return (config for config in configs if fits(config, weight, mixture, rows, shared_memory))
 
 
 def slice_rows(rows: int) -> int:
-    """Rows of a launch, filled up to whole tiles of eight."""
+    """Count rows of a launch, filled up to whole tiles of eight."""
     return min(-(-rows // ROW_TILE) * ROW_TILE, SLICE_ROWS)
 
 
@@ -216,7 +216,7 @@ def route(
     bias: torch.Tensor | None = None,
     distinct: torch.Tensor | None = None,
 ) -> None:
-    """Of up to ``SLICE_ROWS`` rows: the experts that each takes, their weights, and the list of those that occur.
+    """Choose the experts of up to ``SLICE_ROWS`` rows, their weights, and the list of those that occur.
 
     Args:
         logits: [M, >= E] bfloat16. weights: [M, S] float32. experts: [M, S] int32. expert_list: [``list_words``] int32.
@@ -240,7 +240,7 @@ def gate_up(
     intermediate: torch.Tensor,
     config: GateUpConfig,
 ) -> torch.Tensor:
-    """``intermediate`` [M, S, I] = act(x @ gate.T) * (x @ up.T) by the list's experts; M at most ``SLICE_ROWS``."""
+    """Compute ``intermediate`` [M, S, I] = act(x @ gate.T) * (x @ up.T) by the list's experts; M <= ``SLICE_ROWS``."""
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         raise ValueError("rows of activations must begin at multiples of 16 bytes")
     codes, scales, zeros, row_scales = _operands(weight)
@@ -266,7 +266,7 @@ def down(
     config: DownConfig,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out`` [M, H] = the weighed sum of the experts' results (+ residual); ``out`` may be the residual.
+    """Compute ``out`` [M, H] = the weighed sum of the experts' results (+ residual); ``out`` may be the residual.
 
     Args:
         intermediate: [M, S, I]. routed: weights, experts and the list, as ``route`` fills them.
@@ -292,7 +292,7 @@ def down(
 def _operands(
     weight: ExpertWeight,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Codes, scales, zero points and scales of rows."""
+    """Return codes, scales, zero points and scales of rows."""
     coded = weight.weight
     if not isinstance(coded, FragmentWeight):
         return cast(torch.Tensor, coded), None, None, None
@@ -346,12 +346,12 @@ def route_options(mixture: Mixture, bias: bool) -> list[str]:
     )
 
 
-_kernels: dict[tuple[torch.device, KernelSpec], cuda_driver.Kernel] = {}
+_kernels: dict[tuple[torch.device, KernelSpec], cuda_driver.LoadedKernel] = {}
 
 
 def _kernel(
     device: torch.device, weight: ExpertWeight, mixture: Mixture, config: ExpertConfig, rows: int
-) -> cuda_driver.Kernel:
+) -> cuda_driver.LoadedKernel:
     spec = spec_of(weight, mixture, config, rows)
     if (device, spec) not in _kernels:
         _kernels[device, spec] = make_kernel(
@@ -361,19 +361,19 @@ def _kernel(
 
 
 @cache
-def _route_kernel(device: torch.device, mixture: Mixture, biased: bool) -> cuda_driver.Kernel:
+def _route_kernel(device: torch.device, mixture: Mixture, biased: bool) -> cuda_driver.LoadedKernel:
     return make_kernel(source_of("route"), route_options(mixture, biased), "route", ROUTE_THREADS, 0, device)
 
 
 def source_of(name: str) -> str:
-    """What is compiled of a kernel in ``SOURCES``; the router reads no weights."""
+    """Return what is compiled of a kernel in ``SOURCES``; the router reads no weights."""
     return SOURCES["route"].read_text(encoding="utf-8") if name == "route" else source_text(SOURCES[name])
 
 
 def make_kernel(
     source: str, options: list[str], name: str, threads: int, shared_bytes: int, device: torch.device
-) -> cuda_driver.Kernel:
-    return cuda_driver.Kernel(cuda_driver.cubin(source, options, device), name, threads, shared_bytes, device)
+) -> cuda_driver.LoadedKernel:
+    return cuda_driver.LoadedKernel(cuda_driver.cubin(source, options, device), name, threads, shared_bytes, device)
 
 
 def compiled(device: torch.device, spec: KernelSpec) -> bytes:

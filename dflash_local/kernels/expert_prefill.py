@@ -28,7 +28,7 @@ class Groups(NamedTuple):
 def experts_prefill(
     x: torch.Tensor, gate_up: ExpertWeight, down: ExpertWeight, routing: Routing, activation: Activation
 ) -> torch.Tensor:
-    """The weighed sum [M, H] of what each row's experts make of it, in the order of its slots."""
+    """Return the weighed sum [M, H] of what each row's experts make of it, in the order of its slots."""
     out = torch.empty_like(x)
     biased = gate_up.bias is not None
     step = prefill_rows(routing.experts.shape[1], x.shape[1], down.in_features, x.element_size(), biased)
@@ -66,7 +66,7 @@ def _some_rows(
 
 
 def grouped(x: torch.Tensor, weight: ExpertWeight, groups: Groups) -> torch.Tensor:
-    """Rows [R, K], an expert's behind the other's, each times its expert's matrix (+ its bias): [R, N]."""
+    """Return rows [R, K], an expert's behind the other's, each times its expert's matrix (+ its bias): [R, N]."""
     coded = weight.weight
     if isinstance(coded, torch.Tensor):
         out = _products(x, coded.view(weight.experts, weight.out_features, weight.in_features), groups.ends)
@@ -80,7 +80,7 @@ def grouped(x: torch.Tensor, weight: ExpertWeight, groups: Groups) -> torch.Tens
 
 
 def _by_expert(x: torch.Tensor, weight: ExpertWeight, ends: torch.Tensor) -> torch.Tensor:
-    """Little of one expert is decoded at a time."""
+    """Multiply by one expert after the other, little of which is decoded at a time."""
     out, begin = x.new_empty(len(x), weight.out_features), 0
     for expert, end in enumerate(ends.tolist()):
         if begin < end:
@@ -90,7 +90,7 @@ def _by_expert(x: torch.Tensor, weight: ExpertWeight, ends: torch.Tensor) -> tor
 
 
 def _decoded_products(x: torch.Tensor, weight: ExpertWeight, coded: FragmentWeight, ends: torch.Tensor) -> torch.Tensor:
-    """Without the bias. Experts that nobody takes are not decoded; the host reads which."""
+    """Multiply without the bias; experts that nobody takes are not decoded, and the host reads which."""
     out, limits = x.new_empty(len(x), weight.out_features), [0, *ends.tolist()]
     step = max(1, DECODED_SLICE // (weight.out_features * weight.in_features))  # experts that are decoded at a time
     for first in range(0, weight.experts, step):
@@ -110,7 +110,7 @@ def _decoded(weight: ExpertWeight, coded: FragmentWeight, experts: slice, dtype:
 
 
 def _products(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Of rows and matrices [n, N, K], by where each matrix's rows end."""
+    """Multiply rows with matrices [n, N, K], by where each matrix's rows end."""
     if x.is_cuda and x.dtype == torch.bfloat16:
         return F.grouped_mm(x, matrices.transpose(1, 2), offs=ends)
     out, begin = x.new_empty(len(x), matrices.shape[1]), 0

@@ -22,7 +22,7 @@ StackedWeight = torch.Tensor | IntWeight | Fp8Weight | Fp4Weight | GgufWeight | 
 
 
 class Routing(NamedTuple):
-    """What rows take: ``experts`` [M, S] int32, the likeliest first, and their ``weights`` [M, S] float32."""
+    """Hold what rows take: ``experts`` [M, S] int32, the likeliest first, and their ``weights`` [M, S] float32."""
 
     weights: torch.Tensor
     experts: torch.Tensor
@@ -30,7 +30,7 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
-    """How experts follow from a router's logits.
+    """Describe how experts follow from a router's logits.
 
     Attributes:
         num_experts: those that are chosen from, of which the first columns of the logits are. norm_topk_prob: the
@@ -64,13 +64,13 @@ class ExpertWeight:
         return self.weight.shape[1]
 
     def rows(self, expert: int, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Some rows [n, K] of an expert, decoded where they are codes; of fragments from a tile's first row."""
+        """Return some rows [n, K] of an expert, decoded where they are codes; of fragments from a tile's first row."""
         first, weight = expert * self.out_features, self.weight
         part = slice(first + rows.start, first + rows.stop)
         return weight[part] if isinstance(weight, torch.Tensor) else weight.dequantized(part).to(dtype)
 
     def product(self, x: torch.Tensor, expert: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """``out`` [M, N] = ``x`` [M, K] @ the expert's matrix.T (+ its bias); of codes a slice is decoded at a time."""
+        """Compute ``out`` [M, N] = ``x`` [M, K] @ the expert's matrix.T (+ bias); codes are decoded by slices."""
         out = x.new_empty(len(x), self.out_features) if out is None else out
         for rows in self._slices():
             columns = self.rows(expert, rows, x.dtype).t()
@@ -81,14 +81,14 @@ class ExpertWeight:
         return out
 
     def _slices(self) -> Iterator[slice]:
-        """The rows of one expert, in parts that take little memory decoded."""
+        """Return the rows of one expert, in parts that take little memory decoded."""
         if isinstance(self.weight, torch.Tensor):
             return iter((slice(0, self.out_features),))
         return slices(self.out_features, self.in_features, TILE_N)
 
 
 def route(logits: torch.Tensor, options: RoutingOptions, out: Routing) -> Routing:
-    """The likeliest experts of each row, of equally likely ones the first; ``out`` filled.
+    """Return the likeliest experts of each row, of equally likely ones the first; ``out`` filled.
 
     The softmax is float32 and goes over all experts; weights are rounded to the dtype of the logits, as transformers
     does.
@@ -114,8 +114,8 @@ def route(logits: torch.Tensor, options: RoutingOptions, out: Routing) -> Routin
 def experts_swiglu(
     x: torch.Tensor, gate_up: ExpertWeight, routing: Routing, intermediate: torch.Tensor, activation: Activation
 ) -> torch.Tensor:
-    """``intermediate`` [M, S, I]: x @ gate.T and x @ up.T, gated, of a few rows ``x`` [M, H] by their experts; one row
-    at a time, so that its bits do not depend on which others chose its expert.
+    """Compute ``intermediate`` [M, S, I]: x @ gate.T and x @ up.T, gated, of a few rows ``x`` [M, H] by their experts;
+    one row at a time, so that its bits do not depend on which others chose its expert.
     """
     for row, chosen in enumerate(routing.experts.tolist()):
         for slot, expert in enumerate(chosen):
@@ -130,7 +130,7 @@ def experts_down(
     out: torch.Tensor,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out`` [M, H] = the weighed float32 sum by slots of ``intermediate`` [M, S, I] (+ residual), row by row."""
+    """Compute ``out`` [M, H]: the weighed float32 sum of ``intermediate`` [M, S, I] over slots (+ residual)."""
     for row, chosen in enumerate(routing.experts.tolist()):
         total = torch.zeros(out.shape[1], device=out.device, dtype=torch.float32)
         for slot, expert in enumerate(chosen):
@@ -141,7 +141,7 @@ def experts_down(
 
 
 def gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """[M, I] of gate and up side by side [M, 2 I], whose memory may be used."""
+    """Gate [M, 2 I], gate and up side by side, to [M, I]; the memory may be used."""
     gate, up = both.chunk(2, -1)
     if isinstance(activation, ClampedSwiGLU):
         gate.clamp_(max=activation.limit)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels import fragment_gemm
 from dflash_local.kernels.fragment_order import NIBBLES, Codes
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
@@ -24,7 +24,7 @@ GEMM_TILE = 256  # rows of a weight that a tile of torch's product may take: sli
 
 
 class LaunchConfig(NamedTuple):
-    """How ``decode`` is launched; results do not depend on it.
+    """Describe how ``decode`` is launched; results do not depend on it.
 
     Attributes:
         steps: of 128 columns of a tile that one program decodes, a power of two.
@@ -49,7 +49,7 @@ CONFIG = LaunchConfig()
 
 
 def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: LaunchConfig | None = None) -> torch.Tensor:
-    """What coded rows, from a tile's first to a tile's last or the end, stand for: the first of ``out`` [>= n, K]."""
+    """Decode coded rows, from a tile's first to a tile's last or the end, to the first of ``out`` [>= n, K]."""
     begin, end, _ = rows.indices(weight.coded_rows)
     part = out[: end - begin]
     if not runs_kernels(weight):
@@ -71,7 +71,7 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: Launc
 
 
 def gather(weight: FragmentWeight, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``out[i]`` [M, K] = row ``ids[i]`` of what a weight stands for; ids [M] int64 that only the device knows."""
+    """Write row ``ids[i]`` of what a weight stands for to ``out[i]`` [M, K]; ids [M] int64 on the device."""
     if not runs_kernels(weight):
         for row, id_ in zip(out, ids.tolist(), strict=True):
             first = id_ // TILE_N * TILE_N
@@ -88,19 +88,19 @@ def gather(weight: FragmentWeight, ids: torch.Tensor, out: torch.Tensor) -> torc
 
 
 def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
-    """``x`` [M, K] ``@ weight.T`` for many rows, a slice of the weight at a time."""
+    """Compute ``x`` [M, K] ``@ weight.T`` for many rows, a slice of the weight at a time."""
     n, k = weight.coded_rows, weight.shape[1]
     step = slice_rows(n, k)
     out, room = x.new_empty(len(x), weight.shape[0]), x.new_empty(min(step, n), k)
     for begin in range(0, n, step):
         rows = slice(begin, min(begin + step, n))
         torch.mm(x, decode(weight, rows, room).t(), out=out[:, rows])
-    few_row_gemm.multiply_tail(x, weight, out)
+    fragment_gemm.multiply_tail(x, weight, out)
     return out
 
 
 def slice_rows(n: int, k: int) -> int:
-    """Rows of a weight [N, K] that are decoded at a time, so that slices are of about one size."""
+    """Count rows of a weight [N, K] that are decoded at a time, so that slices are of about one size."""
     most = max(TILE_N, DECODED_SLICE // k)
     unit = GEMM_TILE if most >= GEMM_TILE else TILE_N
     most = most // unit * unit
@@ -109,7 +109,7 @@ def slice_rows(n: int, k: int) -> int:
 
 
 def tile_operands(weight: FragmentWeight) -> tuple[torch.Tensor, ...]:
-    """Codes, scales, zero points and scales of rows of a weight, as ``load_runs`` and ``decoded_runs`` take them."""
+    """Return codes, scales, zero points and row scales, as ``load_runs`` and ``decoded_runs`` take them."""
     scales = weight.scales.view(torch.uint8) if weight.scales.dtype == torch.float8_e4m3fn else weight.scales
     row_scales = scales if weight.row_scales is None else weight.row_scales
     return weight.codes, scales, scales if weight.zeros is None else weight.zeros, row_scales
@@ -121,7 +121,7 @@ def _constants(kind: FragmentFormat, n: int, k: int, config: LaunchConfig, along
 
 
 def launch_constants(n: int, k: int, config: LaunchConfig) -> dict[str, Any]:
-    """What ``decode``'s kernel is compiled for beside ``tile_constants``, of ``n`` coded rows of ``k`` columns."""
+    """Return what ``decode``'s kernel is compiled for beside ``tile_constants``, of ``n`` rows of ``k`` columns."""
     steps = -(-k // STEP_K)
     return {
         "RUNS": config.steps * STEP_RUNS,
@@ -241,8 +241,8 @@ def load_runs(
     STREAMED: tl.constexpr, WHOLE: tl.constexpr,
 ):
     # fmt: on
-    """Codes of some runs of a tile from a step on, and words of what they have above four bits; g of each run, and its
-    first column from that step's on, see ``columns_of``.
+    """Return codes of some runs of a tile from a step on, and words of what they have above four bits; g of each run,
+    and its first column from that step's on, see ``columns_of``.
 
     A run is eight columns of features g and g + 8 (``fragment_order``). A step of 128 columns has 128 of them. Codes
     are words [RUNS, RUN_WORDS], or bytes [RUNS, 16] where e4m3 is read as such. ACROSS: see ``LaunchConfig``; 1 is the
@@ -276,7 +276,7 @@ def load_runs(
 
 @jit
 def columns_of(column, ORDERED: tl.constexpr):
-    """Of the eight codes of runs by their first columns [RUNS], ORDERED or not: [RUNS, 8]."""
+    """Return the columns of the eight codes of runs by their first columns [RUNS], ORDERED or not: [RUNS, 8]."""
     place = tl.arange(0, 8)[None, :]
     if ORDERED:  # four, and those 16 further
         return (column - column % 32 // 2)[:, None] + place % 4 + place // 4 * 16
@@ -294,8 +294,7 @@ def decoded_runs(
     E4M3_SCALES: tl.constexpr, HAS_ROW_SCALES: tl.constexpr, RUNS: tl.constexpr, WHOLE: tl.constexpr,
 ):
     # fmt: on
-    """What runs of ``load_runs`` stand for in feature g + 8 h, [RUNS, 8] in float32. Scales are found once for a run.
-    """
+    """Decode runs of ``load_runs`` in feature g + 8 h to [RUNS, 8] float32; scales are found once for a run."""
     inside = (first + column // 128 < steps) | WHOLE
     if packed.dtype == tl.float8e4nv:
         lower, upper = tl.split(tl.reshape(packed.to(tl.float32), [RUNS, 8, 2]))
@@ -364,7 +363,7 @@ def _value(
     OPERAND: tl.constexpr, ELEMENT: tl.constexpr,
 ):
     # fmt: on
-    """A code of a word as float32; OPERAND: h of a byte, h + 2 pair of four bits."""
+    """Return a code of a word as float32; OPERAND: h of a byte, h + 2 pair of four bits."""
     PLACE: tl.constexpr = ((PLACES >> 8 * OPERAND) & 255) + (4 if CODES == "iq4" else 16) * ELEMENT
     SIGN: tl.constexpr = ((SIGN_PLACES >> 8 * OPERAND) & 255) + 16 * ELEMENT
     BYTE: tl.constexpr = 2 * ELEMENT + 1 - OPERAND
@@ -393,7 +392,7 @@ def _value(
 
 @jit
 def _scale(raw, E4M3_SCALES: tl.constexpr, NESTED: tl.constexpr):
-    """A scale as float32; bytes are powers of two, e4m3 without a sign, or whole numbers."""
+    """Return a scale as float32; bytes are powers of two, e4m3 without a sign, or whole numbers."""
     if raw.dtype != tl.uint8 or NESTED:
         return raw.to(tl.float32)
     elif E4M3_SCALES:

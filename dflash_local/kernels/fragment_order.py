@@ -1,4 +1,5 @@
-"""Where each code of a weight lies in its fragments: bits from rows to what lanes of a warp multiply, and back.
+"""Describe where each code of a weight lies in its fragments: bits from rows to what lanes of a warp multiply, and
+back.
 
 Within 32 columns, lane (g, t) = (lane / 4, lane % 4) holds columns 8t to 8t + 7 of features g and g + 8; so the eight
 numbers of a row of x that it needs lie side by side. Axes below: h: feature g or g + 8. k32: 32 columns of a step.
@@ -37,7 +38,7 @@ FOUR_COLUMNS = {2: torch.uint8, 4: torch.int16, 16: torch.int64}  # of so many b
 
 
 def fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, ordered: bool) -> torch.Tensor:
-    """Of rows of words [n, words]: [tiles, steps, words], of so many rows and steps, filled up with zeros.
+    """Order rows of words [n, words] as [tiles, steps, words], filled up with zeros to whole tiles and steps.
 
     Args:
         ordered: see ``in_order``.
@@ -57,7 +58,7 @@ def fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, ordere
 
 
 def rows_of(given: torch.Tensor, columns: int, codes: Codes, ordered: bool) -> torch.Tensor:
-    """The inverse of ``fragments``: the words of so many columns of rows."""
+    """Invert ``fragments``: the words of so many columns of rows."""
     bits = BITS.get(codes, 8)
     if codes not in NIBBLES:
         rows = _byte_rows(given)
@@ -72,15 +73,15 @@ def rows_of(given: torch.Tensor, columns: int, codes: Codes, ordered: bool) -> t
 
 
 def in_order(rows: torch.Tensor, bits: int, back: bool = False) -> torch.Tensor:
-    """Rows in which each lane's columns of 32 lie side by side where they else are half its own and half of those 16
-    columns further; ``back``: the other way round. ``bits``: of a column.
+    """Order rows so that each lane's columns of 32 lie side by side where they else are half its own and half of those
+    16 columns further; ``back``: the other way round. ``bits``: of a column.
     """
     fours = rows.view(FOUR_COLUMNS[bits]).unflatten(1, (-1, *((4, 2) if back else (2, 4))))
     return fours.transpose(2, 3).flatten(1).view(rows.dtype)
 
 
 def padded(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A matrix with zeros beyond its last row and column."""
+    """Return a matrix with zeros beyond its last row and column."""
     if tensor.shape == (rows, columns):
         return tensor.contiguous()
     wide = tensor.new_zeros(rows, columns)
@@ -115,7 +116,7 @@ def _nibble_rows(given: torch.Tensor, codes: Codes) -> torch.Tensor:
 
 
 def _plane_fragments(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Of what codes have above four bits, one or two: a lane's words are of 64 or 32 columns, in whose halves each
+    """Order what codes have above four bits, one or two: a lane's words are of 64 or 32 columns, in whose halves each
     operand's bits lie in the order of the tensor core's tiles; so shifts alone bring them above the others.
     """
     per = 2 // bits
@@ -147,7 +148,7 @@ def _plane_place(bits: int, h: int, k32: int, place: int) -> int:
 
 
 def int4_codes(given: torch.Tensor) -> torch.Tensor:
-    """Codes of rows [tiles * 16, columns] as float32, in few passes over memory."""
+    """Return codes of rows [tiles * 16, columns] as float32, in few passes over memory."""
     tiles, steps = given.shape[:2]
     place = torch.arange(8, device=given.device, dtype=torch.int32)  # h pair element
     shifts = (place >> 2) * 4 + (place >> 1 & 1) * 8 + (place & 1) * 16
@@ -159,7 +160,7 @@ def int4_codes(given: torch.Tensor) -> torch.Tensor:
 
 
 def _byte_fragments(words: torch.Tensor) -> torch.Tensor:
-    """A word: two columns of both features, g + 8 below g; shifts by 4 leave e4m3's bits of either in their place."""
+    """Order bytes in words of two columns of both features, g + 8 below g; shifts by 4 leave e4m3's bits in place."""
     codes = words.view(torch.uint8).view(len(words) // TILE_N, 2, 8, -1, 4, 4, 2, 2, 2)
     found = codes.permute(0, 3, 4, 2, 5, 6, 7, 8, 1).flip(-1)  # tile step k32 g t half pair element h
     return found.reshape(len(codes), codes.shape[3], -1).view(torch.int32)
@@ -172,7 +173,7 @@ def _byte_rows(given: torch.Tensor) -> torch.Tensor:
 
 
 def bfloat16_fragments(rows: torch.Tensor, height: int, steps: int, ordered: bool) -> torch.Tensor:
-    """Of rows [n, columns]: [tiles, steps, 2048]; eight loads of a lane for its eight tiles of 16 columns."""
+    """Order rows [n, columns] as [tiles, steps, 2048]; eight loads of a lane for its eight tiles of 16 columns."""
     rows = padded(rows, height, steps * STEP_K)
     rows = in_order(rows, 16) if ordered else rows
     by_tile = rows.view(len(rows) // TILE_N, 2, 8, -1, 4, 4, 2, 2, 2)  # tile h g step k32 t half pair element

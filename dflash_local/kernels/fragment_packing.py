@@ -1,4 +1,4 @@
-"""Quantised weights laid out as ``few_row_gemm.cu`` reads them, and back.
+"""Quantised weights laid out as ``fragment_gemm.cu`` reads them, and back.
 
 Codes of a tile of 16 features and a step of 128 along K are the fragments of mma.m16n8k16's A operand, in such an order
 that each 16 bytes are what one lane of a warp multiplies. A weight of whole tiles and steps takes the same memory as
@@ -45,7 +45,7 @@ Codable = IntWeight | Fp8Weight | Fp4Weight | GgufWeight
 
 @dataclass(frozen=True, slots=True)
 class FragmentFormat:
-    """What a weight's codes and scales are.
+    """Hold what a weight's codes and scales are.
 
     Attributes:
         block: rows and columns of the weight that share a scale; None: a row has one, which its results are
@@ -74,7 +74,7 @@ class FragmentFormat:
 
     @property
     def grouped(self) -> bool:
-        """Scales are of groups along a row: they are packed, too."""
+        """Return True where scales are of groups along a row: they are packed, too."""
         return self.block is not None and self.block[0] == 1
 
     @property
@@ -87,32 +87,32 @@ class FragmentFormat:
 
     @property
     def sums_x(self) -> bool:
-        """Products need the sums of x over groups: codes are decoded with an offset, or have minima."""
+        """Return True where products need sums of x over groups: codes have an offset, or minima."""
         return self.codes in ("int4", "int5") or self.zeros or self.minima
 
     @property
     def nested(self) -> bool:
-        """Scales are whole numbers of a byte, under factors."""
+        """Return True where scales are whole numbers of a byte, under factors."""
         return self.codes != "e2m1" and self.scales in (torch.uint8, torch.int8)
 
     @property
     def factors(self) -> int:
-        """Of a row's 256 columns, where scales are nested."""
+        """Count factors of a row's 256 columns, where scales are nested."""
         return 1 + self.minima
 
     @property
     def of_gguf(self) -> bool:
-        """What ``GgufWeight`` has, and not ``IntWeight``."""
+        """Return True for what ``GgufWeight`` has, and not ``IntWeight``."""
         return self.codes in ("int5", "int6", "iq4") or self.nested or self.minima
 
     @property
     def by_halves(self) -> bool:
-        """A group is what half of the lanes hold of 32 columns; its scale multiplies the codes."""
+        """Return True where a group is what half of the lanes hold of 32 columns; its scale multiplies the codes."""
         return self.codes == "e2m1" and self.step_group == HALF_OF_LANES
 
     @property
     def ordered(self) -> bool:
-        """A group is what the tensor core multiplies at once: see ``fragment_order``."""
+        """Return True where a group is what the tensor core multiplies at once: see ``fragment_order``."""
         return self.codes != "e2m1" and self.step_group == HALF_OF_LANES
 
 
@@ -156,14 +156,14 @@ class FragmentWeight(CodedWeight):
 
     @classmethod
     def plain(cls, weight: torch.Tensor) -> FragmentWeight:
-        """A matrix [N, K] in bfloat16 as it lies. Raises ValueError: the kernels do not take it; says why."""
+        """Wrap a matrix [N, K] in bfloat16 as it lies. Raise ValueError where the kernels do not take it; says why."""
         if weight.dtype != torch.bfloat16 or not weight.is_contiguous() or weight.shape[1] % LANE_COLUMNS:
             raise ValueError(f"rows are no multiples of {LANE_COLUMNS} bfloat16, one behind the other")
         return cls(weight, weight, None, None, weight.shape, PLAIN, weight.dtype)
 
     @classmethod
     def of(cls, weight: Codable, in_place: bool = False) -> FragmentWeight:
-        """The fragments of a weight; beside both a slice is held.
+        """Pack a weight; beside both a slice is held.
 
         Args:
             in_place: over the weight's memory, which then means nothing else. What a weight lacks of its last tile and
@@ -206,7 +206,7 @@ class FragmentWeight(CodedWeight):
         return packed
 
     def with_tail(self, rows: torch.Tensor) -> FragmentWeight:
-        """With rows [n, K] in bfloat16 below its own, packed over their memory where they are whole tiles and steps."""
+        """Append rows [n, K] in bfloat16, packed over their memory where they are whole tiles and steps."""
         n, k = rows.shape
         tiles, steps = -(-n // TILE_N), self.codes.shape[1]
         packed = bfloat16_fragments(rows, tiles * TILE_N, steps, self.format.ordered)
@@ -220,14 +220,14 @@ class FragmentWeight(CodedWeight):
         return bfloat16_rows(self.tail, self.format.ordered)[: self.format.tail, : self.shape[1]].contiguous()
 
     def slices(self, codes: int = DEQUANTIZED_SLICE) -> Iterator[tuple[slice, slice]]:
-        """Parts of the tiles of about so many codes, and the coded rows that they hold."""
+        """Return parts of the tiles of about so many codes, and the coded rows that they hold."""
         length = max(1, codes // (TILE_N * STEP_K * self.steps))
         for at in range(0, self.tiles, length):
             end = min(at + length, self.tiles)
             yield slice(at, end), slice(at * TILE_N, min(end * TILE_N, self.coded_rows))
 
     def first_rows(self, stop: int) -> FragmentWeight:
-        """Its first coded rows, over the same memory. Raises ValueError: they do not consist of tiles."""
+        """Return its first coded rows, over the same memory. Raise ValueError where they do not consist of tiles."""
         if stop % TILE_N or stop > self.coded_rows:
             raise ValueError(f"{stop} rows do not consist of tiles of {TILE_N}")
         tiles = slice(stop // TILE_N)
@@ -245,7 +245,7 @@ class FragmentWeight(CodedWeight):
         )
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
-        """What some coded rows [n, K] stand for, in float32; they begin with a tile's first."""
+        """Return what some coded rows [n, K] stand for, in float32; they begin with a tile's first."""
         if self.format == PLAIN:
             return self.codes[rows].float()
         if self.format.codes != "int4" or self.format.minima:
@@ -257,7 +257,7 @@ class FragmentWeight(CodedWeight):
         return wide[: end - begin, : self.shape[1]]
 
     def unpacked(self, rows: slice = slice(None)) -> Codable:
-        """The weight that was coded, bit by bit; or some of its rows, from a tile's first, with a block of a tile."""
+        """Unpack the weight that was coded, bit by bit; or some rows, from a tile's first, with a block of a tile."""
         begin, end, part = self._tiles(rows)
         kind, n, k = self.format, end - begin, self.shape[1]
         words = rows_of(self.codes[part], k, kind.codes, kind.ordered)[:n].contiguous()
@@ -283,7 +283,7 @@ class FragmentWeight(CodedWeight):
         return IntWeight(words, scales, zeros, self.dtype, kind.bits)
 
     def _tiles(self, rows: slice) -> tuple[int, int, slice]:
-        """The first of some coded rows, the one behind the last, and the tiles that hold them."""
+        """Return the first of some coded rows, the one behind the last, and the tiles that hold them."""
         begin, end, _ = rows.indices(self.coded_rows)
         if begin % TILE_N:
             raise ValueError(f"row {begin} is not the first of a tile")
@@ -295,7 +295,7 @@ def is_whole(weight: Codable) -> bool:
 
 
 def has_room(weight: Codable) -> bool:
-    """True where a weight may be packed in place: what its last tile and step lack can lie behind it."""
+    """Return True where a weight may be packed in place: what its last tile and step lack can lie behind it."""
     if is_whole(weight):
         return True
     (n, k), kind = weight.shape, fragment_format(weight)
@@ -311,7 +311,7 @@ def has_room(weight: Codable) -> bool:
 
 
 def offsets_of(weight: Codable) -> torch.Tensor | None:
-    """Zero points or minima of groups."""
+    """Return zero points or minima of groups."""
     if isinstance(weight, GgufWeight):
         return weight.minima
     return weight.zeros if isinstance(weight, IntWeight) else None
@@ -324,19 +324,19 @@ def _row_scales_of(weight: Codable) -> torch.Tensor | None:
 
 
 def _reaches(tensor: torch.Tensor, numbers: int) -> bool:
-    """True where so many numbers lie from a tensor's first one to the end of its memory."""
+    """Return True where so many numbers lie from a tensor's first one to the end of its memory."""
     behind = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
     return tensor.is_contiguous() and behind >= numbers * tensor.element_size()
 
 
 def _over(tensor: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Other sizes from a tensor's first number on."""
+    """View other sizes from a tensor's first number on."""
     strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     return tensor.as_strided(sizes, strides, tensor.storage_offset())
 
 
 def fragment_format(weight: Codable) -> FragmentFormat:
-    """What the fragments of a weight will be. Raises ValueError: the kernel does not take it; says why."""
+    """Return what the fragments of a weight will be. Raises ValueError: the kernel does not take it; says why."""
     k = weight.shape[1]
     if k % LANE_COLUMNS:
         raise ValueError(f"{k} columns are no multiple of {LANE_COLUMNS}")
@@ -381,12 +381,12 @@ def _factor_sizes(tiles: int, steps: int, kind: FragmentFormat) -> tuple[int, ..
 
 
 def _as_bytes(scales: torch.Tensor) -> torch.Tensor:
-    """Numbers that can be copied everywhere."""
+    """View numbers as what can be copied everywhere."""
     return scales.view(torch.uint8) if scales.dtype == torch.float8_e4m3fn else scales
 
 
 def _by_lane(values: torch.Tensor, kind: FragmentFormat) -> torch.Tensor:
-    """Of [tiles * 16, groups], as ``FragmentWeight.scales``; a copy."""
+    """Order [tiles * 16, groups] as ``FragmentWeight.scales``; a copy."""
     by_tile = values.view(len(values) // TILE_N, 2, 8, -1, STEP_K // kind.step_group).permute(0, 3, 2, 4, 1)
     if kind.by_halves:
         by_tile = by_tile.unflatten(3, (-1, 2)).transpose(3, 4).flatten(3, 4)
@@ -401,7 +401,7 @@ def _by_row(values: torch.Tensor, kind: FragmentFormat) -> torch.Tensor:
 
 
 def _factors_by_lane(values: torch.Tensor, kind: FragmentFormat) -> torch.Tensor:
-    """Of [tiles * 16, factors], as ``FragmentWeight.row_scales``."""
+    """Order [tiles * 16, factors] as ``FragmentWeight.row_scales``."""
     return values.view(len(values) // TILE_N, 2, 8, -1, kind.factors).permute(0, 3, 2, 1, 4).clone()
 
 

@@ -1,5 +1,5 @@
 // What products of a few rows share, whatever they multiply: codes of a weight to the tensor core's operands, in registers.
-// It stands before few_row_gemm.cu, expert_gate_up.cu and expert_down.cu when they are compiled.
+// It stands before fragment_gemm.cu, expert_gate_up.cu and expert_down.cu when they are compiled.
 //
 // The weight is the 16-row A operand of mma.m16n8k16, eight rows of x are its B operand. fragment_packing.py lays the
 // codes out as [tile of 16 features][step of 128 along K][16-byte load][lane]: a lane loads what it multiplies itself.

@@ -14,7 +14,7 @@ CHUNK = 64
 
 
 def normalise(x: torch.Tensor) -> torch.Tensor:
-    """Rows of ``x`` [..., d] divided by their length, in float32."""
+    """Return rows of ``x`` [..., d] divided by their length, in float32."""
     x = x.float()
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPS)
 
@@ -22,7 +22,7 @@ def normalise(x: torch.Tensor) -> torch.Tensor:
 def block(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of M tokens from the state before them, without changing it.
+    """Compute outputs of M tokens from the state before them, without changing it.
 
     Args:
         q, k: [H, M, dk] float32, normalised, q already scaled by dk^-1/2.
@@ -50,7 +50,7 @@ def block(
 
 
 def close(k: torch.Tensor, g: torch.Tensor, u: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """The state after a whole block, in closed form from the corrections of ``block``."""
+    """Compute the state after a whole block, in closed form from the corrections of ``block``."""
     total = g.cumsum(-1)
     last = total[:, -1:]
     weighted = k * (last - total).exp().unsqueeze(-1)
@@ -60,7 +60,7 @@ def close(k: torch.Tensor, g: torch.Tensor, u: torch.Tensor, state: torch.Tensor
 def chunked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and final state of a long run of tokens; shapes as in ``block``, any M."""
+    """Compute outputs and final state of a long run of tokens; shapes as in ``block``, any M."""
     outputs = []
     for at in range(0, k.shape[1], CHUNK):
         part = slice(at, at + CHUNK)
@@ -87,7 +87,7 @@ def commit(state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tenso
 
 
 def causal_conv(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Depthwise causal convolution and SiLU.
+    """Compute a depthwise causal convolution and SiLU.
 
     Written as a product and a sum in float32, not through conv1d: cuDNN may use TF32 there.
 

@@ -13,7 +13,7 @@ MAX_BLOCK = 2048  # numbers of a row that one program copies
 
 
 def gather_rows(table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``out[i] = table[ids[i]]``; ``table``: [V, H], or pinned on the host. ``ids``: [M] int64. ``out``: [M, H]."""
+    """Write ``table[ids[i]]`` to ``out[i]``; ``table``: [V, H], or pinned on the host. ``ids``: [M] int64."""
     if table.device == ids.device:
         return torch.index_select(table, 0, ids, out=out)
     if not runs_kernels(ids):

@@ -36,15 +36,16 @@ except ModuleNotFoundError:
 
 @jit
 def start_next_kernel():
-    """Lets the next kernel be set up while this one runs, if it is launched with ``overlapping``."""
+    """Let the next kernel be set up while this one runs, if it is launched with ``overlapping``."""
     if cuda_capability_geq(9, 0):
         gdc_launch_dependents()
 
 
 @jit
 def wait_for_earlier_kernels():
-    """Stands in each kernel that is launched with ``overlapping``: nothing that a kernel writes is read before it, and
-    nothing is written."""
+    """Wait, in each kernel that is launched with ``overlapping``: nothing that a kernel writes is read before it, and
+    nothing is written.
+    """
     if cuda_capability_geq(9, 0):
         gdc_wait()
 
@@ -69,16 +70,16 @@ class Placed(Protocol):
 
     @property
     def is_cuda(self) -> bool:
-        """True on a GPU."""
+        """Return True on a GPU."""
 
 
 def runs_kernels(tensor: Placed) -> bool:
-    """True where a tensor's work is done by Triton: on CUDA, where Triton is installed."""
+    """Return True where a tensor's work is done by Triton: on CUDA, where Triton is installed."""
     return HAVE_TRITON and tensor.is_cuda and torch.version.hip is None
 
 
 def why_no_kernels(device: str) -> str:
-    """Why the kernels are not for a device as torch names it; empty when they run there."""
+    """Return why the kernels are not for a device as torch names it; empty when they run there."""
     if not device.startswith("cuda"):
         return f"the device here is {device}"
     if not HAVE_TRITON:
@@ -91,5 +92,5 @@ def why_no_kernels(device: str) -> str:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below ``number``."""
+    """Return the smallest power of two that is not below ``number``."""
     return 1 << max(number - 1, 0).bit_length()

@@ -1,4 +1,4 @@
-"""What is known of the few-row kernels on one card, those of experts among them: which are right, which is the fastest.
+"""Record of skinny GEMM kernels on one card, those of experts among them: which are right, which is the fastest.
 
 One JSON file beside the compiled kernels for each card, driver, NVRTC and source; else found out again at each start.
 """
@@ -17,14 +17,14 @@ import torch
 
 from dflash_local.errors import MissingDependencyError
 from dflash_local.json_text import parse_json
-from dflash_local.kernels import cuda_driver, expert_gemm, few_row_gemm, nvrtc
+from dflash_local.kernels import cuda_driver, expert_gemm, fragment_gemm, nvrtc
 from dflash_local.store.kept import keep
 from dflash_local.store.paths import KERNEL_RECORD
 
 # uncompiled: the compiler refused it. untried: its configuration failed with other rows, or so many others of its
 # format failed that it was left out.
 Verdict = Literal["right", "wrong", "fault", "hang", "uncompiled", "untried"]
-LAUNCHING = ("few_row_gemm.py", "expert_gemm.py", "cuda_driver.py", "fragment_packing.py", "fragment_order.py")
+LAUNCHING = ("fragment_gemm.py", "expert_gemm.py", "cuda_driver.py", "fragment_packing.py", "fragment_order.py")
 TRYING = ("product_check.py", "expert_check.py", "experts.py", "random_weight.py")
 
 
@@ -35,7 +35,7 @@ FITS: Mapping[str, Callable[[Any], bool]] = {  # of an entry in the file
 }
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """The fastest configuration of a product, as ``repr`` spells it, and the microseconds that it took."""
 
     config: str
@@ -60,12 +60,12 @@ class KernelRecord:
     def is_right(self, kernel: str) -> bool:
         return self.verdicts.get(kernel) == "right"
 
-    def chosen(self, product: str) -> Choice | None:
-        """The configuration that was the fastest for a product; None, too, where it is not known how fast it was."""
+    def chosen(self, product: str) -> KernelChoice | None:
+        """Return configuration that was the fastest for a product; None, too, where it is not known how fast it was."""
         self.used.add(product)
         if product not in self.choices or product not in self.microseconds:
             return None
-        return Choice(self.choices[product], self.microseconds[product])
+        return KernelChoice(self.choices[product], self.microseconds[product])
 
     def choose(self, product: str, config: str, us: float) -> None:
         self.choices[product], self.microseconds[product] = config, round(us, 2)
@@ -83,7 +83,7 @@ class KernelRecord:
         keep(self.path, json.dumps(content, indent=1) + "\n")
 
     def _read(self) -> None:
-        """Whatever of the file is as it should be."""
+        """Read whatever of the file is as it should be."""
         try:
             content = parse_json(self.path.read_text(encoding="utf-8")) if self.path else {}
         except (OSError, ValueError):
@@ -97,7 +97,7 @@ class KernelRecord:
 
     @property
     def _entries(self) -> dict[str, dict[str, Any]]:
-        """All that is kept beside the facts, by its name in the file."""
+        """Return all that is kept beside the facts, by its name in the file."""
         return {"verdicts": self.verdicts, "choices": self.choices, "microseconds": self.microseconds}
 
 
@@ -105,7 +105,7 @@ _records: dict[tuple[Path | None, str], KernelRecord] = {}
 
 
 def record_of(device: torch.device | str) -> KernelRecord:
-    """The record of a card, read once."""
+    """Return the record of a card, read once."""
     folder, facts = nvrtc.cubin_folder(), card_facts(device)
     key = folder, json.dumps(facts)
     if key not in _records:
@@ -114,7 +114,7 @@ def record_of(device: torch.device | str) -> KernelRecord:
 
 
 def used_records() -> list[KernelRecord]:
-    """Those of the cards that products were chosen on since the start."""
+    """List the records of the cards that products were chosen on since the start."""
     return [record for record in _records.values() if record.used]
 
 
@@ -128,7 +128,7 @@ def forget_all() -> None:
 
 
 def card_facts(device: torch.device | str) -> dict[str, Any]:
-    """What verdicts and choices hold for. Without NVRTC there are choices of Triton's and the library's products."""
+    """Return what verdicts and choices hold for; without NVRTC there are those of Triton and the library."""
     try:
         version = list(nvrtc.nvrtc().version)
     except MissingDependencyError:
@@ -143,11 +143,11 @@ def card_facts(device: torch.device | str) -> dict[str, Any]:
 
 
 def source_digest() -> str:
-    """Of the kernels, of all that lays out and launches their arguments, and of what they are tried with."""
+    """Digest the kernels, all that lays out and launches their arguments, and what they are tried with."""
     return _digest(
         (
-            few_row_gemm.FRAGMENTS,
-            few_row_gemm.SOURCE,
+            fragment_gemm.FRAGMENTS,
+            fragment_gemm.SOURCE,
             *expert_gemm.SOURCES.values(),
             *(Path(__file__).with_name(name) for name in (*LAUNCHING, *TRYING)),
         )
@@ -156,5 +156,5 @@ def source_digest() -> str:
 
 @cache
 def _digest(paths: tuple[Path, ...]) -> str:
-    """Of files as this process found them first."""
+    """Digest files as this process found them first."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

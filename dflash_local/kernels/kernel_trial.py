@@ -1,4 +1,4 @@
-"""The first use of few-row kernels, experts' too, on a card, in a child process, where faults and hangs do no harm.
+"""The first use of skinny GEMM kernels, experts' too, on a card, in a child process, where faults and hangs do no harm.
 
 A fault of CUDA cannot be caught, nor a kernel ended, but with its process. A child compiles the kernels and tries one
 after the other (``trial_worker``); when it dies or is late, the kernel has its verdict and a new child goes on.
@@ -19,7 +19,7 @@ import torch
 
 from dflash_local import settings
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import expert_gemm, few_row_gemm
+from dflash_local.kernels import expert_gemm, fragment_gemm
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict
 from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
 
@@ -30,29 +30,29 @@ COMPILE_S = 3.0  # of one kernel, of many that are compiled side by side
 MAX_FAILURES = 6  # after which the rest of a group is left out
 BAD = ("wrong", "fault", "hang")
 ONCE = "on this card, once"
-Progress = Callable[[str, float], None]  # what is being done, and how much of all is done (0..1)
+OnProgress = Callable[[str, float], None]  # what is being done, and how much of all is done (0..1)
 
 
-class Trial(Protocol):
+class KernelTrial(Protocol):
     """One kernel, and what it is tried with; equal for equal ones, and picklable."""
 
     @property
     def kernel(self) -> str:
-        """Its name in a ``KernelRecord``: what it is compiled with, and what else it is tried for."""
+        """Return its name in a ``KernelRecord``: what it is compiled with, and what else it is tried for."""
 
     @property
     def configuration(self) -> object:
-        """Equal for the kernels of one configuration, which is of no use once one of them has failed."""
+        """Return what is equal for kernels of one configuration, which is of no use once one of them has failed."""
 
     @property
     def group(self) -> object:
-        """Equal for kernels of a product and a format: the rest is left out once ``MAX_FAILURES`` of them failed."""
+        """Return what is equal for kernels of a product and format: ``MAX_FAILURES`` of them leave out the rest."""
 
     def compile(self, device: torch.device) -> None:
         """Compile it. Raises RuntimeError: the compiler refuses it. MissingDependencyError: there is no compiler."""
 
     def passes(self, device: torch.device) -> bool:
-        """True where it gives PyTorch's numbers, twice the same, and writes to no more memory than its results.
+        """Return True where it gives PyTorch's numbers, twice the same, and writes to no more memory than its results.
 
         Raises:
             RuntimeError: a fault of the device. MissingDependencyError: there is no compiler.
@@ -63,18 +63,18 @@ class Trial(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the child is to do. ``few_row``, ``experts``: sources. ``compile_only``: compile all, else try the one."""
+class TrialRequest:
+    """Tell the child what to do. ``skinny``, ``experts``: sources. ``compile_only``: compile all, else try the one."""
 
-    few_row: Path
+    skinny: Path
     experts: Mapping[str, Path]
     device: str
-    trials: tuple[Trial, ...]
+    trials: tuple[KernelTrial, ...]
     compile_only: bool
 
     @classmethod
-    def of(cls, device: torch.device, trials: tuple[Trial, ...], compile_only: bool) -> Request:
-        return cls(few_row_gemm.SOURCE, dict(expert_gemm.SOURCES), str(device), trials, compile_only)
+    def of(cls, device: torch.device, trials: tuple[KernelTrial, ...], compile_only: bool) -> TrialRequest:
+        return cls(fragment_gemm.SOURCE, dict(expert_gemm.SOURCES), str(device), trials, compile_only)
 
 
 class TrialsImpossibleError(Exception):
@@ -82,7 +82,11 @@ class TrialsImpossibleError(Exception):
 
 
 def try_kernels(
-    trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress, handler: Path = HANDLER
+    trials: Iterable[KernelTrial],
+    device: torch.device,
+    record: KernelRecord,
+    progress: OnProgress,
+    handler: Path = HANDLER,
 ) -> None:
     """Enter verdicts for kernels without. ``progress``: what is done, its share. Raises TrialsImpossibleError."""
     new = tuple({trial.kernel: trial for trial in trials if trial.kernel not in record.verdicts}.values())
@@ -97,7 +101,7 @@ def try_kernels(
         progress(f"compiling {len(new)} kernels {ONCE}", 0.0)
         _begin(process, device)
         with suppress(WorkerError):  # each is compiled again by its own trial
-            _request(process, Request.of(device, new, True), TRIAL_S + COMPILE_S * len(new))
+            _request(process, TrialRequest.of(device, new, True), TRIAL_S + COMPILE_S * len(new))
         for number, trial in enumerate(new):
             progress(f"trying kernel {number + 1} of {len(new)} {ONCE}", number / len(new))
             verdict: Verdict = "untried"
@@ -118,19 +122,19 @@ def try_kernels(
 def _begin(process: WorkerProcess, device: torch.device) -> None:
     """Start a child that uses the device: a later failure is a kernel's."""
     try:
-        _request(process, Request.of(device, (), True), TRIAL_S)
+        _request(process, TrialRequest.of(device, (), True), TRIAL_S)
     except (WorkerError, MissingDependencyError) as error:
         raise TrialsImpossibleError("the child process that tries kernels does not start") from error
 
 
-def _verdict(process: WorkerProcess, trial: Trial, device: torch.device) -> Verdict:
+def _verdict(process: WorkerProcess, trial: KernelTrial, device: torch.device) -> Verdict:
     try:
-        return cast(Verdict, _request(process, Request.of(device, (trial,), False), TRIAL_S))
+        return cast(Verdict, _request(process, TrialRequest.of(device, (trial,), False), TRIAL_S))
     except WorkerError as error:
         return "hang" if error.late else "fault"
 
 
-def _request(process: WorkerProcess, request: Request, seconds: float) -> object:
+def _request(process: WorkerProcess, request: TrialRequest, seconds: float) -> object:
     answer = json.loads(process.request(pickle.dumps(request), Limits(seconds)))
     if "unable" in answer:
         raise TrialsImpossibleError(answer["unable"])

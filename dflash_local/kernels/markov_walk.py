@@ -1,5 +1,5 @@
-"""How a DSpark drafter's ids are chosen: one after the other, by each row's logits and what is likely behind the id
-before (``drafters.dspark``); samples by the noise of ``kernels.noise``.
+"""Describe how a DSpark drafter's ids are chosen: one after the other, by each row's logits and what is likely behind
+the id before (``drafters.dspark``); samples by the noise of ``kernels.noise``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Choose = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class MarkovWeights(NamedTuple):
-    """By id, [V, rank] each: what follows the id before is likely where the product of their rows is large."""
+    """Hold a row [V, rank] by id of each: what follows the id before is likely where their product is large."""
 
     previous: torch.Tensor
     following: torch.Tensor
@@ -67,7 +67,7 @@ class MarkovWalk(RowChooser):
 
 
 def walk(logits: torch.Tensor, weights: MarkovWeights, anchor: torch.Tensor, choose: Choose) -> torch.Tensor:
-    """The ids [M] chosen row by row, each by the one before it, in plain PyTorch.
+    """Choose ids [M] row by row, each by the one before it, in plain PyTorch.
 
     Args:
         logits: [M, V] of the drafted positions, for the first V ids. anchor: [1] the id before the first.
@@ -93,7 +93,7 @@ def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
 
 @jit
 def _in_order(w0, w1, w2, w3, BLOCK: tl.constexpr):
-    """Four vectors [BLOCK / 4] by turns, [BLOCK]."""
+    """Return four vectors [BLOCK / 4] by turns, [BLOCK]."""
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (BLOCK,))
 
 

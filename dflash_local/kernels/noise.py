@@ -22,14 +22,14 @@ LARGEST = 1.0 - 2.0**-24
 
 
 def _product(a: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a * multiplier for int64 tensors of 32-bit words, by halves: it can pass 2^63."""
+    """Return high and low 32 bits of a * multiplier for int64 tensors of 32-bit words, by halves: it can pass 2^63."""
     low = (a & 0xFFFF) * multiplier
     high = (a >> 16) * multiplier + (low >> 16)
     return (high >> 16) & MASK, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def philox(counter: list[torch.Tensor], key: tuple[int, int]) -> list[torch.Tensor]:
-    """Four output words for each counter; words are int64 tensors of values below 2^32."""
+    """Return four output words for each counter; words are int64 tensors of values below 2^32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -44,7 +44,7 @@ def philox(counter: list[torch.Tensor], key: tuple[int, int]) -> list[torch.Tens
 
 
 def gumbel(seed: int, first: int, rows: int, vocab: int, device: torch.device) -> torch.Tensor:
-    """Noise [rows, vocab] float32 for the tokens at positions ``first .. first + rows - 1``."""
+    """Return noise [rows, vocab] float32 for the tokens at positions ``first .. first + rows - 1``."""
     groups = torch.arange((vocab + 3) // 4, device=device).unsqueeze(0).expand(rows, -1)
     positions = torch.arange(first, first + rows, device=device).unsqueeze(1).expand_as(groups)
     zeros = torch.zeros_like(groups)

@@ -36,7 +36,9 @@ class Nvrtc:
         return tuple(found)
 
     def compile(self, source: str, options: Sequence[str]) -> tuple[bytes, str]:
-        """The cubin and the compiler's words; ``options``: one is ``--gpu-architecture=sm_XX``. Raises RuntimeError."""
+        """Compile to a cubin, with the compiler's words; one option is ``--gpu-architecture=sm_XX``. Raises
+        RuntimeError.
+        """
         program = ctypes.c_void_p()
         text = source.encode()
         self._check(self._library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None))
@@ -68,7 +70,7 @@ class Nvrtc:
 
 @cache
 def nvrtc() -> Nvrtc:
-    """The NVRTC of torch's CUDA, or of any where torch has none. Raises MissingDependencyError: names the wheel."""
+    """Load the NVRTC of torch's CUDA, or any where torch has none. Raise MissingDependencyError; names the wheel."""
     wanted = torch.version.cuda.split(".")[0] if torch.version.cuda else None
     names = sorted(path for path in nvrtc_files.installed() if wanted in (None, nvrtc_files.major_of(path.name)))
     found = [str(path) for path in names]
@@ -88,7 +90,7 @@ def _wheel(major: str | None) -> str:
 
 
 def why_not(capability: tuple[int, int]) -> MissingDependencyError | None:
-    """Why there is no compiler for a card, with the wheel to install; None where there is one."""
+    """Return why there is no compiler for a card, with the wheel to install; None where there is one."""
     try:
         compiler = nvrtc()
     except MissingDependencyError as error:
@@ -103,7 +105,7 @@ def why_not(capability: tuple[int, int]) -> MissingDependencyError | None:
 
 
 def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driver: int) -> bytes:
-    """What a source is compiled to for a card, from the disk where it was compiled before.
+    """Compile a source for a card, or take it from the disk where it was compiled before.
 
     Args:
         driver: its version, as the driver says it.
@@ -129,5 +131,5 @@ def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driv
 
 
 def cubin_folder() -> Path | None:
-    """Where compiled kernels are kept; None when there is no home folder."""
+    """Return where compiled kernels are kept; None when there is no home folder."""
     return cubins_folder(settings.load())

@@ -20,7 +20,7 @@ def prefill_attention(
     sliding_window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention [M, heads * head_dim] of rows at ``committed ..`` over what is committed and themselves.
+    """Attend causally [M, heads * head_dim] for rows at ``committed ..`` over what is committed and themselves.
 
     A float8_e4m3fn cache is widened one KV head at a time, exactly: beside it stand one head's keys and values
     (rows * head_dim * 4 bytes in 16 bits: 134 MB at 131,072 rows and head_dim 256) and never a copy of a layer. With
@@ -50,7 +50,7 @@ def _by_kv_head(
     mask: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[M, heads * head_dim], over a copy of one KV head's keys and values after the other."""
+    """Attend [M, heads * head_dim], over a copy of one KV head's keys and values after the other."""
     rows, num_heads, head_dim = queries.shape
     group, length, sink_keys, width = num_heads // len(keys), keys.shape[1], 0, head_dim
     if sinks is not None:
@@ -70,7 +70,7 @@ def _by_kv_head(
 
 
 def _with_sinks(queries: torch.Tensor, sinks: torch.Tensor, scale: float) -> torch.Tensor:
-    """Queries [M, heads, head_dim + SINK_DIMS] whose scaled product with ones there is their head's sink."""
+    """Return queries [M, heads, head_dim + SINK_DIMS] whose scaled product with ones there is their head's sink."""
     wide = F.pad(queries, (0, SINK_DIMS))
     left = sinks.float() / scale
     for part in range(queries.shape[-1], queries.shape[-1] + SINK_PARTS):
@@ -80,7 +80,7 @@ def _with_sinks(queries: torch.Tensor, sinks: torch.Tensor, scale: float) -> tor
 
 
 def _window_mask(rows: int, before: int, window: int, device: torch.device) -> torch.Tensor:
-    """Which keys [M, before + M] each row sees: so many up to its own."""
+    """Return which keys [M, before + M] each row sees: so many up to its own."""
     at = torch.arange(before, before + rows, device=device).unsqueeze(1)
     key = torch.arange(before + rows, device=device).unsqueeze(0)
     return (key <= at) & (at - key < window)
@@ -89,7 +89,7 @@ def _window_mask(rows: int, before: int, window: int, device: torch.device) -> t
 def _attended(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """[heads, M, head_dim] of queries [M, heads, head_dim] over keys and values [KV heads, rows, head_dim]."""
+    """Attend [heads, M, head_dim] for queries [M, heads, head_dim] over keys and values [KV heads, rows, head_dim]."""
     q = queries.transpose(0, 1).unsqueeze(0)
     k, v = keys.unsqueeze(0), values.unsqueeze(0)
     if mask is not None:
@@ -100,8 +100,9 @@ def _attended(
 
 
 def _lower_right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """The last row sees all keys, each before it one less: ``torch.nn.attention.bias.causal_lower_right``, whose import
-    brings torch's compiler, two seconds of every start. Flash kernels and CPUs do without.
+    """Attend so that the last row sees all keys, each before it one less: as
+    ``torch.nn.attention.bias.causal_lower_right``, whose import brings torch's compiler, two seconds of every start.
+    Flash kernels and CPUs do without.
     """
     rows, length = q.shape[2], k.shape[2]
     if q.device.type == "cpu":

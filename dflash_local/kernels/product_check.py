@@ -1,4 +1,4 @@
-"""Whether a few-row kernel multiplies a weight as PyTorch does, tried with rows that would show a mistake."""
+"""Check whether a skinny GEMM kernel multiplies a weight as PyTorch does, tried with rows that would show a mistake."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels import fragment_gemm
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 
 MAX_ERROR = 2**-5  # of a result, and half of it of its row's root mean square; rounding takes a third at most
@@ -24,16 +24,16 @@ class ProductCheck:
         self._weight, self._paired, self._x = weight, paired, x
         wide = x.new_empty(len(x), weight.shape[0] // (2 if paired else 1), dtype=torch.float32)
         if paired:
-            self._want = few_row_gemm.swiglu_reference(x.float(), weight, wide)
+            self._want = fragment_gemm.swiglu_reference(x.float(), weight, wide)
         else:
-            self._want = few_row_gemm.linear_reference(x.float(), weight, wide)
+            self._want = fragment_gemm.linear_reference(x.float(), weight, wide)
         error = torch.full((len(x), 1), MAX_ERROR, device=x.device)
         if not paired:
             error[(x != 0).sum(1) == 1] = ONE_HOT_ERROR
         self._bound = error * (self._want.abs() + self._want.square().mean(1, keepdim=True).sqrt() / 2)
 
-    def passes(self, config: FewRowConfig, rows: int) -> bool:
-        """True where it is right for so many rows, twice the same, and writes no more. Raises as ``Trial.passes``."""
+    def passes(self, config: FragmentGemmConfig, rows: int) -> bool:
+        """Return True where it is right for so many rows, twice the same, and writes no more."""
         seen = torch.ones((), dtype=torch.bool, device=self._x.device)
         for begin in range(0, len(self._x), rows):
             part = slice(begin, begin + rows)
@@ -41,7 +41,7 @@ class ProductCheck:
                 seen &= verdict
         return bool(seen)
 
-    def _verdicts(self, part: slice, config: FewRowConfig) -> Iterator[torch.Tensor]:
+    def _verdicts(self, part: slice, config: FragmentGemmConfig) -> Iterator[torch.Tensor]:
         x, want = self._x[part], self._want[part]
         first, second = (self._product(x, config, None) for _ in range(2))
         inside = slice(MARGIN, MARGIN + want.shape[1])
@@ -54,21 +54,21 @@ class ProductCheck:
             added = self._product(x, config, residual)
             yield (added[:, inside] == (got.float() + residual[:, inside].float()).to(got.dtype)).all()
 
-    def _product(self, x: torch.Tensor, config: FewRowConfig, residual: torch.Tensor | None) -> torch.Tensor:
-        """In the middle of wider rows, whose other numbers are NaN."""
+    def _product(self, x: torch.Tensor, config: FragmentGemmConfig, residual: torch.Tensor | None) -> torch.Tensor:
+        """Multiply into the middle of wider rows, whose other numbers are NaN."""
         features = self._want.shape[1]
         wide = x.new_full((len(x), features + 2 * MARGIN), float("nan"))
         out = wide[:, MARGIN : MARGIN + features]
         if self._paired:
-            few_row_gemm.swiglu(x, self._weight, out, config)
+            fragment_gemm.swiglu(x, self._weight, out, config)
         else:
             inner = None if residual is None else residual[:, MARGIN : MARGIN + features]
-            few_row_gemm.linear(x, self._weight, out, config, inner)
+            fragment_gemm.linear(x, self._weight, out, config, inner)
         return wide
 
 
 def mixed_rows(rows: int, in_features: int, device: torch.device) -> torch.Tensor:
-    """[rows, K]: Gaussian rows, rows with an outlier, one-hot rows and rows of zeros, by turns."""
+    """Return [rows, K]: Gaussian rows, rows with an outlier, one-hot rows and rows of zeros, by turns."""
     x = torch.randn(rows, in_features, device=device, generator=torch.Generator(device).manual_seed(0))
     x[1::KINDS_OF_ROWS, in_features // 3] = OUTLIER
     x[2::KINDS_OF_ROWS] = 0
@@ -78,7 +78,7 @@ def mixed_rows(rows: int, in_features: int, device: torch.device) -> torch.Tenso
 
 
 def many_rows(rows: int, in_features: int, device: torch.device) -> torch.Tensor:
-    """``mixed_rows``, Gaussian rows, one-hot rows all over K, and at the end fewer than ``rows``."""
+    """Return ``mixed_rows``, Gaussian rows, one-hot rows all over K, and at the end fewer than ``rows``."""
     gaussian = torch.randn(rows, in_features, device=device, generator=torch.Generator(device).manual_seed(1))
     places = torch.linspace(0, in_features - 1, min(8 * rows, in_features), device=device).long()
     one_hot = torch.zeros(len(places), in_features, device=device).scatter_(1, places[:, None], 1.0)

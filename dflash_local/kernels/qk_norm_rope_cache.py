@@ -1,4 +1,4 @@
-"""Between projection and attention, in one launch: bias, norms of query and key heads, rotary embedding, KV cache."""
+"""Add biases, norm query and key heads, rotate and write the KV cache, in one launch before attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST = 448.0  # of float8_e4m3fn: what is larger is cut off there, for the ne
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """How a fused QKV projection is laid out, and what is done to its heads.
+    """Describe how a fused QKV projection is laid out, and what is done to its heads.
 
     Attributes:
         rotary_dim: leading dimensions of a head that rotate.
@@ -32,7 +32,7 @@ class HeadLayout:
 
     @property
     def qkv_size(self) -> int:
-        """Rows of the fused projection's weight: queries with their gates, keys, values."""
+        """Count rows of the fused projection's weight: queries with their gates, keys, values."""
         return (self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads) * self.head_dim
 
 
@@ -81,7 +81,7 @@ def qk_norm_rope_cache_reference(
     layout: HeadLayout,
     bias: torch.Tensor | None = None,
 ) -> None:
-    """The same in plain PyTorch."""
+    """Compute the same in plain PyTorch."""
     if bias is not None:
         qkv += bias
     rows, num_heads = qkv.shape[0], layout.num_heads
@@ -105,12 +105,12 @@ def qk_norm_rope_cache_reference(
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers as a cache of that dtype holds them: float8_e4m3fn saturates; NaN stays NaN."""
+    """Return numbers as a cache of that dtype holds them: float8_e4m3fn saturates; NaN stays NaN."""
     return (x.clamp(-LARGEST, LARGEST) if dtype == torch.float8_e4m3fn else x).to(dtype)
 
 
 def as_bytes(part: torch.Tensor) -> torch.Tensor:
-    """A cache as kernels take it that know no float8; others stay as they are."""
+    """Return a cache as kernels take it that know no float8; others stay as they are."""
     return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
 
 
@@ -122,7 +122,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, norm_plus_one: bo
 
 @jit
 def _stored(x, kind: tl.constexpr):
-    """A number as the cache holds it; bytes are e4m3 codes: the nearest, of two the even one."""
+    """Return a number as the cache holds it; bytes are e4m3 codes: the nearest, of two the even one."""
     if kind == tl.uint8:
         wide = x.to(tl.float32)
         bits = wide.to(tl.int32, bitcast=True)
@@ -141,7 +141,7 @@ def _stored(x, kind: tl.constexpr):
 
 @jit
 def _biased(x, bias, inside):
-    """A product with its bias, rounded to its dtype."""
+    """Return a product with its bias, rounded to its dtype."""
     return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
 
 
@@ -195,6 +195,7 @@ def _qk_norm_rope_cache_kernel(
             norm += tl.where(head < NUM_HEADS, 0, head - NUM_HEADS) * head_dim
         mine = tl.load(norm + dim, mask=inside, other=0.0).to(tl.float32)
         its = tl.load(norm + partner, mask=inside, other=0.0).to(tl.float32)
+        # Its partner takes the same norm, and is rounded alike: as one head does that is normed before it is rotated.
         x = x / length
         other = other / length
         if not NORM_PLUS_ONE:

@@ -25,7 +25,7 @@ def quantize(plain: torch.Tensor, weight: IntWeight | Fp8Weight) -> None:
 
 
 def _integers(plain: torch.Tensor, weight: IntWeight, rows: slice) -> None:
-    """Symmetric codes; groups of any size that divides K."""
+    """Fill symmetric codes; groups of any size that divides K."""
     half = 2 ** (weight.bits - 1)
     groups = plain.unflatten(1, (-1, weight.group_size))
     scales = least_error_scales(groups, half) if weight.bits == 4 else _quotient(groups.abs().amax(-1), half - 1)
@@ -36,7 +36,7 @@ def _integers(plain: torch.Tensor, weight: IntWeight, rows: slice) -> None:
 
 
 def _blocks(plain: torch.Tensor, weight: Fp8Weight, rows: slice) -> None:
-    """e4m3 codes of blocks, the last ones of a side perhaps smaller."""
+    """Fill e4m3 codes of blocks, the last ones of a side perhaps smaller."""
     n, k = plain.shape
     height, width = weight.block[0], min(weight.block[1], k)
     tall, wide = -(-n // height), -(-k // width)
@@ -51,7 +51,7 @@ def _blocks(plain: torch.Tensor, weight: Fp8Weight, rows: slice) -> None:
 
 
 def least_error_scales(groups: torch.Tensor, half: int) -> torch.Tensor:
-    """Scales [..., groups] for the least squared error of codes from ``-half`` to ``half - 1``.
+    """Return scales [..., groups] for the least squared error of codes from ``-half`` to ``half - 1``.
 
     The idea of OMSE (Choukroun et al. 2019, arXiv 1902.06822): a scale is chosen by the squared error that it leaves,
     not by the largest weight. Here by alternating least squares: codes are rounded at a scale, and for given codes q
@@ -83,15 +83,15 @@ def _nearest(groups: torch.Tensor, scales: torch.Tensor, half: int) -> torch.Ten
 
 
 def _quotient(values: torch.Tensor, divisor: float) -> torch.Tensor:
-    """The same bits on every device: by a number, CUDA multiplies with its reciprocal instead."""
+    """Divide with the same bits on every device: by a number, CUDA multiplies with its reciprocal instead."""
     return values / torch.full((), divisor, device=values.device, dtype=values.dtype)
 
 
 def _settled(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Scales as they are stored, none of them zero."""
+    """Return scales as they are stored, none of them zero."""
     return _nonzero(scales.to(dtype))
 
 
 def _nonzero(scales: torch.Tensor) -> torch.Tensor:
-    """One in place of zero: of a group that is all zeros, or as good as that."""
+    """Return one in place of zero: of a group that is all zeros, or as good as that."""
     return torch.where(scales == 0, torch.ones_like(scales), scales)

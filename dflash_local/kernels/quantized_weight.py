@@ -59,7 +59,7 @@ class GroupedWeight(CodedWeight):
 
     @property
     def group_size(self: _Scaled) -> int:
-        """Elements along K that share a scale."""
+        """Count elements along K that share a scale."""
         return self.shape[1] // self.scales.shape[1]
 
 
@@ -83,7 +83,7 @@ class IntWeight(GroupedWeight):
         return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // self.bits))
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
-        """What some rows [n, K] stand for, in float32."""
+        """Return what some rows [n, K] stand for, in float32."""
         codes = codes_of(self.codes[rows], self.bits).flatten(1).float()
         scales = self.scales[rows].float().repeat_interleave(self.group_size, 1)
         if self.zeros is None:
@@ -109,7 +109,7 @@ class Fp8Weight(CodedWeight):
         return self.codes.shape
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
-        """What some rows [n, K] stand for, in float32."""
+        """Return what some rows [n, K] stand for, in float32."""
         codes = self.codes[rows].float()
         first = rows.start or 0
         at = torch.arange(first, first + len(codes), device=codes.device) // self.block[0]
@@ -136,7 +136,7 @@ class Fp4Weight(GroupedWeight):
         return torch.Size((len(self.codes), self.codes.shape[1] * WORD_BITS // 4))
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
-        """What some rows [n, K] stand for, in float32."""
+        """Return what some rows [n, K] stand for, in float32."""
         codes = codes_of(self.codes[rows], 4).flatten(1)
         values = torch.tensor(E2M1, device=codes.device)[codes]
         scales = self.scales[rows]
@@ -171,11 +171,11 @@ class GgufWeight(GroupedWeight):
 
     @property
     def zero(self) -> int:
-        """What is taken off a code."""
+        """Return what is taken off a code."""
         return 0 if self.table or self.minima is not None else 2 ** (self.bits - 1)
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
-        """What some rows [n, K] stand for, in float32, computed in ggml's order."""
+        """Return what some rows [n, K] stand for, in float32, computed in ggml's order."""
         codes = joined_planes(*planes(self.codes[rows], self.bits), self.bits)
         values = torch.tensor(IQ4, dtype=torch.float32, device=codes.device)[codes] if self.table else codes.float()
         scales, minima = (None if each is None else each[rows].float() for each in (self.scales, self.minima))
@@ -190,19 +190,19 @@ class GgufWeight(GroupedWeight):
 
 
 def planes(words: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of codes of 4 to 6 bits as the words of their lowest four bits and those of the bits above, views."""
+    """Return rows of codes of 4 to 6 bits as the words of their lowest four bits and those of the bits above, views."""
     lowest = words.shape[1] * 4 // bits
     return words[:, :lowest], words[:, lowest:]
 
 
 def joined_planes(lowest: torch.Tensor, above: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes, int32 [n, K]."""
+    """Return codes, int32 [n, K]."""
     codes = codes_of(lowest, 4).flatten(1)
     return codes if bits == 4 else codes | codes_of(above, bits - 4).flatten(1) << 4
 
 
 def row_slices(weight: _Shaped, multiple: int = 1) -> Iterator[slice]:
-    """The rows of a weight [N, K] in slices that take little memory decoded; all but the last hold such a multiple."""
+    """Yield the rows of a weight [N, K] in slices that take little memory decoded, of such a multiple but the last."""
     rows, columns = weight.shape
     return slices(rows, columns, multiple)
 
@@ -214,13 +214,13 @@ def slices(rows: int, columns: int, multiple: int = 1) -> Iterator[slice]:
 
 
 def codes_of(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., 32 / bits] codes of int32 words, the lowest bits first."""
+    """Return [..., 32 / bits] codes of int32 words, the lowest bits first."""
     shifts = torch.arange(0, WORD_BITS, bits, device=words.device, dtype=torch.int32)
     return words.unsqueeze(-1) >> shifts & 2**bits - 1
 
 
 def words_of(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 words [...] of int32 codes [..., 32 / bits] from 0 up, the first in the lowest bits."""
+    """Return int32 words [...] of int32 codes [..., 32 / bits] from 0 up, the first in the lowest bits."""
     words = torch.zeros_like(codes[..., 0])
     for place in range(WORD_BITS // bits):
         words |= codes[..., place] << place * bits

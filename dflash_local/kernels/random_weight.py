@@ -17,7 +17,7 @@ E8M0_OFFSET, E4M3_MIDDLE = 127, 128.0
 
 
 def random_weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.device) -> FragmentWeight:
-    """Of every code, scales of both signs where a format has them, and results of about one."""
+    """Draw every code, scales of both signs where a format has them, for results of about one."""
     n, k = shape
     generator = torch.Generator(device).manual_seed(0)
     if kind == PLAIN:
@@ -30,7 +30,7 @@ def random_weight(kind: FragmentFormat, shape: tuple[int, int], device: torch.de
 
 
 def random_coded(kind: FragmentFormat, shape: tuple[int, int], generator: torch.Generator) -> Codable:
-    """Its coded part of some shape before it is packed, on the generator's device."""
+    """Draw the coded part of some shape before it is packed, on the generator's device."""
     n, k = shape
     device, size = generator.device, k**-0.5 / SPREAD[kind.codes]
     block = kind.block or (1, k)
@@ -67,7 +67,7 @@ def random_coded(kind: FragmentFormat, shape: tuple[int, int], generator: torch.
 def _random_gguf(
     kind: FragmentFormat, words: torch.Tensor, groups: tuple[int, int], size: float, generator: torch.Generator
 ) -> GgufWeight:
-    """Minima are about as far below zero as the middle code is above."""
+    """Draw blocks whose minima are about as far below zero as the middle code is above."""
     device, middle = words.device, 2.0 ** (kind.bits - 1)
 
     def around(value: float, *sizes: int) -> torch.Tensor:

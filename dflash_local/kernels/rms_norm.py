@@ -18,7 +18,7 @@ from dflash_local.kernels.jit import (
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, norm_plus_one: bool = False
 ) -> torch.Tensor:
-    """``out = weight * x / rms(x)`` row by row.
+    """Compute ``out = weight * x / rms(x)`` row by row.
 
     Args:
         x, out: [M, H]. weight: [H]. norm_plus_one: round once, after the weight (Qwen3.5's norm, whose stored weight
@@ -36,7 +36,7 @@ def rms_norm(
 def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, norm_plus_one: bool = False
 ) -> torch.Tensor:
-    """The same in plain PyTorch."""
+    """Compute the same in plain PyTorch."""
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return out.copy_(scaled * weight.float() if norm_plus_one else scaled.to(x.dtype) * weight.to(x.dtype))

@@ -28,14 +28,14 @@ class GemmConfig:
     num_warps: int = 4
 
     def fits(self, out_features: int, in_features: int) -> bool:
-        """True when it divides a weight of that shape."""
+        """Return True when it divides a weight of that shape."""
         return out_features % self.block_n == 0 and in_features % self.block_k == 0
 
 
 def linear(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: GemmConfig, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``out = x @ weight.T (+ residual)``, rounded once.
+    """Compute ``out = x @ weight.T (+ residual)``, rounded once.
 
     Args:
         x: [M, K], M <= 64. weight: [N, K]. out: [M, N], perhaps a part of wider rows; may be ``residual``.
@@ -52,7 +52,7 @@ def linear(
 
 
 def row_stride(out: torch.Tensor, residual: torch.Tensor | None) -> int:
-    """Numbers from a row to the next one, of both."""
+    """Count numbers from a row to the next one, of both."""
     if residual is not None and residual.stride(0) != out.stride(0):
         raise ValueError("the residual's rows do not lie as the result's do")
     return out.stride(0)
@@ -61,13 +61,13 @@ def row_stride(out: torch.Tensor, residual: torch.Tensor | None) -> int:
 def linear_reference(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same in plain PyTorch."""
+    """Compute the same in plain PyTorch."""
     product = F.linear(x, weight)
     return out.copy_(product if residual is None else residual + product)
 
 
 def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, config: GemmConfig) -> torch.Tensor:
-    """``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each product rounded; ``gate_up``: [2 I, K], the gate first."""
+    """Compute ``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each rounded; ``gate_up``: [2 I, K], gate first."""
     if not runs_kernels(x):
         return swiglu_reference(x, gate_up, out)
     rows, intermediate_size = x.shape[0], out.shape[1]
@@ -79,12 +79,12 @@ def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, config: Ge
 
 
 def swiglu_reference(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The same in plain PyTorch."""
+    """Compute the same in plain PyTorch."""
     return gated(F.linear(x, gate_up), out)
 
 
 def gated(products: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``out = silu(gate) * up`` of ``products`` [M, 2 I], the gate's columns first; the gate is overwritten."""
+    """Compute ``out = silu(gate) * up`` of ``products`` [M, 2 I], the gate's columns first; it is overwritten."""
     gate, up = products.chunk(2, -1)
     return torch.mul(F.silu(gate, inplace=True), up, out=out)
 

@@ -1,4 +1,4 @@
-"""How a long KV cache is split among programs: evenly, as measured for its kind, or by position alone."""
+"""Describe how a long KV cache is split among programs: evenly, as measured for its kind, or by position alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from dflash_local.layout.split_kv import MIN_SPLIT_SIZE
+from dflash_local.layout.attention import MIN_SPLIT_SIZE
 
 FP8_LOAD_CAPABILITY = (8, 9)  # from which compute capability a load can be told that its bytes are float8_e4m3fn
 
@@ -40,7 +40,7 @@ CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What launches depend on. ``shared_memory``: bytes of a program. ``l2_cache_size``: bytes."""
+    """Hold what launches depend on. ``shared_memory``: bytes of a program. ``l2_cache_size``: bytes."""
 
     shared_memory: int
     num_sms: int
@@ -56,7 +56,7 @@ def device_properties(device: torch.device) -> DeviceProperties:
 
 
 def decode_config(block_m: int, head_dim: int, itemsize: int, shared_memory: int) -> DecodeConfig:
-    """The configuration for caches of ``itemsize`` bytes a number, smaller where it exceeds the shared memory: a
+    """Return the configuration for caches of ``itemsize`` bytes a number, smaller where it exceeds the shared memory: a
     program holds its queries and, for each stage, a step's keys and values. Fewer stages (at least two) come before
     fewer keys.
     """

@@ -1,5 +1,5 @@
-"""How long work on a CUDA device takes, launches left out; products with clocks that are up and weights in no cache,
-and which configuration of a product takes least.
+"""Describe how long work on a CUDA device takes, launches left out; products with clocks that are up and weights in no
+cache, and which configuration of a product takes least.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KernelTimer:
 
     @property
     def notice(self) -> str:
-        """A line for the user where products had become slower; else empty."""
+        """Return a line for the user where products had become slower; else empty."""
         slower = [change for change in self._changes if change > 1]
         if not slower:
             return ""
@@ -110,7 +110,7 @@ class KernelTimer:
         return 1e3 * replay_ms(work, REPLAYS, lambda: [part.amax() for part in parts]) / layers
 
     def agrees(self, chosen_us: float, work: Callable[[], object], measure: Callable[[], float]) -> bool:
-        """True where a product takes about as long as when chosen; in doubt ``work`` warms the clocks first."""
+        """Return True where a product takes about as long as when chosen; in doubt ``work`` warms the clocks first."""
         if _is_near(chosen_us, measure()):
             return True
         self.warm_up(work)
@@ -136,7 +136,7 @@ def largest_tensor(weight: torch.Tensor | CodedWeight) -> torch.Tensor:
 
 
 def evicting(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Bytes of weights, as many as push everything else out of their device's L2; fewer where there are no more."""
+    """Return bytes of weights that push all else out of their device's L2; fewer where there are no more."""
     parts: list[torch.Tensor] = []
     for weight in weights:
         missing = L2_CACHES * device_properties(weight.device).l2_cache_size - sum(part.nbytes for part in parts)
@@ -149,21 +149,21 @@ def evicting(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def repeat(work: Callable[[], object], seconds: float) -> None:
     """Have the device do nothing but this work for so long."""
-    replay, end = Replay(work), time.monotonic() + seconds
+    replay, end = GraphReplay(work), time.monotonic() + seconds
     while time.monotonic() < end:
         replay.span_ms()
 
 
 def replay_ms(work: Callable[[], object], replays: int, before: Callable[[], object] = lambda: None) -> float:
-    """Milliseconds of the work recorded as a graph, the median of replays; ``before``: done before each, not timed."""
-    replay, spans = Replay(work), []
+    """Time work recorded as a graph: the median of replays in ms; ``before``: done before each, not timed."""
+    replay, spans = GraphReplay(work), []
     for _ in range(replays):
         before()
         spans.append(replay.span_ms())
     return sorted(spans)[replays // 2]
 
 
-class Replay:
+class GraphReplay:
     """Work recorded as a CUDA graph, after one run that compiles it. The events that time it are part of the graph:
     between one in front of it and its first kernel lie the microseconds of a launch, which are as long as a small
     product.
@@ -180,14 +180,14 @@ class Replay:
             self._end.record()
 
     def span_ms(self) -> float:
-        """Milliseconds of the device for one replay; the host waits for its end."""
+        """Time one replay on the device in milliseconds; the host waits for its end."""
         self._graph.replay()
         torch.cuda.synchronize()
         return float(self._begin.elapsed_time(self._end))
 
 
 def span_ms(work: Callable[[], object]) -> float:
-    """Milliseconds that the device takes for work that has been compiled; the host waits for its end."""
+    """Time compiled work on the device in milliseconds; the host waits for its end."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     work()

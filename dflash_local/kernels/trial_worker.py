@@ -10,15 +10,15 @@ from contextlib import suppress
 import torch
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import expert_gemm, few_row_gemm
+from dflash_local.kernels import expert_gemm, fragment_gemm
 from dflash_local.kernels.kernel_record import Verdict
-from dflash_local.kernels.kernel_trial import Request, Trial
+from dflash_local.kernels.kernel_trial import KernelTrial, TrialRequest
 
 
 def answer(data: bytes) -> bytes:
-    """JSON: ``verdict`` on the one kernel that is to be tried, or ``unable``, why nothing can be tried here."""
-    request: Request = pickle.loads(data)
-    few_row_gemm.SOURCE = request.few_row
+    """Answer in JSON: ``verdict`` on the one kernel that is to be tried, or ``unable``, why nothing can be."""
+    request: TrialRequest = pickle.loads(data)
+    fragment_gemm.SOURCE = request.skinny
     expert_gemm.SOURCES.update(request.experts)
     device = torch.device(request.device)
     try:
@@ -38,8 +38,8 @@ def answer(data: bytes) -> bytes:
         return json.dumps({"unable": str(error).partition("\n")[0]}).encode()
 
 
-def _compile(trials: tuple[Trial, ...], device: torch.device) -> None:
-    def one(trial: Trial) -> None:
+def _compile(trials: tuple[KernelTrial, ...], device: torch.device) -> None:
+    def one(trial: KernelTrial) -> None:
         with suppress(RuntimeError):  # its own trial will say it
             trial.compile(device)
 
@@ -47,7 +47,7 @@ def _compile(trials: tuple[Trial, ...], device: torch.device) -> None:
         list(pool.map(one, trials))
 
 
-def _verdict(trial: Trial, device: torch.device) -> Verdict:
+def _verdict(trial: KernelTrial, device: torch.device) -> Verdict:
     trial.prepare(device)
     try:
         if device.type == "cuda":

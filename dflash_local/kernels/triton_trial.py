@@ -1,4 +1,6 @@
-"""Whether Triton compiles and launches a kernel here, tried before a pair is loaded; its faults as errors of ours."""
+"""Check whether Triton compiles and launches a kernel here, tried before a pair is loaded; its faults as errors of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def _add_one(numbers):
 
 @cache
 def why_not(device: str) -> KernelError | None:
-    """Why Triton's kernels do not run here, with what to install, or None. Raises torch's faults of the device."""
+    """Return why Triton's kernels do not run here, with what to install, or None. Raises the device's faults."""
     try:
         with torch.cuda.device(torch.device(device) if device.startswith("cuda") else -1):
             numbers = torch.full((1,), 41, dtype=torch.int32, device=device)
@@ -49,7 +51,7 @@ UPGRADE = "dflash doctor lists the versions; reinstall torch, which brings the T
 
 
 def explained(error: Exception) -> KernelError:
-    """An error of Triton's, or of the C compiler that it calls, in one line with what to install."""
+    """Return an error of Triton's, or of the C compiler that it calls, in one line with what to install."""
     if isinstance(error, OSError) and error.errno in (*UNWRITABLE, errno.EACCES):
         return KernelError(f"Triton cannot keep what it compiles: {error.strerror}", MAKE_ROOM)
     if NO_COMPILER in str(error):
@@ -64,7 +66,7 @@ def explained(error: Exception) -> KernelError:
 
 @contextmanager
 def named_compile_errors() -> Iterator[None]:
-    """Around work that launches Triton's kernels. Raises KernelError: one of them could not be compiled."""
+    """Guard work that launches Triton's kernels. Raise KernelError where one of them could not be compiled."""
     try:
         yield
     except COMPILE_ERRORS as error:

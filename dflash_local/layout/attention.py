@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from dflash_local.config.features import AttentionConfig
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
-from dflash_local.layout.linear import LinearSpec, Part
-from dflash_local.layout.part_layout import PartLayout, WeightSpec
-from dflash_local.layout.spec import EngineSpec
-from dflash_local.layout.split_kv import even_splits, fixed_splits
+from dflash_local.layout.linear import LinearSpec, MatrixPart
+from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
 SINK_DIMS = 8  # of a prompt's queries and keys beside a head's own, for sinks: fast kernels take multiples of eight
 
@@ -40,11 +38,11 @@ class AttentionLayout(PartLayout):
     title: str = "attention"
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, LinearSpec]:
-        """Queries, keys and values in one product; and the output's."""
+        """Return queries, keys and values in one product; and the output's."""
         config = self.config
         sizes = (("q_proj", config.query_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size))
-        qkv = LinearSpec(f"{at}.qkv_proj", hidden_size, tuple(Part(f"{at}.{name}", size) for name, size in sizes))
-        output = Part(f"{at}.o_proj", hidden_size)
+        qkv = LinearSpec(f"{at}.qkv_proj", hidden_size, tuple(MatrixPart(f"{at}.{name}", size) for name, size in sizes))
+        output = MatrixPart(f"{at}.o_proj", hidden_size)
         return qkv, LinearSpec(output.module, config.output_size, (output,))
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
@@ -66,7 +64,7 @@ class AttentionLayout(PartLayout):
         )
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """Keys and values. Zeros: a masked key is never used, but NaN times nothing would be."""
+        """Return keys and values. Zeros: a masked key is never used, but NaN times nothing would be."""
         config = self.config
         shape = (config.num_kv_heads, spec.capacity, config.head_dim)
         for name in ("keys", "values"):
@@ -82,15 +80,15 @@ class AttentionLayout(PartLayout):
         yield from rotation_buffers(owner, self.config.rotary_dim, spec.capacity, spec.dtype)
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """The projection, queries, output, a gate and the gated output; a float32 a row and head; a window's mask."""
+        """Sum projection, queries, output, gate and gated output; a float32 a row and head; a window's mask."""
         config = self.config
         kept = config.qkv_size + (4 if config.gated else 2) * config.output_size
         mask = 0 if config.sliding_window is None else (rows + config.sliding_window) * (1 + item_bytes)
         return rows * (kept * item_bytes + 4 * config.num_heads + mask)
 
     def prefill_copy_bytes(self, rows: int, spec: EngineSpec) -> int:
-        """What a prompt takes beside ``prefill_bytes`` where the library takes no cache as it is: one KV head's keys
-        and values in the activations' dtype; with sinks wider ones, so the queries and one group's result too.
+        """Return what a prompt takes beside ``prefill_bytes`` where the library takes no cache as it is: one KV head's
+        keys and values in the activations' dtype; with sinks wider ones, so the queries and one group's result too.
         """
         config, item = self.config, ITEM_BYTES[spec.dtype]
         if not config.sinks and spec.cache_dtype == spec.dtype:
@@ -103,7 +101,7 @@ class AttentionLayout(PartLayout):
 
 
 def block_buffers(owner: str, config: AttentionConfig, rows: int, dtype: str) -> Iterator[Buffer]:
-    """What a block's rows take on their way, for one layer after the other."""
+    """Return what a block's rows take on their way, for one layer after the other."""
     heads = (rows, config.num_heads, config.head_dim)
     yield Buffer(f"{owner}.qkv.{config.qkv_size}", (rows, config.qkv_size), dtype, "buffers")
     yield Buffer(f"{owner}.queries.{config.num_heads}x{config.head_dim}", heads, dtype, "buffers")
@@ -127,6 +125,23 @@ def partial_buffers(
 
 
 def rotation_buffers(owner: str, rotary_dim: int, capacity: int, dtype: str) -> Iterator[Buffer]:
-    """cos and sin of every position."""
+    """Return cos and sin of every position."""
     for name in ("cos", "sin"):
         yield Buffer(f"{owner}.{name}.{rotary_dim}", (capacity, rotary_dim), dtype, "rotation tables")
+
+
+MAX_SPLITS = 64  # of an even cut; more would only be more to join
+MIN_SPLIT_SIZE = 16  # keys of a split in any cut
+FIXED_SPLIT_SIZE = 128  # keys of the fixed cut's smallest splits
+SPLITS_PER_DOUBLING = 32  # of the fixed cut, from a length to its double
+
+
+def even_splits(capacity: int) -> int:
+    """Count splits that a cache of so many rows is cut into at most."""
+    return min(-(-capacity // MIN_SPLIT_SIZE), MAX_SPLITS)
+
+
+def fixed_splits(max_seq_len: int) -> int:
+    """Count splits of the fixed cut below a position: of the smallest size up to the first doubling, then larger."""
+    doublings = max((max(max_seq_len - 1, 0) // (SPLITS_PER_DOUBLING * FIXED_SPLIT_SIZE)).bit_length() - 1, 0)
+    return doublings * SPLITS_PER_DOUBLING + -(-max_seq_len // (FIXED_SPLIT_SIZE << doublings))

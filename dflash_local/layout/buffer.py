@@ -1,4 +1,4 @@
-"""One tensor as data: its name, shape and dtype, and the line of the memory ledger that it counts in."""
+"""One tensor as data: its name, shape and dtype, and the line of the memory breakdown that it counts in."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Buffer:
     """A tensor that stands from load to close.
 
     Attributes:
-        name: dotted; layers that use one buffer in turn name it alike. dtype: as torch names it. group: the ledger's
+        name: dotted; layers that use one buffer in turn name it alike. dtype: as torch names it. group: the breakdown's
             line. zeroed: read before everything in it has been written. room: the shape of the memory in whose front
             it lies; None: its own.
     """
@@ -55,12 +55,12 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, with its room, padding of the allocator left out."""
+        """Count bytes, with its room, padding of the allocator left out."""
         return prod(self.room or self.shape) * ITEM_BYTES[self.dtype]
 
 
 def distinct(buffers: Iterable[Buffer]) -> dict[str, Buffer]:
-    """Buffers by name, in order; what several layers share stands once. Raises ValueError: two of one name differ."""
+    """Return buffers by name, in order, shared ones once. Raise ValueError where two of one name differ."""
     found: dict[str, Buffer] = {}
     for buffer in buffers:
         if found.setdefault(buffer.name, buffer) != buffer:

@@ -19,7 +19,7 @@ CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
 
 
 def prefill_chunk(target: ModelConfig) -> int:
-    """Tokens of a prompt processed at once: more where each chunk decodes quantised weights."""
+    """Count tokens of a prompt processed at once: more where each chunk decodes quantised weights."""
     if target.quantization is None:
         return PREFILL_CHUNK
     rows = CODED_CHUNK_NUMBERS // target.hidden_size // CHUNK_STEP * CHUNK_STEP
@@ -27,13 +27,13 @@ def prefill_chunk(target: ModelConfig) -> int:
 
 
 def choice_buffers(owner: str, rows: int, vocab_size: int) -> tuple[Buffer, Buffer]:
-    """The largest logit of each block of the vocabulary, and its id."""
+    """Return the largest logit of each block of the vocabulary, and its id."""
     blocks = (rows, -(-vocab_size // CHOICE_BLOCK))
     return Buffer(f"{owner}.values", blocks, "float32", "buffers"), Buffer(f"{owner}.ids", blocks, "int32", "buffers")
 
 
 class CycleBuffers(NamedTuple):
-    """Of the decoding loop.
+    """Hold the buffers of the decoding loop.
 
     Attributes:
         choice, draft_choice: of the target's rows, and of the drafts'. progress: what ``kernels.accept.Progress`` has
@@ -64,7 +64,7 @@ def progress_buffers(rows: int, records: int = RECORDS) -> tuple[Buffer, ...]:
 
 
 def cycle_buffers(rows: int, vocab_size: int) -> CycleBuffers:
-    """Everything that a runner adds to its models. ``rows``: of a block."""
+    """Return everything that a runner adds to its models. ``rows``: of a block."""
     return CycleBuffers(
         choice_buffers("choice", rows, vocab_size),
         choice_buffers("draft_choice", rows, vocab_size),

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.config.module_names import GATED_DELTA_NET, INTERLEAVED
 from dflash_local.layout.buffer import Buffer
-from dflash_local.layout.linear import LinearSpec, Part
-from dflash_local.layout.part_layout import PartLayout, WeightSpec
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.linear import LinearSpec, MatrixPart
+from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
 CHUNK = 64  # rows of a prompt that are solved together
 
@@ -22,7 +21,7 @@ class GatedDeltaNetLayout(PartLayout):
     title: str = "recurrent layer"
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, LinearSpec]:
-        """Queries, keys and values, z, b and a in one product; and the output's."""
+        """Return queries, keys and values, z, b and a in one product; and the output's."""
         config = self.config
         sizes: tuple[tuple[str, int], ...] = (
             ("in_proj_qkv", config.conv_dim),
@@ -32,17 +31,17 @@ class GatedDeltaNetLayout(PartLayout):
         )
         if not config.split_projections:
             sizes = tuple(zip(INTERLEAVED, (config.conv_dim + config.value_size, 2 * config.num_value_heads)))
-        parts = tuple(Part(f"{at}.{name}", size) for name, size in sizes)
-        output = Part(f"{at}.out_proj", hidden_size)
+        parts = tuple(MatrixPart(f"{at}.{name}", size) for name, size in sizes)
+        output = MatrixPart(f"{at}.out_proj", hidden_size)
         return LinearSpec(f"{at}.in_proj", hidden_size, parts), LinearSpec(output.module, config.value_size, (output,))
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """Projections, convolution, norm; decay rates and biases are float32 whatever the dtype."""
+        """Return projections, convolution, norm; decay rates and biases are float32 whatever the dtype."""
         yield from spec.linear(*self.projections(at, spec.hidden_size))
         yield from self.small(at, spec)
 
     def small(self, at: str, spec: WeightSpec) -> tuple[Buffer, Buffer, Buffer, Buffer]:
-        """Convolution, norm, decay rates and biases."""
+        """Return convolution, norm, decay rates and biases."""
         config = self.config
         return (
             Buffer(f"{at}.conv1d.weight", (config.conv_dim, config.conv_kernel_size), spec.dtype, spec.group),
@@ -55,7 +54,7 @@ class GatedDeltaNetLayout(PartLayout):
         return iter(self.state_buffers(at, spec.rows, spec.dtype))
 
     def state_buffers(self, at: str, rows: int, dtype: str) -> tuple[Buffer, ...]:
-        """The committed state, the log of two blocks (one is read while the other is written), a block's outputs."""
+        """Return committed state, the log of two blocks (one is read while the other is written), a block's outputs."""
         config = self.config
         keys = (config.num_key_heads, config.key_head_dim)
         values = (config.num_value_heads, config.value_head_dim)
@@ -78,7 +77,7 @@ class GatedDeltaNetLayout(PartLayout):
         return iter(self.block_buffers(owner, spec.rows, spec.dtype))
 
     def block_buffers(self, owner: str, rows: int, dtype: str) -> tuple[Buffer, Buffer]:
-        """A block's rows before and after the recurrence, for one layer after the other."""
+        """Return a block's rows before and after the recurrence, for one layer after the other."""
         projected, mixed = self.config.projection_size, self.config.value_size
         return (
             Buffer(f"{owner}.projected.{projected}", (rows, projected), dtype, "buffers"),
@@ -86,7 +85,7 @@ class GatedDeltaNetLayout(PartLayout):
         )
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """The projection; the convolved rows with norms and gates; two of each chunk's three matrices, the output."""
+        """Sum the projection; convolved rows with norms and gates; two of each chunk's three matrices, the output."""
         config, values = self.config, self.config.num_value_heads
         rows = -(-rows // CHUNK) * CHUNK
         norms = 4 * 2 * (config.num_key_heads + values)
@@ -94,7 +93,7 @@ class GatedDeltaNetLayout(PartLayout):
         return rows * ((config.projection_size + config.conv_dim) * item_bytes + norms + matrices)
 
     def snapshot_bytes(self, item_bytes: int) -> int:
-        """A copy of the state and of both halves of the convolution's. ``item_bytes``: of an activation."""
+        """Return bytes of the state and of both halves of the convolution's. ``item_bytes``: of an activation."""
         config = self.config
         state = 4 * config.value_size * config.key_head_dim
         return state + 2 * (config.conv_kernel_size - 1) * config.conv_dim * item_bytes

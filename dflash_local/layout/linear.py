@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dflash_local.config.quantization import (
     GGUF_TYPES,
@@ -31,18 +30,18 @@ KEPT_AS: IntDialect = "pack-quantized"  # of what is quantised here: its words a
 INT8_ROWS = StoredInt(KEPT_AS, WHOLE, bits=8)
 DEQUANTIZED_SLICE = 2**22  # weights of a coded matrix that are decoded at a time where no kernel multiplies the codes
 DECODED_SLICE = 2**25  # that a kernel decodes at a time to two bytes each, for a prompt's products
-TILE_N, STEP_K = 16, 128  # rows and columns of a coded matrix that the few-row kernels take at a time
-ROW_TILE, SLICE_ROWS = 8, 16  # rows of a block that one instruction multiplies, and a launch of the few-row kernels
+TILE_N, STEP_K = 16, 128  # rows and columns of a coded matrix that the skinny GEMM kernels take at a time
+ROW_TILE, SLICE_ROWS = 8, 16  # rows of a block that one instruction multiplies, and a launch of the skinny GEMM kernels
 DEQUANTIZED_BYTES = 24  # that each of them takes meanwhile: code, scale, zero and their products in 32 bits
 
 
 def code_room(out_features: int, in_features: int, bits: int, item_bits: int = WORD_BITS) -> tuple[int, int]:
-    """Room for codes of so many bits of whole tiles and steps, in elements: they are packed where they lie."""
+    """Return room for codes of so many bits of whole tiles and steps, in elements: they are packed where they lie."""
     return -(-out_features // TILE_N) * TILE_N, -(-in_features // STEP_K) * STEP_K * bits // item_bits
 
 
 def scale_room(out_features: int, in_features: int, group_size: int) -> tuple[int, int]:
-    """The same for scales of groups along the input."""
+    """Return the room of scales of groups along the input, as ``code_room``."""
     steps = -(-in_features // STEP_K)
     of_step = STEP_K // group_size if STEP_K % group_size == 0 else 1
     return -(-out_features // TILE_N) * TILE_N, -(-steps // -(-group_size // STEP_K)) * of_step
@@ -52,33 +51,38 @@ def _roomy(name: str, shape: tuple[int, int], dtype: str, group: Group, room: tu
     return Buffer(name, shape, dtype, group, room=None if room == shape else room)
 
 
-class WeightFormat(Protocol):
-    """Which tensors a matrix is kept as."""
+class WeightFormat:
+    """Describe which tensors a matrix is kept as. ``stored``: the format in the file; a plain matrix has none."""
+
+    __slots__ = ()
+    stored: StoredFormat
 
     @property
     def name(self) -> str:
-        """As the ledger and screens call it."""
+        """Name it as the memory breakdown and screens do."""
+        return self.stored.name
 
-    def joins(self, out_features: int) -> bool:
-        """True where a matrix may stand below one of so many rows in one weight."""
+    def can_concat(self, out_features: int) -> bool:
+        """Return True where a matrix may stand below one of so many rows in one weight."""
+        return True
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """The tensors of a matrix [out_features, in_features] whose activations are of ``dtype``."""
+        """Describe the tensors of a matrix [out_features, in_features] whose activations are of ``dtype``."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class Unquantized:
-    name: str = "unquantized"
-
-    def joins(self, out_features: int) -> bool:
-        return True
+class Unquantized(WeightFormat):
+    @property
+    def name(self) -> str:
+        return "unquantized"
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         return [Buffer(f"{name}.weight", (out_features, in_features), dtype, group)]
 
 
 @dataclass(frozen=True, slots=True)
-class IntGroups:
+class IntGroups(WeightFormat):
     """Integer codes, with a scale and perhaps a zero point for each group along the input.
 
     Attributes:
@@ -89,15 +93,8 @@ class IntGroups:
     scale_dtype: str
     scales: str
 
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    def joins(self, out_features: int) -> bool:
-        return True
-
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """Codes, scales, zero points: see ``kernels.quantized_weight.IntWeight``."""
+        """Return codes, scales, zero points: see ``kernels.quantized_weight.IntWeight``."""
         size, per_word = self.stored.group_size, WORD_BITS // self.stored.bits
         groups = (out_features, 1 if size == WHOLE else -(-in_features // size))
         words = (out_features, -(-in_features // per_word))
@@ -112,7 +109,7 @@ class IntGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Blocks:
+class Fp8Blocks(WeightFormat):
     """Codes of eight bits (e4m3) and a scale for each block. ``scales``, ``scale_dtype``: as of ``IntGroups``."""
 
     stored: StoredFp8
@@ -120,20 +117,16 @@ class Fp8Blocks:
     scales: str
 
     @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
     def rows(self) -> int:
-        """Of a block as it is kept: a scale for a whole matrix becomes one for each of its rows."""
+        """Return the rows of a block as kept: a scale for a whole matrix becomes one for each of its rows."""
         return self.stored.block[0] or 1
 
-    def joins(self, out_features: int) -> bool:
-        """Blocks are counted from the first row of each matrix."""
+    def can_concat(self, out_features: int) -> bool:
+        """Return True for whole blocks: they are counted from the first row of each matrix."""
         return out_features % self.rows == 0
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """Codes and scales: see ``kernels.quantized_weight.Fp8Weight``."""
+        """Return codes and scales: see ``kernels.quantized_weight.Fp8Weight``."""
         columns = self.stored.block[1]
         blocks = (-(-out_features // self.rows), 1 if columns == WHOLE else -(-in_features // columns))
         return [
@@ -149,25 +142,18 @@ class Fp8Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp4Groups:
+class Fp4Groups(WeightFormat):
     """Codes of four bits (e2m1), with a scale for each group along the input; NVFP4 has one more for each row."""
 
     stored: StoredFp4
 
     @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
     def row_scales(self) -> bool:
-        """True for NVFP4: a matrix has a scale beside those of its groups, kept as one for each of its rows."""
+        """Return True for NVFP4: a matrix has a scale beside those of its groups, kept as one for each of its rows."""
         return self.stored.matrix_scale
 
-    def joins(self, out_features: int) -> bool:
-        return True
-
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """Codes and scales: see ``kernels.quantized_weight.Fp4Weight``."""
+        """Return codes and scales: see ``kernels.quantized_weight.Fp4Weight``."""
         groups = (out_features, -(-in_features // self.stored.group_size))
         words = (out_features, -(-in_features // INT4_PER_WORD))
         codes = _roomy(f"{name}.codes", words, "int32", group, code_room(out_features, in_features, 4))
@@ -182,20 +168,13 @@ class Fp4Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class GgufBlocks:
-    """What the blocks of a GGUF type hold, each part of them in a tensor of its own."""
+class GgufBlocks(WeightFormat):
+    """Hold what the blocks of a GGUF type hold, each part of them in a tensor of its own."""
 
     stored: StoredGguf
 
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    def joins(self, out_features: int) -> bool:
-        return True
-
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
-        """Codes, scales, minima, and the float16 factors of both: see ``kernels.quantized_weight.GgufWeight``."""
+        """Describe codes, scales, minima, and float16 factors of both: see ``kernels.quantized_weight.GgufWeight``."""
         kept = GGUF_TYPES[self.stored.type]
         words = (out_features, -(-in_features * kept.bits // WORD_BITS))
         groups = (out_features, -(-in_features // kept.group))
@@ -214,7 +193,7 @@ class GgufBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedAtLoad:
+class QuantizedAtLoad(WeightFormat):
     """Another format, whose codes are made of a plain matrix as it is read."""
 
     kept: WeightFormat
@@ -223,8 +202,8 @@ class QuantizedAtLoad:
     def name(self) -> str:
         return self.kept.name
 
-    def joins(self, out_features: int) -> bool:
-        return self.kept.joins(out_features)
+    def can_concat(self, out_features: int) -> bool:
+        return self.kept.can_concat(out_features)
 
     def buffers(self, name: str, out_features: int, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         return self.kept.buffers(name, out_features, in_features, dtype, group)
@@ -239,14 +218,14 @@ def unquantized(_module: str) -> WeightFormat:
 
 
 def stored_formats(quantization: Quantization | None) -> FormatOf:
-    """The formats of a published checkpoint's matrices, by its configuration alone."""
+    """Return the formats of a published checkpoint's matrices, by its configuration alone."""
     if quantization is None:
         return unquantized
     return lambda module: weight_format(quantization.stored(module))
 
 
 def weight_format(stored: StoredFormat | None, scale_dtype: str = "", scales: str = "") -> WeightFormat:
-    """The format that a stored one is kept in. ``scale_dtype``, ``scales``: the dialect's usual ones if empty."""
+    """Return format that a stored one is kept in. ``scale_dtype``, ``scales``: the dialect's usual ones if empty."""
     if stored is None:
         return UNQUANTIZED
     if isinstance(stored, StoredPlain):
@@ -262,18 +241,18 @@ def weight_format(stored: StoredFormat | None, scale_dtype: str = "", scales: st
 
 
 def eight_bits(in_features: int) -> WeightFormat:
-    """Of a matrix that is kept in eight bits with a scale for each output; plain where its inputs fill no words."""
+    """Return format of a matrix in eight bits with a scale for each output; plain where its inputs fill no words."""
     return UNQUANTIZED if in_features % INT8_PER_WORD else weight_format(INT8_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MatrixPart:
     module: str
     out_features: int
 
 
-def part_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, slice]]:
-    """Parts and their rows, one below the other."""
+def matrix_rows(parts: Sequence[MatrixPart]) -> Iterator[tuple[MatrixPart, slice]]:
+    """Return parts and their rows, one below the other."""
     begin = 0
     for part in parts:
         yield part, slice(begin, begin + part.out_features)
@@ -286,7 +265,7 @@ class LinearSpec:
 
     name: str
     in_features: int
-    parts: tuple[Part, ...]
+    parts: tuple[MatrixPart, ...]
 
     @property
     def out_features(self) -> int:
@@ -299,17 +278,17 @@ class Segment:
 
     name: str
     format: WeightFormat
-    parts: tuple[Part, ...]
+    parts: tuple[MatrixPart, ...]
 
     def buffers(self, in_features: int, dtype: str, group: Group) -> list[Buffer]:
         return self.format.buffers(self.name, sum(part.out_features for part in self.parts), in_features, dtype, group)
 
 
 def segments(spec: LinearSpec, format_of: FormatOf) -> tuple[Segment, ...]:
-    runs: list[tuple[WeightFormat, list[Part]]] = []
+    runs: list[tuple[WeightFormat, list[MatrixPart]]] = []
     for part in spec.parts:
         form = format_of(part.module)
-        if runs and runs[-1][0] == form and form.joins(runs[-1][1][-1].out_features):
+        if runs and runs[-1][0] == form and form.can_concat(runs[-1][1][-1].out_features):
             runs[-1][1].append(part)
         else:
             runs.append((form, [part]))

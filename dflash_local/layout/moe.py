@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from dflash_local.config.features import MLPConfig, MoEConfig
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
-from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS, FormatOf, LinearSpec, Part, Segment
+from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS, FormatOf, LinearSpec, MatrixPart, Segment
 from dflash_local.layout.mlp import MLPLayout
-from dflash_local.layout.part_layout import PartLayout, WeightSpec
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
 PREFILL_SCRATCH = 160 * 2**20  # bytes between a prompt's products; more rows are taken one part after the other
 FLOAT32, INT32, INDEX = ITEM_BYTES["float32"], ITEM_BYTES["int32"], ITEM_BYTES["int64"]
@@ -45,22 +44,22 @@ class RoutedBuffers(NamedTuple):
 
 
 def list_words(experts: int, slots: int) -> int:
-    """int32 of the list of experts that occur among the rows of a launch: which, where their slots begin, and those."""
+    """Count int32 of the list of experts of a launch's rows: which occur, where their slots begin, and those."""
     return 2 + 2 * experts + SLICE_ROWS * slots
 
 
 def most_launches(rows: int) -> int:
-    """Of a layer's routed experts for so many rows of a block, where a card has room for the fewest rows in each."""
+    """Count a layer's launches of routed experts for a block's rows where a card has room for the fewest in each."""
     return -(-rows // ROW_TILE)
 
 
 def prefill_rows(slots: int, hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool = False) -> int:
-    """Rows of a prompt that go through the experts at a time."""
+    """Count rows of a prompt that go through the experts at a time."""
     return max(1, PREFILL_SCRATCH // (slots * _slot_bytes(hidden_size, intermediate_size, item_bytes, biased)))
 
 
 def _slot_bytes(hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool) -> int:
-    """A row's place in the order, and the widest: rows with gate and up (and biases), these gated, or two results."""
+    """Sum a row's place in the order and the widest: rows with gate and up (and biases), gated, or two results."""
     inner = intermediate_size
     widest = max(hidden_size + 2 * inner * (1 + biased), 4 * inner, 2 * hidden_size)
     return INDEX + INT32 + widest * item_bytes
@@ -74,7 +73,7 @@ class MoELayout(PartLayout):
 
     @property
     def top_k(self) -> int:
-        """Routed experts of a token. Raises ValueError: not given; the fused engine refuses such a model before."""
+        """Return routed experts of a token. Raise ValueError where not given, which the fused engine refuses before."""
         if self.config.num_experts_per_tok is None:
             raise ValueError("num_experts_per_tok is not given")
         return self.config.num_experts_per_tok
@@ -86,46 +85,46 @@ class MoELayout(PartLayout):
 
     @property
     def gated(self) -> bool:
-        """True where the shared expert's result is weighed; its gate is the router's last row."""
+        """Return True where the shared expert's result is weighed; its gate is the router's last row."""
         return self.shared is not None and self.config.shared_gate
 
     @property
     def may_join(self) -> bool:
-        """True where the shared expert is as wide as the routed ones."""
+        """Return True where the shared expert is as wide as the routed ones."""
         return self.config.shared_intermediate_size == self.config.intermediate_size
 
     @property
     def slots(self) -> int:
-        """Experts of a token that there is room for: one is left over where the shared one's format differs."""
+        """Count experts of a token that there is room for: one is left over where the shared one's format differs."""
         return self.top_k + self.may_join
 
     def router(self, at: str, hidden_size: int) -> LinearSpec:
-        gate = (Part(f"{at}.shared_expert_gate", 1),) if self.gated else ()
+        gate = (MatrixPart(f"{at}.shared_expert_gate", 1),) if self.gated else ()
         return LinearSpec(
-            f"{at}.router", hidden_size, (Part(f"{at}.{self.config.router}", self.config.num_experts), *gate)
+            f"{at}.router", hidden_size, (MatrixPart(f"{at}.{self.config.router}", self.config.num_experts), *gate)
         )
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
         return (self.router(at, hidden_size), *self._of_shared(at, hidden_size))
 
-    def joins(self, at: str, format_of: FormatOf) -> bool:
-        """True where the shared expert is the last of the routed ones."""
+    def fuses_shared_expert(self, at: str, format_of: FormatOf) -> bool:
+        """Return True where the shared expert is the last of the routed ones."""
         return self.may_join and all(
             format_of(f"{at}.shared_expert.{name}_proj") == format_of(f"{at}.experts.0.{name}_proj")
             for name in ("gate", "up", "down")
         )
 
     def experts(self, at: str, spec: WeightSpec) -> ExpertSegments:
-        """The experts' matrices; all are in the formats of the first one's gate and down."""
-        joined = self.joins(at, spec.format_of)
+        """Return the experts' matrices; all are in the formats of the first one's gate and down."""
+        joined = self.fuses_shared_expert(at, spec.format_of)
         modules = [f"{at}.experts.{index}" for index in range(self.config.num_experts)]
         modules += [f"{at}.shared_expert"] if joined else []
         gate_up = (
-            Part(f"{expert}.{name}_proj", self.config.intermediate_size)
+            MatrixPart(f"{expert}.{name}_proj", self.config.intermediate_size)
             for expert in modules
             for name in ("gate", "up")
         )
-        down = (Part(f"{expert}.down_proj", spec.hidden_size) for expert in modules)
+        down = (MatrixPart(f"{expert}.down_proj", spec.hidden_size) for expert in modules)
         return ExpertSegments(
             Segment(f"{at}.experts.gate_up_proj", spec.format_of(f"{modules[0]}.gate_proj"), tuple(gate_up)),
             Segment(f"{at}.experts.down_proj", spec.format_of(f"{modules[0]}.down_proj"), tuple(down)),
@@ -133,8 +132,11 @@ class MoELayout(PartLayout):
         )
 
     def expert_buffers(self, at: str, spec: WeightSpec) -> tuple[list[Buffer], list[Buffer]]:
-        """Of gate and up [E * 2 I, H], and of down [E * H, I]; without the thousands of parts of ``experts``."""
-        count, inner = self.config.num_experts + self.joins(at, spec.format_of), self.config.intermediate_size
+        """Describe gate and up [E * 2 I, H], and down [E * H, I], without the thousands of parts of ``experts``."""
+        count, inner = (
+            self.config.num_experts + self.fuses_shared_expert(at, spec.format_of),
+            self.config.intermediate_size,
+        )
         gate, down = (spec.format_of(f"{at}.experts.0.{name}_proj") for name in ("gate", "down"))
         rows, hidden = count * 2 * inner, spec.hidden_size
         return (
@@ -143,13 +145,13 @@ class MoELayout(PartLayout):
         )
 
     def router_bias(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
-        """[E], where it has one."""
+        """Describe the router's bias [E], where it has one."""
         shape = (self.config.num_experts,)
         biased = self.config.router_bias
         return (Buffer(f"{at}.{self.config.router}.bias", shape, spec.dtype, spec.group),) if biased else ()
 
     def expert_biases(self, at: str, spec: WeightSpec) -> tuple[Buffer, ...]:
-        """[E, 2 I] and [E, H], where there are some, the gate's before up's."""
+        """Describe biases [E, 2 I] and [E, H], where there are some, the gate's before up's."""
         if not self.config.expert_bias:
             return ()
         count, inner = self.config.num_experts, 2 * self.config.intermediate_size
@@ -164,11 +166,11 @@ class MoELayout(PartLayout):
         for buffers in self.expert_buffers(at, spec):
             yield from buffers
         yield from self.expert_biases(at, spec)
-        if not self.joins(at, spec.format_of):
+        if not self.fuses_shared_expert(at, spec.format_of):
             yield from spec.linear(*self._of_shared(at, spec.hidden_size))
 
     def routed(self, owner: str, spec: EngineSpec) -> RoutedBuffers:
-        """The rows between the products, for one layer after the other."""
+        """Return the rows between the products, for one layer after the other."""
         rows, logits, slots = spec.rows, self.config.num_experts + self.gated, self.slots
         size, words = self.config.intermediate_size, list_words(self.config.num_experts + self.may_join, slots)
         return RoutedBuffers(
@@ -182,13 +184,13 @@ class MoELayout(PartLayout):
         )
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """Those, and the shared expert's where it takes no slot."""
+        """Describe those, and the shared expert's where it takes no slot."""
         yield from self.routed(owner, spec)
         if self.shared is not None and not self.may_join:
             yield from self.shared.activations(owner, spec)
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """Beside logits and choice: their order, rows among the experts and the sums of all, or the shared expert's."""
+        """Sum logits and choice with the most of: the order, rows among experts and all sums, the shared one's."""
         narrow, size, biased = hidden_size * item_bytes, self.config.intermediate_size, self.config.expert_bias
         at_a_time = min(rows, prefill_rows(self.slots, hidden_size, size, item_bytes, biased))
         between = at_a_time * self.slots * _slot_bytes(hidden_size, size, item_bytes, biased)
@@ -201,12 +203,12 @@ class MoELayout(PartLayout):
         return rows * (logits + choice) + max(steps)
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
-        """The order of the experts, or the shared expert's."""
+        """Return the order of the experts, or the shared expert's."""
         return max(self._order_bytes(rows), 0 if self.shared is None else self.shared.scratch_bytes(rows, item_bytes))
 
     def _of_shared(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
         return () if self.shared is None else self.shared.projections(f"{at}.shared_expert", hidden_size)
 
     def _order_bytes(self, rows: int) -> int:
-        """Probabilities, and sorted ones with the experts that they are of."""
+        """Sum probabilities, and sorted ones with the experts that they are of."""
         return rows * self.config.num_experts * (2 * FLOAT32 + INDEX)

@@ -12,15 +12,14 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.layout import cycle, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.linear import UNQUANTIZED, eight_bits, stored_formats
-from dflash_local.layout.spec import EngineSpec
-from dflash_local.load_config import DrafterPrecision
+from dflash_local.layout.part_layout import EngineSpec
 
 if TYPE_CHECKING:
     from dflash_local.drafters.drafter import Drafter
 
 
 def weight_buffers(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> Iterator[Buffer]:
-    """What both models are loaded with, and a copy of the head for drafting."""
+    """Return what both models are loaded with, and a copy of the head for drafting."""
     dtype, format_of = spec.dtype, stored_formats(model.quantization)
     host_embedding = "embedding" in spec.offloaded
     yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
@@ -28,14 +27,9 @@ def weight_buffers(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) 
         own = stored_formats(draft.quantization)
         yield from draft.weights(model.hidden_size, dtype, own, spec.precision)
         if target.head_format(model, format_of) == UNQUANTIZED:  # else the head is coarse already
-            yield from _draft_head_buffers(model.vocab_size, model.hidden_size, dtype, spec.precision)
-
-
-def _draft_head_buffers(vocab_size: int, hidden_size: int, dtype: str, precision: DrafterPrecision) -> Iterator[Buffer]:
-    """A copy of the target's head for drafting, where there is one."""
-    form = eight_bits(hidden_size) if precision.head == "8bit" else UNQUANTIZED
-    if form != UNQUANTIZED:
-        yield from form.buffers("draft_head", vocab_size, hidden_size, dtype, "head for drafting")
+            form = eight_bits(model.hidden_size) if spec.precision.head == "8bit" else UNQUANTIZED
+            if form != UNQUANTIZED:
+                yield from form.buffers("draft_head", model.vocab_size, model.hidden_size, dtype, "head for drafting")
 
 
 @lru_cache(maxsize=2048)  # a registry of pairs, each in some 80 formats, variants, drafter precisions and offloads
@@ -44,7 +38,7 @@ def _weight_bytes(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -
 
 
 def bytes_by_group(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> dict[Group, int]:
-    """Bytes of what stands from load to close; those of weights are kept for plans of many contexts."""
+    """Return bytes of what stands from load to close; those of weights are kept for plans of many contexts."""
     weights = replace(spec, context=0, kv_dtype="")  # no weight depends on these
     sums: Counter[Group] = Counter(_weight_bytes(model, draft, weights))
     sums.update(target.state_bytes(model, spec))

@@ -1,18 +1,20 @@
-"""What a kind of layer part (an attention, a feed-forward ...) says of its tensors. A new kind is one class more."""
+"""Describe what a kind of layer part (an attention, a feed-forward ...) says of its tensors. A new kind is one class
+more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dflash_local.layout.buffer import Buffer, Group
 from dflash_local.layout.linear import FormatOf, LinearSpec, linear_buffers
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.load_config import DrafterPrecision, Offloaded
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """What the sizes of weights depend on beside their features.
+    """Hold what the sizes of weights depend on beside their features.
 
     Attributes:
         dtype: of matrices and activations. norm_plus_one: norms count their weight from zero, and it is float32.
@@ -37,7 +39,7 @@ class WeightSpec:
 
 class PartLayout:
     """Tensors of one part of a decoder layer. ``at``: its module's name; ``owner``: of what layers share in turn.
-    ``module``: its name below a layer. ``title``: what the ledger calls its work.
+    ``module``: its name below a layer. ``title``: what the memory breakdown calls its work.
     """
 
     __slots__ = ()
@@ -45,29 +47,73 @@ class PartLayout:
     title: str
 
     def projections(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
-        """Its products with large matrices."""
+        """Return its products with large matrices."""
         raise NotImplementedError
 
     def weights(self, at: str, spec: WeightSpec) -> Iterator[Buffer]:
-        """What it is loaded with."""
+        """Return what it is loaded with."""
         raise NotImplementedError
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """What it keeps of the sequence: caches, recurrent states."""
+        """Return what it keeps of the sequence: caches, recurrent states."""
         return iter(())
 
     def activations(self, owner: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """What a block's rows take on their way through it."""
+        """Return what a block's rows take on their way through it."""
         raise NotImplementedError
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """Of a prompt's rows, the most that lives at once beside the residual stream."""
+        """Return the most bytes that live at once for a prompt's rows beside the residual stream."""
         raise NotImplementedError
 
     def snapshot_bytes(self, item_bytes: int) -> int:
-        """A copy of the state that cannot be cut back; 0 for a cache."""
+        """Return bytes of a copy of the state that cannot be cut back; 0 for a cache."""
         return 0
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
-        """What its products take for a moment while a block of rows runs."""
+        """Return what its products take for a moment while a block of rows runs."""
         return 0
+
+
+KV_DTYPES = {"fp8": "float8_e4m3fn"}  # what ``kv_cache`` names; other words are the dtype of the weights
+EXACT_ROWS = 16  # of every forward in exact mode, at least: of one row as of a block
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Sizes that both models share.
+
+    Attributes:
+        dtype: of weights and activations. kv_dtype: of both models' caches. context: tokens the session may hold.
+        block_size: the trained one, 1 without a drafter. num_taps: tapped layers.
+        precision: of the drafter, see ``DrafterPrecision``. offloaded: what lies in host memory.
+    """
+
+    dtype: str
+    context: int
+    block_size: int = 1
+    num_taps: int = 0
+    kv_dtype: str = ""
+    exact: bool = False
+    precision: DrafterPrecision = field(default_factory=DrafterPrecision)
+    offloaded: tuple[Offloaded, ...] = ()
+
+    @property
+    def cache_dtype(self) -> str:
+        """Return the dtype of keys and values: ``kv_dtype``, or the weights' own."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def rows(self) -> int:
+        """Count rows of the target's block buffers."""
+        return max(self.block_size, EXACT_ROWS) if self.exact else self.block_size
+
+    @property
+    def capacity(self) -> int:
+        """Count rows of the target's caches: cycles that are launched too early write behind the context."""
+        return self.context + 2 * self.rows
+
+    @property
+    def drafter_capacity(self) -> int:
+        """Count rows of the drafter's caches: its block stands behind the target's."""
+        return self.capacity + self.block_size

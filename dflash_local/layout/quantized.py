@@ -19,7 +19,7 @@ FP8_ROWS = (1, WHOLE)  # of experts whose rows those do not divide
 
 
 def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
-    """Why a target's weights cannot be quantised as they are read, for any format; empty when they can."""
+    """Return why a target's weights cannot be quantised as they are read, for any format; empty when they can."""
     stored = model.quantization
     if quantize is None or (stored is not None and stored.at_load):
         return ""
@@ -33,8 +33,8 @@ def quantize_refusal(model: ModelConfig, quantize: str | None) -> str:
 
 @lru_cache(maxsize=256)  # one object for all plans of a model: what is worked out of it is kept with it
 def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
-    """The model as a ``LoadConfig.quantize`` of this program's own keeps it; itself under any other, and where it is
-    refused. The layers' matrices are quantised; embedding, head, norms, convolutions, decay projections and routers are
+    """Return the model as a ``LoadConfig.quantize`` of this program's own keeps it; itself under another or a refused
+    one. The layers' matrices are quantised; embedding, head, norms, convolutions, decay projections and routers are
     not, nor a matrix whose inputs no group divides.
     """
     if quantize not in QUANTIZED or quantize_refusal(model, quantize) or model.quantization is not None:
@@ -46,7 +46,7 @@ def quantized(model: ModelConfig, quantize: str | None) -> ModelConfig:
 
 
 def _unknown(layer: LayerConfig) -> str:
-    """Which feature of a layer hides matrices from the rules; empty where none does."""
+    """Return which feature of a layer hides matrices from the rules; empty where none does."""
     if any(type(config) not in PARTS for config in (layer.mixer, layer.mlp)):
         return "attention is latent"
     if isinstance(layer.mlp, MoEConfig) and layer.mlp.expert_bias:
@@ -67,7 +67,7 @@ def _rules(model: ModelConfig, quantize: str) -> Iterator[Rule]:
 
 
 def _expert_rules(model: ModelConfig, mixture: MoEConfig, quantize: str) -> Iterator[Rule]:
-    """Of the routed experts, by pattern: they are many."""
+    """Yield the rules of the routed experts, by pattern: they are many."""
     hidden, inner = model.hidden_size, mixture.intermediate_size
     for names, rows, columns in (("(gate|up)", inner, hidden), ("down", hidden, inner)):
         kept = _kept(quantize, columns)

@@ -24,15 +24,14 @@ from dflash_local.layout.linear import (
     FormatOf,
     GgufBlocks,
     LinearSpec,
-    Part,
+    MatrixPart,
     Segment,
     WeightFormat,
     unquantized,
 )
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.moe import MoELayout, most_launches
-from dflash_local.layout.part_layout import PartLayout, WeightSpec
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
 OWNER = "target"
 EMBEDDING = "embed_tokens"
@@ -46,7 +45,7 @@ PARTS: Mapping[type, Callable[[Any], PartLayout]] = {
 
 
 def part_layout(config: object) -> PartLayout:
-    """The layout of a mixer or of a feed-forward part. Raises KeyError: the fused engine has no such part."""
+    """Return the layout of a mixer or of a feed-forward part. Raises KeyError: the fused engine has no such part."""
     return PARTS[type(config)](config)
 
 
@@ -56,32 +55,25 @@ def weight_spec(
     return WeightSpec(model.hidden_size, dtype, model.norm_plus_one, format_of, host_embedding=host_embedding)
 
 
-class LayerNorms(NamedTuple):
-    """Norms of a layer: of the inputs of its two parts and, of sandwich layers, of their results."""
+def layer_norms(at: str, layer: LayerConfig, spec: WeightSpec) -> dict[str, Buffer]:
+    """Describe the norms of the inputs of a layer's parts and, of sandwich layers, of their results.
 
-    mixer_input: Buffer
-    mlp_input: Buffer
-    mixer_output: Buffer | None = None
-    mlp_output: Buffer | None = None
-
-    def present(self) -> tuple[Buffer, ...]:
-        return tuple(norm for norm in self if norm is not None)
-
-
-def layer_norms(at: str, layer: LayerConfig, spec: WeightSpec) -> LayerNorms:
-    """The norms of the layer ``at``, under the names that published checkpoints have for them."""
-
-    def norm(name: str) -> Buffer:
-        return spec.norm(f"{at}.{name}", spec.hidden_size)
-
-    first, second = norm("input_layernorm"), norm("post_attention_layernorm")
-    if not layer.sandwich_norms:
-        return LayerNorms(mixer_input=first, mlp_input=second)
-    return LayerNorms(first, norm("pre_feedforward_layernorm"), second, norm("post_feedforward_layernorm"))
+    Returns:
+        by their names in ``models.fused.weights.LayerNorms``; buffers are named as in published checkpoints.
+    """
+    names = {"mixer_input": "input_layernorm", "mlp_input": "post_attention_layernorm"}
+    if layer.sandwich_norms:
+        names = {
+            "mixer_input": "input_layernorm",
+            "mlp_input": "pre_feedforward_layernorm",
+            "mixer_output": "post_attention_layernorm",
+            "mlp_output": "post_feedforward_layernorm",
+        }
+    return {role: spec.norm(f"{at}.{name}", spec.hidden_size) for role, name in names.items()}
 
 
 class EndBuffers(NamedTuple):
-    """What stands before and behind the layers, but for the head."""
+    """Hold what stands before and behind the layers, but for the head."""
 
     embedding: Segment
     embedding_group: Group
@@ -92,37 +84,37 @@ class EndBuffers(NamedTuple):
 
 
 def end_buffers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> EndBuffers:
-    """Embedding and norm, under the names that published checkpoints have for them."""
+    """Return embedding and norm, under the names that published checkpoints have for them."""
     on_host = spec.host_embedding and not model.tie_word_embeddings
     group: Group = "embedding in host memory" if on_host else spec.group
     module = f"{prefix}{EMBEDDING}"
     form = UNQUANTIZED if on_host else embedding_format(spec.format_of, prefix)
-    table = Segment(module, form, (Part(module, embedding_rows),))
+    table = Segment(module, form, (MatrixPart(module, embedding_rows),))
     return EndBuffers(table, group, spec.norm(f"{prefix}norm", model.hidden_size))
 
 
 def embedding_format(format_of: FormatOf, prefix: str = "") -> WeightFormat:
-    """Blocks of a GGUF file stay as they are, and their rows are decoded one by one; no other format has embeddings."""
+    """Return the format of the embedding: GGUF blocks stay, and rows are decoded one by one; others are plain."""
     form = format_of(f"{prefix}{EMBEDDING}")
     return form if isinstance(form, GgufBlocks) else UNQUANTIZED
 
 
 def head_format(model: ModelConfig, format_of: FormatOf) -> WeightFormat:
-    """Of the head, which may be the embedding."""
+    """Return the format of the head, which may be the embedding."""
     return embedding_format(format_of) if model.tie_word_embeddings else format_of(HEAD)
 
 
 def head_spec(spec: WeightSpec) -> WeightSpec:
-    """What a head's weight depends on: it is a line of its own in the ledger."""
+    """Return what a head's weight depends on: it is a line of its own in the memory breakdown."""
     return replace(spec, group="head")
 
 
 def head_product(model: ModelConfig, prefix: str, embedding_rows: int) -> LinearSpec | None:
-    """The head of its own; None where it is the embedding."""
+    """Return the head of its own; None where it is the embedding."""
     if model.tie_word_embeddings:
         return None
     module = HEAD_MODULES[prefix.startswith("language_model.")]
-    return LinearSpec(module, model.hidden_size, (Part(module, embedding_rows),))
+    return LinearSpec(module, model.hidden_size, (MatrixPart(module, embedding_rows),))
 
 
 def weight_buffers(
@@ -133,7 +125,7 @@ def weight_buffers(
     format_of: FormatOf = unquantized,
     host_embedding: bool = False,
 ) -> Iterator[Buffer]:
-    """Embedding, layers, norm and head. ``prefix``: of the text model's names. ``embedding_rows``: with padding."""
+    """Describe embedding, layers, norm and head. ``prefix``: of the text model. ``embedding_rows``: with padding."""
     spec = weight_spec(model, dtype, format_of, host_embedding)
     yield from end_buffers(model, prefix, embedding_rows, spec).all(spec)
     head = head_product(model, prefix, embedding_rows)
@@ -144,53 +136,35 @@ def weight_buffers(
         for config in (layer.mixer, layer.mlp):
             part = part_layout(config)
             yield from part.weights(f"{at}.{part.module}", spec)
-        yield from layer_norms(at, layer, spec).present()
+        yield from layer_norms(at, layer, spec).values()
 
 
-class SharedBuffers(NamedTuple):
-    """What all layers work on.
+def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> dict[str, Buffer]:
+    """Describe what all layers work on: a block's rows between them.
 
-    Attributes:
-        counters: committed tokens, rows of the last block to be committed, blocks so far. x: the residual stream.
-        branch: a part's result before its norm, where layers norm it. distinct_experts: [mixtures, launches], how many
-            routed experts occurred in each launch of the last block; of all layers together, so that one copy has them.
+    ``counters``: committed tokens, rows of the last block to be committed, blocks so far. ``x``: the residual stream.
+    ``branch``, where layers norm the results of their parts: such a result before its norm. ``distinct_experts``
+    [mixtures, launches], where there are some: how many routed experts occurred in each launch of the last block; of
+    all layers together, so that one copy has them.
+
+    Args:
+        vocab_size: rows of the head, padding included.
     """
-
-    counters: Buffer
-    tokens: Buffer
-    hidden: Buffer
-    x: Buffer
-    normed: Buffer
-    taps: Buffer
-    logits: Buffer
-    branch: Buffer | None
-    distinct_experts: Buffer | None
-
-    def present(self) -> tuple[Buffer, ...]:
-        return tuple(buffer for buffer in self if buffer is not None)
-
-
-def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> SharedBuffers:
-    """A block's rows between the layers. ``vocab_size``: rows of the head, padding included."""
-
-    def rows(name: str, size: int) -> Buffer:
-        return Buffer(f"{OWNER}.{name}", (spec.rows, size), spec.dtype, "buffers")
-
     hidden = model.hidden_size
-    sandwich = any(layer.sandwich_norms for layer in model.layer_kinds)
-    mixtures = sum(count for layer, count in model.layer_kinds.items() if isinstance(layer.mlp, MoEConfig))
-    counts = Buffer(f"{OWNER}.distinct_experts", (mixtures, most_launches(spec.rows)), "int32", "buffers", zeroed=True)
-    return SharedBuffers(
-        counters=Buffer(f"{OWNER}.counters", (3,), "int32", "buffers", zeroed=True),
-        tokens=Buffer(f"{OWNER}.tokens", (spec.rows,), "int64", "buffers", zeroed=True),
-        hidden=rows("hidden", hidden),
-        x=rows("x", hidden),
-        normed=rows("normed", hidden),
-        taps=rows("taps", max(spec.num_taps, 1) * hidden),
-        logits=rows("logits", vocab_size),
-        branch=rows("branch", hidden) if sandwich else None,
-        distinct_experts=counts if mixtures else None,
-    )
+    widths = {"hidden": hidden, "x": hidden, "normed": hidden, "taps": max(spec.num_taps, 1) * hidden}
+    widths["logits"] = vocab_size
+    if any(layer.sandwich_norms for layer in model.layer_kinds):
+        widths["branch"] = hidden
+    integers: dict[str, tuple[tuple[int, ...], str]] = {
+        "counters": ((3,), "int32"),
+        "tokens": ((spec.rows,), "int64"),
+    }
+    if mixtures := sum(count for layer, count in model.layer_kinds.items() if isinstance(layer.mlp, MoEConfig)):
+        integers["distinct_experts"] = ((mixtures, most_launches(spec.rows)), "int32")
+    return {
+        **{name: Buffer(f"{OWNER}.{name}", *each, "buffers", zeroed=True) for name, each in integers.items()},
+        **{name: Buffer(f"{OWNER}.{name}", (spec.rows, size), spec.dtype, "buffers") for name, size in widths.items()},
+    }
 
 
 def parts(model: ModelConfig) -> list[PartLayout]:
@@ -199,7 +173,7 @@ def parts(model: ModelConfig) -> list[PartLayout]:
 
 
 def run_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
-    """What a loaded target takes beside its weights. ``vocab_size``: rows of the head, padding included."""
+    """Return what a loaded target takes beside its weights. ``vocab_size``: rows of the head, padding included."""
     yield from block_buffers(model, vocab_size, spec)
     for index, layer in enumerate(model.layers):
         for role, config in (("mixer", layer.mixer), ("mlp", layer.mlp)):
@@ -207,14 +181,14 @@ def run_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterat
 
 
 def block_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
-    """Of these, what all layers work on in turn."""
-    yield from shared_buffers(model, vocab_size, spec).present()
+    """Describe those of them that all layers work on in turn."""
+    yield from shared_buffers(model, vocab_size, spec).values()
     for part in parts(model):
         yield from part.activations(OWNER, spec)
 
 
 def state_bytes(model: ModelConfig, spec: EngineSpec) -> dict[Group, int]:
-    """Of these, the bytes of what each layer keeps for itself; layers of one kind are worked out once."""
+    """Sum what each layer keeps for itself; layers of one kind are worked out once."""
     sums: Counter[Group] = Counter()
     for layer, count in model.layer_kinds.items():
         for config in (layer.mixer, layer.mlp):

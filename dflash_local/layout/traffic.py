@@ -1,5 +1,5 @@
-"""What one pass of the fused engine reads, launch by launch: the weights of each product with their format, experts,
-keys and values. Follows from the same layout that the engine loads; knows nothing of cards or times.
+"""Describe what one pass of the fused engine reads, launch by launch: the weights of each product with their format,
+experts, keys and values. Follows from the same layout that the engine loads; knows nothing of cards or times.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dflash_local.layout.linear import (
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.target import head_format, head_product, part_layout, weight_spec
 
-Part = Literal["attention", "Gated-DeltaNet", "MLP", "experts"]
-PARTS: tuple[Part, ...] = get_args(Part)
+PartKind = Literal["attention", "Gated-DeltaNet", "MLP", "experts"]
+PARTS: tuple[PartKind, ...] = get_args(PartKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ProductTraffic:
     """A matrix that rows are multiplied with in one launch. format: as ``WeightFormat.name``. bytes: of its weight."""
 
     format: str
@@ -36,7 +36,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertTraffic:
     """The routed experts of one layer: two launches over those that occur among the rows.
 
     Attributes:
@@ -44,19 +44,19 @@ class Experts:
             every row takes beside them, in the same launches.
     """
 
-    product: Product
+    product: ProductTraffic
     count: int
     top_k: int
     always: int
 
     def distinct(self, rows: int) -> float:
-        """Experts that occur among so many rows whose choices are independent and even: the most of real texts."""
+        """Count experts that occur among rows whose choices are independent and even: the most of real texts."""
         return self.count * (1 - (1 - self.top_k / self.count) ** rows) + self.always
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of one pass.
+    """Sum one pass.
 
     Attributes:
         products: launches by product. experts: layers by their experts. parts: how many of each kind.
@@ -64,21 +64,21 @@ class Traffic:
             sliding window, by its length. group: query heads that share a key head, the most of all layers.
     """
 
-    products: Mapping[Product, int]
-    experts: Mapping[Experts, int]
-    parts: Mapping[Part, int]
+    products: Mapping[ProductTraffic, int]
+    experts: Mapping[ExpertTraffic, int]
+    parts: Mapping[PartKind, int]
     kv_bytes: int
     windows: Mapping[int, int]
     group: int
 
     def context_bytes(self, context: int) -> int:
-        """Of keys and values that a row of a block reads behind so many tokens."""
+        """Sum keys and values that a row of a block reads behind so many tokens."""
         return self.kv_bytes * context + sum(size * min(context, window) for window, size in self.windows.items())
 
 
 @lru_cache(maxsize=512)
 def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
-    """Of the target, the head included.
+    """Describe the target's traffic, the head included.
 
     Args:
         dtype, kv_dtype: of plain weights, and of keys and values.
@@ -87,9 +87,9 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
         KeyError: a layer has a part that the fused engine does not run.
     """
     format_of = stored_formats(model.quantization)
-    products: Counter[Product] = Counter()
-    experts: Counter[Experts] = Counter()
-    parts: Counter[Part] = Counter()
+    products: Counter[ProductTraffic] = Counter()
+    experts: Counter[ExpertTraffic] = Counter()
+    parts: Counter[PartKind] = Counter()
     for index, layer in enumerate(model.layers):
         for config in (layer.mixer, layer.mlp):
             part = part_layout(config)
@@ -99,7 +99,7 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
             if isinstance(config, MoEConfig):
                 layout = MoELayout(config)
                 experts[_experts(layout, at, model, format_of, dtype)] += 1
-                projections = projections[:1] if layout.joins(at, format_of) else projections
+                projections = projections[:1] if layout.fuses_shared_expert(at, format_of) else projections
             products.update(_product_of(spec, format_of, dtype) for spec in projections)
     head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
     products[weight_product(head_format(model, format_of), model.vocab_size, head.in_features, dtype)] += 1
@@ -108,7 +108,7 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
 
 
 def kv_traffic(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int], int]:
-    """Gives ``kv_bytes``, ``windows`` and ``group`` of ``Traffic``."""
+    """Return ``kv_bytes``, ``windows`` and ``group`` of ``Traffic``."""
     windows: Counter[int] = Counter()
     full, group = 0, 1
     for attention in attentions:
@@ -121,7 +121,7 @@ def kv_traffic(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, 
     return full, windows, group
 
 
-def _kind(config: object) -> Part:
+def _kind(config: object) -> PartKind:
     if isinstance(config, MoEConfig):
         return "experts"
     if isinstance(config, GatedDeltaNetConfig):
@@ -129,25 +129,25 @@ def _kind(config: object) -> Part:
     return "attention" if isinstance(config, AttentionConfig) else "MLP"
 
 
-def _product_of(spec: LinearSpec, format_of: FormatOf, dtype: str) -> Product:
-    """Rows of another format ride along in the launch of the largest part."""
+def _product_of(spec: LinearSpec, format_of: FormatOf, dtype: str) -> ProductTraffic:
+    """Describe one launch: rows of another format ride along in that of the largest part."""
     sizes = {segment.format.name: 0 for segment in segments(spec, format_of)}
     for segment in segments(spec, format_of):
         buffers = segment.buffers(spec.in_features, dtype, "target weights")
         sizes[segment.format.name] += sum(buffer.nbytes for buffer in buffers)
-    return Product(max(sizes, key=lambda name: sizes[name]), sum(sizes.values()))
+    return ProductTraffic(max(sizes, key=lambda name: sizes[name]), sum(sizes.values()))
 
 
-def weight_product(form: WeightFormat, rows: int, columns: int, dtype: str) -> Product:
-    """Describes a matrix [rows, columns] in one format, for activations of ``dtype``."""
-    return Product(form.name, sum(buffer.nbytes for buffer in form.buffers("", rows, columns, dtype, "head")))
+def weight_product(form: WeightFormat, rows: int, columns: int, dtype: str) -> ProductTraffic:
+    """Return describes a matrix [rows, columns] in one format, for activations of ``dtype``."""
+    return ProductTraffic(form.name, sum(buffer.nbytes for buffer in form.buffers("", rows, columns, dtype, "head")))
 
 
-def _experts(layout: MoELayout, at: str, model: ModelConfig, format_of: FormatOf, dtype: str) -> Experts:
+def _experts(layout: MoELayout, at: str, model: ModelConfig, format_of: FormatOf, dtype: str) -> ExpertTraffic:
     spec = weight_spec(model, dtype, format_of)
-    joined = layout.joins(at, format_of)
+    joined = layout.fuses_shared_expert(at, format_of)
     buffers = [buffer for group in layout.expert_buffers(at, spec) for buffer in group]
     count = layout.config.num_experts
     each = sum(buffer.nbytes for buffer in buffers) // (count + joined)
     form = format_of(f"{at}.experts.0.gate_proj").name
-    return Experts(Product(form, each), count, layout.top_k, int(joined))
+    return ExpertTraffic(ProductTraffic(form, each), count, layout.top_k, int(joined))

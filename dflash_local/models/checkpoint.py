@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.checkpoint_files.config_values import shown
 from dflash_local.checkpoint_files.safetensors_folder import name_list
 from dflash_local.checkpoint_files.source import Source, needed_config, open_source
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
-from dflash_local.checkpoint_files.weight_file import AGAIN
+from dflash_local.checkpoint_files.tensor_info import AGAIN, TensorInfo
 from dflash_local.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Checkpoint:
 
     @property
     def path(self) -> Path:
-        """The folder or file."""
+        """Return the folder or file."""
         return self.source.path
 
     @property
@@ -159,7 +158,7 @@ def _checked(
     dtype: torch.dtype | None,
     on_notice: Callable[[str], None] | None,
 ) -> torch.Tensor:
-    """The tensor on its device, known to be finite before and after the cast."""
+    """Return the tensor on its device, known to be finite before and after the cast."""
     tensor = tensor.to(device)
     if not _is_checked(tensor):
         return tensor
@@ -172,7 +171,7 @@ def _checked(
 
 
 def _is_checked(tensor: torch.Tensor) -> bool:
-    """Floats that have something in them; of float8 only the kind without infinities."""
+    """Return True for floats that have something in them; of float8 only the kind without infinities."""
     import torch
 
     wide = tensor.element_size() > 1 or tensor.dtype == torch.float8_e4m3fn
@@ -195,7 +194,7 @@ def _judge_cast(info: TensorInfo, stored: float | None, placed: float | None, dt
 
 
 def _peak(tensor: torch.Tensor) -> float | None:
-    """The largest absolute value, None when any value is NaN or infinite. One pass, no copy."""
+    """Return the largest absolute value, None when any value is NaN or infinite. One pass, no copy."""
     from dflash_local.models.weight_stream import extremes, peak
 
     return peak(extremes(tensor).tolist())

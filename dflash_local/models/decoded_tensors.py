@@ -14,7 +14,7 @@ from dflash_local.config.module_names import EXPERT, HEAD, experts_of
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.quantize_weight import quantize
-from dflash_local.layout.linear import UNQUANTIZED, FormatOf, Part, QuantizedAtLoad, WeightFormat, unquantized
+from dflash_local.layout.linear import UNQUANTIZED, FormatOf, MatrixPart, QuantizedAtLoad, WeightFormat, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places, text_tensors
 from dflash_local.models.fused.formats import FORMATS
@@ -38,7 +38,9 @@ class FusedExperts:
         self._filled: dict[str, tuple[int, set[str]]] = {}  # by mixture: how many tensors it has, and which were given
 
     def place(self, module: str, bias: bool = False) -> torch.Tensor | None:
-        """Where an expert's matrix [rows, columns] or bias [rows] belongs, or None. CheckpointError: no such expert."""
+        """Return the place of an expert's matrix [rows, columns] or bias [rows], or None. CheckpointError: no such
+        expert.
+        """
         found = EXPERT.fullmatch(module)
         if found is None:
             return None
@@ -77,7 +79,7 @@ class FusedExperts:
         return self._tensors[name]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by their names. Raises CheckpointError: a matrix of an expert is missing."""
+        """Return all of them by their names. Raises CheckpointError: a matrix of an expert is missing."""
         for experts, (count, filled) in self._filled.items():
             if len(filled) != count:
                 raise CheckpointError(
@@ -90,7 +92,7 @@ class FusedExperts:
 def decoded_tensors(
     checkpoint: Checkpoint, facts: TargetFacts, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """The text model's tensors under the names that transformers has for them.
+    """Return the text model's tensors under the names that transformers has for them.
 
     Beside them the codes of one matrix are held, or those of a layer's experts, which are many and small.
 
@@ -137,7 +139,7 @@ def decoded_tensors(
             found[name] = tensor
         else:
             _fitting(place, tensor.shape, checkpoint.tensors[name]).copy_(tensor)
-    return {_renamed(name, facts.prefix): tensor for name, tensor in {**found, **experts.tensors()}.items()}
+    return {_own_name(name, facts.prefix): tensor for name, tensor in {**found, **experts.tensors()}.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +155,19 @@ class _Coded:
 def coded_weight(
     module: str, form: WeightFormat, shape: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Places]:
-    """Room for the codes of a matrix [rows, columns] that stand for weights in ``dtype``, and where each of its tensors
+    """Allocate the codes of a matrix [rows, columns] for weights in ``dtype``; also returns where each of its tensors
     goes. Raises CheckpointError: its groups do not divide it.
     """
     buffers = form.buffers(module, *shape, dtype_name(dtype), "target weights")
     kind = FORMATS[type(form)]
     weight = kind.weight(form, Tensors(buffers, device).take(buffers), dtype)
-    return weight, kind.places(weight, form, [Part(module, shape[0])])
+    return weight, kind.places(weight, form, [MatrixPart(module, shape[0])])
 
 
 def _decoded(
     checkpoint: Checkpoint, together: Sequence[_Coded], experts: FusedExperts, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """Matrices that are read together; those of experts go to their places."""
+    """Read matrices that lie together; those of experts go to their places."""
     weights: list[Any] = []
     places: Places = {}
     for each in together:
@@ -185,7 +187,7 @@ def _decoded(
 def _rounded(
     checkpoint: Checkpoint, name: str, format_of: FormatOf, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A tensor [E, N, K] of all experts of a layer as it is once it was rounded, as the fused engine rounds it."""
+    """Round a tensor [E, N, K] of all experts of a layer as the fused engine does."""
     info = checkpoint.tensors[name]
     module, _, matrix = name.rpartition(".")
     if len(info.shape) != 3:
@@ -218,8 +220,8 @@ def _size(form: WeightFormat, codes: TensorInfo) -> tuple[int, int]:
     return stored_size(form, codes.shape)
 
 
-def _renamed(name: str, prefix: str) -> str:
-    """The text model's own names, without its wrapper's."""
+def _own_name(name: str, prefix: str) -> str:
+    """Return the text model's own names, without its wrapper's."""
     if name.endswith(f"{HEAD}.weight"):
         return f"{HEAD}.weight"
     return f"model.{name.removeprefix(prefix)}"

@@ -1,4 +1,4 @@
-"""What a block of drafts sees in the reference engine: the context's keys and values, and masks over them."""
+"""Describe what a block of drafts sees in the reference engine: the context's keys and values, and masks over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BlockMasks:
     def visible(
         self, window: int | None, causal: bool, context: int, rows: int, draft_window: int | None
     ) -> tuple[int, torch.Tensor | None]:
-        """The first key any row sees, and an additive mask over the keys from there on.
+        """Return the first key any row sees, and an additive mask over the keys from there on.
 
         Args:
             window: keys a row sees including its own, None for all.

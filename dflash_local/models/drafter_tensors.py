@@ -18,7 +18,7 @@ FC = "fc"  # the module that takes the taps
 
 
 def coded_matrices(checkpoint: Checkpoint, config: Drafter) -> dict[str, WeightFormat]:
-    """The formats of the matrices that are stored as codes, by their modules; the file has the last word."""
+    """Return the formats of the matrices that are stored as codes, by their modules; the file has the last word."""
     if config.quantization is None:
         return {}
     format_of = formats_in(checkpoint, config.quantization)
@@ -28,7 +28,7 @@ def coded_matrices(checkpoint: Checkpoint, config: Drafter) -> dict[str, WeightF
 
 
 def codes_of(modules: Iterable[str], checkpoint: Checkpoint) -> list[str]:
-    """Names of the tensors of quantised modules; a bias is plain, and not among them."""
+    """Return names of the tensors of quantised modules; a bias is plain, and not among them."""
     wanted = set(modules)
     return [name for name in checkpoint.tensors if name.rpartition(".")[0] in wanted and not name.endswith(".bias")]
 
@@ -72,7 +72,7 @@ def _check_plain(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]]
 
 
 def fc_columns(checkpoint: Checkpoint, config: Drafter) -> int | None:
-    """The features that ``fc`` takes of all taps together; None where its tensor is missing or no matrix."""
+    """Return the features that ``fc`` takes of all taps together; None where its tensor is missing or no matrix."""
     form = coded_matrices(checkpoint, config).get(FC, UNQUANTIZED)
     stored = (checkpoint.tensors.get(f"{FC}.{name}") for name in MATRIX_NAMES)
     info = next(filter(None, stored), None)
@@ -80,7 +80,7 @@ def fc_columns(checkpoint: Checkpoint, config: Drafter) -> int | None:
 
 
 def target_hidden_of(checkpoint: Checkpoint, config: Drafter) -> int:
-    """The target hidden size that ``fc`` was made for."""
+    """Return the target hidden size that ``fc`` was made for."""
     columns = fc_columns(checkpoint, config)
     if columns is None:
         raise CheckpointError(

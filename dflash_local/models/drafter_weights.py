@@ -11,7 +11,6 @@ import torch
 from dflash_local.drafters.dflash import layout
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name
-from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, stored_formats, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_codes import check_codes, decode_codes
@@ -29,7 +28,7 @@ MATRICES = ("qkv", "output", "gate_up", "down")  # of a layer
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class DrafterLayerWeights:
     """One decoder layer. qkv: [q; k; v] rows; query_key_norm: [q heads + kv heads, head_dim]."""
 
     input_norm: torch.Tensor
@@ -56,7 +55,7 @@ class DrafterWeights:
     context_kv: Matrix
     context_kv_bias: torch.Tensor | None
     context_key_norm: torch.Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[DrafterLayerWeights, ...]
     own_matrices: Mapping[str, Matrix] = field(default_factory=dict)
     own_tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
@@ -76,16 +75,16 @@ class Allocated(NamedTuple):
     codes: Codes
 
     def finished(self) -> DrafterWeights:
-        """Once all places are filled: codes as they are used."""
+        """Return the weights once all places are filled: codes as they are used."""
         if not self.codes:
             return self.weights
         return with_matrices(self.weights, lambda weight: format_of_weight(weight).finish(weight))
 
 
 def with_matrices(weights: DrafterWeights, change: Callable[[Matrix], Matrix]) -> DrafterWeights:
-    """The same drafter with other matrices, made one after the other."""
+    """Return the same drafter with other matrices, made one after the other."""
 
-    def layer(old: LayerWeights) -> LayerWeights:
+    def layer(old: DrafterLayerWeights) -> DrafterLayerWeights:
         return replace(old, **{name: change(getattr(old, name)) for name in MATRICES})
 
     return replace(
@@ -98,7 +97,7 @@ def with_matrices(weights: DrafterWeights, change: Callable[[Matrix], Matrix]) -
 
 
 def coded(weights: DrafterWeights) -> DrafterWeights:
-    """The same drafter with its matrices in eight bits, beside what it is made of; those in codes stay."""
+    """Return the same drafter with its matrices in eight bits, beside what it is made of; those in codes stay."""
     return with_matrices(weights, in_eight_bits)
 
 
@@ -133,7 +132,7 @@ def read_weights(
 def random_weights(
     config: DFlashConfig, target_hidden: int, seed: int, device: torch.device, dtype: torch.dtype
 ) -> DrafterWeights:
-    """Random weights of sensible scale, a pure function of config and seed."""
+    """Return random weights of sensible scale, a pure function of config and seed."""
     weights, places, _ = allocate(config, target_hidden, device, dtype)
     generator = torch.Generator().manual_seed(seed)
     for name, shape in config.tensors(target_hidden).items():
@@ -150,8 +149,8 @@ def random_weights(
 def random_on_device(
     config: DFlashConfig, target_hidden: int, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> DrafterWeights:
-    """Random weights made where they lie, for measuring, in the formats of the drafter's own: norms are one, matrices
-    keep the scale of their input.
+    """Return random weights made where they lie, for measuring, in the formats of the drafter's own: norms are one,
+    matrices keep the scale of their input.
     """
     room = allocate(config, target_hidden, device, dtype, stored_formats(config.quantization))
     generator = torch.Generator(device).manual_seed(seed)
@@ -178,10 +177,10 @@ def allocate(
     dtype: torch.dtype,
     format_of: FormatOf = unquantized,
 ) -> Allocated:
-    """Tensors in the fused layout. ``format_of``: of the checkpoint's matrices that are kept as they are stored."""
+    """Allocate tensors in the fused layout. ``format_of``: of the checkpoint's matrices that stay as stored."""
     kind = dtype_name(dtype)
     tensors = Tensors(config.weights(target_hidden, kind, format_of), device)
-    products, vectors = layout.products(config, target_hidden), layout.vectors(config, kind)
+    products, names = layout.products(config, target_hidden), layout.vectors(config, kind)
     places: Places = {}
     codes: Codes = {}
 
@@ -196,30 +195,30 @@ def allocate(
                 codes.setdefault(name, []).append(place)
         return weight
 
-    def vector(buffer: Buffer | None) -> torch.Tensor | None:
-        return None if buffer is None else tensors[buffer.name]
+    def bias(name: str) -> torch.Tensor | None:
+        return tensors[name] if name in names else None
+
+    def layer(at: str, large: layout.LayerProducts) -> DrafterLayerWeights:
+        return DrafterLayerWeights(
+            input_norm=tensors[f"{at}.input_layernorm.weight"],
+            qkv=matrix(large.qkv),
+            qkv_bias=bias(f"{at}.self_attn.qkv_proj.bias"),
+            query_key_norm=tensors[f"{at}.self_attn.qk_norm.weight"],
+            output=matrix(large.output),
+            output_bias=bias(f"{at}.self_attn.o_proj.bias"),
+            post_norm=tensors[f"{at}.post_attention_layernorm.weight"],
+            gate_up=matrix(large.gate_up),
+            down=matrix(large.down),
+        )
 
     weights = DrafterWeights(
         fc=matrix(products.fc),
-        hidden_norm=tensors[vectors.hidden_norm.name],
-        norm=tensors[vectors.norm.name],
+        hidden_norm=tensors["hidden_norm.weight"],
+        norm=tensors["norm.weight"],
         context_kv=matrix(products.context_kv),
-        context_kv_bias=vector(vectors.context_kv_bias),
-        context_key_norm=tensors[vectors.context_key_norm.name],
-        layers=tuple(
-            LayerWeights(
-                input_norm=tensors[small.input_norm.name],
-                qkv=matrix(large.qkv),
-                qkv_bias=vector(small.qkv_bias),
-                query_key_norm=tensors[small.qk_norm.name],
-                output=matrix(large.output),
-                output_bias=vector(small.output_bias),
-                post_norm=tensors[small.post_norm.name],
-                gate_up=matrix(large.gate_up),
-                down=matrix(large.down),
-            )
-            for large, small in zip(products.layers, vectors.layers, strict=True)
-        ),
+        context_kv_bias=bias("context_kv.bias"),
+        context_key_norm=tensors["context_key_norm.weight"],
+        layers=tuple(layer(f"layers.{index}", large) for index, large in enumerate(products.layers)),
         own_matrices={product.name: matrix(product) for product in products.own},
         own_tensors={buffer.name: tensors[buffer.name] for buffer in config.own_weights(kind)},
     )
@@ -231,7 +230,7 @@ def allocate(
 
 
 def _layer_places(config: DFlashConfig, weights: DrafterWeights, index: int) -> Places:
-    """Where the checkpoint's norms and biases of one layer go, as views into the fused ones."""
+    """Return where the checkpoint's norms and biases of one layer go, as views into the fused ones."""
     layer, at = weights.layers[index], f"layers.{index}"
     heads, kv_heads = config.num_heads, config.num_kv_heads
     places: Places = {

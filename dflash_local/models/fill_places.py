@@ -19,7 +19,7 @@ UNUSED = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
 
 
 def text_tensors(checkpoint: Checkpoint, facts: TargetFacts) -> list[str]:
-    """Names of the text model's tensors; towers and further heads of a checkpoint are left alone."""
+    """Return names of the text model's tensors; towers and further heads of a checkpoint are left alone."""
     return [name for name in checkpoint.tensors if _is_text(name, facts)]
 
 
@@ -38,7 +38,7 @@ def fill_places(
 
 
 def check_places(checkpoint: Checkpoint, names: Iterable[str], places: Places) -> dict[str, Place]:
-    """The places that are read to, by headers alone. Raises CheckpointError as ``fill_places`` does."""
+    """Return the places that are read to, by headers alone. Raises CheckpointError as ``fill_places`` does."""
     there = set(names)
     optional = (name for name, place in places.items() if isinstance(place, Conversion) and place.optional)
     required = {name for name, place in places.items() if place is not None} - {*optional}
@@ -54,7 +54,7 @@ def check_places(checkpoint: Checkpoint, names: Iterable[str], places: Places) -
 
 
 def _check(info: TensorInfo, place: Place) -> None:
-    """A tensor must have its place's shape. Numbers are cast to a place's of another width; codes are never cast."""
+    """Refuse a tensor without its place's shape. Numbers are cast to a place's of another width; codes never."""
     fits = place.takes(info.shape) if isinstance(place, Conversion) else info.shape == tuple(place.shape)
     if not fits:
         raise CheckpointError(

@@ -75,7 +75,7 @@ def _check_device(device: str) -> None:
 
 
 def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
-    """The transformers model in eval mode, every weight accounted for and finite.
+    """Return the transformers model in eval mode, every weight accounted for and finite.
 
     Args:
         files: of which ``facts`` were read.
@@ -112,14 +112,17 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     stored = facts.model.quantization
     made = where.bitsandbytes or (None if stored is None else stored.bitsandbytes)
     if made is None:
-        _unify_experts(model, where.dtype)
+        # transformers 5.17 decodes MXFP4 experts to bf16 whatever was asked for; later versions to the dtype.
+        for name, parameter in model.named_parameters():
+            if ".experts." in name and parameter.is_floating_point() and parameter.dtype != where.dtype:
+                parameter.data = parameter.data.to(where.dtype)
     else:
         _check_quantised(model, facts, made, where.device)
     return model.eval().requires_grad_(False)
 
 
 def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization: Any) -> tuple[Any, dict[str, Any]]:
-    """The model, and what transformers says of the weights it found."""
+    """Return the model, and what transformers says of the weights it found."""
     from transformers import AutoModelForCausalLM
 
     stored: dict[str, Any] | None = None
@@ -140,7 +143,7 @@ def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization
 
 
 def _built_of_codes(files: Checkpoint, facts: TargetFacts, where: Placement) -> tuple[Any, dict[str, Any]]:
-    """The model with what its quantised weights stand for, decoded one after the other."""
+    """Return the model with what its quantised weights stand for, decoded one after the other."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = text_model_config(facts.model.family, facts.text_config)
@@ -155,7 +158,7 @@ def _built_of_codes(files: Checkpoint, facts: TargetFacts, where: Placement) -> 
 
 
 def _options(where: Placement) -> dict[str, Any]:
-    """Of from_pretrained."""
+    """Return the options of from_pretrained."""
     from transformers import GenerationConfig
 
     options: dict[str, Any] = {"dtype": where.dtype, "local_files_only": True, "use_safetensors": True}
@@ -168,7 +171,7 @@ def _options(where: Placement) -> dict[str, Any]:
 
 
 def _check_size(files: Checkpoint, config: Any) -> None:
-    """A model much larger than its weights is refused before memory is taken: what is missing would be filled."""
+    """Refuse a model much larger than its weights before memory is taken: what is missing would be filled."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -182,7 +185,7 @@ def _check_size(files: Checkpoint, config: Any) -> None:
 
 
 def _refuse_what_stands_beside(folder: Path) -> None:
-    """Files that transformers would take up, unasked, beside or instead of the weights that were checked."""
+    """Refuse files that transformers would take up, unasked, beside or instead of the checked weights."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name == ADAPTER:
             raise CheckpointError(
@@ -200,7 +203,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _quantization(folder: Path, facts: TargetFacts, where: Placement) -> Any:
-    """The quantization_config to pass to from_pretrained; None for plain weights that stay plain."""
+    """Return the quantization_config to pass to from_pretrained; None for plain weights that stay plain."""
     stored = facts.model.quantization
     if stored is not None and stored.bitsandbytes:
         return None  # told by the model's own configuration
@@ -223,7 +226,7 @@ def _decoded_by_transformers(facts: TargetFacts) -> bool:
 
 
 def _check_loading(folder: Path, info: dict[str, Any]) -> None:
-    """transformers fills missing tensors with random numbers and only warns; here that is an error."""
+    """Raise where transformers filled missing tensors with random numbers, of which it only warns."""
     for key, what in (("missing_keys", "is missing"), ("mismatched_keys", "has a wrong shape")):
         names = sorted(str(n[0] if isinstance(n, (tuple, list)) else n) for n in info.get(key) or ())
         if names:
@@ -237,15 +240,8 @@ def _check_loading(folder: Path, info: dict[str, Any]) -> None:
         )
 
 
-def _unify_experts(model: Any, dtype: torch.dtype) -> None:
-    """transformers 5.17 decodes MXFP4 experts to bf16 whatever was asked for; later versions to the dtype."""
-    for name, parameter in model.named_parameters():
-        if ".experts." in name and parameter.is_floating_point() and parameter.dtype != dtype:
-            parameter.data = parameter.data.to(dtype)
-
-
 def _check_quantised(model: Any, facts: TargetFacts, made: str, device: str) -> None:
-    """One token through the quantised weights: some of bitsandbytes' kernels refuse some widths, at run time only."""
+    """Run one token through quantised weights: some of bitsandbytes' kernels refuse some widths, at run time only."""
     first = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
     try:
         with torch.inference_mode():
@@ -260,7 +256,7 @@ def _check_quantised(model: Any, facts: TargetFacts, made: str, device: str) -> 
 
 
 def _check_finite(folder: Path, model: Any) -> None:
-    """The extremes tell: NaN passes through them, and no copy of a large tensor is made as ``isfinite`` would."""
+    """Check the extremes: NaN passes through them, and no copy of a large tensor is made as ``isfinite`` would."""
     for name, tensor in model.named_parameters():
         if tensor.is_floating_point() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
             hint = "it may be too large for float16: give --dtype bfloat16; else " * (tensor.dtype == torch.float16)

@@ -22,7 +22,7 @@ PROCESSORS = ("x86_64", "AMD64")  # elsewhere oneDNN hands products to other lib
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """True where weights of this dtype can be laid out: on a CPU that computes with it."""
+    """Return True where weights of this dtype can be laid out: on a CPU that computes with it."""
     if device.type != "cpu" or platform.machine() not in PROCESSORS or not torch.backends.mkldnn.is_available():
         return False
     native: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -30,13 +30,13 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """A weight [N, K] laid out for ``linear``; ``to_dense`` gives it back."""
+    """Return a weight [N, K] laid out for ``linear``; ``to_dense`` gives it back."""
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), LAID_OUT_FOR)
     return packed
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As ``functional.linear``, of rows [..., K] and a weight [N, K], packed or plain."""
+    """Compute as ``functional.linear``, of rows [..., K] and a weight [N, K], packed or plain."""
     if not weight.is_mkldnn:
         return functional.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
@@ -48,7 +48,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 class PackedLinear(nn.Module):
-    """In the place of an ``nn.Linear``."""
+    """Replace an ``nn.Linear``."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()

@@ -83,7 +83,11 @@ def check_pair(
 
         check_codes(drafter, config, model.hidden_size)
     _check_vocabulary(config, facts, doubts)
-    _check_generation(config, generations, doubts)
+    own = config.fingerprint()
+    if generations and not any(
+        all(value is None or own.get(key) == value for key, value in known.items()) for known in generations
+    ):
+        doubts.raise_or_note(f"the drafter {own} is none of the generations the registry knows")
     block = _block_size(config, block_size, doubts)
     context = _context(config, model, doubts.notices)
     return PairFacts(config, facts, tuple(doubts.notices), block, context)
@@ -139,8 +143,8 @@ def _check_widths(config: Drafter, target: ModelConfig, drafter: Checkpoint) -> 
 
 
 def _check_vocabulary(config: Drafter, facts: TargetFacts, doubts: _Doubts) -> None:
-    """The mask id must be a row of the target's embedding; vocabularies agree up to padding. A drafter has no table of
-    its own: its vocab_size only says which vocabulary it was trained on.
+    """Refuse a mask id that is no row of the embedding, and vocabularies that differ beyond padding. A drafter has no
+    table of its own: its vocab_size only says which vocabulary it was trained on.
     """
     mask, rows, held = config.mask_token_id, facts.embedding_rows, facts.model.vocab_size
     if mask is not None and mask >= rows:
@@ -155,14 +159,6 @@ def _check_vocabulary(config: Drafter, facts: TargetFacts, doubts: _Doubts) -> N
                 f"the drafter's {table} {known} rows, the target's vocabulary {held} ids",
                 "the drafter was made for another target",
             )
-
-
-def _check_generation(config: Drafter, generations: Sequence[Mapping[str, object]], doubts: _Doubts) -> None:
-    own = config.fingerprint()
-    if generations and not any(
-        all(value is None or own.get(key) == value for key, value in known.items()) for known in generations
-    ):
-        doubts.raise_or_note(f"the drafter {own} is none of the generations the registry knows")
 
 
 def _block_size(config: Drafter, wanted: int | None, doubts: _Doubts) -> int:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors are read to."""
+"""Describe where a checkpoint's tensors are read to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """For a tensor that is not kept as it is stored.
+    """Take a tensor that is not kept as it is stored.
 
     Attributes:
         shape, dtype: as it is stored. take: puts what is made of it in place, or checks it.

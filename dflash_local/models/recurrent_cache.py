@@ -66,7 +66,7 @@ class RecurrentCache:
             self._allocate_log(rows)
 
     def conv_inputs(self, layer: int, inputs: torch.Tensor) -> torch.Tensor:
-        """What the convolution takes [C, conv_kernel_size-1 + M]: the committed tail, then ``inputs`` [C, M]."""
+        """Return what the convolution takes [C, conv_kernel_size-1 + M]: the committed tail, then ``inputs`` [C, M]."""
         joined = torch.cat((self.conv[layer], inputs), dim=-1)
         if self.recording:
             self._inputs[layer, :, : joined.shape[-1]] = joined
@@ -77,7 +77,7 @@ class RecurrentCache:
     def run(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
-        """Outputs [heads, M, value_dim] of the new tokens; shapes as ``gated_delta.block``."""
+        """Return outputs [heads, M, value_dim] of the new tokens; shapes as ``gated_delta.block``."""
         if not self.recording:
             out, self.state[layer] = gated_delta.chunked(q, k, v, g, beta, self.state[layer])
             return out
@@ -103,7 +103,7 @@ class RecurrentCache:
         self.conv.copy_(self._inputs[:, :, rows : rows + self.shape.conv_kernel_size - 1])
 
     def log(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """Copies of the log's first ``rows`` tokens (k, v, g, beta, conv inputs), for tests."""
+        """Return copies of the log's first ``rows`` tokens (k, v, g, beta, conv inputs), for tests."""
         kept = self._inputs[:, :, : rows + self.shape.conv_kernel_size - 1]
         parts = (self._k[:, :, :rows], self._v[:, :, :rows], self._gates[0, :, :, :rows], self._gates[1, :, :, :rows])
         return tuple(x.clone() for x in (*parts, kept))

@@ -16,7 +16,7 @@ FIRST_ROWS = 512
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
-    """Radians per position, float32 [head_dim / 2], on the CPU."""
+    """Return radians per position, float32 [head_dim / 2], on the CPU."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     powers = rope.theta**exponents
     if rope.kind == "yarn":
@@ -30,7 +30,7 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> torch.Tensor:
 
 
 def _yarn(rope: RopeParameters, powers: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Fast dimensions keep their frequency, slow ones are stretched, a linear ramp lies between."""
+    """Keep the frequency of fast dimensions, stretch slow ones, with a linear ramp between."""
 
     def dimension(rotations: float) -> float:
         turns = rope.original_positions / (rotations * 2 * math.pi)
@@ -48,7 +48,7 @@ def _yarn(rope: RopeParameters, powers: torch.Tensor, head_dim: int) -> torch.Te
 
 
 def _llama3(rope: RopeParameters, plain: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths are stretched, short ones kept, a smooth blend lies between."""
+    """Stretch long wavelengths, keep short ones, with a smooth blend between."""
     wavelength = 2 * math.pi / plain
     longest_kept = rope.original_positions / rope.high_freq_factor
     shortest_stretched = rope.original_positions / rope.low_freq_factor
@@ -71,19 +71,16 @@ class RopeTable:
         self._cos = self._signed_sin = torch.empty(0, 1, head_dim, device=device, dtype=dtype)
 
     def rows(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin of positions ``start .. start+count-1``, each [count, 1, head_dim]."""
+        """Return cos and signed sin of positions ``start .. start+count-1``, each [count, 1, head_dim]."""
         end = start + count
         if end > len(self._cos):
-            self._grow(end)
+            size = max(FIRST_ROWS, 1 << (end - 1).bit_length())
+            positions = torch.arange(size, device=self._frequencies.device, dtype=torch.float32)
+            angles = torch.outer(positions, self._frequencies).unsqueeze(1)
+            cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+            self._cos = torch.cat((cos, cos), -1).to(self._dtype)
+            self._signed_sin = torch.cat((-sin, sin), -1).to(self._dtype)
         return self._cos[start:end], self._signed_sin[start:end]
-
-    def _grow(self, least: int) -> None:
-        size = max(FIRST_ROWS, 1 << (least - 1).bit_length())
-        positions = torch.arange(size, device=self._frequencies.device, dtype=torch.float32)
-        angles = torch.outer(positions, self._frequencies).unsqueeze(1)
-        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        self._cos = torch.cat((cos, cos), -1).to(self._dtype)
-        self._signed_sin = torch.cat((-sin, sin), -1).to(self._dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

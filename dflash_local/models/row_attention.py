@@ -32,7 +32,7 @@ def attend(
     sliding_window: int | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it: query [1, heads, M, D], key and value [1, kv_heads, L, D] -> [1, M, heads, D].
+    """Attend as transformers calls it: query [1, heads, M, D], key and value [1, kv_heads, L, D] -> [1, M, heads, D].
 
     Rows without a mask behind committed ones are a verify's, and the last M of the L; others, a prompt's, are
     transformers' own affair.

@@ -1,4 +1,6 @@
-"""Which format each matrix of a checkpoint is read in: what its configuration says, as far as the files hold it."""
+"""Describe which format each matrix of a checkpoint is read in: what its configuration says, as far as the files hold
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ Size = tuple[int, int]
 
 
 def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> FormatOf:
-    """The format of a module by its name. A plain ``weight`` is what it is. Codes are in the configuration's format if
-    they are of its kind, else in the first of its formats whose codes they are: configurations forget modules, files do
-    not. A configuration that was made of a file's tensors is right.
+    """Return the format of a module by its name. A plain ``weight`` is what it is. Codes are in the configuration's
+    format if they are of its kind, else in the first of its formats whose codes they are: configurations forget
+    modules, files do not. A configuration that was made of a file's tensors is right.
     """
     if quantization is None or quantization.exact:
         return stored_formats(quantization)
@@ -54,7 +56,7 @@ def formats_in(checkpoint: Checkpoint, quantization: Quantization | None) -> For
 
 
 def stored_size(form: WeightFormat, shape: Size) -> Size:
-    """Rows and columns of a matrix whose codes are stored in a tensor of some shape."""
+    """Return rows and columns of a matrix whose codes are stored in a tensor of some shape."""
     rows, columns = shape
     if isinstance(form, Fp4Groups):
         return rows, columns * 2

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from dflash_local.checkpoint_files.json_file import open_plain
-from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
-from dflash_local.checkpoint_files.weight_file import AGAIN
+from dflash_local.checkpoint_files.tensor_info import AGAIN, GGML, TensorInfo
 from dflash_local.errors import CheckpointError
 from dflash_local.models.gguf_rows import joined_rows, joined_values, piece_shape, pieces_of
 from dflash_local.models.weight_stream import DTYPES
@@ -25,7 +24,7 @@ class StoredTensors:
 
     @classmethod
     def open(cls, file: Path) -> StoredTensors:
-        """Raises CheckpointError: the file is missing or cannot be mapped."""
+        """Raise CheckpointError where the file is missing or cannot be mapped."""
         try:
             with open_plain(file, AGAIN) as stream:
                 mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -34,18 +33,18 @@ class StoredTensors:
         return cls(file, torch.frombuffer(mapped, dtype=torch.uint8))
 
     def read(self, info: TensorInfo) -> torch.Tensor:
-        """A tensor of the file on the CPU, which may share the file's memory. CheckpointError: the file is shorter."""
+        """Return a tensor of the file on the CPU, which may share the file's memory. CheckpointError: the file is
+        shorter.
+        """
         return joined_values(info, self._pieces(info))
 
     def read_rows(self, info: TensorInfo) -> torch.Tensor:
-        """Its rows of undecoded blocks, see ``gguf_rows.joined_rows``."""
+        """Return its rows of undecoded blocks, see ``gguf_rows.joined_rows``."""
         return joined_rows(info, self._pieces(info))
 
     def _pieces(self, info: TensorInfo) -> list[torch.Tensor]:
-        return [self._home(each)._piece(each) for each in pieces_of(info)]
-
-    def _home(self, piece: TensorInfo) -> StoredTensors:
-        return self if piece.file == self.file else StoredTensors.open(piece.file)
+        homes = ((self if each.file == self.file else StoredTensors.open(each.file), each) for each in pieces_of(info))
+        return [home._piece(each) for home, each in homes]
 
     def _piece(self, info: TensorInfo) -> torch.Tensor:
         data = self.data[info.offset : info.offset + info.nbytes]

@@ -1,4 +1,4 @@
-"""What a target's checkpoint is, read from its config and tensor headers. Torch-free."""
+"""Describe what a target's checkpoint is, read from its config and tensor headers. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.checkpoint_files.text_config import check_rope, text_values
 from dflash_local.config.families import family_of
 from dflash_local.config.features import ModelConfig
@@ -45,14 +45,18 @@ class TargetFacts:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> TargetFacts:
-        """Raises PairError: the architecture is not supported. CheckpointError: a value or tensor is wrong."""
+        """Read them. Raise PairError where the architecture is unsupported, CheckpointError where a value is wrong."""
         where = str(checkpoint.source.config_file)
-        top = Fields(checkpoint.config, where)
+        top = ConfigFields(checkpoint.config, where)
         family = family_of(checkpoint.config, where)
         nested = top.inner("text_config")
-        fields = Fields(nested or checkpoint.config, where)
-        for each in (top, fields):
-            _refuse_own_code(each)
+        fields = ConfigFields(nested or checkpoint.config, where)
+        for each in (top, fields):  # code that came with a target is never run, and without it the target is another
+            if named := each.values.get("auto_map"):
+                raise CheckpointError(
+                    f"{where}: auto_map names code of the checkpoint's own, {shown(named)}, which is never run",
+                    "take a target that transformers knows by itself; where it does, remove auto_map from config.json",
+                )
         # A checkpoint tells all of itself: likely values are the registry's.
         model = read_model({key: value for key, value in checkpoint.config.items() if key != "_inferred"}, where)
         text = text_values(fields.values, where)
@@ -77,22 +81,24 @@ class TargetFacts:
         )
 
     def quantized(self, quantize: str | None) -> TargetFacts:
-        """The facts under a ``LoadConfig.quantize``; bitsandbytes' is only checked. Raises UsageError: refused."""
+        """Return facts under a ``LoadConfig.quantize``; bitsandbytes' is only checked. Raise UsageError if refused."""
         refused = quantize_refusal(self.model, quantize)
         if refused:
             raise UsageError(f"{self.model.source}: {refused}", "load it without --quantize")
         return replace(self, model=quantized(self.model, quantize))
 
 
-def settings_of(checkpoint: Checkpoint) -> Fields:
-    """The ``quantization_config`` of a checkpoint, empty for a plain one. Raises CheckpointError: it is no object."""
+def settings_of(checkpoint: Checkpoint) -> ConfigFields:
+    """Return a checkpoint's ``quantization_config``, empty for a plain one. Raise CheckpointError where it is no
+    object.
+    """
     where = str(checkpoint.source.config_file)
-    top = Fields(checkpoint.config, where)
-    return quantization_settings(top, Fields(top.inner("text_config"), where))
+    top = ConfigFields(checkpoint.config, where)
+    return quantization_settings(top, ConfigFields(top.inner("text_config"), where))
 
 
 def _embedding(checkpoint: Checkpoint, hidden: int) -> tuple[str, int]:
-    """The text model's prefix and the rows of its embedding."""
+    """Return the text model's prefix and the rows of its embedding."""
     for prefix in PREFIXES:
         info = checkpoint.tensors.get(f"{prefix}embed_tokens.weight")
         if info is None:
@@ -119,18 +125,8 @@ def _check_head(checkpoint: Checkpoint, rows: int, model: ModelConfig) -> None:
         )
 
 
-def _refuse_own_code(fields: Fields) -> None:
-    """Code that came with a target is never run; without it the target would not be what it says it is."""
-    named = fields.values.get("auto_map")
-    if named:
-        raise CheckpointError(
-            f"{fields.where}: auto_map names code of the checkpoint's own, {shown(named)}, which is never run",
-            "take a target that transformers knows by itself; where it does, remove auto_map from config.json",
-        )
-
-
 def _check_layers(checkpoint: Checkpoint, prefix: str, layers: int) -> None:
-    """The last layer must have tensors, before one is built that fills itself with random numbers."""
+    """Raise where the last layer has no tensors, before one is built that fills itself with random numbers."""
     if not any(name.startswith(f"{prefix}layers.{layers - 1}.") for name in checkpoint.tensors):
         raise CheckpointError(
             f"{checkpoint.path}: tensors of layer {layers - 1} are missing, its config.json counts {layers} layers",

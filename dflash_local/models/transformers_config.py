@@ -14,7 +14,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.config.families import NAMED
 from dflash_local.config.module_names import DECAY, HEAD
 from dflash_local.errors import CheckpointError, MissingDependencyError
@@ -43,7 +43,7 @@ def check_kept(names: Iterable[str], where: str) -> None:
 
 
 def text_model_config(family: str, values: Mapping[str, Any], quantization: Mapping[str, Any] | None = None) -> Any:
-    """The configuration of a family's text model; of a multimodal one, too, of which no other part is loaded.
+    """Return the configuration of a family's text model; of a multimodal one, too, of which no other part is loaded.
 
     Args:
         values: of ``text_values``. quantization: of weights that are stored quantised.
@@ -60,7 +60,7 @@ def text_model_config(family: str, values: Mapping[str, Any], quantization: Mapp
 
 
 def config_at_load(quantize: str, dtype: torch.dtype) -> Any:
-    """transformers' configuration of a ``--quantize`` of bitsandbytes. Raises MissingDependencyError: not installed."""
+    """Return transformers' configuration of a bitsandbytes format. Raise MissingDependencyError: not installed."""
     require(f"--quantize {quantize}")
     from transformers import BitsAndBytesConfig
 
@@ -75,9 +75,9 @@ def config_at_load(quantize: str, dtype: torch.dtype) -> Any:
     )
 
 
-def stored_config(settings: Fields, dtype: torch.dtype) -> dict[str, Any]:
-    """The ``quantization_config`` of weights stored so, as far as reading needs it. Raises CheckpointError: a wrong
-    value. MissingDependencyError: bitsandbytes is not installed.
+def stored_config(settings: ConfigFields, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the ``quantization_config`` of weights stored so, as far as reading needs it. Raises CheckpointError: a
+    wrong value. MissingDependencyError: bitsandbytes is not installed.
     """
     require("a target that bitsandbytes quantised")
     skipped = settings.optional_names("llm_int8_skip_modules", MAX_SKIPPED)

@@ -15,25 +15,26 @@ from dflash_local.config.families import Family, of_model_type
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.models import row_attention
-from dflash_local.models.gated_deltanet import GatedDeltaNet
-from dflash_local.models.kv_cache import KVCache
 from dflash_local.models.packed_linear import can_pack
 from dflash_local.models.recurrent_cache import RecurrentCache, RecurrentSnapshot
+from dflash_local.models.reference_delta_net import ReferenceGatedDeltaNet
 
 LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention")
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a pass over M tokens left: ``hidden`` [M, H] after the final norm, ``taps`` [M, taps x H] if requested."""
+    """Hold what a pass over M tokens left: ``hidden`` [M, H] after the final norm; ``taps`` [M, taps x H] or None."""
 
     hidden: torch.Tensor
     taps: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """What layers are given: ``positions`` [1, M], cos and sin, additive masks [1, 1, M, length + M] by layer types."""
+class LayerInputs:
+    """Hold what layers are given: ``positions`` [1, M], cos and sin, additive masks [1, 1, M, length + M] by layer
+    types.
+    """
 
     positions: torch.Tensor
     rotary: tuple[torch.Tensor, torch.Tensor]
@@ -87,11 +88,11 @@ class TransformersTarget:
 
     def _replace_recurrent_layers(self) -> tuple[RecurrentCache, ...]:
         """Put our Gated-DeltaNet in place of the model's, with one stacked cache per device."""
-        groups: dict[torch.device, list[GatedDeltaNet]] = {}
+        groups: dict[torch.device, list[ReferenceGatedDeltaNet]] = {}
         for layer, kind in zip(self._layers, self._types, strict=True):
             if kind == "linear_attention":
-                if not isinstance(layer.linear_attn, GatedDeltaNet):
-                    layer.linear_attn = GatedDeltaNet(layer.linear_attn)
+                if not isinstance(layer.linear_attn, ReferenceGatedDeltaNet):
+                    layer.linear_attn = ReferenceGatedDeltaNet(layer.linear_attn)
                 weight = layer.linear_attn.A_log
                 groups.setdefault(self.device if weight.is_meta else weight.device, []).append(layer.linear_attn)
         caches = []
@@ -111,26 +112,26 @@ class TransformersTarget:
         return bool(self.recurrent)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embedding rows [M, H] as the first layer sees them; the drafter borrows them for its block."""
+        """Return embedding rows [M, H] as the first layer sees them; the drafter borrows them for its block."""
         return self._embed(ids)  # type: ignore[no-any-return]
 
     def stored_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embedding rows [M, H] as they are stored, without the scale that some families give them."""
+        """Return embedding rows [M, H] as they are stored, without the scale that some families give them."""
         return torch.nn.functional.embedding(ids, self._embed.weight)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] of hidden rows [M, H], on ``device`` wherever the head itself lies."""
+        """Return logits [M, V] of hidden rows [M, H], on ``device`` wherever the head itself lies."""
         logits = self.uncapped(hidden)
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def uncapped(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As ``head``, without the soft cap that some families give the logits."""
+        """Return logits as ``head`` does, without the soft cap that some families give them."""
         logits: torch.Tensor = self._head(hidden)
         return logits.to(self.device)
 
     @property
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embedding and head as they are stored."""
+        """Return embedding and head as they are stored."""
         head: torch.Tensor = self._head.weight
         return self._embed.weight, head.to_dense() if head.is_mkldnn else head
 
@@ -155,7 +156,7 @@ class TransformersTarget:
     def commit(self, rows: int) -> None:
         for cache in self.recurrent:
             cache.commit(rows)
-        self.kv.length += rows
+        self.kv.length += rows  # rows behind it stay and are written over
 
     def truncate(self, length: int) -> None:
         """Forget committed tokens after ``length``. KV-only targets; a recurrent one restores a snapshot."""
@@ -164,7 +165,7 @@ class TransformersTarget:
         self.kv.length = min(length, self.kv.length)
 
     def snapshot(self) -> TargetSnapshot:
-        """A point ``restore`` can return to, as long as no shorter length was restored in between."""
+        """Return a point ``restore`` can return to, as long as no shorter length was restored in between."""
         copies = tuple(RecurrentSnapshot((c.state.clone(),), (c.conv.clone(),)) for c in self.recurrent)
         return TargetSnapshot(self.length, copies)
 
@@ -192,7 +193,7 @@ class TransformersTarget:
             joined = torch.cat([t for t in taps if t is not None], dim=-1) if taps else hidden[0][:, :0]
         return Forward(self.norm(hidden), joined)
 
-    def begin(self, hidden: torch.Tensor, *, recording: bool) -> Block:
+    def begin(self, hidden: torch.Tensor, *, recording: bool) -> LayerInputs:
         """Make room for rows [1, M, H] and find what layers are given. ``recording``: for ``commit``."""
         rows, start = hidden.shape[1], self.kv.length
         self.kv.reserve(start + rows)
@@ -201,10 +202,10 @@ class TransformersTarget:
         positions = torch.arange(start, start + rows, device=hidden.device).unsqueeze(0)
         rotary = self._rotary(hidden, positions.expand(self._axes, 1, -1) if self._axes else positions)
         masks = {} if recording and self._row_by_row else self._masks(start, rows, hidden)
-        return Block(positions, rotary, masks)
+        return LayerInputs(positions, rotary, masks)
 
-    def run_layer(self, index: int, hidden: torch.Tensor, block: Block) -> torch.Tensor:
-        """The output [1, M, H] of one decoder layer over its caches."""
+    def run_layer(self, index: int, hidden: torch.Tensor, block: LayerInputs) -> torch.Tensor:
+        """Return the output [1, M, H] of one decoder layer over its caches."""
         output: torch.Tensor = self._layers[index](
             hidden,
             attention_mask=block.masks.get(self._types[index]),
@@ -216,12 +217,12 @@ class TransformersTarget:
         return output
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows [M, H] after the final norm, of the last layer's output [1, M, H]."""
+        """Return rows [M, H] after the final norm, of the last layer's output [1, M, H]."""
         normed: torch.Tensor = self._norm(hidden)
         return normed[0].to(self.device)
 
     def _masks(self, start: int, rows: int, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Attention masks [1, 1, rows, start+rows] for each layer type that needs one."""
+        """Return attention masks [1, 1, rows, start+rows] for each layer type that needs one."""
         masks: dict[str, torch.Tensor] = {}
         kinds = set(self._types) & {"full_attention", "sliding_attention"}
         for kind in kinds:
@@ -246,7 +247,7 @@ class TransformersTarget:
 
 
 def layer_types(config: Any, family: Family | None, layers: int) -> tuple[str, ...]:
-    """Kind of each decoder layer; where they are not listed, that of the family, or full attention throughout."""
+    """Return the kind of each decoder layer; where not listed, the family's, or full attention throughout."""
     types = tuple(getattr(config, "layer_types", None) or ())
     if not types:
         types = ("full_attention",) * layers if family is None else family.pattern(config.to_dict(), layers)
@@ -256,3 +257,54 @@ def layer_types(config: Any, family: Family | None, layers: int) -> tuple[str, .
             f"layer type {unknown[0]!r} of {config.model_type} is not supported", f"supported: {', '.join(LAYER_TYPES)}"
         )
     return types
+
+
+class KVCache:
+    """Keys and values of every attention layer at absolute positions. A forward over M tokens writes rows ``length ..
+    length+M-1``; they stay uncommitted until ``length`` moves, and the next forward writes over them.
+    """
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.length = 0
+        self.capacity = capacity
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def reserve(self, rows: int) -> None:
+        """Make room for ``rows`` rows in all; grows by doubling so that copies stay rare."""
+        if rows <= self.capacity:
+            return
+        while self.capacity < rows:
+            self.capacity *= 2
+        for layer, (keys, values) in self._rows.items():
+            self._rows[layer] = (self._grown(keys), self._grown(values))
+
+    def _grown(self, rows: torch.Tensor) -> torch.Tensor:
+        larger = rows.new_empty(*rows.shape[:2], self.capacity, rows.shape[3])
+        larger[:, :, : rows.shape[2]] = rows
+        return larger
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new rows [1, kv_heads, M, head_dim], perhaps of two head_dims; views of all it may see."""
+        end = self.length + keys.shape[2]
+        if layer not in self._rows:
+            self.reserve(end)
+            self._rows[layer] = tuple(  # type: ignore[assignment]
+                x.new_empty(1, x.shape[1], self.capacity, x.shape[3]) for x in (keys, values)
+            )
+        elif end > self.capacity:
+            self.reserve(end)
+        stored_keys, stored_values = self._rows[layer]
+        stored_keys[:, :, self.length : end] = keys
+        stored_values[:, :, self.length : end] = values
+        return stored_keys[:, :, :end], stored_values[:, :, :end]
+
+    def rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return committed keys and values of a layer, for tests and checksums."""
+        keys, values = self._rows[layer]
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def clear(self) -> None:
+        """Forget every row; the memory is kept."""
+        self.length = 0

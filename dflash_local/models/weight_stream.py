@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dflash_local.checkpoint_files.tensor_info import GGML, TensorInfo
-from dflash_local.checkpoint_files.weight_file import AGAIN
+from dflash_local.checkpoint_files.tensor_info import AGAIN, GGML, TensorInfo
 from dflash_local.errors import CheckpointError
 from dflash_local.models.gguf_rows import copy_values, floats_of, joined_rows, joined_values, piece_shape, pieces_of
 from dflash_local.models.place import Conversion, Place
@@ -30,12 +29,12 @@ Places = Mapping[str, Sequence[Place]]
 
 
 def takes(info: TensorInfo) -> bool:
-    """True where a tensor's dtype is read here."""
+    """Return True where a tensor's dtype is read here."""
     return all(each.dtype in DTYPES or each.dtype in GGML for each in pieces_of(info))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WindowPart:
     """Bytes of a window ``at`` an offset that belong to a tensor, from ``begin`` to ``end``."""
 
     info: TensorInfo
@@ -45,15 +44,15 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReadWindow:
     file: Path
     offset: int
     size: int
-    parts: tuple[Part, ...]
+    parts: tuple[WindowPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Extremes:
+class TensorExtremes:
     """The largest absolute value of a tensor as stored, and where it lies; None when one is NaN or infinite."""
 
     info: TensorInfo
@@ -62,13 +61,13 @@ class Extremes:
     dtype: torch.dtype
 
 
-def windows(infos: Iterable[TensorInfo], size: int = WINDOW) -> Iterator[Window]:
-    """The reads that cover these tensors, file by file and front to back; of others only short runs are read."""
+def windows(infos: Iterable[TensorInfo], size: int = WINDOW) -> Iterator[ReadWindow]:
+    """Return the reads that cover these tensors, file by file and front to back; of others only short runs are read."""
     files: dict[Path, list[TensorInfo]] = {}
     for info in infos:
         files.setdefault(info.file, []).append(info)
     for file, members in files.items():
-        parts: list[Part] = []
+        parts: list[WindowPart] = []
         first = held = 0
         for info in sorted(members, key=lambda info: info.offset):
             begin = 0
@@ -78,16 +77,16 @@ def windows(infos: Iterable[TensorInfo], size: int = WINDOW) -> Iterator[Window]
                 if parts and 0 < gap <= GAP and held + gap < size:
                     held += gap
                 elif parts and (gap or held == size):
-                    yield Window(file, first, held, tuple(parts))
+                    yield ReadWindow(file, first, held, tuple(parts))
                     parts = []
                 if not parts:
                     first, held = at, 0
                 end = min(info.nbytes, begin + size - held)
-                parts.append(Part(info, held, begin, end))
+                parts.append(WindowPart(info, held, begin, end))
                 held += end - begin
                 begin = end
         if parts:
-            yield Window(file, first, held, tuple(parts))
+            yield ReadWindow(file, first, held, tuple(parts))
 
 
 class _Ring:
@@ -121,7 +120,7 @@ class _Landing:
         self._seen: list[tuple[TensorInfo, torch.dtype]] = []
         self._left: dict[str, int] = {}  # bytes to come, by tensor
 
-    def land(self, part: Part, data: torch.Tensor) -> None:
+    def land(self, part: WindowPart, data: torch.Tensor) -> None:
         info = self._wholes[part.info.name]
         pieces = self._arriving.setdefault(info.name, {})
         if part.info.name not in pieces:
@@ -148,23 +147,23 @@ class _Landing:
         self._seen.append((info, first.dtype))
 
     def _extremes(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``extremes``, found on the device also of what lies in host memory, a slice at a time."""
+        """Return ``extremes``, found on the device also of what lies in host memory, a slice at a time."""
         if tensor.device == self._device:
             return extremes(tensor)
         slices = tensor.view(-1).split(ON_HOST_SLICE // tensor.element_size())
         found = torch.stack([extremes(part.to(self._device, non_blocking=True)) for part in slices])
         return extremes(found)
 
-    def extremes(self) -> list[Extremes]:
+    def extremes(self) -> list[TensorExtremes]:
         rows = self._found.tolist()
         return [
-            Extremes(info, peak(stored), peak(placed), dtype)
+            TensorExtremes(info, peak(stored), peak(placed), dtype)
             for (info, dtype), (stored, placed) in zip(self._seen, rows, strict=False)
         ]
 
 
 def extremes(tensor: torch.Tensor) -> torch.Tensor:
-    """The smallest and the largest value [2], NaN for a tensor with NaN in it; of float8 those of its codes."""
+    """Return the smallest and the largest value [2], NaN for a tensor with NaN in it; of float8 those of its codes."""
     if tensor.dtype == torch.float8_e4m3fn:  # which torch cannot compare
         largest = (tensor.view(torch.uint8) & FP8_NAN).amax().double()
         return torch.where(largest == FP8_NAN, torch.nan, largest).expand(2)
@@ -172,8 +171,8 @@ def extremes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _destination(info: TensorInfo, piece: TensorInfo, place: Place, device: torch.device) -> torch.Tensor:
-    """Where a piece of a tensor is read to: the place itself, or memory beside it, which is copied, repeated, decoded
-    or put in order afterwards.
+    """Return where a piece is read to: the place itself, or memory beside it, which is copied, repeated, decoded or
+    put in order afterwards.
     """
     dtype = DTYPES.get(piece.dtype, torch.uint8)
     same = isinstance(place, torch.Tensor) and place.is_contiguous() and tuple(place.shape) == tuple(piece.shape)
@@ -197,7 +196,7 @@ def fill(
     device: torch.device,
     on_fraction: Callable[[float], None] = lambda _: None,
     size: int = WINDOW,
-) -> list[Extremes]:
+) -> list[TensorExtremes]:
     """Read tensors that it ``takes`` into all their places, cast where a place has another dtype.
 
     Beside the places there are the ring and, of a tensor that is cast, one more copy at a time.
@@ -212,7 +211,7 @@ def fill(
     wanted = list(windows((piece for info in infos for piece in pieces_of(info)), size))
     ring = _Ring(device, RING, max((window.size for window in wanted), default=0))
     landing = _Landing(infos, places, device)
-    reads: deque[tuple[int, Window, Future[None]]] = deque()
+    reads: deque[tuple[int, ReadWindow, Future[None]]] = deque()
 
     def take() -> int:
         number, window, read = reads.popleft()
@@ -235,7 +234,7 @@ def fill(
     return landing.extremes()
 
 
-def _read(window: Window, buffer: torch.Tensor) -> None:
+def _read(window: ReadWindow, buffer: torch.Tensor) -> None:
     """Fill the buffer's beginning; outside of Python's lock, so that threads do this at the same time."""
     rest = buffer.numpy().data[: window.size]
     with window.file.open("rb", buffering=0) as stream:

@@ -16,7 +16,7 @@ from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import HOST_GROUPS, ITEM_BYTES, Group
 from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
-from dflash_local.layout.spec import KV_DTYPES, EngineSpec
+from dflash_local.layout.part_layout import KV_DTYPES, EngineSpec
 from dflash_local.layout.target import part_layout, parts
 from dflash_local.planner import memory
 from dflash_local.planner.ledger import Ledger, Line

@@ -21,9 +21,9 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.layout.linear import UNQUANTIZED
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.quantized import quantized
-from dflash_local.layout.spec import EngineSpec
-from dflash_local.layout.traffic import Part, Traffic, target_traffic
+from dflash_local.layout.traffic import PartKind, Traffic, target_traffic
 from dflash_local.planner import cpu_speed
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.cards import same_card
@@ -77,7 +77,7 @@ class SpeedTable:
     card: str
     products: Mapping[str, Mapping[int, Launch]]
     experts: Mapping[str, Mapping[int, Launch]]
-    parts: Mapping[int, Mapping[Part, float]]
+    parts: Mapping[int, Mapping[PartKind, float]]
     draft: tuple[float, float]
     kv: Mapping[int, float]
 

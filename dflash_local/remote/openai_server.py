@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.errors import BusyError, CheckpointError, DFlashError, Interrupted, ServerError, UsageError
 from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
 from dflash_local.loaded import nothing_done
@@ -231,14 +231,14 @@ class Reply:
                 f"the server at {self._facts.url} ended the reply: {error}", "its log has the reason; ask again"
             )
         try:
-            return list(self._events(Fields(content, "event")))
+            return list(self._events(ConfigFields(content, "event")))
         except CheckpointError as wrong:
             raise ServerError(
                 f"the server at {self._facts.url} sends a malformed reply: {wrong.message}",
                 "the request was given up; the next message asks it again",
             ) from wrong
 
-    def _events(self, content: Fields) -> Iterator[Event]:
+    def _events(self, content: ConfigFields) -> Iterator[Event]:
         now = time.perf_counter() - self._began
         self.usage = _usage(content) or self.usage
         self.acceptance = server_metrics.of_reply(content.values) or self.acceptance
@@ -246,7 +246,7 @@ class Reply:
         choices = content.optional_list("choices", MAX_CHOICES)
         if not choices:
             return
-        choice = Fields({"choices[0]": choices[0]}, "event").fields("choices[0]")
+        choice = ConfigFields({"choices[0]": choices[0]}, "event").fields("choices[0]")
         self._prompt_ids = _ids(choice, "prompt_token_ids") or self._prompt_ids
         pieces, ids = tuple(self._pieces(choice)), _ids(choice, "token_ids")
         if pieces or ids:
@@ -304,7 +304,7 @@ class Reply:
     def _count(self, name: str) -> int:
         return (self.usage or {}).get(name, 0)
 
-    def _pieces(self, choice: Fields) -> Iterator[Piece]:
+    def _pieces(self, choice: ConfigFields) -> Iterator[Piece]:
         """The texts of a choice: a delta of a chat, or the text of a completion."""
         if not choice.present("delta"):
             text = choice.optional_text("text")
@@ -324,9 +324,9 @@ class Reply:
                 seen.add((channel, text))
                 yield Piece(text, channel)
         for call in delta.optional_list("tool_calls", MAX_CALLS) or ():
-            yield from self._call(Fields({"tool_calls": call}, delta.where).fields("tool_calls"))
+            yield from self._call(ConfigFields({"tool_calls": call}, delta.where).fields("tool_calls"))
 
-    def _call(self, call: Fields) -> Iterator[Piece]:
+    def _call(self, call: ConfigFields) -> Iterator[Piece]:
         """A part of a tool call: its name on a line of its own, then its arguments as they come."""
         function = call.fields("function")
         name, arguments = function.optional_text("name"), function.optional_text("arguments")
@@ -348,12 +348,12 @@ def attach(
     return ServerSession(endpoint, wanted, probe(endpoint, wanted, program), patience)
 
 
-def _ids(content: Fields, key: str) -> tuple[int, ...]:
+def _ids(content: ConfigFields, key: str) -> tuple[int, ...]:
     ids = content.optional_list(key, MAX_IDS) or ()
     return tuple(content.check_integer(key, one, 0, MAX_ID) for one in ids)
 
 
-def _usage(content: Fields) -> dict[str, int] | None:
+def _usage(content: ConfigFields) -> dict[str, int] | None:
     """Counts of tokens; None where the event has none."""
     if not content.present("usage"):
         return None

@@ -158,7 +158,7 @@ def test_a_reply_of_pydantic_is_parsed(client: Callable[..., Any], serve: Serve)
 @pytest.mark.needs_torch
 def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> None:
     def load(_progress: object) -> Session:
-        from dflash_local.engine.load import load as load_pair
+        from dflash_local.engine.load_pair import load as load_pair
         from dflash_local.load_config import LoadConfig
 
         return load_pair(find("demo"), LoadConfig(device="cpu"))

@@ -24,8 +24,8 @@ from tests.drafter_configs import decoder_of_shape
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 pytest.importorskip("torch")
-from dflash_local.engine.cycle import Cycle  # noqa: E402
-from dflash_local.engine.figures import Figures  # noqa: E402
+from dflash_local.engine.reply_figures import ReplyFigures  # noqa: E402
+from dflash_local.engine.runner import Cycle  # noqa: E402
 from dflash_local.engine.verify_length import VerifyLength  # noqa: E402
 
 TARGET = "Qwen/Qwen3.5-9B"
@@ -57,7 +57,7 @@ class SimulatedSession(ScriptedSession):
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         assert self.costs is not None
-        figures, chance = Figures("fused", "dflash", 16, 0, 16), random.Random(len(self.requests))
+        figures, chance = ReplyFigures("fused", "dflash", 16, 0, 16), random.Random(len(self.requests))
         control = VerifyLength(self.costs, 16)
         self.requests.append(request)
         for _ in range(500):

@@ -25,7 +25,7 @@ ANSWERS = {
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_toy_answers_what_it_is_offered_for_and_stops(name: str) -> None:
-    from dflash_local.engine.load import load
+    from dflash_local.engine.load_pair import load
     from dflash_local.load_config import LoadConfig
 
     pair = find(name)

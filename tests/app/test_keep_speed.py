@@ -21,8 +21,8 @@ from dflash_local.settings import load
 from dflash_local.store.paths import speeds_folder
 
 pytest.importorskip("torch")
-from dflash_local.engine.fused import FusedRunner  # noqa: E402
-from dflash_local.engine.load import load as load_session  # noqa: E402
+from dflash_local.engine.fused_runner import FusedRunner  # noqa: E402
+from dflash_local.engine.load_pair import load as load_session  # noqa: E402
 
 H200 = Machine("NVIDIA H200", "cuda", 140 * 2**30, 139 * 2**30, "", "cuda:0")
 

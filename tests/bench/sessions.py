@@ -10,8 +10,8 @@ import torch
 
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.engine.cycle import Cycle
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.reference_runner import ReferenceRunner
+from dflash_local.engine.runner import Cycle
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KV_ONLY, HYBRID = "qwen3-v1-b8", "qwen35-v2-swa-b8"

@@ -9,8 +9,8 @@ from dflash_local.bench import plain
 from dflash_local.bench.certificate import failure, statement
 from dflash_local.bench.certify import Case, Plan, cases, certify
 from dflash_local.bench.report import certificate_lines
-from dflash_local.models.gated_deltanet import GatedDeltaNet
 from dflash_local.models.recurrent_cache import RecurrentCache
+from dflash_local.models.reference_delta_net import ReferenceGatedDeltaNet
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.bench.sessions import (
@@ -134,7 +134,7 @@ def test_our_recurrent_layers_are_back_after_the_plain_pass() -> None:
     logits = plain.plain_rows(model, (1, 2, 3), (4, 5))
     again = [layer.linear_attn for layer in model.get_decoder().layers if hasattr(layer, "linear_attn")]
     assert all(one is other for one, other in zip(ours, again, strict=True))
-    assert all(isinstance(module, GatedDeltaNet) for module in ours) and len(ours) == 6
+    assert all(isinstance(module, ReferenceGatedDeltaNet) for module in ours) and len(ours) == 6
     assert logits.shape == (2, 96)
 
 

@@ -12,7 +12,7 @@ from dflash_local.bench import fidelity
 from dflash_local.bench.fidelity import Distance, Scored, distances, rows, score_original
 from dflash_local.bench.plain import plain_rows
 from dflash_local.bench.prompts import Prompt
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import PairError, UsageError
 from dflash_local.load_config import LoadConfig

@@ -8,7 +8,7 @@ from dflash_local.catalog import registry
 from dflash_local.catalog.row import Variant
 from dflash_local.catalog.shapes import shape
 from dflash_local.catalog.variant_config import quantization_config
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.quantizers import read_quantization
 from dflash_local.config.read_model import read_model
 from dflash_local.layout.buffer import group_bytes
@@ -54,7 +54,7 @@ def test_an_unknown_recipe_is_not_guessed() -> None:
 @pytest.mark.parametrize("name", ["fp8", "gptq-int4", "gptq-int8", "autoround-int4", "awq-int4", "nvfp4"])
 def test_a_recipe_is_one_that_is_read_and_keeps_what_it_says(name: str) -> None:
     kept = Variant("a/b", name, group_size=16 if name == "nvfp4" else 128, kept_16_bits=("self_attn",))
-    found = read_quantization(Fields(dict(quantization_config(kept) or {}), "a/b"))
+    found = read_quantization(ConfigFields(dict(quantization_config(kept) or {}), "a/b"))
     assert found is not None and not found.unread
     at = "model.language_model.layers.3"
     assert found.stored(f"{at}.self_attn.q_proj") is None and found.stored(f"{at}.mlp.up_proj") is not None

@@ -15,8 +15,8 @@ from dflash_local.catalog.bundled import BUNDLED, FOLDER, Pair
 from dflash_local.check.findings import exit_code
 from dflash_local.check.layers import LayerReport, PartError, check_layers, row_errors
 from dflash_local.check.streamed_reference import StreamedReference
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.load import load
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import CheckpointError, ContextError, UsageError
 from dflash_local.kernels.decode_attention import AttentionMask

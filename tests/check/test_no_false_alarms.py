@@ -11,7 +11,7 @@ import pytest
 
 from dflash_local.catalog.bundled import BUNDLED, Pair, find
 from dflash_local.check.run import check
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.load_config import LoadConfig
 from tests.bench.sessions import GOLDEN, golden_pair
 from tests.check.faults import put_in

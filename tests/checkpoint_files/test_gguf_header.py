@@ -16,8 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFEndian, GGUFReader,
 
 from dflash_local.checkpoint_files import gguf_header
 from dflash_local.checkpoint_files.gguf_header import GgufHeader, gguf_of, is_gguf, read_gguf
-from dflash_local.checkpoint_files.gguf_types import GGML_TYPES, UNREAD, check_types
-from dflash_local.checkpoint_files.tensor_info import BLOCKS, TensorInfo
+from dflash_local.checkpoint_files.tensor_info import BLOCKS, GGML_TYPES, UNREAD, TensorInfo, check_types
 from dflash_local.errors import CheckpointError
 from tests.gguf_files import Tensor, array, gguf, key, string
 

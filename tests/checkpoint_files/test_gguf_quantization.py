@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.gguf_quantization import quantization_config
 from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.checkpoint_files.undo import Interleave, SwapAxes, Undo
@@ -24,7 +24,7 @@ def info(name: str, dtype: str, shape: tuple[int, ...] = (256, 256), undo: tuple
 def read(*tensors: TensorInfo) -> Quantization:
     settings = quantization_config({each.name: each for each in tensors})
     assert settings is not None
-    found = read_quantization(Fields(settings, "model.gguf"))
+    found = read_quantization(ConfigFields(settings, "model.gguf"))
     assert found is not None
     return found
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from dflash_local.checkpoint_files.gguf_header import read_gguf
-from dflash_local.checkpoint_files.gguf_split import open_gguf
+from dflash_local.checkpoint_files.gguf_header import open_gguf, read_gguf
 from dflash_local.errors import CheckpointError
 from tests.gguf_files import Tensor, gguf, key
 

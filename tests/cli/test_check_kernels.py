@@ -28,7 +28,7 @@ def record(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> KernelRecord:
     found = kernel_record.KernelRecord(own_home / ".cache" / "dflash-local" / "cubins", FACTS)
     found.verdicts = {"one": "right", "two": "right", "three": "hang"}
     found.tried = 3
-    found.choose("int4 24576 x 4096 at 16 rows", "FewRowConfig(warps_k=16)", 31.4)
+    found.choose("int4 24576 x 4096 at 16 rows", "FragmentGemmConfig(warps_k=16)", 31.4)
     assert found.chosen("int4 24576 x 4096 at 16 rows") and found.chosen("fp8 64 x 64 at 16 rows") is None
     monkeypatch.setattr(kernel_record, "_records", {(None, "A card"): found})
     return found
@@ -59,7 +59,9 @@ def test_what_is_known_is_told(cli: Cli, record: KernelRecord) -> None:
     assert card["failed"] == {"three": "hang"} and card["products"]["fp8 64 x 64 at 16 rows"] is None
     text = cli("check", "demo", *KERNELS).out
     assert "A card: 3 kernels tried now; known in all: 2 right, 1 hang" in text
-    assert "int4 24576 x 4096 at 16 rows: FewRowConfig" in text and "fp8 64 x 64 at 16 rows: another product" in text
+    assert (
+        "int4 24576 x 4096 at 16 rows: FragmentGemmConfig" in text and "fp8 64 x 64 at 16 rows: another product" in text
+    )
 
 
 def test_again_forgets_verdicts_and_keeps_what_is_compiled(cli: Cli, record: KernelRecord) -> None:

@@ -136,7 +136,7 @@ def kernels_that(verdict: Any) -> Callable[[Planted], None]:
 
 
 def nan(planted: Planted) -> None:
-    from dflash_local.engine.cycle import not_finite
+    from dflash_local.engine.runner import not_finite
 
     planted.reply_fails(not_finite())
 

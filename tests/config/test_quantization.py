@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.quantization import WHOLE, Quantization, StoredFormat, StoredFp4, StoredFp8, StoredInt
 from dflash_local.config.quantizers import read_quantization
 from dflash_local.errors import CheckpointError
@@ -44,13 +44,13 @@ def modelopt(algorithm: str, **others: Any) -> dict[str, Any]:
 
 
 def read(settings: dict[str, Any]) -> Quantization:
-    found = read_quantization(Fields(settings, "x"))
+    found = read_quantization(ConfigFields(settings, "x"))
     assert found is not None
     return found
 
 
 def test_a_plain_checkpoint_has_none() -> None:
-    assert read_quantization(Fields({}, "x")) is None
+    assert read_quantization(ConfigFields({}, "x")) is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts

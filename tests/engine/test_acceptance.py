@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local.api.reply import Tally
 from dflash_local.api.metrics import Metrics
+from dflash_local.api.reply import Tally
 from dflash_local.engine import Session
 from dflash_local.events import Step
 from dflash_local.request import Request
@@ -31,7 +31,10 @@ def counters(reply: Reply) -> tuple[dict[str, int], list[int]]:
     for event in reply.events:
         metrics.observe(Request(prompt="x"), event)
     text = metrics.text("m", 0, 0)
-    found = {name: int(value) for name, value in re.findall(r"^vllm:(\w+)_total\{engine=\"0\",model_name=\"m\"\} (\d+)\.0$", text, re.M)}
+    found = {
+        name: int(value)
+        for name, value in re.findall(r"^vllm:(\w+)_total\{engine=\"0\",model_name=\"m\"\} (\d+)\.0$", text, re.M)
+    }
     return found, [int(n) for n in re.findall(r"per_pos_total\{.*position=\"\d+\"\} (\d+)\.0", text)]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import costs, load, load_reference
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.packed_linear import PackedLinear, can_pack
 from tests.engine_sessions import ask

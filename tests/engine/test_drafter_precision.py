@@ -13,8 +13,8 @@ from dflash_local.catalog import bundled
 from dflash_local.drafters.dflash.fused import DFlashBlocks
 from dflash_local.engine import drafter_precision, load_fused
 from dflash_local.engine.drafter_precision import ChosenPrecision, apply, choose_precision, precision_of
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.load import load
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.kernels.quantized_weight import IntWeight

@@ -23,7 +23,7 @@ from dflash_local.drafters.dspark.fused import DSparkBlocks
 from dflash_local.drafters.dspark.layout import EMBEDDING, HEAD, DSparkConfig
 from dflash_local.drafters.dspark.reference import DSparkProposer, Tables
 from dflash_local.engine import LoadConfig, Session, drafter_precision, load
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.markov_walk import MarkovWalk
 from dflash_local.models.drafter_weights import random_weights

@@ -9,13 +9,13 @@ import torch
 
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.catalog import bundled
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.load import load
-from dflash_local.engine.planted import Planted
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.load_pair import load
+from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.session import Session
 from dflash_local.errors import EngineError
 from dflash_local.load_config import LoadConfig
-from dflash_local.models.fused import invariance
+from dflash_local.models.fused import kernel_choice
 from dflash_local.models.fused.linear import Linear
 from dflash_local.request import user_request
 from tests.engine_sessions import ask, random_prompt
@@ -41,7 +41,7 @@ def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: st
     assert session.facts.load.exact and session.facts.engine == "fused"
     plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 10)
     target: Any = session.runner.target
-    for plant in (None, lambda ids, text: Planted(target, [*ids, *text])):
+    for plant in (None, lambda ids, text: OracleDrafter(target, [*ids, *text])):
         found = certify(session, plan, plant=plant)
         assert found.verdict == "identical"
         assert found.same_bits == found.positions > 30
@@ -75,7 +75,7 @@ def test_a_drafted_run_ends_in_the_state_that_its_rows_give() -> None:
     plain = FusedRunner(target, None, 400)
     record(plain, prompt, 150, 1)
     text = list(plain.ids)
-    drafted = FusedRunner(target, Planted(target, text), 400)  # type: ignore[arg-type]
+    drafted = FusedRunner(target, OracleDrafter(target, text), 400)  # type: ignore[arg-type]
     before, rows, lengths = record(drafted, prompt, 150, target.rows)
     assert drafted.ids[: len(text)] == text and len(set(lengths)) > 3
     target.snapshot()  # commits what is left
@@ -93,7 +93,7 @@ def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypa
             return torch.mm(x + 1e-6 * x.roll(1, 0), self.weight.t(), out=out)
 
     sound, careless = Linear(torch.randn(32, 16)), Careless(torch.randn(32, 16))
-    assert invariance.independent(sound, 16) and not invariance.independent(careless, 16)
-    assert invariance.settle_rows([sound], 16) == ()
+    assert kernel_choice.independent(sound, 16) and not kernel_choice.independent(careless, 16)
+    assert kernel_choice.settle_rows([sound], 16) == ()
     with pytest.raises(EngineError, match="32 x 16 gives a row other bits"):
-        invariance.settle_rows([careless], 16)
+        kernel_choice.settle_rows([careless], 16)

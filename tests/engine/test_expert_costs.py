@@ -12,7 +12,7 @@ import torch
 from dflash_local.engine import costs as measuring
 from dflash_local.engine.costs import REPLAYS
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
-from dflash_local.engine.fused import COUNTED, FusedRunner
+from dflash_local.engine.fused_runner import COUNTED, FusedRunner
 from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Step

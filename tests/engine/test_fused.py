@@ -12,8 +12,8 @@ import torch
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.fused import AHEAD, FusedRunner
-from dflash_local.engine.load import load
+from dflash_local.engine.fused_runner import AHEAD, FusedRunner
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig

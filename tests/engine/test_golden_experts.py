@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import SamplingParams

@@ -1,4 +1,4 @@
-"""``engine.load`` on checkpoints saved with transformers: families, wrapper, dtypes, formats, refusals."""
+"""``engine.load_pair`` on checkpoints saved with transformers: families, wrapper, dtypes, formats, refusals."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 
 from dflash_local.drafters.dflash2.layout import SelectorConfig
 from dflash_local.drafters.dflash2.reference import CandidateSelector
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler, log_probabilities
 from dflash_local.kernels.candidate_walk import Codebooks
 from dflash_local.kernels.noise import gumbel

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from dflash_local.catalog import bundled
 from dflash_local.engine import load
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.low_acceptance import likely_causes
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.reply_figures import likely_causes
 from dflash_local.engine.session import Session
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig

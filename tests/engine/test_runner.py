@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dflash_local.bench.certify import Plan, cases, certify
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.reference import ReferenceRunner
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.runner import Runner
 from dflash_local.errors import UsageError
 from tests.engine_sessions import target_of

@@ -11,8 +11,8 @@ from functools import cache
 import pytest
 
 from dflash_local.catalog import bundled
-from dflash_local.engine.fused import AHEAD, FusedRunner
-from dflash_local.engine.load import load
+from dflash_local.engine.fused_runner import AHEAD, FusedRunner
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import FIRST_WAIT, LONGEST_WAIT, STREAK, VerifyLength
 from dflash_local.events import Notice, Step

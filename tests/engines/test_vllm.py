@@ -14,7 +14,7 @@ from dflash_local.app.examples import HELD_OUT
 from dflash_local.app.resolve import choose
 from dflash_local.bench.prompts import held_out
 from dflash_local.catalog import bundled
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.errors import ServerError
 from dflash_local.events import Finished, Started, Step
 from dflash_local.load_config import LoadConfig

@@ -8,7 +8,7 @@ import pytest
 
 from dflash_local.catalog import bundled
 from dflash_local.engine.drafter_precision import choose_precision
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.load_config import DRAFTER_PRECISIONS, LoadConfig

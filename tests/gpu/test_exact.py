@@ -10,9 +10,9 @@ import torch
 
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.catalog import bundled
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.load import load
-from dflash_local.engine.planted import Planted
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.load_pair import load
+from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import user_request
 from tests.engine_sessions import random_prompt
@@ -36,7 +36,7 @@ def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
     prompt = session.render(user_request("Count from 3 to 17.")).ids if bundle else tuple(random_prompt(13))
     plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
     target: Any = session.runner.target
-    for plant in (None, lambda ids, text: Planted(target, [*ids, *text])):
+    for plant in (None, lambda ids, text: OracleDrafter(target, [*ids, *text])):
         found = certify(session, plan, plant=plant)
         assert found.verdict == "identical" and found.exact
         assert found.same_bits == found.positions > 300
@@ -49,7 +49,7 @@ def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_give() -> None:
     plain = FusedRunner(target, None, NEW + 100)
     record(plain, prompt, NEW, 1)
     text, states = list(plain.ids), [state.snapshot().state[0] for state in _settled(target)]
-    drafted = FusedRunner(target, Planted(target, text), NEW + 100)  # type: ignore[arg-type]
+    drafted = FusedRunner(target, OracleDrafter(target, text), NEW + 100)  # type: ignore[arg-type]
     before, rows, lengths = record(drafted, prompt, NEW, target.rows)
     assert drafted.ids[: len(text)] == text  # the last cycle may reach behind the end
     assert len(set(lengths)) > 4 and sum(lengths) == NEW - 1

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local.config.quantization import GGUF_TYPES
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
+from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
@@ -74,7 +73,7 @@ def check_steps(path: Path, experts: bool = False) -> tuple[torch.Tensor, Target
 
 def check_packed(weights: TargetWeights, least: int) -> None:
     packed = [product for product in weights.measured if isinstance(product.weight, FragmentWeight)]
-    assert len(packed) >= least and all(isinstance(product.config, FewRowConfig) for product in packed)
+    assert len(packed) >= least and all(isinstance(product.config, FragmentGemmConfig) for product in packed)
 
 
 @pytest.mark.parametrize("dialect", FORMATS)

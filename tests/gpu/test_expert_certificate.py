@@ -12,7 +12,7 @@ import torch
 from benchmarks.random_checkpoint import build
 from dflash_local.bench.certify import Plan, cases, certify
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig

@@ -17,8 +17,8 @@ from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.timing import KernelTimer
-from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
-from dflash_local.models.fused.expert_kernels import Matrices
+from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
+from dflash_local.models.fused.routed_experts import Matrices
 
 pytestmark = pytest.mark.gpu
 
@@ -65,14 +65,16 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     expert_gemm._route_kernel.cache_clear()
 
 
-def layer(kind: FragmentFormat = INT4, mixture: Mixture = MIXTURES[0]) -> Layer:
+def layer(kind: FragmentFormat = INT4, mixture: Mixture = MIXTURES[0]) -> MixtureLayer:
     def weight(n: int, k: int) -> ExpertWeight:
         experts = mixture.all_experts
         bias = torch.zeros(experts, n, device="cuda", dtype=BF16) if mixture.clamp else None
         return ExpertWeight(random_weight(kind, (experts * n, k), torch.device("cuda")), experts, bias)
 
     activation = ClampedSwiGLU(limit=7.0, alpha=1.702) if mixture.clamp else "silu"
-    return Layer(mixture, Matrices(weight(2 * SIZE, HIDDEN), weight(HIDDEN, SIZE)), activation, bool(mixture.clamp))
+    return MixtureLayer(
+        mixture, Matrices(weight(2 * SIZE, HIDDEN), weight(HIDDEN, SIZE)), activation, bool(mixture.clamp)
+    )
 
 
 def record() -> KernelRecord:

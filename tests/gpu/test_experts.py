@@ -7,24 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_local.engine.cycle import Cycle
-from dflash_local.engine.fused import FusedRunner
-from dflash_local.engine.planted import Planted
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.oracle_drafter import OracleDrafter
+from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, experts_down, experts_swiglu, route
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
-from dflash_local.models.fused.expert_kernels import (
+from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
+from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
+from dflash_local.models.fused.routed_experts import (
     ExpertBlock,
     ExpertKernels,
     Matrices,
     mixture_of,
 )
-from dflash_local.models.fused.invariance import settle_rows
-from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
@@ -95,7 +94,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", FORMATS)
 def test_kernels_are_right_and_a_row_has_its_bits_among_any_others(name: str) -> None:
     weights = matrices(name)
-    (kernels,) = choose_expert_kernels([Layer(MIXTURE, weights, "silu")], 16, exact=True)
+    (kernels,) = choose_expert_kernels([MixtureLayer(MIXTURE, weights, "silu")], 16, exact=True)
     x, logits, residual = random(40, HIDDEN), random(40, EXPERTS + 1, seed=1), random(40, HIDDEN, seed=2)
     logits[:, 3] = 8  # every row's, like the shared one: more than eight rows of an expert
     logits[5, :EXPERTS] = 0.25  # a tie of all
@@ -114,7 +113,7 @@ def test_kernels_are_right_and_a_row_has_its_bits_among_any_others(name: str) ->
 
 def test_a_recorded_block_follows_its_rows_experts() -> None:
     weights = matrices("int4")
-    (kernels,) = choose_expert_kernels([Layer(MIXTURE, weights, "silu")], 16)
+    (kernels,) = choose_expert_kernels([MixtureLayer(MIXTURE, weights, "silu")], 16)
     x, logits = random(16, HIDDEN), random(16, EXPERTS + 1)
     run(kernels, weights, x, logits, None)
     graph = torch.cuda.CUDAGraph()
@@ -142,7 +141,7 @@ def test_counts_of_experts_come_to_the_host_without_a_wait(tmp_path: Path) -> No
     """Of cycles that are recorded and replayed: what ``route`` of the same rows says, whatever their number."""
     weights, facts = read(save_model("qwen3_moe", tmp_path, **sizes_of("qwen3_moe", 256)), 16, exact=False)
     target, prompt = FusedTarget(weights, facts.model, (0, 2), 900, 16), random_prompt(11)
-    runner = FusedRunner(target, Planted(target, [*prompt, *random_prompt(800)]), 900)  # type: ignore[arg-type]
+    runner = FusedRunner(target, OracleDrafter(target, [*prompt, *random_prompt(800)]), 900)  # type: ignore[arg-type]
     sampler = Sampler(SamplingParams(), 1, target.vocab_size, torch.tensor(prompt, device="cuda"))
     runner.begin(sampler, frozenset(), 16, True)
     lengths = (1, 4, 16)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dflash_local.catalog import bundled
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.graphs import Graphs
-from dflash_local.engine.load import load
-from dflash_local.engine.planted import Planted
+from dflash_local.engine.load_pair import load
+from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
@@ -34,7 +34,7 @@ def test_two_hundred_replayed_cycles_equal_eager_ones(family: str) -> None:
     record(plain, prompt, new, 1)
     found = []
     for on_gpu in (True, False):
-        runner = FusedRunner(target, Planted(target, plain.ids), new + 50)  # type: ignore[arg-type]
+        runner = FusedRunner(target, OracleDrafter(target, plain.ids), new + 50)  # type: ignore[arg-type]
         runner._graphs = Graphs(on_gpu)
         _, rows, lengths = record(runner, prompt, new, target.rows)
         assert len(lengths) >= 200 and len(set(lengths)) > 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_local.kernels import few_row_gemm, kernel_trial
+from dflash_local.kernels import fragment_gemm, kernel_trial
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import record_of
 from dflash_local.kernels.timing import KernelTimer
@@ -28,9 +28,9 @@ PLANTED = {
 
 def planted(verdict: str) -> str:
     """A source whose kernel takes what the real one takes."""
-    real = few_row_gemm.SOURCE.read_text(encoding="utf-8")
-    (arguments,) = re.findall(r"\nfew_row_gemm\((.*?)\) \{", real, re.DOTALL)
-    return f'{TYPES}\nextern "C" __global__ void few_row_gemm({arguments}) {PLANTED[verdict]}\n'
+    real = fragment_gemm.SOURCE.read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"\nfragment_gemm\((.*?)\) \{", real, re.DOTALL)
+    return f'{TYPES}\nextern "C" __global__ void fragment_gemm({arguments}) {PLANTED[verdict]}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +65,9 @@ def check_product(layer: Linear, wide: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("verdict", PLANTED)
 def test_a_planted_fault_is_found_and_replaced(verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "few_row_gemm.cu"
+    source = tmp_path / "fragment_gemm.cu"
     source.write_text(planted(verdict))
-    monkeypatch.setattr(few_row_gemm, "SOURCE", source)
+    monkeypatch.setattr(fragment_gemm, "SOURCE", source)
     layer = Linear(int4(1024, 2048, 128, device="cuda"))
     wide = layer.weight.dequantized()
     finish([layer])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
+from dflash_local.kernels.allocate import pinned_empty
 from dflash_local.kernels.gather_rows import gather_rows
-from dflash_local.kernels.pinned import pinned_empty
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams
 from tests.engine_sessions import Reply, random_prompt

@@ -13,7 +13,7 @@ from benchmarks.random_checkpoint import build
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.layers import check_layers
 from dflash_local.check.products import check_products
-from dflash_local.engine.load import load
+from dflash_local.engine.load_pair import load
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused.target import FusedTarget
 from tests.check import faults

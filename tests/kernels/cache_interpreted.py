@@ -15,7 +15,7 @@ from dflash_local.kernels import decode_attention, qk_norm_rope_cache
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.split_kv import DeviceProperties
-from dflash_local.layout import split_kv
+from dflash_local.layout import attention as attention_layout
 
 EIGHT = torch.float8_e4m3fn
 CPU = torch.device("cpu")
@@ -137,7 +137,7 @@ def attention() -> Found:
 def rows() -> Found:
     """A row's bits: at another index, among other rows, under another max_seq_len, over splits that are fixed."""
     with_kernels(True)
-    modules: tuple[Any, ...] = (split_kv, decode_attention)
+    modules: tuple[Any, ...] = (attention_layout, decode_attention)
     for module in modules:
         module.SPLITS_PER_DOUBLING, module.FIXED_SPLIT_SIZE = 2, 32
     cases: list[tuple[torch.dtype, int, int, tuple[float, ...] | None]] = [

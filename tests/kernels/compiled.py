@@ -37,8 +37,8 @@ from dflash_local.kernels import (
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.skinny_gemm import GemmConfig
+from dflash_local.layout.attention import SPLITS_PER_DOUBLING
 from dflash_local.layout.cycle import CHOICE_BLOCK
-from dflash_local.layout.split_kv import SPLITS_PER_DOUBLING
 from dflash_local.models.fused.kernel_choice import candidates
 from dflash_local.models.fused.linear import GateUp, Linear
 from tests.cuda_cards import SHARED_MEMORY, TRITON_CARDS

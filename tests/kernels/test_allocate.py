@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dflash_local.errors import DoesNotFitError
-from dflash_local.kernels.allocate import UNIT, Tensors
-from dflash_local.kernels.pinned import pinned_empty
+from dflash_local.kernels.allocate import UNIT, Tensors, pinned_empty
 from dflash_local.layout.buffer import Buffer
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.kernels import delta_step
 from dflash_local.kernels.delta_chunk import run_rows
-from dflash_local.kernels.delta_rows import Rows, heads_of, read_rows
+from dflash_local.kernels.delta_rows import DeltaRows, heads_of, read_rows
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
 
 SHAPE = GatedDeltaNetConfig(2, 4, 16, 8, 4)
@@ -39,7 +39,7 @@ def copy_of(log: GatedDeltaState) -> GatedDeltaState:
     return GatedDeltaState(**{name: getattr(log, name).clone() for name in names})
 
 
-def recurrence(rows: Rows, state: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def recurrence(rows: DeltaRows, state: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition, token by token, in float64."""
     q, k, v = (part.double() for part in heads_of(rows, SHAPE))
     g, beta = rows.gates.double().unbind(1)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dflash_local.kernels import expert_gemm, few_row_gemm
+from dflash_local.kernels import expert_gemm, fragment_gemm
 from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig, Mixture
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
@@ -152,7 +152,7 @@ def gated(x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None, routed
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
-# Without codes, with zero points and with scales of scales; test_few_row_gemm_on_host decodes every format.
+# Without codes, with zero points and with scales of scales; test_fragment_gemm_on_host decodes every format.
 LIKE_ANOTHER = ("int4", "int8, rows", "fp8", "fp8, rows", "MXFP4", "NVFP4", "Q4_1", "Q4_K")
 
 
@@ -204,4 +204,4 @@ def test_products_are_right_and_a_row_has_its_bits_among_any_others(name: str, k
     assert torch.equal(other[1], between[order]) and torch.equal(other[2], out[order]), "among other rows"
     for seed in (0, 2) if clamped else ():  # ten tiles for seven blocks: most are shared
         assert torch.equal(run(x, logits, residual, seed, DownConfig(3, 2, 2, shares_tiles=True))[2], out)
-        assert not few_row_gemm.zero_counters(x.device).any(), "as they were found"
+        assert not fragment_gemm.zero_counters(x.device).any(), "as they were found"

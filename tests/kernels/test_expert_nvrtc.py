@@ -10,7 +10,7 @@ import torch
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.experts import ExpertWeight
-from dflash_local.kernels.few_row_gemm import source_text
+from dflash_local.kernels.fragment_gemm import source_text
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from tests.cuda_cards import SHARED_MEMORY

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from dflash_local.kernels import split_kv
 from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.split_kv import decode_config
-from dflash_local.layout.split_kv import FIXED_SPLIT_SIZE, MIN_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
+from dflash_local.layout.attention import FIXED_SPLIT_SIZE, MIN_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
 
 EIGHT = torch.float8_e4m3fn
 

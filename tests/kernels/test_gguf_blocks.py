@@ -7,8 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from dflash_local.checkpoint_files.gguf_types import GGML_TYPES, UNREAD
-from dflash_local.checkpoint_files.tensor_info import BLOCKS
+from dflash_local.checkpoint_files.tensor_info import BLOCKS, GGML_TYPES, UNREAD
 from dflash_local.kernels.gguf_blocks import DECODERS, decode_blocks
 
 SHAPE = (3, 2, 1024)  # weights

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import cuda_driver, few_row_gemm, kernel_trial, nvrtc, product_check, trial_worker
-from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.few_row_trial import FewRowTrial
+from dflash_local.kernels import cuda_driver, fragment_gemm, kernel_trial, nvrtc, product_check, trial_worker
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
-from dflash_local.kernels.kernel_trial import Request, TrialsImpossibleError, try_kernels
+from dflash_local.kernels.kernel_trial import TrialRequest, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, many_rows
+from dflash_local.kernels.product_trials import FragmentGemmTrial
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.worker.process import WorkerError
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
@@ -42,10 +42,10 @@ FORMATS.extend((replace(FORMATS[1], tail=24), PLAIN))
 # What each planted kernel does, by warps_k of its configuration.
 PLANTED = """
 import os
-from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels import fragment_gemm
 from dflash_local.kernels.trial_worker import answer
 
-right = few_row_gemm.linear
+right = fragment_gemm.linear
 
 def planted(x, weight, out, config, residual=None):
     found = right(x, weight, out, None, residual)
@@ -53,12 +53,12 @@ def planted(x, weight, out, config, residual=None):
         os.abort()
     return found
 
-few_row_gemm.linear = planted
+fragment_gemm.linear = planted
 """
 
 
-def trial(kind: FragmentFormat, warps_k: int, rows: int = 8) -> FewRowTrial:
-    return FewRowTrial(kind, (48, 256), False, FewRowConfig(warps_k, 1, 1, 2), rows)
+def trial(kind: FragmentFormat, warps_k: int, rows: int = 8) -> FragmentGemmTrial:
+    return FragmentGemmTrial(kind, (48, 256), False, FragmentGemmConfig(warps_k, 1, 1, 2), rows)
 
 
 def nobody(text: str, part: float) -> None:
@@ -86,9 +86,9 @@ def test_each_planted_fault_is_found_and_the_next_kernel_is_tried(tmp_path: Path
     try_kernels(trials, CPU, again, lambda text, part: pytest.fail("tried again"), tmp_path / "no_such_worker.py")
 
 
-def ask(*trials: FewRowTrial, compile_only: bool = False) -> object:
+def ask(*trials: FragmentGemmTrial, compile_only: bool = False) -> object:
     """What the child answers, without one."""
-    request = Request.of(CPU, trials, compile_only)
+    request = TrialRequest.of(CPU, trials, compile_only)
     return json.loads(trial_worker.answer(pickle.dumps(request)))
 
 
@@ -96,7 +96,7 @@ def test_kernels_of_every_format_pass_with_the_reference_in_their_place() -> Non
     assert ask(compile_only=True) == {}
     for kind in FORMATS:
         for paired in (False, True)[: 1 if kind.tail else 2]:
-            assert ask(FewRowTrial(kind, (64, 512), paired, FewRowConfig(), 8)) == {"verdict": "right"}
+            assert ask(FragmentGemmTrial(kind, (64, 512), paired, FragmentGemmConfig(), 8)) == {"verdict": "right"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_error_of_the_device_is_a_fault_and_a_full_one_no_verdict(
     def faulty(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(few_row_gemm, "linear", faulty)
+    monkeypatch.setattr(fragment_gemm, "linear", faulty)
     assert ask(trial(FORMATS[1], 1)) == answer
 
 
@@ -122,7 +122,7 @@ def test_a_compiler_that_only_the_child_lacks_gives_no_verdict(monkeypatch: pyte
     def missing(*args: object) -> None:
         raise MissingDependencyError("the compiler NVRTC is not installed", "pip install it")
 
-    monkeypatch.setattr(few_row_gemm, "compiled", missing)
+    monkeypatch.setattr(fragment_gemm, "compiled", missing)
     answer = {"unable": "the child process that tries kernels says: the compiler NVRTC is not installed"}
     assert ask(trial(FORMATS[1], 1), compile_only=True) == answer
 
@@ -231,8 +231,8 @@ FAULTS = {
 def test_a_wrong_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random_weight(FORMATS[1], (64, 512), CPU)
     check = ProductCheck(weight, False, many_rows(8, 512, CPU))
-    assert check.passes(FewRowConfig(), 8)
-    right, calls = few_row_gemm.linear, [0]
+    assert check.passes(FragmentGemmConfig(), 8)
+    right, calls = fragment_gemm.linear, [0]
     swapped = replace(weight, codes=weight.codes.clone())
     swapped.codes[0, 0, 0] = int(swapped.codes[0, 0, 0]) ^ 1  # one code of all
 
@@ -249,8 +249,8 @@ def test_a_wrong_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPat
             found.mul_(1 + 2**-7)
         return found
 
-    monkeypatch.setattr(product_check.few_row_gemm, "linear", planted)
-    assert not check.passes(FewRowConfig(), 8)
+    monkeypatch.setattr(product_check.fragment_gemm, "linear", planted)
+    assert not check.passes(FragmentGemmConfig(), 8)
 
 
 def test_records_are_kept_apart_by_card_driver_compiler_and_source(tmp_path: Path) -> None:

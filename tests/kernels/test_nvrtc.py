@@ -12,8 +12,8 @@ import torch
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import delta_step, few_row_gemm, nvrtc
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels import delta_step, fragment_gemm, nvrtc
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from tests.cuda_cards import SHARED_MEMORY
@@ -51,13 +51,13 @@ def on_meta(n: int, k: int, kind: FragmentFormat) -> FragmentWeight:
 
 
 def check_compiled(
-    compiler: nvrtc.Nvrtc, card: int, weight: FragmentWeight, paired: bool, rows: int, config: FewRowConfig
+    compiler: nvrtc.Nvrtc, card: int, weight: FragmentWeight, paired: bool, rows: int, config: FragmentGemmConfig
 ) -> None:
     """It compiles, takes no shared memory of its own beside what the host counts, and few numbers leave registers."""
-    options = few_row_gemm.compile_options(weight.format, weight.shape[1], config, rows, paired)
-    source = few_row_gemm.source_text(few_row_gemm.SOURCE)
+    options = fragment_gemm.compile_options(weight.format, weight.shape[1], config, rows, paired)
+    source = fragment_gemm.source_text(fragment_gemm.SOURCE)
     compiled, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
-    assert compiled.startswith(b"\x7fELF") and few_row_gemm.KERNEL_NAME.encode() in compiled
+    assert compiled.startswith(b"\x7fELF") and fragment_gemm.KERNEL_NAME.encode() in compiled
     assert "warning" not in log and "bytes smem" not in log, log
     spilled = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) <= 128, (config, log)
@@ -77,7 +77,7 @@ def test_each_card_compiles_a_configuration_of_some_formats(compiler: nvrtc.Nvrt
     at, kind = list(FORMATS).index(name), FORMATS[name]
     card, rows = list(SHARED_MEMORY)[at % len(SHARED_MEMORY)], (16, 8)[at // 2 % 2]
     weight, paired = on_meta(24_576, 4096, kind), not kind.tail
-    config = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)[0]
+    config = fragment_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)[0]
     check_compiled(compiler, card, weight, paired, rows, config)
 
 
@@ -90,7 +90,7 @@ def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card
         if paired and weight.format.tail:
             continue
         for rows in (8, 16):
-            configs = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
+            configs = fragment_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
             assert configs
             for config in configs:
                 check_compiled(compiler, card, weight, paired, rows, config)
@@ -103,7 +103,7 @@ def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tu
         for paired in (False,) if kind.tail else (False, True):
             weight = on_meta(*sizes, kind)
             for rows in (1, 16, 64):
-                configs = few_row_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
+                configs = fragment_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)
                 assert configs and len(configs) <= 10
                 for config in configs:
                     taken = config.shared_bytes(sizes[1], rows, kind) + RESERVED_SHARED_MEMORY

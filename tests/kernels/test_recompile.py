@@ -7,14 +7,13 @@ import pytest
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import nvrtc
 from dflash_local.kernels.expert_gemm import DownConfig, KernelSpec, Mixture
-from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial
-from dflash_local.kernels.few_row_gemm import FewRowConfig
-from dflash_local.kernels.few_row_trial import FewRowTrial
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import PLAIN
+from dflash_local.kernels.product_trials import ExpertTrial, FragmentGemmTrial, RouteTrial
 from dflash_local.report.scrub import Secrets, scrub
 from tools.replay.recompile import recompiled
 
-NAME = FewRowTrial(PLAIN, (4096, 4096), False, FewRowConfig(), 16).kernel
+NAME = FragmentGemmTrial(PLAIN, (4096, 4096), False, FragmentGemmConfig(), 16).kernel
 
 
 def test_the_name_survives_a_report() -> None:

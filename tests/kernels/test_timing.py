@@ -32,7 +32,7 @@ class Replayed:
 @pytest.fixture(autouse=True)
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "device_properties", lambda device: DeviceProperties(0, 16, (9, 0), L2))
-    monkeypatch.setattr(timing, "Replay", Replayed)
+    monkeypatch.setattr(timing, "GraphReplay", Replayed)
 
 
 def test_three_times_the_cache_is_read_and_no_more() -> None:

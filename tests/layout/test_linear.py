@@ -12,7 +12,7 @@ from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import (
     UNQUANTIZED,
     LinearSpec,
-    Part,
+    MatrixPart,
     WeightFormat,
     linear_buffers,
     segments,
@@ -54,7 +54,7 @@ def test_parts_join_only_with_the_same_parameters() -> None:
     coarse, fine = StoredInt("pack-quantized", 128), StoredInt("pack-quantized", 32)
     stored = {"a": coarse, "b": coarse, "c": fine, "d": replace(fine, zeros=True), "e": replace(fine, bits=8)}
     formats = {name: weight_format(each) for name, each in stored.items()}
-    product = LinearSpec("p", 256, tuple(Part(name, 16) for name in formats))
+    product = LinearSpec("p", 256, tuple(MatrixPart(name, 16) for name in formats))
     runs = segments(product, formats.__getitem__)
     assert [[part.module for part in run.parts] for run in runs] == [["a", "b"], ["c"], ["d"], ["e"]]
     found = [buffer.nbytes for buffer in linear_buffers(product, formats.__getitem__, "bfloat16", "target weights")]
@@ -64,7 +64,7 @@ def test_parts_join_only_with_the_same_parameters() -> None:
 
 def test_blocks_begin_with_the_rows_of_each_part() -> None:
     """A part whose rows end inside a block has its last scales for itself; what follows is another weight."""
-    product = LinearSpec("p", 200, (Part("a", 256), Part("b", 100), Part("c", 60)))
+    product = LinearSpec("p", 200, (MatrixPart("a", 256), MatrixPart("b", 100), MatrixPart("c", 60)))
     blocks = weight_format(StoredFp8((128, 128)))
     runs = segments(product, lambda _module: blocks)
     assert [[part.module for part in run.parts] for run in runs] == [["a", "b"], ["c"]]
@@ -75,7 +75,7 @@ def test_blocks_begin_with_the_rows_of_each_part() -> None:
 @pytest.mark.parametrize("stored", [StoredFp8((1, WHOLE)), StoredFp8((WHOLE, WHOLE)), StoredInt("gptq", WHOLE, bits=8)])
 def test_a_scale_for_a_matrix_or_a_row_is_kept_for_each_row(stored: StoredFormat) -> None:
     """So that matrices with scales of their own join in one weight, whatever rows they have."""
-    product = LinearSpec("p", 96, (Part("q", 48), Part("k", 7), Part("v", 7)))
+    product = LinearSpec("p", 96, (MatrixPart("q", 48), MatrixPart("k", 7), MatrixPart("v", 7)))
     (run,) = segments(product, lambda _module: weight_format(stored))
     assert [buffer.shape for buffer in run.buffers(96, "bfloat16", "target weights")][1] == (62, 1)
     assert sizes(stored, 62, 96)[1] == ((62, 1), "float32")

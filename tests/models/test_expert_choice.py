@@ -14,27 +14,27 @@ import torch
 from dflash_local.errors import KernelError
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import Mixture
-from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import PLAIN
 from dflash_local.kernels.kernel_record import KernelRecord
-from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError
+from dflash_local.kernels.kernel_trial import KernelTrial, OnProgress, TrialsImpossibleError
+from dflash_local.kernels.product_trials import ExpertTrial, RouteTrial
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.models.fused import expert_choice
-from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
-from dflash_local.models.fused.expert_kernels import Matrices
+from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
+from dflash_local.models.fused.routed_experts import Matrices
 from tests import expert_references
 from tests.card_clock import CardClock
 
 EXPERTS, HIDDEN, SIZE = 6, 128, 64
 
 
-def layer(size: int = SIZE, biased: bool = False) -> Layer:
+def layer(size: int = SIZE, biased: bool = False) -> MixtureLayer:
     def weight(n: int, k: int) -> ExpertWeight:
         return ExpertWeight(random_weight(PLAIN, (EXPERTS * n, k), torch.device("cpu")), EXPERTS)
 
-    return Layer(Mixture(EXPERTS, 2), Matrices(weight(2 * size, HIDDEN), weight(HIDDEN, size)), "silu", biased)
+    return MixtureLayer(Mixture(EXPERTS, 2), Matrices(weight(2 * size, HIDDEN), weight(HIDDEN, size)), "silu", biased)
 
 
 @pytest.fixture
@@ -48,11 +48,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> CardClock:
 
 
 @pytest.fixture
-def asked(record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+def asked(record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatch) -> list[KernelTrial]:
     """The trials of a card on which all kernels are right and the last that is measured is the fastest."""
-    found: list[Trial] = []
+    found: list[KernelTrial] = []
 
-    def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
+    def all_right(
+        trials: Iterable[KernelTrial], device: torch.device, record: KernelRecord, progress: OnProgress
+    ) -> None:
         new = [trial for trial in trials if trial.kernel not in record.verdicts]
         found.extend(new)
         record.verdicts |= {trial.kernel: "right" for trial in new}
@@ -72,13 +74,15 @@ def asked(record: KernelRecord, clock: CardClock, monkeypatch: pytest.MonkeyPatc
 def judged(monkeypatch: pytest.MonkeyPatch, verdict_of: Any) -> None:
     """Trials end as a function of them says; None: untried so far."""
 
-    def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
+    def try_kernels(
+        trials: Iterable[KernelTrial], device: torch.device, record: KernelRecord, progress: OnProgress
+    ) -> None:
         record.verdicts |= {trial.kernel: verdict_of(trial) for trial in trials}
 
     monkeypatch.setattr(expert_choice, "try_kernels", try_kernels)
 
 
-def test_every_kernel_that_may_be_launched_is_tried_before(asked: list[Trial], record: KernelRecord) -> None:
+def test_every_kernel_that_may_be_launched_is_tried_before(asked: list[KernelTrial], record: KernelRecord) -> None:
     heard: list[str] = []
     (found,) = choose_expert_kernels([layer(biased=True)], 16, progress=lambda text, part: heard.append(text))
     assert asked[0] == RouteTrial(Mixture(EXPERTS, 2), True) and heard == ["measuring experts"]
@@ -91,7 +95,7 @@ def test_every_kernel_that_may_be_launched_is_tried_before(asked: list[Trial], r
 
 
 def test_what_was_measured_is_remembered_by_product_and_rows_and_timed_once_at_each_load(
-    asked: list[Trial], record: KernelRecord, clock: CardClock
+    asked: list[KernelTrial], record: KernelRecord, clock: CardClock
 ) -> None:
     layers = [layer(), layer(), layer(32)]
     first = choose_expert_kernels(layers, 16)
@@ -106,7 +110,7 @@ def test_what_was_measured_is_remembered_by_product_and_rows_and_timed_once_at_e
 
 
 def test_a_choice_that_is_wrong_with_the_weights_at_hand_is_made_again(
-    asked: list[Trial], record: KernelRecord, monkeypatch: pytest.MonkeyPatch
+    asked: list[KernelTrial], record: KernelRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = choose_expert_kernels([layer()], 8)
     bad = first.configs[8]
@@ -131,13 +135,13 @@ def test_a_choice_that_is_wrong_with_the_weights_at_hand_is_made_again(
 
 
 def test_in_exact_mode_a_configuration_is_right_with_any_rows(
-    asked: list[Trial], monkeypatch: pytest.MonkeyPatch
+    asked: list[KernelTrial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose kernel for a step is wrong would be launched there."""
     (last,) = choose_expert_kernels([layer()], 16)
     bad = last.configs[16]
 
-    def verdict(trial: Trial) -> str:
+    def verdict(trial: KernelTrial) -> str:
         failed = isinstance(trial, ExpertTrial) and trial.spec.config in bad and trial.spec.rows == 8
         return "wrong" if failed else "right"
 
@@ -150,9 +154,9 @@ def test_in_exact_mode_a_configuration_is_right_with_any_rows(
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_where_none_is_right_for_more_rows_launches_have_few(
-    exact: bool, asked: list[Trial], monkeypatch: pytest.MonkeyPatch
+    exact: bool, asked: list[KernelTrial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def verdict(trial: Trial) -> str:
+    def verdict(trial: KernelTrial) -> str:
         many = isinstance(trial, ExpertTrial) and trial.spec.rows == 16 and trial.spec.name == "expert_down"
         return "fault" if many else "right"
 
@@ -163,7 +167,7 @@ def test_where_none_is_right_for_more_rows_launches_have_few(
 
 @pytest.mark.parametrize("failed", ["route", "expert_gate_up", "expert_down"])
 def test_without_a_right_kernel_the_engine_says_so(
-    failed: str, asked: list[Trial], monkeypatch: pytest.MonkeyPatch
+    failed: str, asked: list[KernelTrial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[object] = []
     judged(monkeypatch, lambda trial: "hang" if trial.kernel.startswith(failed) else "right")
@@ -175,7 +179,7 @@ def test_without_a_right_kernel_the_engine_says_so(
 
 
 def test_where_no_child_can_use_the_device_the_engine_says_why(
-    asked: list[Trial], record: KernelRecord, monkeypatch: pytest.MonkeyPatch
+    asked: list[KernelTrial], record: KernelRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def impossible(*args: object) -> None:
         raise TrialsImpossibleError("another process has the device for itself")
@@ -188,7 +192,7 @@ def test_where_no_child_can_use_the_device_the_engine_says_why(
     assert choose_expert_kernels([layer()], 8) and not record.impossible
 
 
-def test_experts_that_no_kernel_takes_are_refused(asked: list[Trial]) -> None:
+def test_experts_that_no_kernel_takes_are_refused(asked: list[KernelTrial]) -> None:
     odd = layer()
     plain = torch.zeros(EXPERTS * 24, HIDDEN).bfloat16()
     refused = odd._replace(matrices=odd.matrices._replace(gate_up=ExpertWeight(plain, EXPERTS)))

@@ -13,8 +13,8 @@ from dflash_local.kernels import expert_gemm
 from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused.expert_kernels import ExpertKernels
 from dflash_local.models.fused.moe import MoE
+from dflash_local.models.fused.routed_experts import ExpertKernels
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import cuda_driver, few_row_gemm, nvrtc
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels import cuda_driver, fragment_gemm, nvrtc
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord
-from dflash_local.kernels.kernel_trial import Progress, Trial
+from dflash_local.kernels.kernel_trial import KernelTrial, OnProgress
 from dflash_local.kernels.quantized_weight import CodedWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.kernels.timing import TIMED_AGAIN
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.fused import fragment_format, fragment_kernels, kernel_choice
+from dflash_local.models.fused import fragment_kernels, kernel_choice
 from dflash_local.models.fused.kernel_choice import candidates, choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, first_out_features
 from dflash_local.models.fused.target import FusedTarget
@@ -52,10 +52,12 @@ def record(tmp_path: Path) -> KernelRecord:
 def card(record: KernelRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where kernels run and were tried; products stay PyTorch's, since activations lie on the CPU."""
 
-    def all_right(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
+    def all_right(
+        trials: Iterable[KernelTrial], device: torch.device, record: KernelRecord, progress: OnProgress
+    ) -> None:
         record.verdicts |= {trial.kernel: "right" for trial in trials if trial.kernel not in record.verdicts}
 
-    for module in (fragment_format, kernel_choice):
+    for module in (fragment_kernels, kernel_choice):
         monkeypatch.setattr(module, "runs_kernels", lambda weight: isinstance(weight, CodedWeight))
     monkeypatch.setattr(fragment_kernels, "record_of", lambda device: record)
     monkeypatch.setattr(fragment_kernels, "try_kernels", all_right)
@@ -142,7 +144,7 @@ def test_a_kernel_that_is_wrong_on_this_card_is_not_offered(
     bad = candidates(single, 227 * 1024, 16)[0]
     assert without_kernel([single]) and not without_kernel([Linear(int4(96, 256, 32))])
     for name in ("linear", "swiglu"):
-        right = getattr(few_row_gemm, name)
+        right = getattr(fragment_gemm, name)
 
         def wrong(
             x: torch.Tensor, weight: object, out: torch.Tensor, config: object, *residual: object, right: Any = right
@@ -156,7 +158,7 @@ def test_a_kernel_that_is_wrong_on_this_card_is_not_offered(
                 found[-1, -1] = float("nan")
             return found
 
-        monkeypatch.setattr(few_row_gemm, name, wrong)
+        monkeypatch.setattr(fragment_gemm, name, wrong)
     offered = candidates(single, 227 * 1024, 16)
     assert offered and bad not in offered
 
@@ -183,7 +185,7 @@ def test_what_was_the_fastest_is_not_tried_again_and_timed_once(
     heard: list[str] = []
     first = choose_configs(layers, 16, lambda text, part: heard.append(text))
     assert len(clock.us) > 4 and layers[0].config == layers[1].config and heard[-1] == "measuring"
-    assert isinstance(layers[0].config, FewRowConfig)
+    assert isinstance(layers[0].config, FragmentGemmConfig)
 
     def again(*args: object) -> None:
         assert not {trial.kernel for trial in args[0]} - set(record.verdicts)  # type: ignore[attr-defined]
@@ -230,7 +232,7 @@ def test_the_library_s_or_triton_s_product_of_a_plain_weight_is_remembered_for_i
         monkeypatch.setattr(module, "runs_kernels", lambda weight: True)
     if not compiler:
         monkeypatch.setattr(nvrtc, "why_not", lambda capability: MissingDependencyError("NVRTC is not installed"))
-    monkeypatch.setattr(few_row_gemm, "linear", lambda x, weight, out, config, *residual: out.fill_(1))
+    monkeypatch.setattr(fragment_gemm, "linear", lambda x, weight, out, config, *residual: out.fill_(1))
     layers = [Linear(torch.randn(96, 256).bfloat16()) for _ in range(3)]
     want = None if fastest == "library" else GemmConfig(16, 64, 4)
     clock.us[want] = 1.0
@@ -253,7 +255,9 @@ def test_kernels_that_failed_give_way_to_the_generic_product_and_a_line_counts_t
     finish([layer])
     verdicts: Iterator[Any] = itertools.chain(["hang", "fault", "wrong"], itertools.repeat("untried"))
 
-    def try_kernels(trials: Iterable[Trial], device: torch.device, record: KernelRecord, progress: Progress) -> None:
+    def try_kernels(
+        trials: Iterable[KernelTrial], device: torch.device, record: KernelRecord, progress: OnProgress
+    ) -> None:
         record.verdicts |= {trial.kernel: next(verdicts) for trial in trials if trial.kernel not in record.verdicts}
 
     monkeypatch.setattr(fragment_kernels, "try_kernels", try_kernels)

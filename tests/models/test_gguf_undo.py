@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dflash_local.checkpoint_files.undo import Add, Interleave, LogOfNegated, SwapAxes, Undo, moves_rows_only
-from dflash_local.models.gguf_undo import undone
+from dflash_local.models.gguf_rows import undone
 
 
 def test_axes_are_swapped_behind_the_start() -> None:

@@ -17,8 +17,7 @@ from dflash_local.kernels.delta_step import CycleState
 from dflash_local.kernels.quantized_weight import Fp4Weight
 from dflash_local.layout.linear import FormatOf, unquantized
 from dflash_local.layout.moe import MoELayout
-from dflash_local.layout.part_layout import WeightSpec
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec, WeightSpec
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places
 from dflash_local.models.fused.moe import MoE, MoEWeights

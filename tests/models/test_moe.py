@@ -19,8 +19,7 @@ from dflash_local.kernels.experts import (
 )
 from dflash_local.layout.linear import unquantized
 from dflash_local.layout.moe import MoELayout
-from dflash_local.layout.part_layout import WeightSpec
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec, WeightSpec
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.moe import MoE, MoEWeights
 from dflash_local.models.fused.part import RunState

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from dflash_local.catalog.bundled import find
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.engine.fused import FusedRunner
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import coded_matrices

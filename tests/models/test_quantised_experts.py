@@ -15,8 +15,8 @@ from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.models import weight_stream
-from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.moe import MoEWeights
+from dflash_local.models.fused.routed_experts import RoutedExperts
 from dflash_local.models.fused.weights import TargetWeights
 from tests.both_engines import assert_alike, fused_tokens, logits, reference_tokens, weights_of
 from tests.live_memory import LiveMemory
@@ -151,7 +151,7 @@ def test_plain_experts_in_one_tensor_beside_quantised_attention(tmp_path: Path) 
 def test_products_decode_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A row's bits do not depend on how many rows of a matrix are decoded at a time."""
     folder, _ = save("qwen3_moe", tmp_path, "gptq_zeros")
-    experts: Experts = mixture(folder).experts
+    experts: RoutedExperts = mixture(folder).experts
     x = torch.randn(1, experts.gate_up.in_features)
     whole = experts.gate_up.product(x, 3)
     monkeypatch.setattr("dflash_local.kernels.quantized_weight.DEQUANTIZED_SLICE", 16 * x.shape[1])

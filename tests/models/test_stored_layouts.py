@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.layout.linear import Part, weight_format
+from dflash_local.layout.linear import MatrixPart, weight_format
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places
 from dflash_local.models.fused.formats import FORMATS
@@ -63,7 +63,7 @@ def read(stored: StoredFormat, tensors: Stored, folder: Path) -> torch.Tensor:
     kind = FORMATS[type(form)]
     buffers = form.buffers("p", ROWS, COLUMNS, "float32", "target weights")
     weight = kind.weight(form, Tensors(buffers, CPU).take(buffers), torch.float32)
-    fill_places(Checkpoint.open(folder), named, kind.places(weight, form, [Part("a", ROWS)]))
+    fill_places(Checkpoint.open(folder), named, kind.places(weight, form, [MatrixPart("a", ROWS)]))
     return decode(weight, torch.empty(ROWS, COLUMNS))
 
 
@@ -117,4 +117,4 @@ def test_groups_that_do_not_divide_a_matrix_are_refused_by_its_name(stored: Stor
     buffers = form.buffers("p", ROWS, 72, "float32", "target weights")
     weight = kind.weight(form, Tensors(buffers, CPU).take(buffers), torch.float32)
     with pytest.raises(CheckpointError, match="^a.q_proj: groups of (16|32) do not divide a matrix of about 72 inputs"):
-        kind.places(weight, form, [Part("a.q_proj", ROWS)])
+        kind.places(weight, form, [MatrixPart("a.q_proj", ROWS)])

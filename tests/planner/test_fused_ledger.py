@@ -17,21 +17,21 @@ from dflash_local.bench.random_pair import RandomPair, of_row, read_pair  # noqa
 from dflash_local.catalog import registry  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.catalog.shapes import shape  # noqa: E402
-from dflash_local.checkpoint_files.config_values import Fields  # noqa: E402
+from dflash_local.checkpoint_files.config_values import ConfigFields  # noqa: E402
 from dflash_local.config.features import AttentionConfig, LayerConfig, ModelConfig  # noqa: E402
 from dflash_local.config.quantizers import USUAL, read_quantization  # noqa: E402
 from dflash_local.drafters.dflash.fused import DFlashBlocks  # noqa: E402
 from dflash_local.drafters.drafter import Drafter  # noqa: E402
 from dflash_local.drafters.engines import blocks_of  # noqa: E402
 from dflash_local.engine import drafter_precision  # noqa: E402
-from dflash_local.engine.fused import FusedRunner  # noqa: E402
-from dflash_local.engine.load import load  # noqa: E402
+from dflash_local.engine.fused_runner import FusedRunner  # noqa: E402
+from dflash_local.engine.load_pair import load  # noqa: E402
 from dflash_local.errors import DFlashError  # noqa: E402
 from dflash_local.layout import pair as layout  # noqa: E402
 from dflash_local.layout.buffer import distinct  # noqa: E402
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE, stored_formats  # noqa: E402
+from dflash_local.layout.part_layout import EngineSpec  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
-from dflash_local.layout.spec import EngineSpec  # noqa: E402
 from dflash_local.layout.target import weight_buffers  # noqa: E402
 from dflash_local.load_config import DRAFTER_PRECISIONS, QUANTIZED, LoadConfig  # noqa: E402
 from dflash_local.models import drafter_weights  # noqa: E402
@@ -211,7 +211,7 @@ BITS = {"fp8": 8, "int8": 8, "int4": 4 + 16 / 128, "int4-g128": 4 + 16 / 128, "i
 def test_the_ledger_of_coded_matrices_is_what_is_allocated(name: str, when: str, how: str) -> None:
     """They count in the bits that they are published in, or rounded to as they are read."""
     pair, at_load = PAIRS[name], when == "at load"
-    stored = None if at_load else read_quantization(Fields(USUAL[how], name))
+    stored = None if at_load else read_quantization(ConfigFields(USUAL[how], name))
     pair = replace(pair, model=quantized(pair.model, how) if at_load else replace(pair.model, quantization=stored))
     _, runner = check_ledger(pair, LoadConfig(quantize=how if at_load else None, drafter_precision="full"))
     counts, target = target_parameters(pair.model), runner.target.weights
@@ -244,7 +244,7 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
 def test_a_quantised_head_is_drafted_with_as_it_is(stored: Any, precision: str) -> None:
     name = "Qwen/Qwen3-8B"
     pair = PAIRS[name]
-    pair = replace(pair, model=replace(pair.model, quantization=read_quantization(Fields(stored, name))))
+    pair = replace(pair, model=replace(pair.model, quantization=read_quantization(ConfigFields(stored, name))))
     found, runner = check_ledger(pair, LoadConfig(drafter_precision=precision))
     assert found["head"] == covered(runner.target.weights.head) and "head for drafting" not in found
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.config.read_model import read_model
@@ -227,7 +227,7 @@ def test_quantised_experts_take_less_where_their_codes_are_kept() -> None:
     assert found.fits and found.ledger.lines[0].note == "int4, rounded as they are read"
     assert 15 * GIB < (found.ledger.lines[0].bytes or 0) < 18 * GIB, "33 billion weights of 4.125 bits, and some of 16"
     assert found.ledger.loading.note == "the weights, and one while it is rounded"
-    published = replace(EXPERTS, quantization=read_quantization(Fields(USUAL["fp8"], "x")))
+    published = replace(EXPERTS, quantization=read_quantization(ConfigFields(USUAL["fp8"], "x")))
     as_stored = plan(published, EXPERTS_DRAFTER, replace(machine, free=48 * GIB), replace(kept, quantize=None))
     assert as_stored.fits and as_stored.stored == "fp8 128x128"
     assert 31 * GIB < (as_stored.ledger.lines[0].bytes or 0) < 34 * GIB, "a byte a weight"

@@ -18,9 +18,9 @@ from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.drafters.dflash.layout import DFlashConfig  # noqa: E402
 from dflash_local.drafters.dflash.reference import DrafterModel  # noqa: E402
 from dflash_local.engine import session  # noqa: E402
-from dflash_local.engine.load import DEFAULT_CONTEXT  # noqa: E402
+from dflash_local.engine.load_pair import DEFAULT_CONTEXT  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
-from dflash_local.models import drafter_weights, kv_cache, load_target, rope, transformers_config  # noqa: E402
+from dflash_local.models import drafter_weights, load_target, rope, transformers_config, transformers_target  # noqa: E402
 from dflash_local.models.transformers_target import TransformersTarget  # noqa: E402
 from dflash_local.planner import formats, load, memory, parameters, plan  # noqa: E402
 from tests.drafter_configs import read_decoder  # noqa: E402
@@ -52,7 +52,7 @@ def drafter_of(biased: bool = False, second: bool = False) -> DFlashConfig:
 
 
 def test_the_rooms_agree_on_constants() -> None:
-    assert kv_cache.KVCache().capacity == memory.FIRST_ROWS
+    assert transformers_target.KVCache().capacity == memory.FIRST_ROWS
     assert rope.FIRST_ROWS == memory.FIRST_TABLE_ROWS
     assert session.KEPT_SNAPSHOTS + 1 == load.SNAPSHOTS
     assert DEFAULT_CONTEXT == plan.DEFAULT_CONTEXT

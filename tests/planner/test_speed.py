@@ -14,7 +14,7 @@ from benchmarks import speed_table
 from benchmarks.speed_table import Measured
 from dflash_local.catalog.row import Kind, Published, Row
 from dflash_local.drafters.dspark.layout import DSparkConfig
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, recorded_probe

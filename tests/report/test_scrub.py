@@ -54,7 +54,7 @@ def test_private_texts_go(text: str, secret: str) -> None:
         "NVIDIA H200, driver 580.159.04, compute 9.0",
         "2026-11-20T12:34:56Z",
         "int4 24576 x 4096 at 16 rows",
-        "FewRowConfig(warps_k=16, warps_n=2, num_stages=4)",
+        "FragmentGemmConfig(warps_k=16, warps_n=2, num_stages=4)",
         "-DCODES=2 -DGROUP_SIZE=128 N=4096 TAIL=0",
         "engine/session.py:84 in load",
         "Linux-6.8.0-45-generic-x86_64-with-glibc2.39",

@@ -17,7 +17,7 @@ from dflash_local import settings  # noqa: E402
 from dflash_local.app.default_model import default_model  # noqa: E402
 from dflash_local.app.resolve import resolve  # noqa: E402
 from dflash_local.catalog.bundled import Pair  # noqa: E402
-from dflash_local.engine.load import load  # noqa: E402
+from dflash_local.engine.load_pair import load  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.occupancy import occupancy  # noqa: E402
 from dflash_local.service.chat_options import ChatOptions  # noqa: E402

@@ -17,7 +17,7 @@ from tests.ui.stage import Stage, play
 @pytest.mark.needs_torch
 def test_a_chat_and_a_race_with_the_demo_pair() -> None:
     def start(*_: object) -> Service:
-        from dflash_local.engine.load import load
+        from dflash_local.engine.load_pair import load
         from dflash_local.load_config import LoadConfig
 
         return Service(load(find("demo"), LoadConfig(device="cpu"), None))

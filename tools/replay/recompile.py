@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import expert_gemm, few_row_gemm, nvrtc
+from dflash_local.kernels import expert_gemm, fragment_gemm, nvrtc
 
 # Of names that come from elsewhere nothing but numbers of a kernel reaches the compiler.
 OPTION = re.compile(r"--std=c\+\+\d\d|-D[A-Z][A-Z0-9_]{0,40}=-?\d{1,9}")
@@ -22,7 +22,7 @@ def recompiled(kernel: str, capability: tuple[int, int]) -> str:
     experts = next(
         (word for word in kernel.split() if word in expert_gemm.SOURCES), None
     )  # a few-row kernel has no name
-    source = few_row_gemm.source_text(few_row_gemm.SOURCE) if experts is None else expert_gemm.source_of(experts)
+    source = fragment_gemm.source_text(fragment_gemm.SOURCE) if experts is None else expert_gemm.source_of(experts)
     target = f"--gpu-architecture=sm_{capability[0]}{capability[1]}"
     try:
         nvrtc.nvrtc().compile(source, [target, *options])

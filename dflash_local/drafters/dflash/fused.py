@@ -17,15 +17,14 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cac
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import mlp as mlp_layout
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_weights import DrafterWeights, LayerWeights, random_on_device, read_weights
+from dflash_local.models.drafter_weights import DrafterLayerWeights, DrafterWeights, random_on_device, read_weights
 from dflash_local.models.fused.attention import Attention, AttentionWeights
 from dflash_local.models.fused.decoder_layer import DecoderLayer
-from dflash_local.models.fused.embedding import embedding_rows
 from dflash_local.models.fused.formats import Weight
-from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, quantise_layer
+from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, embedding_rows, quantise_layer
 from dflash_local.models.fused.mlp import MLP, MLPWeights
-from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
+from dflash_local.models.fused.weight_tensors import RMSNorm
 
 
 class DFlashBlocks:
@@ -41,7 +40,7 @@ class DFlashBlocks:
     def __init__(
         self, config: DFlashConfig, weights: DrafterWeights, target: FusedTarget, draft_window: int | None = None
     ) -> None:
-        """``weights``: as they are read, or of ``coded``. ``draft_window``: context rows it looks back on."""
+        """Bind ``weights`` as they are read, or of ``coded``. ``draft_window``: context rows it looks back on."""
         self.config, self.target = config, target
         self.length = 0
         self.window = draft_window or 0
@@ -95,7 +94,7 @@ class DFlashBlocks:
         """Bind what the kind has beside, before the layers are made; ``tensors``: of all ``buffers``."""
 
     def _own_layer(self, index: int, layer: DecoderLayer) -> DecoderLayer:
-        """The layer with what the kind has around its parts."""
+        """Return the layer with what the kind has around its parts."""
         return layer
 
     def _finish_own(self, drafted: torch.Tensor) -> None:
@@ -108,7 +107,7 @@ class DFlashBlocks:
     def _of(self, weight: torch.Tensor) -> RMSNorm:
         return RMSNorm(weight.to(self.target.device), self.config.rms_norm_eps)
 
-    def _layer(self, index: int, weights: LayerWeights, tensors: Tensors) -> DecoderLayer:
+    def _layer(self, index: int, weights: DrafterLayerWeights, tensors: Tensors) -> DecoderLayer:
         config, spec, rows = self.config, self.target.spec, self.config.draft_rows
         heads = config.attention(index)
         rows_of_heads = weights.query_key_norm.to(self.target.device)
@@ -197,7 +196,7 @@ class DFlashBlocks:
         self.length = start + len(taps)
 
     def _write_cache(self, projected: torch.Tensor, start: torch.Tensor) -> None:
-        """Keys and values of all layers with their biases, normed and rotated, into the cache rows ``start ..``."""
+        """Write keys and values of all layers with their biases, normed and rotated, to cache rows ``start ..``."""
         # All layers' caches lie one behind the other, so their heads are treated like those of one layer.
         cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
         norms = (self._hidden_norm.weight, self._context_key_norm)  # there are no queries: the first is not read

@@ -1,4 +1,4 @@
-"""What a DFlash drafter is, which tensors it has, and every buffer of it in the fused engine.
+"""Describe what a DFlash drafter is, which tensors it has, and every buffer of it in the fused engine.
 
 The other kinds are DFlash drafters that have more: they override the methods named ``own_``. Torch-free.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from dflash_local.checkpoint_files import text_config
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.text_config import MAX_POSITION, MAX_VOCAB, MAX_WIDTH
 from dflash_local.config import drafter_fields
 from dflash_local.config.features import AttentionConfig, MLPConfig, ModelConfig
@@ -23,7 +23,7 @@ from dflash_local.layout.linear import (
     UNQUANTIZED,
     FormatOf,
     LinearSpec,
-    Part,
+    MatrixPart,
     WeightFormat,
     eight_bits,
     linear_buffers,
@@ -31,10 +31,9 @@ from dflash_local.layout.linear import (
     stored_formats,
     unquantized,
 )
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.target import head_format
-from dflash_local.layout.traffic import Part as TrafficPart
-from dflash_local.layout.traffic import Product, Traffic, kv_traffic, weight_product
+from dflash_local.layout.traffic import PartKind, ProductTraffic, Traffic, kv_traffic, weight_product
 from dflash_local.load_config import FREQUENT, DrafterPrecision
 
 # Options of other trainers that change the forward pass, with the value at which they change nothing.
@@ -85,14 +84,14 @@ class DFlashConfig(Drafter):
         cls: type[Decoder], config: Mapping[str, Any], source: str, inferred: Collection[str] = ()
     ) -> Decoder:
         """Read a ``config.json``; ``dflash_config`` comes first. Raises as ``Drafter.from_config``."""
-        nested = Fields(config, source).inner("dflash_config")
-        fields = Fields({**config, **{k: v for k, v in nested.items() if v is not None}}, source)
+        nested = ConfigFields(config, source).inner("dflash_config")
+        fields = ConfigFields({**config, **{k: v for k, v in nested.items() if v is not None}}, source)
         drafter_fields.refuse_variants(fields, cls.not_supported)
         layers = fields.integer("num_hidden_layers", 1, drafter_fields.MAX_LAYERS)
         hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
         heads, kv_heads, head_dim = drafter_fields.heads(fields, hidden)
         types, windows, causal = drafter_fields.attention_pattern(
-            fields, Fields(config, source), Fields(nested, source), layers
+            fields, ConfigFields(config, source), ConfigFields(nested, source), layers
         )
         eps = fields.optional_number("rms_norm_eps", 1e-12, 0.1)
         block = cls.read_block(fields)
@@ -116,40 +115,40 @@ class DFlashConfig(Drafter):
             "max_position_embeddings": fields.optional_integer("max_position_embeddings", 1, MAX_POSITION),
             "num_target_layers": fields.optional_integer("num_target_layers", 1, text_config.MAX_LAYERS),
             "target_hidden_size": fields.optional_integer("target_hidden_size", 1, MAX_WIDTH),
-            "quantization": drafter_fields.quantization(Fields(config, source)),
+            "quantization": drafter_fields.quantization(ConfigFields(config, source)),
             "source": source,
             "inferred": tuple(sorted(set(inferred) & {*SIZES, *cls.own_sizes})),
         }
         return cls(**{**known, **cls.own_values(fields, known)})
 
     @classmethod
-    def read_block(cls, fields: Fields) -> int:
+    def read_block(cls, fields: ConfigFields) -> int:
         """Read ``block_size``."""
         return fields.integer("block_size", MIN_BLOCK, MAX_BLOCK)
 
     @classmethod
-    def own_values(cls, fields: Fields, known: Mapping[str, Any]) -> dict[str, Any]:
+    def own_values(cls, fields: ConfigFields, known: Mapping[str, Any]) -> dict[str, Any]:
         """Read what the kind has beside, or otherwise than ``known``. Raises UnknownValue, CheckpointError."""
         return {}
 
     def own_tensors(self) -> Shapes:
-        """Shapes of the kind's own tensors, as ``tensors``."""
+        """Return shapes of the kind's own tensors, as ``tensors``."""
         return {}
 
     def own_products(self) -> tuple[LinearSpec, ...]:
-        """Products of the kind's own."""
+        """Return products of the kind's own."""
         return ()
 
     def own_weights(self, dtype: str) -> tuple[Buffer, ...]:
-        """Buffers of the kind's own tensors that are no products, named and shaped as in the checkpoint."""
+        """Return buffers of the kind's own tensors that are no products, named and shaped as in the checkpoint."""
         return ()
 
     def own_buffers(self, vocab_size: int, dtype: str) -> tuple[Buffer, ...]:
-        """What the kind's block works on beside; the arguments are those of ``buffers``."""
+        """Return what the kind's block works on beside; the arguments are those of ``buffers``."""
         return ()
 
-    def own_traffic(self, ids: int, dtype: str) -> Mapping[Product, int]:
-        """Products that the choice of a block's drafts reads beside, and how often; ``ids`` can be drafted."""
+    def own_traffic(self, ids: int, dtype: str) -> Mapping[ProductTraffic, int]:
+        """Return products that the choice of a block's drafts reads beside, and how often; ``ids`` can be drafted."""
         return {}
 
     def fused_refusal(self) -> str:
@@ -172,13 +171,13 @@ class DFlashConfig(Drafter):
         )
 
     def with_attention_factor(self, attention_factor: float | None) -> DFlashConfig:
-        """The same drafter with another rope amplitude; None changes nothing."""
+        """Return the same drafter with another rope amplitude; None changes nothing."""
         if attention_factor is None:
             return self
         return replace(self, rope=replace(self.rope, attention_factor=attention_factor))
 
     def tensors(self, target_hidden: int) -> Shapes:
-        """3 and 11 for each layer, 4 more with biases, and the kind's own."""
+        """Return 3 and 11 for each layer, 4 more with biases, and the kind's own."""
         hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_heads * head, self.num_kv_heads * head
         shapes: Shapes = {
@@ -222,7 +221,7 @@ class DFlashConfig(Drafter):
 
     @property
     def repeated_size(self) -> int:
-        """Key and value projections stand twice, and a norm has a row for each head, keys' ones in two places."""
+        """Count key and value projections, which stand twice, and norms: a row for each head, keys' in two places."""
         layers, keys = self.num_layers, self.num_kv_heads * self.head_dim
         projections = 2 * layers * keys * self.hidden_size + (2 * layers * keys if self.attention_bias else 0)
         return projections + layers * (self.num_heads + 2 * self.num_kv_heads - 2) * self.head_dim
@@ -240,7 +239,7 @@ class DFlashConfig(Drafter):
     ) -> Iterator[Buffer]:
         for product in products(self, target_hidden).all():
             yield from matrix_buffers(product, matrix_format(product, format_of, precision), dtype)
-        yield from vectors(self, dtype).all()
+        yield from vectors(self, dtype).values()
         yield from self.own_weights(dtype)
 
     def buffers(self, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
@@ -255,7 +254,7 @@ class DFlashConfig(Drafter):
         yield draft_logits(self.block_size, drafted_ids(spec, vocab_size), spec.dtype)
 
     def traffic(self, target: ModelConfig, spec: EngineSpec) -> Traffic:
-        found: Counter[Product] = Counter()
+        found: Counter[ProductTraffic] = Counter()
         format_of = stored_formats(self.quantization)
         for product in products(self, target.hidden_size).all():
             form = matrix_format(product, format_of, spec.precision)
@@ -264,7 +263,7 @@ class DFlashConfig(Drafter):
         head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
         found[weight_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
         found.update(self.own_traffic(drafted_ids(spec, target.vocab_size), spec.dtype))
-        parts: Counter[TrafficPart] = Counter({"attention": self.num_layers, "MLP": self.num_layers})
+        parts: Counter[PartKind] = Counter({"attention": self.num_layers, "MLP": self.num_layers})
         attentions = (self.attention(index) for index in range(self.num_layers))
         return Traffic(found, {}, parts, *kv_traffic(attentions, spec.cache_dtype))
 
@@ -282,7 +281,7 @@ class LayerProducts(NamedTuple):
     down: LinearSpec
 
 
-class Products(NamedTuple):
+class DrafterProducts(NamedTuple):
     """Products of a drafter's own.
 
     Attributes:
@@ -300,10 +299,10 @@ class Products(NamedTuple):
         return (self.fc, self.context_kv, *(product for layer in self.layers for product in layer), *self.own)
 
 
-def products(config: DFlashConfig, target_hidden: int) -> Products:
+def products(config: DFlashConfig, target_hidden: int) -> DrafterProducts:
     hidden = config.hidden_size
     context = [
-        Part(f"layers.{index}.self_attn.{name}", heads_of(config).kv_size)
+        MatrixPart(f"layers.{index}.self_attn.{name}", heads_of(config).kv_size)
         for name in ("k_proj", "v_proj")
         for index in range(config.num_layers)
     ]
@@ -312,65 +311,43 @@ def products(config: DFlashConfig, target_hidden: int) -> Products:
         heads = attention.AttentionLayout(heads_of(config)).projections(f"{at}.self_attn", hidden)
         return LayerProducts(*heads, *mlp.MLPLayout(config.mlp).projections(f"{at}.mlp", hidden))
 
-    return Products(
-        LinearSpec("fc", len(config.taps) * target_hidden, (Part("fc", hidden),)),
+    return DrafterProducts(
+        LinearSpec("fc", len(config.taps) * target_hidden, (MatrixPart("fc", hidden),)),
         LinearSpec("context_kv", hidden, tuple(context)),
         tuple(layer(f"layers.{index}") for index in range(config.num_layers)),
         config.own_products(),
     )
 
 
-class LayerVectors(NamedTuple):
-    """Norms and biases of one layer. ``qk_norm``: a row for each query head and each key head."""
+def vectors(config: DFlashConfig, dtype: str) -> dict[str, Buffer]:
+    """Describe the norms and biases by their names.
 
-    input_norm: Buffer
-    post_norm: Buffer
-    qk_norm: Buffer
-    qkv_bias: Buffer | None
-    output_bias: Buffer | None
-
-
-class Vectors(NamedTuple):
-    """Norms and biases. ``context_key_norm``: a row for each key head of all layers."""
-
-    hidden_norm: Buffer
-    norm: Buffer
-    context_key_norm: Buffer
-    context_kv_bias: Buffer | None
-    layers: tuple[LayerVectors, ...]
-
-    def all(self) -> tuple[Buffer, ...]:
-        found = (*self[:4], *(vector for layer in self.layers for vector in layer))
-        return tuple(vector for vector in found if isinstance(vector, Buffer))
-
-
-def vectors(config: DFlashConfig, dtype: str) -> Vectors:
+    ``qk_norm`` has a row for each query head and each key head of a layer, ``context_key_norm`` one for each key head
+    of all layers.
+    """
     hidden, heads = config.hidden_size, heads_of(config)
-
-    def vector(name: str, *shape: int) -> Buffer:
-        return Buffer(name, shape, dtype, GROUP)
-
-    def layer(at: str) -> LayerVectors:
-        return LayerVectors(
-            vector(f"{at}.input_layernorm.weight", hidden),
-            vector(f"{at}.post_attention_layernorm.weight", hidden),
-            vector(f"{at}.self_attn.qk_norm.weight", heads.num_heads + heads.num_kv_heads, heads.head_dim),
-            vector(f"{at}.self_attn.qkv_proj.bias", heads.qkv_size) if heads.qkv_bias else None,
-            vector(f"{at}.self_attn.o_proj.bias", hidden) if heads.output_bias else None,
-        )
-
-    return Vectors(
-        vector("hidden_norm.weight", hidden),
-        vector("norm.weight", hidden),
-        vector("context_key_norm.weight", config.num_layers * heads.num_kv_heads, heads.head_dim),
-        vector("context_kv.bias", 2 * config.num_layers * heads.kv_size) if heads.qkv_bias else None,
-        tuple(layer(f"layers.{index}") for index in range(config.num_layers)),
-    )
+    shapes: Shapes = {
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+        "context_key_norm.weight": (config.num_layers * heads.num_kv_heads, heads.head_dim),
+    }
+    if heads.qkv_bias:
+        shapes["context_kv.bias"] = (2 * config.num_layers * heads.kv_size,)
+    for index in range(config.num_layers):
+        at = f"layers.{index}"
+        shapes |= {
+            f"{at}.input_layernorm.weight": (hidden,),
+            f"{at}.post_attention_layernorm.weight": (hidden,),
+            f"{at}.self_attn.qk_norm.weight": (heads.num_heads + heads.num_kv_heads, heads.head_dim),
+        }
+        if heads.qkv_bias:
+            shapes |= {f"{at}.self_attn.qkv_proj.bias": (heads.qkv_size,), f"{at}.self_attn.o_proj.bias": (hidden,)}
+    return {name: Buffer(name, shape, dtype, GROUP) for name, shape in shapes.items()}
 
 
 def matrix_format(product: LinearSpec, format_of: FormatOf, precision: DrafterPrecision = FULL) -> WeightFormat:
-    """A product's one format: that in which the checkpoint has all of its parts (``format_of``), else as ``precision``
-    says. What the checkpoint has in several is decoded.
+    """Return a product's one format: what all of its parts have in the checkpoint (``format_of``), else by
+    ``precision``. What the checkpoint has in several is decoded.
     """
     first, *others = segments(product, format_of)
     if first.format != UNQUANTIZED and not others:
@@ -382,8 +359,8 @@ def matrix_buffers(product: LinearSpec, form: WeightFormat, dtype: str) -> Itera
     return linear_buffers(product, lambda _module: form, dtype, GROUP)
 
 
-class SharedBuffers(NamedTuple):
-    """What a drafter's block and its context rows work on.
+class DrafterBuffers(NamedTuple):
+    """Hold what a drafter's block and its context rows work on.
 
     Attributes:
         caches: keys and values of all layers. rows: the residual stream, its norm, the rows behind the last norm.
@@ -396,7 +373,7 @@ class SharedBuffers(NamedTuple):
     context: tuple[Buffer, Buffer]
 
 
-def shared_buffers(config: DFlashConfig, spec: EngineSpec) -> SharedBuffers:
+def shared_buffers(config: DFlashConfig, spec: EngineSpec) -> DrafterBuffers:
     heads = heads_of(config)
     caches = (config.num_layers, heads.num_kv_heads, spec.drafter_capacity, heads.head_dim)
 
@@ -408,7 +385,7 @@ def shared_buffers(config: DFlashConfig, spec: EngineSpec) -> SharedBuffers:
 
     block, hidden = config.draft_rows, config.hidden_size
     most = max(block, spec.rows)
-    return SharedBuffers(
+    return DrafterBuffers(
         (cache("keys"), cache("values")),
         Buffer(f"{OWNER}.ids", (block,), "int64", "buffers"),
         (rows("x", block, hidden), rows("normed", block, hidden), rows("hidden", block, hidden)),
@@ -422,7 +399,7 @@ def partial_buffers(config: DFlashConfig, spec: EngineSpec) -> tuple[Buffer, Buf
 
 
 def drafted_ids(spec: EngineSpec, vocab_size: int) -> int:
-    """Ids that can be drafted: the first so many."""
+    """Count ids that can be drafted: the first so many."""
     return min(vocab_size, FREQUENT) if spec.precision.head == "frequent" else vocab_size
 
 

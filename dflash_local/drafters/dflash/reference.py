@@ -38,7 +38,7 @@ Part = Literal["attention", "mlp"]
 
 
 def drafter_dtype(target_dtype: torch.dtype) -> torch.dtype:
-    """The drafter's dtype: bfloat16 for float16, which the taps' fusion overflows: acceptance falls to nothing."""
+    """Return the drafter's dtype: bfloat16 for float16, which the taps' fusion overflows."""
     return torch.bfloat16 if target_dtype == torch.float16 else target_dtype
 
 
@@ -112,17 +112,17 @@ class DrafterModel:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Model:
-        """A drafter with random weights, the same for the same seed: test material."""
+        """Return a drafter with random weights, the same for the same seed: test material."""
         _refuse_float16(dtype)
         return cls(config, random_weights(config, target_hidden, seed, torch.device(device), dtype))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights on the device; K and V projections count twice (see DrafterWeights)."""
+        """Return bytes of all weights on the device; K and V projections count twice (see DrafterWeights)."""
         return self._weights.nbytes
 
     def new_cache(self, capacity: int = 256, draft_window: int | None = None) -> ContextCache:
-        """An empty cache for one sequence. ``capacity``: rows at first; it doubles when full."""
+        """Return an empty cache for one sequence. ``capacity``: rows at first; it doubles when full."""
         config = self.config
         return ContextCache(
             config.num_layers,
@@ -160,7 +160,7 @@ class DrafterModel:
 
     @torch.no_grad()
     def draft_hidden(self, cache: ContextCache, embeddings: torch.Tensor, start: int) -> torch.Tensor:
-        """The block's hidden states after the final norm; the first draft's row predicts position ``start + 1``.
+        """Return the block's hidden states after the final norm; the first draft's row predicts position ``start + 1``.
 
         A pure function of the cache's committed rows and the embeddings: the block's own keys and
         values go into scratch rows behind ``cache.length`` and are forgotten.
@@ -198,13 +198,13 @@ class DrafterModel:
         return x + self._around(index, "mlp", lambda rows: self._feed_forward(index, rows), post_norm(x))
 
     def _around(self, index: int, part: Part, sublayer: Sublayer, rows: torch.Tensor) -> torch.Tensor:
-        """The output of a layer's sublayer on normed rows; a kind may have something around it."""
+        """Return the output of a layer's sublayer on normed rows; a kind may have something around it."""
         return sublayer(rows)
 
     def _attention(
         self, index: int, x: torch.Tensor, cache: ContextCache, cos_sin: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Of normed rows; their keys and values go behind the committed ones."""
+        """Attend for normed rows; their keys and values go behind the committed ones."""
         layer, query_key_norm = self._weights.layers[index], self._norms[index][1]
         rows, config = x.shape[0], self.config
         start, end = cache.length, cache.length + rows
@@ -274,11 +274,11 @@ class DFlashProposer:
         return cls(drafter, target, draft_window)
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The block's rows."""
+        """Return the block's rows."""
         return self.target.embed(ids)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """For the ids that the target has."""
+        """Return logits for the ids that the target has."""
         return self.target.head(hidden.to(self.target.dtype))
 
     def _choose(
@@ -289,7 +289,7 @@ class DFlashProposer:
         sampler: Sampler,
         noise: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Ids of drafted rows [m]; ``anchor``: [1]."""
+        """Return ids of drafted rows [m]; ``anchor``: [1]."""
         return sampler.draft(logits, None if noise is None else noise[: len(logits)])
 
     @property

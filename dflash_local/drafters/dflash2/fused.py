@@ -41,7 +41,7 @@ class Convolution:
     rows: torch.Tensor
 
     def before(self, normed: torch.Tensor) -> torch.Tensor:
-        """The part's input [B, H] of normed rows; it lies in ``rows``."""
+        """Return the part's input [B, H] of normed rows; it lies in ``rows``."""
         self.projection(normed, self.kernels)
         return block_convolution(normed, self.base[0], self._own(0), self.rows)
 

@@ -1,4 +1,4 @@
-"""What a DFlash 2 drafter has beside a DFlash one: convolutions over the block, and a selector of candidates.
+"""Describe what a DFlash 2 drafter has beside a DFlash one: convolutions over the block, and a selector of candidates.
 
 Torch-free.
 """
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dflash_local.checkpoint_files.config_values import Fields
+from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.text_config import MAX_VOCAB
 from dflash_local.drafters.dflash.layout import GROUP, NOT_SUPPORTED, OWNER, DFlashConfig
 from dflash_local.drafters.drafter import Shapes
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.cycle import CHOICE_BLOCK
-from dflash_local.layout.linear import LinearSpec, Part
+from dflash_local.layout.linear import LinearSpec, MatrixPart
 
 MOST_CANDIDATES = 64  # of the selector's kernels, which take them out one by one
 CONVOLVED = ("attention_conv", "mlp_conv")  # modules of a layer
@@ -41,8 +41,8 @@ class BlockConvolution:
     group_size: int
 
     @classmethod
-    def from_fields(cls, fields: Fields, hidden: int, block: int) -> BlockConvolution:
-        """Raises UnknownValue; CheckpointError: it is wider than the block, or a group does not divide the channels."""
+    def from_fields(cls, fields: ConfigFields, hidden: int, block: int) -> BlockConvolution:
+        """Read the settings. Raise CheckpointError where it is wider than the block, or a group does not divide."""
         size = fields.integer("conv_kernel_size", 1, block)
         group = fields.integer("conv_group_size", 1, hidden)
         if hidden % group:
@@ -50,7 +50,7 @@ class BlockConvolution:
         return cls(size, group)
 
     def kernels(self, hidden: int) -> int:
-        """Numbers of a row's own kernels: two sides, each of so many rows for each group."""
+        """Count numbers of a row's own kernels: two sides, each of so many rows for each group."""
         return 2 * self.kernel_size * (hidden // self.group_size)
 
     def tensor_shapes(self, at: str, hidden: int) -> Shapes:
@@ -77,8 +77,8 @@ class SelectorConfig:
     softcap: float | None = None
 
     @classmethod
-    def from_fields(cls, fields: Fields) -> SelectorConfig:
-        """Raises UnknownValue, CheckpointError."""
+    def from_fields(cls, fields: ConfigFields) -> SelectorConfig:
+        """Read the settings. Raises UnknownValue, CheckpointError."""
         vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
         multiplier = fields.optional_number("output_multiplier", LEAST_FACTOR, MOST_FACTOR)
         return cls(
@@ -90,7 +90,7 @@ class SelectorConfig:
         )
 
     def tensor_shapes(self, hidden: int) -> Shapes:
-        """The codebooks are published as bare tensors."""
+        """Return shapes by name; the codebooks are published as bare tensors."""
         return {
             f"{SELECTOR}.{PREDECESSORS}": (self.vocab_size, self.rank),
             f"{SELECTOR}.{SUCCESSORS}": (self.vocab_size, self.rank),
@@ -111,7 +111,7 @@ class DFlash2Config(DFlashConfig):
     embedding_scale: float
 
     @classmethod
-    def own_values(cls, fields: Fields, known: Mapping[str, Any]) -> dict[str, Any]:
+    def own_values(cls, fields: ConfigFields, known: Mapping[str, Any]) -> dict[str, Any]:
         scale = fields.optional_number("input_embedding_scale", LEAST_FACTOR, MOST_FACTOR)
         return {
             "convolution": BlockConvolution.from_fields(fields, known["hidden_size"], known["block_size"]),
@@ -120,7 +120,7 @@ class DFlash2Config(DFlashConfig):
         }
 
     def own_tensors(self) -> Shapes:
-        """3 tensors, and 4 per layer."""
+        """Return 3 tensors, and 4 per layer."""
         shapes = self.selector.tensor_shapes(self.hidden_size)
         for at in self.convolved():
             shapes |= self.convolution.tensor_shapes(at, self.hidden_size)
@@ -139,10 +139,10 @@ class DFlash2Config(DFlashConfig):
         return "" if fits else f"its drafter chooses among {top_k} candidates, {MOST_CANDIDATES} fit"
 
     def own_products(self) -> tuple[LinearSpec, ...]:
-        """What rows add to the kernels of each convolution, and the selector's projection of hidden rows."""
+        """Return what rows add to the kernels of each convolution, and the selector's projection of hidden rows."""
         rows = dict.fromkeys((f"{at}.{KERNELS}" for at in self.convolved()), self.convolution.kernels(self.hidden_size))
         rows[f"{SELECTOR}.{PROJECTION}"] = self.selector.rank
-        return tuple(LinearSpec(name, self.hidden_size, (Part(name, count),)) for name, count in rows.items())
+        return tuple(LinearSpec(name, self.hidden_size, (MatrixPart(name, count),)) for name, count in rows.items())
 
     def own_weights(self, dtype: str) -> tuple[Buffer, ...]:
         names = [f"{SELECTOR}.{PREDECESSORS}", f"{SELECTOR}.{SUCCESSORS}", *(f"{at}.{BASE}" for at in self.convolved())]
@@ -150,7 +150,7 @@ class DFlash2Config(DFlashConfig):
         return tuple(Buffer(name, shapes[name], dtype, GROUP) for name in names)
 
     def own_buffers(self, vocab_size: int, dtype: str) -> tuple[Buffer, ...]:
-        """What rows add to a convolution's kernels, what they contribute to the choice, and the candidates."""
+        """Return what rows add to a convolution's kernels, what they contribute to the choice, and the candidates."""
         rows = self.draft_rows - self.first_draft
         kernels = (self.draft_rows, self.convolution.kernels(self.hidden_size))
         return (
@@ -161,8 +161,8 @@ class DFlash2Config(DFlashConfig):
 
 
 def candidate_buffers(selector: SelectorConfig, rows: int, vocab_size: int) -> tuple[Buffer, ...]:
-    """Room of ``kernels.candidate_walk``: of each block of the vocabulary the candidates' scores and ids, of all of it
-    their scores, ids and codebook rows.
+    """Describe the room of ``kernels.candidate_walk``: candidates' scores and ids of each block of the vocabulary, and
+    of all of it their scores, ids and codebook rows.
     """
     blocks, wide = -(-vocab_size // CHOICE_BLOCK), 1 << (selector.top_k - 1).bit_length()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def codebooks_of(weights: DrafterWeights) -> Codebooks:
-    """The selector's codebooks."""
+    """Return the selector's codebooks."""
     return Codebooks(*(weights.own_tensors[f"{SELECTOR}.{name}"] for name in (PREDECESSORS, SUCCESSORS)))
 
 
@@ -39,7 +39,7 @@ class CandidateSelector:
 
     @torch.no_grad()
     def walk(self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, choose: Choose) -> torch.Tensor:
-        """The ids [m] chosen row by row, each by the one before it.
+        """Return the ids [m] chosen row by row, each by the one before it.
 
         Args:
             hidden, logits: [m, hidden] and [m, V], of the drafted positions. anchor: [1] the id before the first.
@@ -55,7 +55,7 @@ class DFlash2Model(DrafterModel):
     config: DFlash2Config
 
     def _around(self, index: int, part: Part, sublayer: Sublayer, rows: torch.Tensor) -> torch.Tensor:
-        """On its input rows, which also decide the kernels for its output."""
+        """Convolve a sublayer's input rows, which also decide the kernels for its output."""
         config, weights, at = self.config, self._weights, f"layers.{index}.{part}_conv"
         base, projection = weights.own_tensors[f"{at}.{BASE}"], weights.own_matrices[f"{at}.{KERNELS}"]
         own = linear(rows, projection).view(len(rows), 2, config.convolution.kernel_size, -1)
@@ -64,7 +64,7 @@ class DFlash2Model(DrafterModel):
 
     @property
     def selector(self) -> CandidateSelector:
-        """Chooses its ids."""
+        """Return chooses its ids."""
         config, weights = self.config, self._weights
         projection = weights.own_matrices[f"{SELECTOR}.{PROJECTION}"]
         return CandidateSelector(config.selector, codebooks_of(weights), projection)

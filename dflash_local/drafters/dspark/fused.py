@@ -55,10 +55,10 @@ class DSparkBlocks(DFlashBlocks):
             self.selector = MarkovWalk(self._markov, self.target.tokens[:1], room)
 
     def _finish_own(self, drafted: torch.Tensor) -> None:
-        """No cap: its rows' logits are the head's."""
+        """Leave the logits as they are: its head's have no cap."""
 
     def block_bytes(self, context: int) -> int:
-        """The Markov head is read for each draft."""
+        """Add the Markov head, which is read for each draft."""
         read = 0 if self._markov is None else self._markov.following[: self.head.out_features].nbytes
         return super().block_bytes(context) + len(self.drafts) * read
 

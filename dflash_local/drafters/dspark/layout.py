@@ -1,4 +1,5 @@
-"""What a DSpark drafter has beside a DFlash one: the anchor's row predicts, too, and a head that knows the id before.
+"""Describe what a DSpark drafter has beside a DFlash one: the anchor's row predicts, too, and a head that knows the id
+before.
 
 DeepSpec and SpecForge publish it with the same tensors (arXiv 2607.05147). Torch-free.
 """
@@ -9,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dflash_local.checkpoint_files.config_values import Fields, shown
+from dflash_local.checkpoint_files.config_values import ConfigFields, shown
 from dflash_local.checkpoint_files.text_config import MAX_VOCAB
 from dflash_local.drafters.dflash.layout import GROUP, OWNER, DFlashConfig
 from dflash_local.drafters.drafter import MAX_BLOCK, MIN_BLOCK, Servers, Shapes
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.buffer import Buffer
 from dflash_local.layout.linear import UNQUANTIZED
-from dflash_local.layout.traffic import Product, weight_product
+from dflash_local.layout.traffic import ProductTraffic, weight_product
 
 MAX_RANK = 4096
 MODEL_TYPES = ("qwen3", "dspark")  # the second architecture is that of other layouts, too
@@ -61,12 +62,12 @@ class DSparkConfig(DFlashConfig):
     confidence_inputs: int
 
     @classmethod
-    def read_block(cls, fields: Fields) -> int:
-        """Its own counts drafts."""
+    def read_block(cls, fields: ConfigFields) -> int:
+        """Read ``block_size``, which counts drafts in a DSpark configuration."""
         return fields.integer("block_size", MIN_BLOCK - 1, MAX_BLOCK - 1) + 1
 
     @classmethod
-    def own_values(cls, fields: Fields, known: Mapping[str, Any]) -> dict[str, Any]:
+    def own_values(cls, fields: ConfigFields, known: Mapping[str, Any]) -> dict[str, Any]:
         _refuse_layouts(fields)
         vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
         rank = fields.integer("markov_rank", 0, MAX_RANK)
@@ -91,7 +92,7 @@ class DSparkConfig(DFlashConfig):
         return dict.fromkeys((PREVIOUS, FOLLOWING), (self.vocab_size, self.markov_rank))
 
     def optional_tensors(self) -> Shapes:
-        """Where a file lacks a table, the target's is meant."""
+        """Return shapes of its tables, in whose place the target's serve, and of the confidence head."""
         shapes: Shapes = dict.fromkeys((EMBEDDING, HEAD), (self.vocab_size, self.hidden_size))
         if self.confidence_inputs:
             shapes |= {f"{CONFIDENCE}.weight": (1, self.confidence_inputs), f"{CONFIDENCE}.bias": (1,)}
@@ -101,11 +102,11 @@ class DSparkConfig(DFlashConfig):
         return {"Markov head has": self.vocab_size} if self.markov_rank else {}
 
     def own_weights(self, dtype: str) -> tuple[Buffer, ...]:
-        """The Markov head's matrices: by the id before, and by the one behind it."""
+        """Return the Markov head's matrices: by the id before, and by the one behind it."""
         return tuple(Buffer(name, shape, dtype, GROUP) for name, shape in self.own_tensors().items())
 
     def own_buffers(self, vocab_size: int, dtype: str) -> tuple[Buffer, ...]:
-        """Room of ``kernels.markov_walk``: of each block of the vocabulary the best score of a row, and its id."""
+        """Describe the room of ``kernels.markov_walk``: a row's best score and id of each block of the vocabulary."""
         if not self.markov_rank:
             return ()
         blocks = (-(-vocab_size // MARKOV_BLOCK),)
@@ -114,15 +115,15 @@ class DSparkConfig(DFlashConfig):
             Buffer(f"{OWNER}.markov_ids", blocks, "int32", "buffers"),
         )
 
-    def own_traffic(self, ids: int, dtype: str) -> Mapping[Product, int]:
-        """Drafts are chosen one by one, by a matrix each."""
+    def own_traffic(self, ids: int, dtype: str) -> Mapping[ProductTraffic, int]:
+        """Count a matrix for each draft: they are chosen one by one."""
         if not self.markov_rank:
             return {}
         return {weight_product(UNQUANTIZED, ids, self.markov_rank, dtype): self.block_size - 1}
 
 
-def _refuse_layouts(fields: Fields) -> None:
-    """Other drafters have one of the names, too."""
+def _refuse_layouts(fields: ConfigFields) -> None:
+    """Refuse other drafters that have one of the names, too."""
     kind = fields.values.get("model_type")
     if kind not in (None, *MODEL_TYPES):
         raise CheckpointError(

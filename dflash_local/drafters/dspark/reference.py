@@ -37,7 +37,7 @@ def own_tables(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tables:
-    """The tables of a checkpoint that differ from the target's ``embedding`` and ``head``.
+    """Return the tables of a checkpoint that differ from the target's ``embedding`` and ``head``.
 
     They are trained as copies of them, which then need no room: they are read to host memory, and compared by slices.
 
@@ -61,7 +61,7 @@ def own_tables(
 
 
 def _equal(own: torch.Tensor, target: torch.Tensor) -> bool:
-    """In the target's dtype."""
+    """Compare tables in the target's dtype."""
     if own.shape != target.shape or not target.is_floating_point():
         return False
     pairs = zip(own.split(SLICE), target.split(SLICE), strict=True)
@@ -69,7 +69,7 @@ def _equal(own: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 def markov_of(weights: DrafterWeights) -> MarkovWeights | None:
-    """The Markov head's matrices; None where there is no such head."""
+    """Return the Markov head's matrices; None where there is no such head."""
     found = weights.own_tensors
     return MarkovWeights(found[PREVIOUS], found[FOLLOWING]) if found else None
 

@@ -12,11 +12,10 @@ from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as layout
 from dflash_local.layout.attention import AttentionLayout
-from dflash_local.layout.linear import part_rows
+from dflash_local.layout.linear import matrix_rows
 from dflash_local.models.fused.linear import JoinedLinear
-from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import PartWeights, RunState
-from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.fused.weight_tensors import RMSNorm, WeightTensors
 from dflash_local.models.place import Places
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -44,7 +43,7 @@ class AttentionWeights(PartWeights["Attention"]):
 
     @classmethod
     def of(cls, config: AttentionConfig, at: str, source: WeightTensors) -> AttentionWeights:
-        """Over the tensors of ``AttentionLayout.weights``."""
+        """Build it over the tensors of ``AttentionLayout.weights``."""
         spec, layout = source.spec, AttentionLayout(config)
         products = layout.projections(at, spec.hidden_size)
         qkv, output = (JoinedLinear.of(product, source) for product in products)
@@ -53,7 +52,7 @@ class AttentionWeights(PartWeights["Attention"]):
         places = {**qkv.places, **output.places, **{each.name: source.tensors[each.name] for each in vectors.all()}}
         if vectors.qkv_bias is not None and qkv_bias is not None:
             del places[vectors.qkv_bias.name]  # stored in parts
-            places |= {f"{part.module}.bias": qkv_bias[rows] for part, rows in part_rows(products[0].parts)}
+            places |= {f"{part.module}.bias": qkv_bias[rows] for part, rows in matrix_rows(products[0].parts)}
         norms = tuple(map(source.norm, vectors.qk_norms))
         return cls(config, qkv, output, norms, source.eps, spec.norm_plus_one, places, qkv_bias, output_bias, sinks)
 
@@ -67,7 +66,7 @@ class AttentionWeights(PartWeights["Attention"]):
             norm.finish()
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices, norms of one, biases and sinks of zero."""
+        """Fill random matrices, norms of one, biases and sinks of zero."""
         PartWeights.randomize(self, generator)
         for norm in self.qk_norms:
             norm.reset()
@@ -76,7 +75,7 @@ class AttentionWeights(PartWeights["Attention"]):
                 vector.zero_()
 
     def bind(self, at: str, run: RunState) -> Attention:
-        """The layer over caches of its own, ``at`` their name."""
+        """Return the layer over caches of its own, ``at`` their name."""
         config, spec, owner = self.config, run.spec, run.owner
         keys, values = run.tensors.take(AttentionLayout(config).state(at, spec))
         cos, sin = run.tensors.take(layout.rotation_buffers(owner, config.rotary_dim, spec.capacity, spec.dtype))
@@ -100,7 +99,7 @@ class Attention:
         start: torch.Tensor,
         mask: AttentionMask | None = None,
     ) -> None:
-        """``rotation``: cos and sin [positions, rotary_dim]. ``scratch``: of ``block_buffers``. ``start``: [1]."""
+        """Keep ``rotation``: cos and sin [positions, rotary_dim]; ``scratch``: of ``block_buffers``; ``start``: [1]."""
         config = weights.config
         self.weights, self.cache, self.mask = weights, cache, AttentionMask() if mask is None else mask
         self._rotation, self._partials, self._start = rotation, partials, start
@@ -118,7 +117,7 @@ class Attention:
     def block(
         self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, max_seq_len: int
     ) -> torch.Tensor:
-        """``out`` [M, H] = the layer's result (+ residual) of a block's rows at ``start ..``."""
+        """Compute ``out`` [M, H] = the layer's result (+ residual) of a block's rows at ``start ..``."""
         rows = len(normed)
         qkv, queries, attended = self._qkv[:rows], self._queries[:rows], self._attended[:rows]
         self.weights.qkv(normed, qkv)
@@ -132,7 +131,7 @@ class Attention:
         return self.weights.output(attended, out, residual, self.weights.output_bias)
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
-        """Its result [M, H] of a prompt's rows behind ``committed`` tokens."""
+        """Return its result [M, H] of a prompt's rows behind ``committed`` tokens."""
         config, rows = self.weights.config, len(normed)
         qkv = self.weights.qkv.prefill(normed)
         queries = normed.new_empty(rows, config.num_heads, config.head_dim)
@@ -150,7 +149,7 @@ class Attention:
         return sum(part[:, :1].numel() * part.element_size() for part in self.cache) * positions
 
     def _write(self, qkv: torch.Tensor, queries: torch.Tensor) -> None:
-        """Queries normed and rotated; keys, so treated, and values into their cache rows; all with their biases."""
+        """Norm and rotate queries and keys, and write keys and values to their cache rows; all with their biases."""
         weights, cache = self.weights, self.cache
         qk_norm_rope_cache(
             qkv, self._norms, weights.eps, self._rotation, self._start, queries, cache, self._heads, weights.qkv_bias

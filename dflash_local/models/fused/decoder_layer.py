@@ -8,17 +8,17 @@ from typing import Protocol
 
 import torch
 
-from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer
+from dflash_local.models.fused.weight_tensors import RMSNorm
 
 OnResidual = Callable[[torch.Tensor], None]
 
 
 class Around(Protocol):
-    """What stands around a part of a block, as the convolutions of a drafter do."""
+    """Hold what stands around a part of a block, as the convolutions of a drafter do."""
 
     def before(self, normed: torch.Tensor) -> torch.Tensor:
-        """The part's input [M, H] of normed rows, in room of its own."""
+        """Return the part's input [M, H] of normed rows, in room of its own."""
 
     def after(self, result: torch.Tensor, x: torch.Tensor) -> None:
         """Add the part's result [M, H], as it is changed, to the residual stream ``x``."""
@@ -71,7 +71,7 @@ class DecoderLayer:
     def prefill(
         self, x: torch.Tensor, normed: torch.Tensor, committed: int, on_residual: OnResidual | None = None
     ) -> None:
-        """The same for a prompt's rows behind ``committed`` tokens."""
+        """Add the layer's results to a prompt's rows behind ``committed`` tokens."""
         self.mixer_input(x, normed)
         x += _normed(self.mixer_output, self.mixer.prefill(normed, committed))
         if on_residual is not None:

@@ -1,4 +1,4 @@
-"""Which kernels multiply a mixture of experts on its card: tried, measured once, and kept.
+"""Describe which kernels multiply a mixture of experts on its card: tried, measured once, and kept.
 
 The first use of a kernel is a child process's (``kernels.kernel_trial``); at each load used configurations are tried
 again. Launches of up to 8 rows and of up to 16 have each their own, but in exact mode, where a row must have the same
@@ -18,23 +18,23 @@ import torch
 from dflash_local.errors import KernelError
 from dflash_local.kernels import expert_gemm, nvrtc
 from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture
-from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial, trial_of
 from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, experts_down, experts_swiglu
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
-from dflash_local.kernels.kernel_trial import Progress, Trial, TrialsImpossibleError, try_kernels
+from dflash_local.kernels.kernel_trial import KernelTrial, OnProgress, TrialsImpossibleError, try_kernels
+from dflash_local.kernels.product_trials import ExpertTrial, RouteTrial, trial_of
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import KernelTimer, largest_tensor, spell
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
-from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.fragment_kernels import why_failed
+from dflash_local.models.fused.routed_experts import ExpertKernels, Matrices
 
 MEASURED_LAYERS = 16  # their routed experts are more than any L2 holds
 ERROR = 1e-2  # of results in bfloat16 against PyTorch's, as their norm: what rounding alone makes is 3e-3
 REMEDY = "load it with --engine reference"
 
 
-class Layer(NamedTuple):
-    """Of a model: its experts, and what else their kernels depend on. ``biased``: the router has a bias."""
+class MixtureLayer(NamedTuple):
+    """Hold the experts of a layer, and what else their kernels depend on. ``biased``: the router has a bias."""
 
     mixture: Mixture
     matrices: Matrices
@@ -43,13 +43,13 @@ class Layer(NamedTuple):
 
 
 def choose_expert_kernels(
-    layers: Sequence[Layer],
+    layers: Sequence[MixtureLayer],
     rows: int,
     exact: bool = False,
-    progress: Progress = lambda text, part: None,
+    progress: OnProgress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> list[ExpertKernels]:
-    """The fastest right kernels for each layer of a model on one device, for up to so many rows.
+    """Return the fastest right kernels for each layer of a model on one device, for up to so many rows.
 
     Args:
         exact: the same configuration for any number of rows. progress: called with what is done, and the fraction
@@ -58,11 +58,11 @@ def choose_expert_kernels(
     Raises:
         KernelError: no kernel takes a layer's experts here; says why.
     """
-    members: dict[object, list[Layer]] = {}
+    members: dict[object, list[MixtureLayer]] = {}
     for layer in layers:
         members.setdefault(_kind(layer), []).append(layer)
     timer = timer or KernelTimer()
-    groups = {kind: _Group(each, _row_classes(each[0], rows), exact, timer) for kind, each in members.items()}
+    groups = {kind: _MixtureGroup(each, _row_classes(each[0], rows), exact, timer) for kind, each in members.items()}
     if not groups:
         return []
     device = layers[0].matrices.gate_up.weight.device
@@ -77,8 +77,8 @@ def choose_expert_kernels(
     return [chosen[_kind(layer)] for layer in layers]
 
 
-def _kind(layer: Layer) -> object:
-    """Equal for layers whose experts are multiplied alike."""
+def _kind(layer: MixtureLayer) -> object:
+    """Return what is equal for layers whose experts are multiplied alike."""
     forms = tuple((_format(each), each.weight.shape, each.bias is None) for each in layer.matrices)
     return layer.mixture, forms, layer.activation, layer.biased
 
@@ -90,8 +90,8 @@ def _format(weight: ExpertWeight) -> object:
         raise KernelError(f"no kernel takes these experts: {error}", REMEDY) from None
 
 
-def _row_classes(layer: Layer, rows: int) -> tuple[int, ...]:
-    """Rows of the launches: those that shared memory has room for."""
+def _row_classes(layer: MixtureLayer, rows: int) -> tuple[int, ...]:
+    """Return rows of the launches: those that shared memory has room for."""
     device = layer.matrices.gate_up.weight.device
     unmet = nvrtc.why_not(torch.cuda.get_device_capability(device))
     if unmet is not None:
@@ -103,33 +103,35 @@ def _row_classes(layer: Layer, rows: int) -> tuple[int, ...]:
     return found
 
 
-def _candidates(layer: Layer, gate_up: bool, rows: int) -> list[ExpertConfig]:
+def _candidates(layer: MixtureLayer, gate_up: bool, rows: int) -> list[ExpertConfig]:
     weight = _weight(layer, gate_up)
     shared = device_properties(weight.weight.device).shared_memory
     return list(expert_gemm.candidates(gate_up, weight, layer.mixture, rows, shared))
 
 
-def _weight(layer: Layer, gate_up: bool) -> ExpertWeight:
+def _weight(layer: MixtureLayer, gate_up: bool) -> ExpertWeight:
     return layer.matrices.gate_up if gate_up else layer.matrices.down
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _MixtureGroup:
     """Layers whose experts are multiplied alike. ``classes``: rows of the launches, ascending."""
 
-    layers: Sequence[Layer]
+    layers: Sequence[MixtureLayer]
     classes: tuple[int, ...]
     exact: bool
     timer: KernelTimer
 
     @property
-    def trials(self) -> list[Trial]:
-        """Of all kernels that may be launched, those with fewer rows first."""
+    def trials(self) -> list[KernelTrial]:
+        """List trials of all kernels that may be launched, those with fewer rows first."""
         products = [(gate_up, size) for size in self.classes for gate_up in (True, False)]
         return [self._route, *(trial for each in products for trial in self._trials(*each))]
 
     def chosen(self, record: KernelRecord) -> ExpertKernels:
-        """Of right configurations, for few rows where none is right for more. Raises KernelError: there is none."""
+        """Choose among right configurations, for few rows where none is right for more. Raise KernelError where none
+        is.
+        """
         if not record.is_right(self._route.kernel):
             self._refuse(record, [self._route])
         classes = self.classes
@@ -161,14 +163,14 @@ class _Group:
         return trial_of(_weight(first, isinstance(config, GateUpConfig)), first.mixture, config, rows)
 
     def _tried(self, record: KernelRecord, gate_up: bool, rows: int, classes: tuple[int, ...]) -> list[ExpertConfig]:
-        """Configurations for so many rows whose kernels are right: in exact mode those for all launches."""
+        """Return configurations for so many rows whose kernels are right: in exact mode those for all launches."""
         sizes = classes if self.exact else (rows,)
         every = _candidates(self.layers[0], gate_up, rows)
         return [each for each in every if all(record.is_right(self._trial(each, size).kernel) for size in sizes)]
 
     def _best(self, record: KernelRecord, gate_up: bool, rows: int, tried: Sequence[ExpertConfig]) -> ExpertConfig:
         """Choose among those of ``tried`` that are right with these weights. Raises KernelError: there is none."""
-        product = _Product(self.layers[:MEASURED_LAYERS], gate_up, rows)
+        product = _ExpertProduct(self.layers[:MEASURED_LAYERS], gate_up, rows)
 
         def right(spelled: str | None = None) -> list[ExpertConfig]:
             if spelled is None:
@@ -180,12 +182,12 @@ class _Group:
             raise KernelError(f"no kernel gave the right product of these experts at {rows} rows", REMEDY)
         return best
 
-    def _refuse(self, record: KernelRecord, trials: Sequence[Trial]) -> None:
+    def _refuse(self, record: KernelRecord, trials: Sequence[KernelTrial]) -> None:
         why = why_failed(record, {trial.kernel for trial in trials})
         raise KernelError(f"no kernel for these experts is known to be right: {why}", REMEDY)
 
 
-def _name(layer: Layer, gate_up: bool, rows: int) -> str:
+def _name(layer: MixtureLayer, gate_up: bool, rows: int) -> str:
     mixture, weight = layer.mixture, _weight(layer, gate_up)
     shared = " and a shared one" if mixture.shared else ""
     return (
@@ -195,14 +197,14 @@ def _name(layer: Layer, gate_up: bool, rows: int) -> str:
     )
 
 
-class _Product:
+class _ExpertProduct:
     """One of the two products of some layers: random rows through it, and what PyTorch makes of them with the first's.
 
     Attributes:
         x: [M, H]; of down [M, S, I]. wanted: [M, S, I]; of down [M, H].
     """
 
-    def __init__(self, layers: Sequence[Layer], gate_up: bool, rows: int) -> None:
+    def __init__(self, layers: Sequence[MixtureLayer], gate_up: bool, rows: int) -> None:
         self._layers, self._gate_up = layers, gate_up
         mixture, weight = layers[0].mixture, _weight(layers[0], gate_up)
         self._device, self._rows = weight.weight.device, rows
@@ -219,7 +221,7 @@ class _Product:
             self.wanted = experts_down(self.x, weight, routing, self._out.clone())
 
     def is_right(self, config: ExpertConfig) -> bool:
-        """With the first layer's weights."""
+        """Check a configuration with the first layer's weights."""
         self._out.fill_(float("nan"))
         self._run(config, 1)
         return bool((self._out.float() - self.wanted.float()).norm() <= ERROR * self.wanted.float().norm())
@@ -247,7 +249,7 @@ class _Product:
 
     @cached_property
     def _routed(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Weights, experts and list of each layer, of random logits."""
+        """Return weights, experts and list of each layer, of random logits."""
         found = []
         for layer in self._layers:
             mixture = layer.mixture
@@ -264,8 +266,8 @@ class _Product:
         return torch.randn(sizes, device=self._device, generator=self._generator).bfloat16()
 
 
-def _compile(layer: Layer, gate_up: bool, configs: Sequence[ExpertConfig], rows: int) -> None:
-    """On all cores, where there is a disk to keep cubins on."""
+def _compile(layer: MixtureLayer, gate_up: bool, configs: Sequence[ExpertConfig], rows: int) -> None:
+    """Compile on all cores, where there is a disk to keep cubins on."""
     if nvrtc.cubin_folder() is None:
         return
     weight = _weight(layer, gate_up)

@@ -11,18 +11,17 @@ from typing import Any, Protocol
 
 import torch
 
-from dflash_local.kernels import few_row_gemm, skinny_gemm
+from dflash_local.kernels import fragment_gemm, skinny_gemm
 from dflash_local.kernels.experts import StackedWeight as Weight
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import power_of_two
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, GgufWeight, IntWeight
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout import linear as layout
-from dflash_local.layout.linear import Fp8Blocks, IntGroups, Part, QuantizedAtLoad, WeightFormat, part_rows
-from dflash_local.models.fused.fragment_format import FRAGMENTS
-from dflash_local.models.fused.fragment_kernels import KernelConfig, product_of, right_configs
+from dflash_local.layout.linear import Fp8Blocks, IntGroups, MatrixPart, QuantizedAtLoad, WeightFormat, matrix_rows
+from dflash_local.models.fused.fragment_kernels import FRAGMENTS, KernelConfig, product_of, right_configs
 from dflash_local.models.fused.gguf_formats import GGUF, GGUF_BLOCKS
 from dflash_local.models.fused.quantized_formats import FP4, FP8, INT
 from dflash_local.models.place import Conversion, Places
@@ -37,10 +36,10 @@ class _QuantizedAtLoad:
         weight: IntWeight | Fp8Weight = KEPT[type(form.kept)].weight(form.kept, tensors, dtype)
         return weight
 
-    def places(self, weight: IntWeight | Fp8Weight, form: QuantizedAtLoad, parts: Sequence[Part]) -> Places:
+    def places(self, weight: IntWeight | Fp8Weight, form: QuantizedAtLoad, parts: Sequence[MatrixPart]) -> Places:
         kept = KEPT[type(form.kept)]
         places: Places = {}
-        for part, rows in part_rows(parts):
+        for part, rows in matrix_rows(parts):
             take = partial(quantize, weight=kept.rows_of(weight, rows))
             places[f"{part.module}.weight"] = Conversion((part.out_features, weight.shape[1]), weight.dtype, take)
         return places
@@ -61,43 +60,43 @@ SWIGLU_CONFIGS = (GemmConfig(32, 128, 4), GemmConfig(64, 128, 3), GemmConfig(32,
 SMALL_CONFIGS = (GemmConfig(16, 32, 3), GemmConfig(16, 16, 3))  # for toys, whose shapes no larger tile divides
 
 
-class Reading(Protocol):
-    """How matrices of a layout come to be weights. A weight is [N, K] of whatever type its format has for it."""
+class FormatReader(Protocol):
+    """Say how matrices of a layout come to be weights. A weight is [N, K] of whatever type its format has for it."""
 
     def weight(self, form: Any, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Any:
-        """A weight over the tensors of its buffers. ``form``: of ``layout.linear``. ``dtype``: of the activations."""
+        """Build a weight over its tensors. ``form``: of ``layout.linear``. ``dtype``: of the activations."""
 
-    def places(self, weight: Any, form: Any, parts: Sequence[Part]) -> Places:
-        """Where the checkpoint's tensors of the parts are read to, one part's rows below the other's."""
+    def places(self, weight: Any, form: Any, parts: Sequence[MatrixPart]) -> Places:
+        """Return where the checkpoint's tensors of the parts are read to, one part's rows below the other's."""
 
 
-class Format(Protocol):
-    """What a weight format brings along. A weight is as of ``Reading``, or what ``finish`` has made of it."""
+class WeightOperations(Protocol):
+    """Hold what a weight format brings along. A weight is as of ``FormatReader``, or what ``finish`` has made of it."""
 
     has_library: bool  # the library has a product for few rows, which kernels are measured against
 
     def finish(self, weight: Any) -> Any:
-        """Once all places are filled: what is used, over the same memory."""
+        """Return what is used once all places are filled, over the same memory."""
 
     def randomize(self, weight: Any, generator: torch.Generator) -> None:
-        """Random numbers that keep the scale of what is multiplied."""
+        """Fill random numbers that keep the scale of what is multiplied."""
 
     def rows(self, weight: Any, stop: int) -> Any:
-        """The first ``stop`` rows; no memory of their own."""
+        """Return the first ``stop`` rows; no memory of their own."""
 
     def linear(
         self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        """``out = x @ weight.T (+ residual)`` for a few rows."""
+        """Compute ``out = x @ weight.T (+ residual)`` for a few rows."""
 
     def swiglu(self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any) -> torch.Tensor:
-        """``out = silu(x @ gate.T) * (x @ up.T)`` for any number of rows."""
+        """Compute ``out = silu(x @ gate.T) * (x @ up.T)`` for any number of rows."""
 
     def prefill(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        """``x @ weight.T`` for as many rows as there are."""
+        """Return ``x @ weight.T`` for as many rows as there are."""
 
     def candidates(self, weight: Any, paired: bool, rows: int, shared_memory: int) -> list[Any]:
-        """Kernel configurations for so many rows that divide a weight and fit a device's shared memory.
+        """Return kernel configurations for so many rows that divide a weight and fit a device's shared memory.
 
         Args:
             paired: gate and up, which are multiplied with each other. shared_memory: bytes for one program.
@@ -113,7 +112,7 @@ class _Unquantized:
         (weight,) = tensors
         return weight
 
-    def places(self, weight: torch.Tensor, form: WeightFormat, parts: Sequence[Part]) -> Places:
+    def places(self, weight: torch.Tensor, form: WeightFormat, parts: Sequence[MatrixPart]) -> Places:
         return _row_places(parts, {"weight": weight})
 
     def finish(self, weight: torch.Tensor) -> torch.Tensor:
@@ -129,8 +128,8 @@ class _Unquantized:
         self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: Any, residual: torch.Tensor | None
     ) -> torch.Tensor:
         if config is not None and len(x) <= skinny_gemm.MAX_ROWS:
-            if isinstance(config, FewRowConfig):
-                return few_row_gemm.linear(x, FragmentWeight.plain(weight), out, config, residual)
+            if isinstance(config, FragmentGemmConfig):
+                return fragment_gemm.linear(x, FragmentWeight.plain(weight), out, config, residual)
             return skinny_gemm.linear(x, weight, out, config, residual)
         if residual is None:
             return torch.mm(x, weight.t(), out=out)
@@ -138,8 +137,8 @@ class _Unquantized:
 
     def swiglu(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: Any) -> torch.Tensor:
         if config is not None and len(x) <= skinny_gemm.MAX_ROWS:
-            if isinstance(config, FewRowConfig):
-                return few_row_gemm.swiglu(x, FragmentWeight.plain(weight), out, config)
+            if isinstance(config, FragmentGemmConfig):
+                return fragment_gemm.swiglu(x, FragmentWeight.plain(weight), out, config)
             return skinny_gemm.swiglu(x, weight, out, config)
         return skinny_gemm.swiglu_reference(x, weight, out)
 
@@ -147,14 +146,14 @@ class _Unquantized:
         return torch.mm(x, weight.t())
 
     def candidates(self, weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[KernelConfig]:
-        """Of the few-row kernels, and Triton's usual ones that divide a weight and fit, else those for toys."""
+        """List skinny GEMM kernels, and Triton's usual ones that divide a weight and fit, else those for toys."""
         triton = self.triton_candidates(weight, paired, rows, shared_memory)
         product = product_of(weight, paired)
         return [*triton, *(right_configs(product, rows, shared_memory) if product is not None else ())]
 
     @staticmethod
     def triton_candidates(weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[GemmConfig]:
-        """Those of Triton among ``candidates``."""
+        """List those of Triton among ``candidates``."""
         matrices = 2 if paired else 1
         out_features, block_m = weight.shape[0] // matrices, max(skinny_gemm.MIN_ROWS, power_of_two(rows))
         room = shared_memory - skinny_gemm.RESERVED_SHARED_MEMORY
@@ -169,7 +168,7 @@ class _Unquantized:
 
 
 UNQUANTIZED = _Unquantized()
-FORMATS: Mapping[type, Reading] = {
+FORMATS: Mapping[type, FormatReader] = {
     layout.Unquantized: UNQUANTIZED,
     layout.IntGroups: INT,
     layout.Fp8Blocks: FP8,
@@ -177,7 +176,7 @@ FORMATS: Mapping[type, Reading] = {
     layout.GgufBlocks: GGUF_BLOCKS,
     layout.QuantizedAtLoad: QUANTIZED_AT_LOAD,
 }
-_BY_TYPE: Mapping[type, Format] = {
+_BY_TYPE: Mapping[type, WeightOperations] = {
     torch.Tensor: UNQUANTIZED,
     IntWeight: INT,
     Fp8Weight: FP8,
@@ -188,16 +187,16 @@ _BY_TYPE: Mapping[type, Format] = {
 
 
 def form_of(weight: Weight) -> type | FragmentFormat:
-    """What kernels know a weight by: the type, or how its fragments are packed."""
+    """Return what kernels know a weight by: the type, or how its fragments are packed."""
     return weight.format if isinstance(weight, FragmentWeight) else type(weight)
 
 
-def format_of(weight: Weight) -> Format:
+def format_of(weight: Weight) -> WeightOperations:
     return _BY_TYPE[type(weight)]
 
 
-def _row_places(parts: Sequence[Part], tensors: Mapping[str, torch.Tensor]) -> Places:
-    """Tensors whose rows are the parts' rows, by ``MODULE.NAME``."""
+def _row_places(parts: Sequence[MatrixPart], tensors: Mapping[str, torch.Tensor]) -> Places:
+    """Return tensors whose rows are the parts' rows, by ``MODULE.NAME``."""
     return {
-        f"{part.module}.{name}": tensor[rows] for part, rows in part_rows(parts) for name, tensor in tensors.items()
+        f"{part.module}.{name}": tensor[rows] for part, rows in matrix_rows(parts) for name, tensor in tensors.items()
     }

@@ -10,9 +10,9 @@ from dflash_local.checkpoint_files.undo import moves_columns
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels import delta_chunk, delta_step
+from dflash_local.kernels.allocate import on_host
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.pinned import on_host
 from dflash_local.kernels.quantized_weight import Fp8Weight
 from dflash_local.layout.gated_delta_net import GatedDeltaNetLayout
 from dflash_local.layout.linear import GgufBlocks
@@ -45,7 +45,7 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
 
     @classmethod
     def of(cls, config: GatedDeltaNetConfig, at: str, source: WeightTensors) -> GatedDeltaNetWeights:
-        """Over the tensors of ``GatedDeltaNetLayout.weights``."""
+        """Build it over the tensors of ``GatedDeltaNetLayout.weights``."""
         spec, layout = source.spec, GatedDeltaNetLayout(config)
         in_proj, output = (JoinedLinear.of(product, source) for product in layout.projections(at, spec.hidden_size))
         buffers = layout.small(at, spec)
@@ -61,7 +61,7 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
         return self.in_proj, self.output
 
     def finish(self) -> None:
-        """Once all places are filled: rates are stored as logarithms, projections perhaps by key heads.
+        """Turn logarithms into rates, and order projections stored by key heads, once all places are filled.
 
         Raises:
             CheckpointError: rows that go by key heads cannot be put in order with their scales.
@@ -76,7 +76,7 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
         self.small.rate.exp_().neg_()
 
     def randomize(self, generator: torch.Generator) -> None:
-        """Random matrices and convolution, a norm of one, rates and biases of zero."""
+        """Fill random matrices and convolution, a norm of one, rates and biases of zero."""
         PartWeights.randomize(self, generator)
         self.small.conv.normal_(generator=generator)
         self.norm.fill_(1.0)
@@ -84,7 +84,7 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
         self.small.bias.zero_()
 
     def bind(self, at: str, run: RunState) -> GatedDeltaNet:
-        """The layer over a state of its own, ``at`` its name."""
+        """Return the layer over a state of its own, ``at`` its name."""
         layout = GatedDeltaNetLayout(self.config)
         *log, out = run.tensors.take(layout.state(at, run.spec))
         projected, mixed = run.tensors.take(layout.activations(run.owner, run.spec))
@@ -93,7 +93,7 @@ class GatedDeltaNetWeights(PartWeights["GatedDeltaNet"]):
 
 
 def _turns(config: GatedDeltaNetConfig, at: str, source: WeightTensors) -> int:
-    """More than one where the output's columns stay in the order of a GGUF file's converter."""
+    """Return more than one where the output's columns stay in the order of a GGUF file's converter."""
     module = f"{at}.out_proj"
     stored = source.stored.get(f"{module}.weight")
     in_blocks = isinstance(source.spec.format_of(module), GgufBlocks)
@@ -102,7 +102,7 @@ def _turns(config: GatedDeltaNetConfig, at: str, source: WeightTensors) -> int:
 
 
 def by_parts(config: GatedDeltaNetConfig) -> torch.Tensor:
-    """Where the rows of q, k, v, z, b, a lie in the interleaved projections, one below the other: [rows] int64."""
+    """Return where rows of q, k, v, z, b, a lie in the interleaved projections, one below the other: [rows] int64."""
     found, begin = [], 0
     for sizes in (config.qkvz_rows, config.ba_rows):
         end = begin + config.num_key_heads * sum(sizes)
@@ -138,7 +138,7 @@ class GatedDeltaNet:
     def block(
         self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, max_seq_len: int
     ) -> torch.Tensor:
-        """``out`` [M, H] = the layer's result (+ residual) of a block's rows, after their norm and gate."""
+        """Compute ``out`` [M, H] = the layer's result (+ residual) of a block's rows, after their norm and gate."""
         rows, weights = len(normed), self.weights
         projected = weights.in_proj(normed, self._projected[:rows])
         delta_step.read_inputs(projected, weights.small, self.log, self._config, self._cycle)
@@ -148,7 +148,7 @@ class GatedDeltaNet:
         return weights.output(mixed, out, residual)
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
-        """Its result [M, H] of a prompt's rows, which are committed at once."""
+        """Return its result [M, H] of a prompt's rows, which are committed at once."""
         weights = self.weights
         projected = weights.in_proj.prefill(normed)
         out = delta_chunk.run_rows(projected, weights.small, self.log, self._config)
@@ -157,7 +157,7 @@ class GatedDeltaNet:
         return weights.output.prefill(mixed)
 
     def state_bytes(self, positions: int) -> int:
-        """Bytes of the committed state, whatever the number of positions."""
+        """Return bytes of the committed state, whatever the number of positions."""
         return self.log.state.nbytes
 
     def commit(self, rows: int) -> None:
@@ -181,7 +181,7 @@ class GatedDeltaNet:
 
 
 def reorder_rows(weight: Weight, order: torch.Tensor, name: str) -> None:
-    """Row i of a weight [N, K] becomes what row ``order[i]`` was, in place; beside it a copy of its codes is held.
+    """Move row ``order[i]`` of a weight [N, K] to row i, in place; beside it a copy of its codes is held.
 
     Args:
         order: [N] int64. name: of its module, for messages.
@@ -212,6 +212,6 @@ def reorder_rows(weight: Weight, order: torch.Tensor, name: str) -> None:
 
 
 def _move(rows: torch.Tensor, order: torch.Tensor) -> None:
-    """As bytes where they are of one: not every version of torch takes rows of float8 by their numbers."""
+    """Move rows as bytes where they are of one: not every version of torch takes rows of float8 by number."""
     plain = rows.view(torch.uint8) if rows.element_size() == 1 else rows
     plain.copy_(plain[order.to(rows.device)])

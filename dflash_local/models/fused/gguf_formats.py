@@ -9,10 +9,9 @@ import torch
 
 from dflash_local.checkpoint_files.tensor_info import BLOCKS
 from dflash_local.config.quantization import GGUF_TYPES
-from dflash_local.kernels.gguf_blocks import CARD_CHUNK
-from dflash_local.kernels.gguf_codes import BlockParts, parts_of
+from dflash_local.kernels.gguf_blocks import CARD_CHUNK, BlockParts, parts_of
 from dflash_local.kernels.quantized_weight import Fp4Weight, GgufWeight, IntWeight, planes
-from dflash_local.layout.linear import GgufBlocks, Part, part_rows
+from dflash_local.layout.linear import GgufBlocks, MatrixPart, matrix_rows
 from dflash_local.models.fused.quantized_formats import FP4, INT, Decoded
 from dflash_local.models.place import Conversion, Places
 
@@ -22,7 +21,7 @@ SPREAD = {4: 4.6, 5: 9.2, 6: 18.5}  # root mean square of random codes around th
 
 
 class _GgufWeights(Decoded):
-    """Of ``GgufWeight``."""
+    """Operate on ``GgufWeight``."""
 
     def rows_of(self, weight: GgufWeight, rows: slice) -> GgufWeight:
         minima, factors = (None if each is None else each[rows] for each in (weight.minima, weight.factors))
@@ -46,7 +45,7 @@ class _GgufWeights(Decoded):
 
 
 class _GgufBlocks:
-    """How blocks are read; two types are integers and one is FP4, as other files have them."""
+    """Read blocks; two types are integers and one is FP4, as other files have them."""
 
     def weight(self, form: GgufBlocks, tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> Kept:
         kept = GGUF_TYPES[form.stored.type]
@@ -58,9 +57,9 @@ class _GgufBlocks:
         minima, factors = others[0] if kept.minima else None, others[-1] if kept.nested else None
         return GgufWeight(codes, scales, minima, factors, dtype, kept.bits, kept.coding == "iq4")
 
-    def places(self, weight: Kept, form: GgufBlocks, parts: Sequence[Part]) -> Places:
+    def places(self, weight: Kept, form: GgufBlocks, parts: Sequence[MatrixPart]) -> Places:
         places: Places = {}
-        for part, rows in part_rows(parts):
+        for part, rows in matrix_rows(parts):
             take = partial(_take_blocks, _rows_of(weight, rows), form.stored.type)
             shape = part.out_features, weight.shape[1]
             places[f"{part.module}.weight"] = Conversion(shape, torch.uint8, take, blocks=form.stored.type)
@@ -104,7 +103,7 @@ def _put(weight: Kept, parts: BlockParts) -> None:
 
 
 def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 words of uint8 codes [n, K] that have no higher bits, the first in the lowest bits."""
+    """Return int32 words of uint8 codes [n, K] that have no higher bits, the first in the lowest bits."""
     apart = codes.unflatten(1, (-1, 8 // bits))
     bytes_ = apart[..., 0]
     for place in range(1, 8 // bits):

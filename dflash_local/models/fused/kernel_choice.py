@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from dflash_local.errors import EngineError
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
-from dflash_local.kernels.kernel_trial import Progress
+from dflash_local.kernels.kernel_trial import OnProgress
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.kernels.timing import LIBRARY, KernelTimer, largest_tensor
-from dflash_local.models.fused import fragment_format, fragment_kernels
-from dflash_local.models.fused.expert_choice import Layer, choose_expert_kernels
+from dflash_local.models.fused import fragment_kernels
+from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
 from dflash_local.models.fused.formats import UNQUANTIZED, KernelConfig, format_of
 from dflash_local.models.fused.linear import GateUp, Linear, by_kind
 from dflash_local.models.fused.moe import MoEWeights
@@ -24,7 +25,7 @@ from dflash_local.models.fused.moe import MoEWeights
 def choose_configs(
     layers: Sequence[Linear | GateUp],
     rows: int,
-    progress: Progress = lambda text, part: None,
+    progress: OnProgress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> dict[tuple[int, int], KernelConfig | None]:
     """Measure every shape once with ``rows`` rows and give each layer the fastest product.
@@ -46,7 +47,7 @@ def choose_configs(
     timer = timer or KernelTimer()
     for members in groups:
         others = [layer for group in groups if group is not members for layer in group]
-        best, shape = _Kind(members, others, rows, timer).chosen(), members[0].weight.shape
+        best, shape = _ProductKind(members, others, rows, timer).chosen(), members[0].weight.shape
         for member in members:
             member.config = best
         chosen[shape[0], shape[1]] = best
@@ -57,10 +58,10 @@ def choose_experts(
     parts: Iterable[object],
     rows: int,
     exact: bool,
-    progress: Progress = lambda text, part: None,
+    progress: OnProgress = lambda text, part: None,
     timer: KernelTimer | None = None,
 ) -> None:
-    """The kernels of mixtures of experts among the parts of a model's layers, for blocks of so many rows.
+    """Choose the kernels of mixtures of experts among the parts of a model's layers, for blocks of so many rows.
 
     Without CUDA nothing is chosen, and PyTorch's products are kept.
 
@@ -74,7 +75,7 @@ def choose_experts(
     if not mixtures:
         return
     layers = [
-        Layer(part.mixture, part.experts.matrices, part.config.activation, part.router_bias is not None)
+        MixtureLayer(part.mixture, part.experts.matrices, part.config.activation, part.router_bias is not None)
         for part in mixtures
     ]
     for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact, progress, timer), strict=True):
@@ -82,16 +83,18 @@ def choose_experts(
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
-    """Lines on weights whose product here is the generic one, and on weights that are not packed, with reasons."""
+    """Report weights whose product here is the generic one, and weights that are not packed, with reasons."""
     found: list[str] = []
-    products = [product for layer in layers if layer.config is None and (product := _packed(layer))]
+    products = [
+        (each.weight, each.paired) for each in layers if each.config is None and isinstance(each.weight, FragmentWeight)
+    ]
     if products:
         shapes, why = _shapes(weight for weight, _ in products), fragment_kernels.why_none(products)
         found.append(
             f"quantised weights of {shapes} are multiplied by a generic product in Triton, which is slow: {why}"
         )
     others = [layer.weight for layer in layers if not isinstance(layer.weight, (torch.Tensor, FragmentWeight))]
-    decoded = [(each, why) for each in others if runs_kernels(each) and (why := fragment_format.why_not(each))]
+    decoded = [(each, why) for each in others if runs_kernels(each) and (why := fragment_kernels.why_not(each))]
     if decoded:
         shapes, why = _shapes(weight for weight, _ in decoded), "; ".join(dict.fromkeys(why for _, why in decoded))
         found.append(
@@ -102,17 +105,12 @@ def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
 
 
 def _shapes(weights: Iterable[Any]) -> str:
-    """Each shape once, the smallest first."""
+    """Return each shape once, the smallest first."""
     return ", ".join(f"{n} x {k}" for n, k in sorted({tuple(weight.shape) for weight in weights}))
 
 
-def _packed(layer: Linear | GateUp) -> fragment_kernels.Product | None:
-    """The layer's product where its weight is in fragments."""
-    return (layer.weight, layer.paired) if isinstance(layer.weight, FragmentWeight) else None
-
-
 def _product(layer: Linear | GateUp) -> fragment_kernels.Product | None:
-    """The layer's product where few-row kernels take its weight."""
+    """Return the layer's product where skinny GEMM kernels take its weight."""
     return fragment_kernels.product_of(layer.weight, layer.paired)
 
 
@@ -121,7 +119,7 @@ def candidates(layer: Linear | GateUp, shared_memory: int, rows: int) -> list[An
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _ProductKind:
     """Products of one kind for ``rows`` rows, and those whose weights are read between two uses of these."""
 
     members: Sequence[Linear | GateUp]
@@ -130,7 +128,7 @@ class _Kind:
     timer: KernelTimer
 
     def chosen(self) -> KernelConfig | None:
-        """Choose the fastest configuration; what is chosen for a product of few-row kernels is kept."""
+        """Choose the fastest configuration; what is chosen for a product of skinny GEMM kernels is kept."""
         product = _product(self.members[0])
         if product is None:
             configs = self._configs()
@@ -145,7 +143,7 @@ class _Kind:
         return [LIBRARY, *configs] if format_of(first.weight).has_library else configs
 
     def _without_trial(self) -> list[KernelConfig | None]:
-        """List what multiplies a plain weight beside the few-row kernels."""
+        """List what multiplies a plain weight beside the skinny GEMM kernels."""
         weight = self.members[0].weight
         if not isinstance(weight, torch.Tensor):
             return []
@@ -168,3 +166,69 @@ class _Kind:
         for member in members:
             member.config = config
         return lambda: [member(x, out) for member in members]
+
+
+Product = Linear | GateUp
+
+
+def settle_rows(products: Sequence[Product], rows: int) -> tuple[str, ...]:
+    """Give each product whose rows depend on each other at ``rows`` rows one whose rows do not.
+
+    Returns:
+        a line for each weight shape whose product was replaced.
+
+    Raises:
+        EngineError: a shape has no product whose rows are independent here.
+    """
+    replaced: list[str] = []
+    for members in by_kind(products):
+        out_features, in_features = members[0].out_features, _in_features(members[0])
+        if independent(members[0], rows):
+            continue
+        if not _replaced(members, rows):
+            raise EngineError(
+                f"the product {out_features} x {in_features} gives a row other bits beside other rows",
+                "run without --exact",
+            )
+        replaced.append(
+            f"{out_features} x {in_features}: the library's rows depend on each other, the own kernel is used"
+        )
+    return tuple(replaced)
+
+
+def independent(product: Product, rows: int) -> bool:
+    """Return True when every row keeps its bits beside other rows and in another place."""
+    kind, device = product.weight.dtype, product.weight.device
+    generator = torch.Generator(device).manual_seed(0)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return product(x, torch.empty(rows, product.out_features, device=device, dtype=kind)).clone()
+
+    first, other = (
+        torch.randn(rows, _in_features(product), generator=generator, device=device).to(kind) * scale
+        for scale in (1, 30)
+    )
+    want = run(first)
+    for shift in range(rows):
+        mixed = other.clone()
+        mixed[shift] = first[0]  # one row in each place, beside strangers
+        if not torch.equal(run(mixed)[shift], want[0]):
+            return False
+    return torch.equal(run(first.roll(1, 0)).roll(-1, 0), want)
+
+
+def _in_features(product: Product) -> int:
+    return product.weight.shape[1]
+
+
+def _replaced(members: Sequence[Product], rows: int) -> bool:
+    first = members[0]
+    if not runs_kernels(first.weight):
+        return False
+    for config in candidates(first, device_properties(first.weight.device).shared_memory, rows):
+        first.config = config
+        if independent(first, rows):
+            for member in members:
+                member.config = config
+            return True
+    return False

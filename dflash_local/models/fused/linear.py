@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from dflash_local.kernels import few_row_gemm
+from dflash_local.kernels import fragment_decode, fragment_gemm
 from dflash_local.kernels.allocate import Tensors, dtype_name
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat, FragmentWeight
+from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.kernels.timing import LIBRARY
@@ -26,7 +27,7 @@ Kind = tuple[bool, type | FragmentFormat, torch.Size]  # of a product: paired, f
 
 
 @dataclass(slots=True)
-class _Product:
+class _WeightProduct:
     """A weight [N, K]. ``config``: of its product's kernel; None is the library's. ``paired``: gate and up."""
 
     weight: Weight
@@ -39,23 +40,23 @@ class _Product:
 
     @property
     def kind(self) -> Kind:
-        """What its kernels depend on: products of one kind run alike."""
+        """Return what its kernels depend on: products of one kind run alike."""
         return self.paired, form_of(self.weight), self.weight.shape
 
 
 @dataclass(slots=True)
-class Linear(_Product):
+class Linear(_WeightProduct):
     """A weight [N, K] with its product."""
 
     def __call__(
         self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``out = x @ weight.T (+ residual) (+ bias)`` for a few rows; ``out`` may be the residual."""
+        """Compute ``out = x @ weight.T (+ residual) (+ bias)`` for a few rows; ``out`` may be the residual."""
         if bias is None:
             return format_of(self.weight).linear(x, self.weight, out, self.config, residual)
         product = product_of(self.weight, self.paired)
-        if isinstance(self.config, FewRowConfig) and product is not None and len(x) <= MAX_ROWS:
-            return few_row_gemm.linear(x, product[0], out, self.config, residual, bias)
+        if isinstance(self.config, FragmentGemmConfig) and product is not None and len(x) <= MAX_ROWS:
+            return fragment_gemm.linear(x, product[0], out, self.config, residual, bias)
         return self(x, out, residual).add_(bias)
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,13 +64,13 @@ class Linear(_Product):
 
 
 @dataclass(slots=True)
-class GateUp(_Product):
+class GateUp(_WeightProduct):
     """The two halves of a gated layer, [2 I, K], with their joint product."""
 
     paired: ClassVar[bool] = True
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """``out = silu(x @ gate.T) * (x @ up.T)`` for a few rows."""
+        """Compute ``out = silu(x @ gate.T) * (x @ up.T)`` for a few rows."""
         return format_of(self.weight).swiglu(x, self.weight, out, self.config)
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ class JoinedLinear:
 
     @classmethod
     def of(cls, spec: LinearSpec, source: WeightTensors) -> JoinedLinear:
-        """Over the tensors of ``layout.linear.linear_buffers``."""
+        """Build it over the tensors of ``layout.linear.linear_buffers``."""
         weights, products = source.spec, []
         places: Places = {}
         for segment in segments(spec, weights.format_of):
@@ -105,7 +106,7 @@ class JoinedLinear:
     def __call__(
         self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As of ``Linear``."""
+        """Compute as ``Linear`` does."""
         if len(self.products) == 1:
             return self.products[0](x, out, residual, bias)
         begin = 0
@@ -127,8 +128,15 @@ class JoinedLinear:
         finish(self.products)
         joined: list[Linear] = []
         for product in self.products:
-            if joined and (weight := _with_tail(joined[-1].weight, product.weight)) is not None:
-                joined[-1].weight = weight
+            above, below = joined[-1].weight if joined else None, product.weight
+            if (
+                isinstance(above, FragmentWeight)
+                and above.tail is None
+                and isinstance(below, torch.Tensor)
+                and below.dtype == torch.bfloat16
+                and len(below) <= MAX_TAIL_ROWS
+            ):
+                joined[-1].weight = above.with_tail(below)
             else:
                 joined.append(product)
         self.products = tuple(joined)
@@ -146,13 +154,13 @@ class JoinedGateUp:
 
     @classmethod
     def of(cls, spec: LinearSpec, source: WeightTensors) -> JoinedGateUp:
-        """Over the tensors of ``layout.linear.linear_buffers``."""
+        """Build it over the tensors of ``layout.linear.linear_buffers``."""
         parts = JoinedLinear.of(spec, source)
         one = len(parts.products) == 1
         return cls((GateUp(parts.products[0].weight),) if one else parts.products, parts.places)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """``out = silu(x @ gate.T) * (x @ up.T)`` for a few rows."""
+        """Compute ``out = silu(x @ gate.T) * (x @ up.T)`` for a few rows."""
         first = self.products[0]
         if isinstance(first, GateUp):
             return first(x, out)
@@ -173,28 +181,21 @@ class JoinedGateUp:
 
 
 def by_kind(products: Iterable[Linear | GateUp]) -> list[list[Linear | GateUp]]:
-    """Products that run alike, in the order of the first of each kind."""
+    """Return products that run alike, in the order of the first of each kind."""
     groups: dict[Kind, list[Linear | GateUp]] = {}
     for product in products:
         groups.setdefault(product.kind, []).append(product)
     return list(groups.values())
 
 
-def _with_tail(weight: Weight, below: Weight) -> FragmentWeight | None:
-    """Packed rows with plain ones below them as one weight; None where they stay two."""
-    if not (isinstance(weight, FragmentWeight) and isinstance(below, torch.Tensor) and below.dtype == torch.bfloat16):
-        return None
-    return weight.with_tail(below) if weight.tail is None and len(below) <= MAX_TAIL_ROWS else None
-
-
 def finish(products: Sequence[Linear | GateUp]) -> None:
-    """Once all places are filled: each weight from what is stored to what is used."""
+    """Turn each weight from what is stored to what is used, once all places are filled."""
     for product in products:
         product.weight = format_of(product.weight).finish(product.weight)
 
 
 def randomize(products: Sequence[Linear | GateUp], generator: torch.Generator) -> None:
-    """Random weights that keep the scale of what is multiplied."""
+    """Fill random weights that keep the scale of what is multiplied."""
     for product in products:
         format_of(product.weight).randomize(product.weight, generator)
 
@@ -206,14 +207,14 @@ def quantise_layer(layer: Linear | GateUp) -> None:
 
 
 def int8_copy(layer: Linear) -> Linear:
-    """A layer with the codes of that one's weight beside it; the same one where its weight is coarse already."""
+    """Return a layer with the codes of that one's weight beside it; the same one where its weight is coarse already."""
     coarse = in_eight_bits(layer.weight)
     return layer if coarse is layer.weight else Linear(coarse)
 
 
 def in_eight_bits(plain: Weight) -> Weight:
-    """The codes of a weight as ``layout.linear.eight_bits`` keeps them; beside both a slice is held. What is in codes
-    already stays as it is.
+    """Code a weight as ``layout.linear.eight_bits`` keeps it; beside both a slice is held. What is in codes already
+    stays as it is.
     """
     if not isinstance(plain, torch.Tensor):
         return plain
@@ -229,5 +230,16 @@ def in_eight_bits(plain: Weight) -> Weight:
 
 
 def first_out_features(layer: Linear, out_features: int) -> Linear:
-    """A layer with the first features of that one's result; it takes no memory of its own."""
+    """Return a layer with the first features of that one's result; it takes no memory of its own."""
     return Linear(format_of(layer.weight).rows(layer.weight, out_features))
+
+
+def embedding_rows(table: Weight, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Compute ``out[i] = table[ids[i]]``, decoded; ids [M] int64 that only the device knows. ``out``: [M, H]."""
+    if isinstance(table, torch.Tensor):
+        return gather_rows(table, ids, out)
+    if isinstance(table, FragmentWeight):
+        return fragment_decode.gather(table, ids, out)
+    tensors = {each.name: getattr(table, each.name) for each in fields(table)}
+    rows: dict[str, Any] = {name: each[ids] for name, each in tensors.items() if isinstance(each, torch.Tensor)}
+    return out.copy_(replace(table, **rows).dequantized())

@@ -23,7 +23,7 @@ class MLPWeights(PartWeights["MLP"]):
 
     @classmethod
     def of(cls, config: MLPConfig, at: str, source: WeightTensors) -> MLPWeights:
-        """Over the tensors of ``MLPLayout.weights``."""
+        """Build it over the tensors of ``MLPLayout.weights``."""
         first, second = MLPLayout(config).projections(at, source.spec.hidden_size)
         gate_up, down = JoinedGateUp.of(first, source), JoinedLinear.of(second, source)
         return cls(config, gate_up, down, {**gate_up.places, **down.places})

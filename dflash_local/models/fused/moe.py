@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -13,11 +15,10 @@ from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import Routing, RoutingOptions, experts_down, experts_swiglu, route
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.moe import MoELayout
-from dflash_local.models.fused.expert_kernels import ExpertBlock, mixture_of
-from dflash_local.models.fused.experts import Experts
 from dflash_local.models.fused.linear import JoinedGateUp, JoinedLinear
 from dflash_local.models.fused.mlp import MLPWeights
 from dflash_local.models.fused.part import PartWeights, RunState, UsedRows
+from dflash_local.models.fused.routed_experts import ExpertBlock, RoutedExperts, mixture_of
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
@@ -34,16 +35,16 @@ class MoEWeights(PartWeights["MoE"]):
     config: MoEConfig
     router: JoinedLinear
     router_bias: torch.Tensor | None
-    experts: Experts
+    experts: RoutedExperts
     shared: MLPWeights | None
     places: Places = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: MoEConfig, at: str, source: WeightTensors) -> MoEWeights:
-        """Over the tensors of ``MoELayout.weights``."""
+        """Build it over the tensors of ``MoELayout.weights``."""
         layout = MoELayout(config)
         router = JoinedLinear.of(layout.router(at, source.spec.hidden_size), source)
-        experts = Experts.of(layout, at, source)
+        experts = RoutedExperts.of(layout, at, source)
         biases = layout.router_bias(at, source.spec)
         found = {buffer.name: source.tensors[buffer.name] for buffer in biases}
         bias = next(iter(found.values()), None)
@@ -55,7 +56,7 @@ class MoEWeights(PartWeights["MoE"]):
 
     @property
     def joined(self) -> tuple[JoinedLinear | JoinedGateUp, ...]:
-        """Its products with matrices that every row is multiplied with."""
+        """Return its products with matrices that every row is multiplied with."""
         return (self.router, *(() if self.shared is None else self.shared.joined))
 
     @property
@@ -75,7 +76,7 @@ class MoEWeights(PartWeights["MoE"]):
 
     @property
     def mixture(self) -> Mixture:
-        """What the kernels of a card ask of it."""
+        """Return what the kernels of a card ask of it."""
         activation = self.config.activation
         clamp = (activation.limit, activation.alpha) if isinstance(activation, ClampedSwiGLU) else None
         return mixture_of(self.routing, self.slots, clamp)
@@ -111,7 +112,7 @@ class RoutedRows(NamedTuple):
     lists: torch.Tensor
 
     def without_last_slot(self) -> tuple[RoutedRows, torch.Tensor]:
-        """The same memory with a slot less for each row, contiguous, and the intermediate [M, I] that this leaves."""
+        """Return the memory with a slot less for each row, contiguous, and the intermediate [M, I] that this leaves."""
         rows, slots, size = self.intermediate.shape
         first = rows * (slots - 1)
         weights, experts = (each.view(-1)[:first].view(rows, -1) for each in (self.weights, self.experts))
@@ -144,7 +145,7 @@ class MoE:
         return 1 if kernels is None else -(-rows // max(kernels.configs))
 
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """``out`` [M, H] = its result (+ residual) of a block's rows; of rows without a token nothing is promised."""
+        """Compute ``out`` [M, H] = result (+ residual) of a block's rows; rows without a token may hold anything."""
         weights = self.weights
         weights.router(normed, self._routed.logits[: len(normed)])
         if weights.shared is not None and self._shared is not None:
@@ -160,7 +161,7 @@ class MoE:
     def routed(
         self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``out`` [M, H] = the weighed sum of rows' experts (+ residual) by ``logits`` [M, E] or [M, E + 1]."""
+        """Compute ``out`` [M, H] = the weighed sum of rows' experts (+ residual) by ``logits`` [M, E] or [M, E + 1]."""
         weights, matrices = self.weights, self.weights.experts
         chosen, experts, intermediate = (buffer[: len(x)] for buffer in self._routed[1:4])
         routing = Routing(chosen, experts)
@@ -183,16 +184,44 @@ class MoE:
         return result
 
     def routing(self, logits: torch.Tensor) -> Routing:
-        """What rows take by their logits [M, E] or [M, E + 1]."""
+        """Return what rows take by their logits [M, E] or [M, E + 1]."""
         shape = len(logits), self.weights.slots
         empty = Routing(logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int32))
         return route(logits, self.weights.routing, empty)
 
     def prefill_routed(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """The weighed sum [M, H] of a prompt's rows' experts; a routing may have fewer slots than its own."""
+        """Return the weighed sum [M, H] of a prompt's rows' experts; a routing may have fewer slots than its own."""
         matrices = self.weights.experts
         return experts_prefill(x, matrices.gate_up, matrices.down, routing, self.weights.config.activation)
 
     def _weighed(self, inner: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """The shared expert's rows between its products times their gate, in place: down is linear, and H is wider."""
+        """Multiply the shared expert's inner rows with their gate, in place: down is linear, and H is wider."""
         return inner.mul_(logits[:, -1:].sigmoid()) if self.weights.config.shared_gate else inner
+
+
+FixedRouting = Literal["uniform", "correlated", "same"]
+EXPONENTS = {"correlated": 0.75, "same": 0.0}  # of rows, in the experts that they choose among
+FAVOUR = 20.0  # of these, in logits of about one
+
+
+@contextmanager
+def fixed_routing(parts: Sequence[MoE], rows: int, routing: FixedRouting) -> Iterator[None]:
+    """Route blocks of so many rows by drawn logits within; what is recorded reads tensors gone afterwards."""
+    before = [part.fixed_logits for part in parts]
+    try:
+        for seed, part in enumerate(parts):
+            part.fixed_logits = _logits(part, rows, routing, seed)
+        yield
+    finally:
+        for part, logits in zip(parts, before, strict=True):
+            part.fixed_logits = logits
+
+
+def _logits(part: MoE, rows: int, routing: FixedRouting, seed: int) -> torch.Tensor:
+    config, device = part.weights.config, part.weights.experts.device
+    generator = torch.Generator(device).manual_seed(seed)
+    logits = torch.randn(rows, config.num_experts + config.shared_gate, device=device, generator=generator)
+    if routing in EXPONENTS:
+        chosen = torch.randperm(config.num_experts, device=device, generator=generator)
+        logits[:, chosen[: round(part.weights.mixture.top_k * rows ** EXPONENTS[routing])]] += FAVOUR
+    return logits.to(part.weights.router.products[0].weight.dtype)

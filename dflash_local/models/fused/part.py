@@ -1,4 +1,4 @@
-"""What a part of a decoder layer is to the model around it: its weights, and its forward passes."""
+"""Describe what a part of a decoder layer is to the model around it: its weights, and its forward passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.delta_step import CycleState
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear
 from dflash_local.models.place import Places
 from dflash_local.models.recurrent_cache import RecurrentSnapshot
@@ -17,14 +17,16 @@ from dflash_local.models.recurrent_cache import RecurrentSnapshot
 
 @dataclass(slots=True)
 class UsedRows:
-    """How many of a block's rows hold tokens, 0 for all; those behind only fill it up in exact mode."""
+    """Count a block's rows that hold tokens, 0 for all; those behind only fill it up in exact mode."""
 
     count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What all parts share while a model runs. ``owner``: of shared buffers. ``start``: [1] int32, committed tokens."""
+    """Hold what all parts share while a model runs. ``owner``: of shared buffers. ``start``: [1] int32, committed
+    tokens.
+    """
 
     owner: str
     tensors: Tensors
@@ -40,17 +42,17 @@ class Mixer(Protocol):
     def block(
         self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, max_seq_len: int
     ) -> torch.Tensor:
-        """``out`` [M, H] = its result (+ residual) of a block's rows. A fixed list of launches.
+        """Compute ``out`` [M, H] = its result (+ residual) of a block's rows. A fixed list of launches.
 
         Args:
             normed: [M, H]. out: may be ``residual``. max_seq_len: no row stands at or behind this position.
         """
 
     def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
-        """Its result [M, H] of a prompt's rows, which are committed at once, behind ``committed`` tokens."""
+        """Return its result [M, H] of a prompt's rows, committed at once, behind ``committed`` tokens."""
 
     def state_bytes(self, positions: int) -> int:
-        """Bytes of what it keeps of the sequence that a block reads, where so many positions are looked back on."""
+        """Sum what a block reads of the sequence where so many positions are looked back on."""
 
 
 @runtime_checkable
@@ -64,23 +66,23 @@ class RecurrentMixer(Mixer, Protocol):
         """Forget the last block's rows: what had been kept before it is committed and stays so."""
 
     def snapshot(self) -> RecurrentSnapshot:
-        """A copy of the committed state, to return to."""
+        """Return a copy of the committed state, to return to."""
 
     def restore(self, snapshot: RecurrentSnapshot) -> None:
         """Return to it."""
 
     def clear(self) -> None:
-        """The state before any token."""
+        """Return to the state before any token."""
 
 
 class FeedForward(Protocol):
     """The part of a layer that works on each token by itself."""
 
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """As a mixer's."""
+        """Compute as a mixer's does."""
 
     def prefill(self, normed: torch.Tensor) -> torch.Tensor:
-        """As a mixer's."""
+        """Compute as a mixer's does."""
 
 
 Bound = TypeVar("Bound", bound=Mixer | FeedForward, covariant=True)
@@ -93,7 +95,7 @@ class PartWeights(Generic[Bound]):
 
     @property
     def joined(self) -> tuple[JoinedLinear | JoinedGateUp, ...]:
-        """Its products with large matrices, whose kernel configurations are to be chosen."""
+        """Return its products with large matrices, whose kernel configurations are to be chosen."""
         raise NotImplementedError
 
     @property
@@ -101,7 +103,7 @@ class PartWeights(Generic[Bound]):
         return tuple(product for each in self.joined for product in each.products)
 
     def finish(self) -> None:
-        """Once all places are filled: from what is stored to what is used."""
+        """Turn what is stored to what is used, once all places are filled."""
         for each in self.joined:
             each.finish()
 
@@ -111,5 +113,5 @@ class PartWeights(Generic[Bound]):
             each.randomize(generator)
 
     def bind(self, at: str, run: RunState) -> Bound:
-        """The part as it runs, over what it keeps of the sequence, ``at`` the name of that."""
+        """Return the part as it runs, over what it keeps of the sequence, ``at`` the name of that."""
         raise NotImplementedError

@@ -30,10 +30,10 @@ from dflash_local.layout.linear import (
     Fp4Groups,
     Fp8Blocks,
     IntGroups,
-    Part,
-    part_rows,
+    MatrixPart,
+    matrix_rows,
 )
-from dflash_local.models.fused import fragment_format
+from dflash_local.models.fused import fragment_kernels
 from dflash_local.models.place import Conversion, Places
 
 CodedFormat = IntGroups | Fp8Blocks | Fp4Groups
@@ -50,7 +50,7 @@ OF_ACTIVATIONS: Places = dict.fromkeys(("input_scale", "input_global_scale", "in
 
 
 def decode(weight: Coded, out: torch.Tensor) -> torch.Tensor:
-    """What a weight stands for, into ``out`` [N, K]."""
+    """Write what a weight stands for into ``out`` [N, K]."""
     for rows in row_slices(weight):
         out[rows] = weight.dequantized(rows)
     return out
@@ -62,8 +62,8 @@ class Decoded:
     has_library = False
 
     def finish(self, weight: Coded) -> Any:
-        """In fragments where the card has kernels for it."""
-        return FragmentWeight.of(weight, has_room(weight)) if fragment_format.takes(weight) else weight
+        """Pack fragments where the card has kernels for it."""
+        return FragmentWeight.of(weight, has_room(weight)) if fragment_kernels.takes(weight) else weight
 
     def linear(
         self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any, residual: torch.Tensor | None
@@ -95,7 +95,7 @@ class _Int(Decoded):
         codes, scales, *zeros = tensors
         return IntWeight(codes, scales, zeros[0] if zeros else None, dtype, form.stored.bits)
 
-    def places(self, weight: IntWeight, form: IntGroups, parts: Sequence[Part]) -> Places:
+    def places(self, weight: IntWeight, form: IntGroups, parts: Sequence[MatrixPart]) -> Places:
         _check_groups(weight, form.stored.group_size, parts)
         return _part_places(DIALECTS[form.stored.dialect], self.rows_of, weight, form, parts)
 
@@ -116,11 +116,14 @@ class _Fp8(Decoded):
         codes, scales = tensors
         return Fp8Weight(codes, scales, (form.rows, form.stored.block[1] or codes.shape[1]), dtype)
 
-    def places(self, weight: Fp8Weight, form: Fp8Blocks, parts: Sequence[Part]) -> Places:
-        return _part_places(_fp8_places, self.rows_of, weight, form, parts)
+    def places(self, weight: Fp8Weight, form: Fp8Blocks, parts: Sequence[MatrixPart]) -> Places:
+        def one(rows: Fp8Weight, form: Fp8Blocks, module: str) -> Places:
+            return {"weight": rows.codes, form.scales: _spread(rows.scales)}
+
+        return _part_places(one, self.rows_of, weight, form, parts)
 
     def rows_of(self, weight: Fp8Weight, rows: slice) -> Fp8Weight:
-        """Rows from the first of a block."""
+        """Return rows from the first of a block."""
         blocks = slice(rows.start // weight.block[0], -(-rows.stop // weight.block[0]))
         return Fp8Weight(weight.codes[rows], weight.scales[blocks], weight.block, weight.dtype)
 
@@ -137,7 +140,7 @@ class _Fp4(Decoded):
         codes, scales, *row_scales = tensors
         return Fp4Weight(codes, scales, row_scales[0] if row_scales else None, dtype)
 
-    def places(self, weight: Fp4Weight, form: Fp4Groups, parts: Sequence[Part]) -> Places:
+    def places(self, weight: Fp4Weight, form: Fp4Groups, parts: Sequence[MatrixPart]) -> Places:
         _check_groups(weight, form.stored.group_size, parts)
         return _part_places(_fp4_places, self.rows_of, weight, form, parts)
 
@@ -158,7 +161,7 @@ class _Fp4(Decoded):
 INT, FP8, FP4 = _Int(), _Fp8(), _Fp4()
 
 
-def _check_groups(weight: IntWeight | Fp4Weight, group_size: int, parts: Sequence[Part]) -> None:
+def _check_groups(weight: IntWeight | Fp4Weight, group_size: int, parts: Sequence[MatrixPart]) -> None:
     columns = weight.shape[1]
     if group_size != WHOLE and weight.scales.shape[1] * group_size != columns:
         raise CheckpointError(
@@ -172,18 +175,18 @@ def _part_places(
     rows_of: Callable[[Any, slice], Coded],
     weight: Coded,
     form: CodedFormat,
-    parts: Sequence[Part],
+    parts: Sequence[MatrixPart],
 ) -> Places:
-    """The places of each part's tensors, by ``MODULE.NAME``. ``one``: of one part's rows and its module."""
+    """Return the places of each part's tensors, by ``MODULE.NAME``. ``one``: of one part's rows and its module."""
     places: Places = {}
-    for part, rows in part_rows(parts):
+    for part, rows in matrix_rows(parts):
         found = {**OF_ACTIVATIONS, **one(rows_of(weight, rows), form, part.module)}
         places |= {f"{part.module}.{name}": place for name, place in found.items()}
     return places
 
 
 def _spread(scales: torch.Tensor) -> Conversion:
-    """The place of scales [rows, columns] of which a file may have one, or them with other axes of one element."""
+    """Return place of scales [rows, columns] of which a file may have one, or them with other axes of one element."""
 
     def take(stored: torch.Tensor) -> None:
         scales.copy_(stored.reshape(scales.shape if stored.numel() == scales.numel() else (1, 1)))
@@ -191,12 +194,8 @@ def _spread(scales: torch.Tensor) -> Conversion:
     return Conversion(tuple(scales.shape), torch.float32, take, spread=True)
 
 
-def _fp8_places(weight: Fp8Weight, form: Fp8Blocks, module: str) -> Places:
-    return {"weight": weight.codes, form.scales: _spread(weight.scales)}
-
-
 def _fp4_places(weight: Fp4Weight, form: Fp4Groups, module: str) -> Places:
-    """Bytes of two codes, the first one in the lower half, as in our words."""
+    """Return the places of bytes of two codes, the first one in the lower half, as in our words."""
     codes = weight.codes.view(torch.uint8)
     if weight.row_scales is None:
         take = partial(_take_exponents, weight.scales, module)
@@ -213,7 +212,7 @@ def _fp4_places(weight: Fp4Weight, form: Fp4Groups, module: str) -> Places:
 
 
 def check_exponents(name: str, stored: torch.Tensor) -> None:
-    """The scales of MXFP4 must be numbers. Raises CheckpointError: one is NaN; says in which tensor."""
+    """Raise CheckpointError where a scale of MXFP4 is NaN; says in which tensor."""
     if bool((stored == E8M0_NAN).any()):
         raise CheckpointError(f"tensor {name} holds NaN", "download it again")
 
@@ -235,7 +234,7 @@ class _DialectPlaces(Protocol):
 
 
 def _pack_quantized_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
-    """Words lie along the input as ours do; those of zero points along the output."""
+    """Return the places: words lie along the input as ours do; those of zero points along the output."""
     places: Places = {"weight_packed": weight.codes, form.scales: _spread(weight.scales), "weight_shape": None}
     if weight.zeros is not None:
         rows, groups = weight.zeros.shape
@@ -246,7 +245,7 @@ def _pack_quantized_places(weight: IntWeight, form: IntGroups, module: str) -> P
 
 
 def _int_quantized_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
-    """A signed byte each, in rows."""
+    """Return the places of a signed byte each, in rows."""
     flipped = partial(_take_signed, weight.codes.view(torch.uint8))
     places: Places = {form.scales: _spread(weight.scales)}
     places["weight"] = Conversion(tuple(weight.shape), torch.int8, flipped)
@@ -263,7 +262,7 @@ def _take_signed(codes: torch.Tensor, stored: torch.Tensor) -> None:
 
 
 def _gptq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
-    """Words lie along the input, too, but the matrices stand the other way round."""
+    """Return the places: words lie along the input, too, but the matrices stand the other way round."""
     rows, inputs = weight.shape
 
     def check_order(groups: torch.Tensor) -> None:
@@ -286,12 +285,12 @@ def _gptq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
 
 @cache  # a mixture has tens of thousands of matrices, of two widths
 def _groups_in_order(inputs: int, group_size: int) -> torch.Tensor:
-    """The group of each input [K] where none are scattered, int32."""
+    """Return the group of each input [K] where none are scattered, int32."""
     return torch.arange(inputs, dtype=torch.int32) // group_size
 
 
 def _awq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
-    """Words lie along the output, their columns in an order of their own."""
+    """Return the places: words lie along the output, their columns in an order of their own."""
     rows, inputs = weight.shape
     words, groups = -(-rows // INT4_PER_WORD), weight.scales.shape[1]
     places: Places = {form.scales: weight.scales.t()}
@@ -303,7 +302,7 @@ def _awq_places(weight: IntWeight, form: IntGroups, module: str) -> Places:
 
 
 def _take_awq_codes(codes: torch.Tensor, words: torch.Tensor) -> None:
-    """Words [K, N / 8] along the output to codes [N, K / 8] along the input, some inputs at a time."""
+    """Turn words [K, N / 8] along the output into codes [N, K / 8] along the input, some inputs at a time."""
     outputs, step = len(codes), max(1, DEQUANTIZED_SLICE // (len(codes) * INT4_PER_WORD)) * INT4_PER_WORD
     for begin in range(0, len(words), step):
         nibbles = codes_of(words[begin : begin + step], 4)[..., AWQ_ORDER].flatten(1)[:, :outputs]

@@ -16,10 +16,10 @@ from dflash_local.kernels.delta_step import CycleState
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import target as layout
 from dflash_local.layout.cycle import prefill_chunk
-from dflash_local.layout.spec import EngineSpec
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.decoder_layer import DecoderLayer, OnResidual
-from dflash_local.models.fused.embedding import embedding_rows
+from dflash_local.models.fused.linear import embedding_rows
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.part import RecurrentMixer, RunState, UsedRows
 from dflash_local.models.fused.weights import LayerWeights, TargetWeights
@@ -28,7 +28,7 @@ from dflash_local.models.transformers_target import Forward, TargetSnapshot
 
 
 def fill_rotation(tables: Sequence[torch.Tensor], rope: RopeParameters) -> None:
-    """cos and sin [positions, rotary_dim] of all positions, computed in float32."""
+    """Fill cos and sin [positions, rotary_dim] of all positions, computed in float32."""
     cos, sin = tables
     frequencies = inverse_frequencies(rope, cos.shape[1]).to(cos.device)
     angles = torch.outer(torch.arange(len(cos), device=cos.device, dtype=torch.float32), frequencies)
@@ -67,7 +67,7 @@ class FusedTarget:
         cache_dtype: torch.dtype | None = None,
         offloaded: tuple[Offloaded, ...] = (),
     ) -> None:
-        """``taps``: layers the drafter reads. ``cache_dtype``: if not the weights'. ``offloaded``: on the host."""
+        """Allocate it. ``taps``: layers to read. ``cache_dtype``: if not the weights'. ``offloaded``: on the host."""
         self.weights, self.config = weights, model
         self.taps = tuple(taps)
         self.device, self.dtype = weights.device, weights.embedding.dtype
@@ -80,25 +80,23 @@ class FusedTarget:
         self.is_recurrent = model.recurrent
         self.prefill_chunk = prefill_chunk(model)
         tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device, joined=True)
-        shared = layout.shared_buffers(model, self.vocab_size, self.spec)
-        self.start, self.kept, self.cycle = tensors[shared.counters.name].split(1)
-        self.tokens, self.logits = tensors[shared.tokens.name], tensors[shared.logits.name]
-        self.hidden, self.tapped = tensors[shared.hidden.name], tensors[shared.taps.name]
-        self._x, self._normed = tensors[shared.x.name], tensors[shared.normed.name]
-        self._branch = None if shared.branch is None else tensors[shared.branch.name]
+        buffers = layout.shared_buffers(model, self.vocab_size, self.spec)
+        shared = {name: tensors[buffer.name] for name, buffer in buffers.items()}
+        self.start, self.kept, self.cycle = shared["counters"].split(1)
+        self.tokens, self.logits, self.hidden, self.tapped = (shared[x] for x in ("tokens", "logits", "hidden", "taps"))
+        self._x, self._normed, self._branch = shared["x"], shared["normed"], shared.get("branch")
         self._used = UsedRows()
         run = RunState(layout.OWNER, tensors, self.spec, self.start, CycleState(self.cycle, self.kept), self._used)
         self.layers = tuple(_bound(index, layer, run) for index, layer in enumerate(weights.layers))
         self.states: dict[int, RecurrentMixer] = {
             index: layer.mixer for index, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentMixer)
         }
-        counts = shared.distinct_experts
-        self.distinct_experts = None if counts is None else tensors[counts.name]
+        self.distinct_experts = shared.get("distinct_experts")
         for index, part in enumerate(self.mixtures):
             part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
         for width in {part.mixer.rotary_dim for part in model.layers if isinstance(part.mixer, AttentionConfig)}:
-            buffers = attention_layout.rotation_buffers(layout.OWNER, width, self.capacity, self.spec.dtype)
-            fill_rotation(tensors.take(buffers), model.rotation)
+            tables = attention_layout.rotation_buffers(layout.OWNER, width, self.capacity, self.spec.dtype)
+            fill_rotation(tensors.take(tables), model.rotation)
         self.use_taps(taps)
         self.length = 0  # the host's view of ``start``, where it knows
         self.on_residual: OnResidual | None = None
@@ -117,8 +115,8 @@ class FusedTarget:
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoE)]
 
     def distinct_of(self, rows: int, counts: Sequence[Sequence[int]] | None = None) -> list[int]:
-        """Different routed experts that a block's rows took in each mixture; what several launches of a layer read
-        counts once for each.
+        """Count different routed experts that a block's rows took in each mixture; what several launches of a layer
+        read counts once for each.
 
         Args:
             rows: of the block, the last one if no counts are given. counts: ``distinct_experts`` behind it, on the
@@ -157,7 +155,7 @@ class FusedTarget:
         return x if self.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
 
     def cap_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] after the model's soft cap, in place."""
+        """Return logits [M, V] after the model's soft cap, in place."""
         cap = self.config.final_logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -182,12 +180,12 @@ class FusedTarget:
         return Forward(self.weights.norm(x, normed), taps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embedding rows [M, H], decoded where they are codes."""
+        """Return embedding rows [M, H], decoded where they are codes."""
         out = torch.empty(len(ids), self.hidden_size, dtype=self.dtype, device=self.device)
         return embedding_rows(self.weights.embedding, ids, out)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""
+        """Return logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""
         rows = len(hidden)
         if not self.exact or rows > self.rows:
             return self.cap_logits(self.weights.head.prefill(hidden))
@@ -221,7 +219,7 @@ class FusedTarget:
         self.start.fill_(length)
 
     def keep(self, rows: int) -> None:
-        """Of the last block's rows, commit so many instead; nothing may have been run since."""
+        """Commit so many rows of the last block instead; nothing may have been run since."""
         self.kept.fill_(rows)
 
     def snapshot(self) -> TargetSnapshot:

@@ -28,9 +28,8 @@ from dflash_local.models.fused.gated_delta_net import GatedDeltaNetWeights
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, randomize
 from dflash_local.models.fused.mlp import MLPWeights
 from dflash_local.models.fused.moe import MoEWeights
-from dflash_local.models.fused.norm import RMSNorm
 from dflash_local.models.fused.part import FeedForward, Mixer, PartWeights
-from dflash_local.models.fused.weight_tensors import WeightTensors
+from dflash_local.models.fused.weight_tensors import RMSNorm, WeightTensors
 from dflash_local.models.place import Places
 from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
@@ -46,7 +45,7 @@ PARTS: Mapping[type, Any] = {
 
 
 class LayerNorms(NamedTuple):
-    """Of the inputs of a layer's two parts and, of sandwich layers, of their results."""
+    """Hold norms of the inputs of a layer's two parts and, of sandwich layers, of their results."""
 
     mixer_input: RMSNorm
     mlp_input: RMSNorm
@@ -101,7 +100,7 @@ class TargetWeights:
 
     @property
     def measured(self) -> tuple[Linear | GateUp, ...]:
-        """Products whose kernel is to be chosen; a plain head stays the library's, and nothing is faster."""
+        """Return products whose kernel is to be chosen; a plain head stays the library's, and nothing is faster."""
         coded = () if isinstance(self.head.weight, torch.Tensor) else (self.head,)
         return (*self.products, *coded)
 
@@ -146,7 +145,7 @@ def read_weights(
 def random_weights(
     model: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0, host_embedding: bool = False
 ) -> TargetWeights:
-    """Weights of the true shape and of sensible scale, made where they lie: for measuring without a download."""
+    """Return weights of the true shape and of sensible scale, made where they lie: for measuring without a download."""
     formats = stored_formats(model.quantization)
     weights = allocate(model, "model.", model.vocab_size, device, dtype, formats, host_embedding)
     generator = torch.Generator(device).manual_seed(seed)
@@ -177,7 +176,7 @@ def allocate(
     host_embedding: bool = False,
     stored: Mapping[str, TensorInfo] | None = None,
 ) -> TargetWeights:
-    """Uninitialised weights.
+    """Return uninitialised weights.
 
     Args:
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
@@ -198,7 +197,7 @@ def allocate(
 
 
 def _table(ends: layout.EndBuffers, source: WeightTensors, places: Places) -> Linear:
-    """The embedding; adds where it is read to."""
+    """Return the embedding; adds where it is read to."""
     spec, table = source.spec, ends.embedding
     form, buffers = FORMATS[type(table.format)], table.buffers(spec.hidden_size, spec.dtype, ends.embedding_group)
     weight = form.weight(table.format, source.tensors.take(buffers), getattr(torch, spec.dtype))
@@ -207,7 +206,7 @@ def _table(ends: layout.EndBuffers, source: WeightTensors, places: Places) -> Li
 
 
 def _head(product: LinearSpec | None, table: Linear, source: WeightTensors, places: Places) -> Linear:
-    """The embedding, or a matrix of its own; adds where that is read to."""
+    """Return the embedding, or a matrix of its own; adds where that is read to."""
     if product is None:
         return table
     joined = JoinedLinear.of(product, replace(source, spec=layout.head_spec(source.spec)))
@@ -217,13 +216,12 @@ def _head(product: LinearSpec | None, table: Linear, source: WeightTensors, plac
 
 
 def _layer(at: str, layer: LayerConfig, source: WeightTensors, places: Places) -> LayerWeights:
-    """One layer's weights; adds where its tensors are read to."""
+    """Return one layer's weights; adds where its tensors are read to."""
     mixer, mlp = (
         PARTS[type(config)].of(config, f"{at}.{layout.part_layout(config).module}", source)
         for config in (layer.mixer, layer.mlp)
     )
     norms = layout.layer_norms(at, layer, source.spec)
-    named = {name: source.norm(norm) for name, norm in norms._asdict().items() if norm is not None}
     places |= {**mixer.places, **mlp.places}
-    places |= {norm.name: source.tensors[norm.name] for norm in norms.present()}
-    return LayerWeights(mixer, mlp, LayerNorms(**named))
+    places |= {norm.name: source.tensors[norm.name] for norm in norms.values()}
+    return LayerWeights(mixer, mlp, LayerNorms(**{role: source.norm(norm) for role, norm in norms.items()}))

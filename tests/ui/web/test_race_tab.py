@@ -91,7 +91,7 @@ def test_a_race_stops_and_the_next_one_runs(visitor: Visitor) -> None:
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_the_bundled_pair_chats_and_races_in_the_page(visitor: Visitor) -> None:
-    from dflash_local.engine.load import load
+    from dflash_local.engine.load_pair import load
     from dflash_local.load_config import LoadConfig
 
     def change(served: FakeServedPair) -> None:

@@ -7,34 +7,35 @@ Exact and slow; the oracle of the fused runner. Knows ids and positions, nothing
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from dflash_local.drafters.engines import Proposer
 from dflash_local.engine.cpu_threads import CpuThreads
-from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
+from dflash_local.engine.runner import Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
 
 
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
-    """Number of accepted drafts and the ids emitted: the matching prefix and the target's next choice.
+    """Return number of accepted drafts and the ids emitted: the matching prefix and the target's next choice.
 
     Args:
         drafts: [m] proposed ids. chosen: [m + 1] the target's choice after the anchor and each draft.
     """
-    matches = (drafts == chosen[:-1]).long().cumprod(0).sum()
+    matches = (drafts == chosen[:-1]).long().cumprod(0).sum()  # ones up to the first draft that is not the choice
     accepted, *ids = torch.cat((matches.view(1), chosen)).tolist()  # the cycle's one transfer to the host
     return accepted, ids[: accepted + 1]
 
 
-class ReferenceRunner:
+class ReferenceRunner(SequenceRunner):
     """Holds the token sequence; see ``Runner``. A cycle's rows are committed when the next one starts, or by
     ``rewind``: so a stop string found late is undone exactly, for recurrent targets too.
     """
 
+    target: TransformersTarget
     name = "reference"
     exact = False
     drafter_precision = "full"
@@ -47,7 +48,7 @@ class ReferenceRunner:
         context: int,
         threads: CpuThreads | None = None,
     ) -> None:
-        """``threads``: chooses how many compute a cycle; None: always as many as torch was told."""
+        """Bind target and drafter. ``threads``: chooses how many compute a cycle; None: as many as torch was told."""
         self.target, self.proposer, self.context, self._threads = target, proposer, context, threads
         self.ids: list[int] = []
         self.committed: list[int] = []  # ids whose state the target holds
@@ -58,18 +59,6 @@ class ReferenceRunner:
         self._block = 1
         self._top: int | None = None
 
-    @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.target.device
-
-    @property
-    def is_recurrent(self) -> bool:
-        return self.target.is_recurrent
-
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
@@ -78,30 +67,13 @@ class ReferenceRunner:
         self._cycles.clear()
 
     def end_at(self, length: int, exactly: bool) -> None:
-        """Nothing to do: each cycle is known before the next one begins."""
+        """Do nothing: each cycle is known before the next one begins."""
 
     def notice(self) -> str:
         return ""
 
-    def set_block(self, block: int) -> None:
-        self._block = block
-
-    def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
-        start = len(self.committed)
-        if start >= len(ids):
-            raise EngineError("nothing of the prompt was left to process")
-        self.ids = list(ids)
-        tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
-        for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk):
-            out = self.target.prefill(tensor[at:end], self._with_taps)
-            self._extend(out.taps, at)
-            self.committed += self.ids[at:end]
-            first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
-            point = self.target.snapshot() if end == stable and self.target.is_recurrent else None
-            yield PrefillStep(end - start, len(ids) - start, point, first)
-
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
-        """The first token, which belongs to no cycle: one of no rows."""
+        """Choose the first token, which belongs to no cycle: one of no rows."""
         noise = self._sampler.noise(len(prompt), 1)
         logits = self._logits(hidden)
         chosen = self._sampler.choose(logits, prompt[:0], noise)
@@ -126,6 +98,7 @@ class ReferenceRunner:
         if self._threads is not None:
             self._threads.settle()
         clock = time.perf_counter()
+        # One noise for drafter and target: where both find the same token likeliest, the draft is accepted.
         noise = self._sampler.noise(start + 1, rows)
         drafts = self._drafts(rows - 1, noise)
         drafted = self._now()
@@ -160,7 +133,7 @@ class ReferenceRunner:
         return drafts
 
     def _now(self) -> float:
-        """Host clock with the device idle, so that draft and verify can be told apart."""
+        """Return host clock with the device idle, so that draft and verify can be told apart."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
@@ -170,7 +143,7 @@ class ReferenceRunner:
         return cycles
 
     def rewind(self, length: int) -> None:
-        """Reaches back to the start of the last cycle, not further."""
+        """Go back to the start of the last cycle at most."""
         if length < len(self.committed):
             raise EngineError(f"cannot rewind to {length}, {len(self.committed)} tokens are committed")
         del self.ids[length:]
@@ -200,7 +173,7 @@ class ReferenceRunner:
         del self.committed[length:]
         self.ids = list(self.committed)
 
-    def planted(self, text: Sequence[int]) -> Proposer:
+    def oracle_drafter(self, text: Sequence[int]) -> Proposer:
         raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")
 
     def close(self) -> None:

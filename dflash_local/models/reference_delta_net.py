@@ -15,7 +15,7 @@ from dflash_local.kernels.gated_delta import causal_conv, normalise
 from dflash_local.models.recurrent_cache import RecurrentCache, RecurrentShape
 
 
-class GatedDeltaNet(nn.Module):
+class ReferenceGatedDeltaNet(nn.Module):
     """One recurrent token mixer, batch 1. ``source``: the transformers module whose parameters are borrowed."""
 
     def __init__(self, source: Any) -> None:
@@ -44,9 +44,9 @@ class GatedDeltaNet(nn.Module):
         self._bias = self.dt_bias.detach().float()
 
     def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-        """hidden_states [1, M, H] -> [1, M, H]; reads and records through the attached cache."""
+        """Return hidden_states [1, M, H] -> [1, M, H]; reads and records through the attached cache."""
         if self.cache is None:
-            raise RuntimeError("GatedDeltaNet.attach was not called")
+            raise RuntimeError("ReferenceGatedDeltaNet.attach was not called")
         rows = hidden_states.shape[1]
         mixed, z, b, a = self._project(hidden_states[0])
         inputs = self.cache.conv_inputs(self.slot, mixed.t())
@@ -69,7 +69,7 @@ class GatedDeltaNet(nn.Module):
         return self.out_proj(gated.view(1, rows, -1))  # type: ignore[operator, no-any-return]
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [M, H] -> qkv [M, C], z [M, Hv*dv], b and a [M, Hv]."""
+        """Return x [M, H] -> qkv [M, C], z [M, Hv*dv], b and a [M, Hv]."""
         if not self.fused:
             return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)  # type: ignore[operator]
         groups, per_group = self.num_k_heads, self.num_v_heads // self.num_k_heads

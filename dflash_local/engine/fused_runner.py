@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from dflash_local.drafters.engines import FusedDrafter
-from dflash_local.engine.cycle import Cycle, PrefillStep, chunks, not_finite
+from dflash_local.engine.cycle_records import CycleRecords
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
-from dflash_local.engine.planted import Planted
-from dflash_local.engine.records import Records
+from dflash_local.engine.oracle_drafter import OracleDrafter
+from dflash_local.engine.runner import Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import Chooser, RowChooser
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
-from dflash_local.models.fused.fixed_routing import FixedRouting, fixed_routing
+from dflash_local.models.fused.moe import FixedRouting, fixed_routing
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
 from dflash_local.request import SamplingParams
@@ -36,7 +36,7 @@ FIRST_BUCKET = 2048  # tokens; each next one is twice as long
 
 @dataclass(frozen=True, slots=True)
 class CycleKey:
-    """What a cycle's launches depend on; one graph each.
+    """Hold what a cycle's launches depend on; one graph each.
 
     Attributes:
         rows: verified. drafting: the drafter fills them. taps: its context is kept up. noisy: sampled at a
@@ -50,13 +50,14 @@ class CycleKey:
     max_seq_len: int
 
 
-class FusedRunner:
+class FusedRunner(SequenceRunner):
     """Holds the token sequence as the host knows it; see ``Runner``.
 
     Attributes:
         peak_before: see ``engine.drafter_precision.ChosenPrecision``.
     """
 
+    target: FusedTarget
     name = "fused"
     drafter_precision = "full"
     peak_before = 0
@@ -76,7 +77,7 @@ class FusedRunner:
         self._temperature, self._seed = tensors.take(buffers.sampling)
         self._temperature.fill_(1.0)
         self._seed.zero_()
-        self._records: Records[CycleKey] = Records(self.progress, target.distinct_experts)
+        self._records: CycleRecords[CycleKey] = CycleRecords(self.progress, target.distinct_experts)
         self._graphs = Graphs(target.device.type == "cuda")
         self._ready: list[Cycle] = []
         self._block, self._with_taps = 1, False
@@ -90,12 +91,12 @@ class FusedRunner:
 
     @property
     def peak_bytes(self) -> int:
-        """That torch's allocator has held at most on its GPU, but for what was tried in vain or replaced."""
+        """Return what torch's allocator has held at most on its GPU, but for what was tried in vain or replaced."""
         return max(self.peak_before, torch.cuda.max_memory_allocated(self.target.device))
 
     @property
     def proposer(self) -> FusedDrafter | None:
-        """What fills the blocks; with another one everything recorded is forgotten."""
+        """Return what fills the blocks; with another one everything recorded is forgotten."""
         return self._proposer
 
     @proposer.setter
@@ -107,24 +108,12 @@ class FusedRunner:
 
     @property
     def num_experts(self) -> float | None:
-        """Routed experts of a layer, the mean of those that are mixtures; None when none is."""
+        """Return routed experts of a layer, the mean of those that are mixtures; None when none is."""
         return _mean([part.weights.config.num_experts for part in self.target.mixtures])
 
     def distinct_experts(self, rows: int) -> float | None:
-        """Of the last block, which had so many rows, what ``Cycle.experts`` is; waits for the device."""
+        """Return ``Cycle.experts`` of the last block, which had so many rows; waits for the device."""
         return _mean(self.target.distinct_of(rows))
-
-    @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self.target.device
-
-    @property
-    def is_recurrent(self) -> bool:
-        return self.target.is_recurrent
 
     @property
     def exact(self) -> bool:
@@ -133,7 +122,7 @@ class FusedRunner:
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        """See ``Runner.begin``. Raises EngineError: more stop ids than the device has room for."""
+        """Begin as ``Runner.begin`` says. Raise EngineError where stop ids are more than the device has room for."""
         if len(stop_ids) > MAX_STOP_IDS:
             raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
         self._sampler, self._block, self._top = sampler, block, top
@@ -163,27 +152,12 @@ class FusedRunner:
         self._reported_fault = self._graphs.fault
         return f"no CUDA graph could be recorded ({self._graphs.fault}): replies are slower than they could be"
 
-    def set_block(self, block: int) -> None:
-        self._block = block
-
-    def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
-        start = len(self.committed)
-        if start >= len(ids):
-            raise EngineError("nothing of the prompt was left to process")
-        self.ids = list(ids)
-        tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
-        for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk):
-            out = self.target.prefill(tensor[at:end], self._with_taps)
-            if out.taps is not None and self.proposer is not None:
-                self.proposer.write_context(out.taps, at)
-            self.committed += self.ids[at:end]
-            first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
-            del out  # the next chunk wants its memory
-            point = self.target.snapshot() if end == stable and self.target.is_recurrent else None
-            yield PrefillStep(end - start, len(ids) - start, point, first)
+    def _extend(self, taps: torch.Tensor | None, start: int) -> None:
+        if taps is not None and self.proposer is not None:
+            self.proposer.write_context(taps, start)
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
-        """The first token, which belongs to no cycle."""
+        """Choose the first token, which belongs to no cycle."""
         logits = self.target.head(hidden)
         if not bool(torch.isfinite(logits).all()):
             raise not_finite()
@@ -215,7 +189,7 @@ class FusedRunner:
 
     @contextmanager
     def idle(self, ids: Sequence[int]) -> Iterator[None]:
-        """Within, ``replay`` runs cycles behind these committed ids; they emit nothing and move nothing."""
+        """Have ``replay`` run cycles behind these committed ids within; they emit nothing and move nothing."""
         prompt = torch.tensor(list(ids), dtype=torch.long, device=self.target.device)
         sampler = Sampler(SamplingParams(temperature=0.0), 0, self.vocab_size, prompt)
         self.begin(sampler, frozenset(), self.target.rows, self.proposer is not None)
@@ -232,14 +206,14 @@ class FusedRunner:
         self.progress.tokens[:1] = token
 
     def replay(self, rows: int) -> None:
-        """One greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
+        """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
         drafting = rows > 1
         key = CycleKey(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
         self._graphs.run((self._replayed, key), lambda: self._cycle(key))
 
     @contextmanager
     def routed(self, rows: int, routing: FixedRouting) -> Iterator[None]:
-        """Within, ``replay`` runs cycles of so many rows whose experts are drawn."""
+        """Have ``replay`` run cycles of so many rows whose experts are drawn within."""
         self._replayed = routing
         try:
             with fixed_routing(self.target.mixtures, rows, routing):
@@ -249,7 +223,7 @@ class FusedRunner:
             self._graphs.forget(routing)
 
     def _bucket(self, max_seq_len: int) -> int:
-        bucket = FIRST_BUCKET
+        bucket = FIRST_BUCKET  # by doubling, so that a long reply records few graphs
         while bucket < max_seq_len:
             bucket *= 2
         return min(bucket, self.target.capacity)
@@ -264,13 +238,15 @@ class FusedRunner:
         self._close(key)
 
     def draft(self, key: CycleKey) -> None:
-        """Its launches that fill the drafts of a cycle's rows."""
+        """Fill the drafts of a cycle's rows, by launches alone."""
         if (proposer := self.proposer) is not None:
             proposer.block(key.max_seq_len)
             drafts = self.progress.tokens[1 : key.rows]
             self._choose(proposer.drafts[: len(drafts)], drafts, key, proposer.selector or self._draft_chooser)
 
     def _close(self, key: CycleKey) -> None:
+        # Context rows are written for the whole block before ``accept`` moves ``start``: those of rejected rows lie
+        # behind it, where the next cycle writes again.
         if key.taps and self.proposer is not None:
             self.proposer.inject(key.rows)
         accept(self.progress, key.rows)
@@ -282,7 +258,7 @@ class FusedRunner:
             chooser.greedy(logits, out)
 
     def _step_by_step(self, key: CycleKey) -> None:
-        """The same cycle with the sampler between its halves; the host waits for it."""
+        """Run the same cycle with the sampler between its halves; the host waits for it."""
         rows = key.rows
         noise = self._sampler.noise(len(self.ids), rows)
         if key.drafting:
@@ -301,7 +277,7 @@ class FusedRunner:
             self._ready.append(replace(cycle, likelihoods=likelihoods(logits, emitted, self._top)))
 
     def collect(self) -> list[Cycle]:
-        """Cycles that have become known: all but the last few that were launched."""
+        """Return cycles that have become known: all but the last few that were launched."""
         while len(self._records) > self._ahead:
             if (cycle := self._receive()) is not None:
                 self._ready.append(cycle)
@@ -327,9 +303,10 @@ class FusedRunner:
         return Cycle(ids, drafted, min(record.accepted, drafted), record.rows, 0.0, 0.0, experts=experts)
 
     def rewind(self, length: int) -> None:
-        """A recurrent target goes back by its last cycle's rows at most; else the next prompt finds a snapshot."""
+        """Go back; a recurrent target by its last cycle's rows at most, else the next prompt finds a snapshot."""
         self._drain()
         back = len(self.committed) - (length - 1)
+        # The device commits a cycle's rows to the recurrent state with the next cycle: until then fewer can be kept.
         if self.target.is_recurrent and back > 0:
             if back > self._kept:
                 return
@@ -365,8 +342,8 @@ class FusedRunner:
         self.ids = self.committed[:length]
         self._set_length(length)
 
-    def planted(self, text: Sequence[int]) -> Planted:
-        return Planted(self.target, text)
+    def oracle_drafter(self, text: Sequence[int]) -> OracleDrafter:
+        return OracleDrafter(self.target, text)
 
     def close(self) -> None:
         try:

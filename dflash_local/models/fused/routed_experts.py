@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from dflash_local.config.features import MoEConfig
 from dflash_local.config.quantization import MXFP4
 from dflash_local.errors import CheckpointError
-from dflash_local.kernels.experts import ExpertWeight
+from dflash_local.kernels import expert_gemm
+from dflash_local.kernels.expert_gemm import DownConfig, GateUpConfig, Mixture, slice_rows
+from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions
 from dflash_local.kernels.quantize_weight import quantize
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
-from dflash_local.layout.linear import Fp4Groups, Segment, part_rows
+from dflash_local.layout.linear import Fp4Groups, Segment, matrix_rows
 from dflash_local.layout.moe import MoELayout
-from dflash_local.models.fused.expert_kernels import ExpertKernels, Matrices
 from dflash_local.models.fused.formats import FORMATS, format_of
 from dflash_local.models.fused.quantized_formats import check_exponents
 from dflash_local.models.fused.weight_tensors import WeightTensors
@@ -27,8 +29,8 @@ BLOCK_BYTES = 16  # of gpt-oss's MXFP4: 32 codes that share a scale
 
 
 @dataclass(slots=True)
-class Experts:
-    """Of one layer.
+class RoutedExperts:
+    """Hold the routed experts of one layer.
 
     Attributes:
         gate_up: N = 2 I, the gate's rows above up's. down: N = H. joined: the last one is the shared expert.
@@ -43,8 +45,8 @@ class Experts:
     kernels: ExpertKernels | None = None
 
     @classmethod
-    def of(cls, layout: MoELayout, at: str, source: WeightTensors) -> Experts:
-        """Over the tensors of ``MoELayout.expert_buffers`` and of ``expert_biases``."""
+    def of(cls, layout: MoELayout, at: str, source: WeightTensors) -> RoutedExperts:
+        """Build it over the tensors of ``MoELayout.expert_buffers`` and of ``expert_biases``."""
         segments = layout.experts(at, source.spec)
         count = layout.config.num_experts + segments.joined
         biases = source.tensors.take(layout.expert_biases(at, source.spec)) or (None, None)
@@ -80,7 +82,7 @@ class Experts:
 
 
 def _places(segment: Segment, weight: ExpertWeight, config: MoEConfig, at: str, source: WeightTensors) -> Places:
-    """Where one matrix of every expert is read to, as the checkpoint has it, and its biases."""
+    """Return where one matrix of every expert is read to, as the checkpoint has it, and its biases."""
     name = segment.name
     if f"{segment.parts[0].module}.weight" in source.stored:
         _check_formats(segment, source)
@@ -107,11 +109,11 @@ def _biases_one_by_one(segment: Segment, weight: ExpertWeight) -> Places:
     if weight.bias is None:
         return {}
     rows = weight.bias.flatten()
-    return {f"{part.module}.bias": rows[at] for part, at in part_rows(segment.parts)}
+    return {f"{part.module}.bias": rows[at] for part, at in matrix_rows(segment.parts)}
 
 
 def _check_formats(segment: Segment, source: WeightTensors) -> None:
-    """All experts' matrices must be in the format of the first one's, and none may begin within a block of scales."""
+    """Refuse experts in another format than the first, or that begin within a block of scales."""
     for part in segment.parts if source.stored else ():
         if source.spec.format_of(part.module) != segment.format:
             raise CheckpointError(
@@ -119,7 +121,7 @@ def _check_formats(segment: Segment, source: WeightTensors) -> None:
                 "which the fused engine does not take",
                 "load it with --engine reference",
             )
-        if not segment.format.joins(part.out_features):
+        if not segment.format.can_concat(part.out_features):
             raise CheckpointError(
                 f"{part.module}: blocks of {segment.format.name} do not divide its {part.out_features} rows, "
                 "which the fused engine does not take",
@@ -128,7 +130,7 @@ def _check_formats(segment: Segment, source: WeightTensors) -> None:
 
 
 def _together(weight: ExpertWeight, count: int) -> Place:
-    """The place of a tensor [E, N, K] that holds the matrices of the first ``count`` experts."""
+    """Return the place of a tensor [E, N, K] that holds the matrices of the first ``count`` experts."""
     shape = count, weight.out_features, weight.in_features
     stacked = weight.weight
     if isinstance(stacked, torch.Tensor):
@@ -139,7 +141,7 @@ def _together(weight: ExpertWeight, count: int) -> Place:
 
 
 def _blocks(name: str, weight: ExpertWeight, coded: Fp4Weight, put: Put) -> Places:
-    """The places of codes [E, N, K / 32, 16], two to a byte, and of exponents [E, N, K / 32]."""
+    """Return the places of codes [E, N, K / 32, 16], two to a byte, and of exponents [E, N, K / 32]."""
     shape = weight.experts, weight.out_features, coded.scales.shape[1]
     codes = coded.codes.view(torch.uint8).view(*shape[:2], -1)
     scales = coded.scales.view(shape)
@@ -156,7 +158,7 @@ def _blocks(name: str, weight: ExpertWeight, coded: Fp4Weight, put: Put) -> Plac
 
 
 def _transposed(weight: ExpertWeight, rows: torch.Tensor, put: Put) -> Conversion:
-    """The place of plain matrices [E, K, N]."""
+    """Return the place of plain matrices [E, K, N]."""
     stacked = rows.view(weight.experts, weight.out_features, weight.in_features)
     shape = weight.experts, weight.in_features, weight.out_features
     return Conversion(shape, rows.dtype, lambda stored: put(stacked, stored.transpose(1, 2)))
@@ -167,5 +169,66 @@ def _put(rows: torch.Tensor, stored: torch.Tensor) -> None:
 
 
 def _put_by_turns(rows: torch.Tensor, stored: torch.Tensor) -> None:
-    """Rows of gate and up by turns, into [E, 2 I, ...] with the gate's above up's."""
+    """Put rows of gate and up by turns into [E, 2 I, ...] with the gate's above up's."""
     rows.unflatten(1, (2, -1)).copy_(stored.view(rows.shape).unflatten(1, (-1, 2)).transpose(1, 2))
+
+
+class Matrices(NamedTuple):
+    gate_up: ExpertWeight
+    down: ExpertWeight
+
+
+class ExpertBlock(NamedTuple):
+    """A block's rows between the launches: M rows of S experts.
+
+    Attributes:
+        routing: weights and experts [M, S]. lists: [launches, words] int32, the experts that occur in each.
+        intermediate: [M, S, I].
+    """
+
+    routing: Routing
+    lists: torch.Tensor
+    intermediate: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKernels:
+    """Run one layer's experts. ``configs``: by the rows of a launch."""
+
+    mixture: Mixture
+    configs: Mapping[int, tuple[GateUpConfig, DownConfig]]
+
+    def run(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        matrices: Matrices,
+        block: ExpertBlock,
+        out: torch.Tensor,
+        residual: torch.Tensor | None,
+        router_bias: torch.Tensor | None = None,
+        distinct: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute ``out`` [M, H] = the weighed sum of each row's experts (+ residual): three launches for 16 rows.
+
+        Args:
+            x: [M, H]. logits: [M, >= experts]. distinct: [launches] int32, gets how many routed experts occur.
+        """
+        step = max(self.configs)
+        for launch, at in enumerate(range(0, len(x), step)):
+            rows = slice(at, min(at + step, len(x)))
+            first, second = self.configs[slice_rows(rows.stop - rows.start)]
+            weights, experts, expert_list = (*(each[rows] for each in block.routing), block.lists[launch])
+            counted = None if distinct is None else distinct[launch : launch + 1]
+            expert_gemm.route(logits[rows], self.mixture, weights, experts, expert_list, router_bias, counted)
+            between = block.intermediate[rows]
+            expert_gemm.gate_up(x[rows], matrices.gate_up, self.mixture, expert_list, between, first)
+            routed, added = (weights, experts, expert_list), None if residual is None else residual[rows]
+            expert_gemm.down(between, matrices.down, self.mixture, routed, out[rows], second, added)
+        return out
+
+
+def mixture_of(routing: RoutingOptions, slots: int, clamp: tuple[float, float] | None = None) -> Mixture:
+    """Return what kernels ask of a layer whose rows choose so. ``slots``: experts of a row, with a shared one."""
+    shared = (2 if routing.shared_gate else 1) if routing.shared else 0
+    return Mixture(routing.num_experts, slots - routing.shared, shared, routing.norm_topk_prob, clamp)

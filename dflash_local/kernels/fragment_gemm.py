@@ -1,4 +1,4 @@
-"""Products of a few rows with a weight, quantised or not, by ``few_row_gemm.cu``: its every byte is read once.
+"""Products of a few rows with a weight, quantised or not, by ``fragment_gemm.cu``: its every byte is read once.
 
 Configurations are chosen by measurement (``models.fused.kernel_choice``). Each fixes the order of the float32 sums, so
 a row's result does not depend on the other rows.
@@ -23,9 +23,9 @@ from dflash_local.kernels.skinny_gemm import MAX_ROWS, RESERVED_SHARED_MEMORY, g
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS
 
-SOURCE = Path(__file__).with_name("few_row_gemm.cu")
+SOURCE = Path(__file__).with_name("fragment_gemm.cu")
 FRAGMENTS = Path(__file__).with_name("fragments.cu")  # stands before every source whose weights lie in fragments
-KERNEL_NAME = "few_row_gemm"
+KERNEL_NAME = "fragment_gemm"
 TAIL_BITS = 16
 # As the source numbers them.
 CODES = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3, "bfloat16": 4, "int5": 5, "int6": 6, "iq4": 7}
@@ -38,14 +38,14 @@ MAX_SUMS = 2**24  # numbers that blocks which share a K leave for each other, un
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
 # More of a lane for a tile's step where scales are made of bytes, or minima added; by tiles of eight rows.
 GGUF_REGISTERS = {1: 4, 2: 6}
-# Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/few_row_gemm.py on an H200.
+# Warps along K (about so many), along N, tiles of a warp, stages: the winners of benchmarks/fragment_gemm.py on an H200.
 LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4), (10, 2, 1, 2))
 PLAIN_LAYOUTS = ((16, 1, 1, 2), (8, 2, 1, 2), (4, 2, 1, 4))  # of bfloat16, whose loads take four times the registers
 
 
 @dataclass(frozen=True, slots=True)
-class FewRowConfig:
-    """How a product is shared.
+class FragmentGemmConfig:
+    """Describe how a product is shared.
 
     Attributes:
         warps_k: warps that share a unit's K. warps_n: warps side by side along N. tiles: of 16 features, of a warp.
@@ -66,23 +66,23 @@ class FewRowConfig:
 
     @property
     def unit_tiles(self) -> int:
-        """Tiles of 16 features that a block works on at a time."""
+        """Count tiles of 16 features that a block works on at a time."""
         return self.warps_n * self.tiles
 
     def block_k(self, in_features: int) -> int:
-        """Columns of x that a block holds, filled up so that each warp has as many steps."""
+        """Count columns of x that a block holds, filled up so that each warp has as many steps."""
         steps = -(-in_features // STEP_K)
         of_block = -(-steps // self.split_k)
         return -(-of_block // self.warps_k) * self.warps_k * STEP_K
 
     def shared_bytes(self, in_features: int, rows: int, weight_format: FragmentFormat) -> int:
-        """Shared memory of a block: its columns of x, their sums over groups, and twice the warps' sums."""
+        """Return shared memory of a block: its columns of x, their sums over groups, and twice the warps' sums."""
         block_k, rows = self.block_k(in_features), row_tiles(rows) * ROW_TILE
         group_sums = block_k // weight_format.step_group * rows * 4 if weight_format.sums_x else 0
         return rows * (block_k * 2 + 64) + group_sums + 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
 
     def fits(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> bool:
-        """True where a device's multiprocessor (bytes of shared memory for its blocks) holds it."""
+        """Return True where a device's multiprocessor (bytes of shared memory for its blocks) holds it."""
         loaded = self.tiles * self.num_stages * weight.format.bits * 2  # registers of a lane for codes
         if weight.format.of_gguf:
             loaded += self.tiles * self.num_stages * GGUF_REGISTERS[row_tiles(rows)]
@@ -92,17 +92,17 @@ class FewRowConfig:
         return taken * self.blocks_per_sm <= shared_memory
 
 
-def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> list[FewRowConfig]:
-    """Configurations worth measuring where a block has so much shared memory; ``paired``: gate and up."""
+def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> list[FragmentGemmConfig]:
+    """Return configurations worth measuring where a block has so much shared memory; ``paired``: gate and up."""
     if paired and weight.shape[0] % (2 * TILE_N):
         return []
     steps = weight.steps
-    found: dict[FewRowConfig, None] = {}
+    found: dict[FragmentGemmConfig, None] = {}
     for warps, warps_n, tiles, num_stages in PLAIN_LAYOUTS if weight.format == PLAIN else LAYOUTS:
         splits = []
         for split_k in SPLITS[: steps.bit_length()]:
             warps_k = _warps_without_waste(-(-steps // split_k), warps)
-            config = FewRowConfig(warps_k, warps_n, tiles, num_stages, split_k)
+            config = FragmentGemmConfig(warps_k, warps_n, tiles, num_stages, split_k)
             if config.fits(weight, paired, rows, shared_memory):
                 splits.append(config)
         found |= dict.fromkeys(splits[:2])
@@ -113,13 +113,13 @@ def candidates(weight: FragmentWeight, paired: bool, rows: int, shared_memory: i
 
 
 def _warps_without_waste(steps: int, wanted: int) -> int:
-    """About so many warps, that the steps divide evenly among."""
+    """Return about so many warps, that the steps divide evenly among."""
     choices = range(max(1, min(steps, wanted * 3 // 4)), max(1, min(steps, wanted * 5 // 4)) + 1)
     return min(choices, key=lambda warps: (-(-steps // warps) * warps, abs(warps - wanted)))
 
 
 def row_tiles(rows: int) -> int:
-    """Tiles of eight rows that a launch for so many rows multiplies."""
+    """Count tiles of eight rows that a launch for so many rows multiplies."""
     return min(-(-rows // ROW_TILE), SLICE_ROWS // ROW_TILE)
 
 
@@ -127,11 +127,11 @@ def linear(
     x: torch.Tensor,
     weight: FragmentWeight,
     out: torch.Tensor,
-    config: FewRowConfig | None,
+    config: FragmentGemmConfig | None,
     residual: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out = x @ weight.T (+ residual) (+ bias)``, each sum rounded. By PyTorch without a config and for many rows.
+    """Compute ``out = x @ weight.T (+ residual) (+ bias)``, each sum rounded; by PyTorch without a config.
 
     Args:
         x: [M, K]. out: [M, N], perhaps a part of wider rows; may be ``residual``. bias: [N].
@@ -143,8 +143,10 @@ def linear(
     return out
 
 
-def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FewRowConfig | None) -> torch.Tensor:
-    """``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each rounded. ``weight``: [2 I, K], gate first, 16 divides I."""
+def swiglu(
+    x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: FragmentGemmConfig | None
+) -> torch.Tensor:
+    """Compute ``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each rounded; ``weight``: [2 I, K], 16 divides I."""
     if config is None or not _runs(x):
         return swiglu_reference(x, weight, out)
     _launch(x, weight, out, config, None, paired=True)
@@ -154,7 +156,7 @@ def swiglu(x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, config: F
 def linear_reference(
     x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """In plain PyTorch, for any number of rows, a slice of the weight at a time."""
+    """Compute it in plain PyTorch, for any number of rows, a slice of the weight at a time."""
     product = out if residual is None else torch.empty_like(out)
     for _, rows in weight.slices():
         product[:, rows] = torch.mm(x, weight.dequantized(rows).to(x.dtype).t())
@@ -165,7 +167,7 @@ def linear_reference(
 def multiply_tail(
     x: torch.Tensor, weight: FragmentWeight, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> None:
-    """The part of ``linear`` that is of a weight's tail, by PyTorch."""
+    """Compute the part of ``linear`` that is of a weight's tail, by PyTorch."""
     if weight.tail is None:
         return
     columns = slice(weight.coded_rows, None)
@@ -182,7 +184,7 @@ def source_text(source: Path) -> str:
 
 
 def compile_options(
-    weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
+    weight_format: FragmentFormat, in_features: int, config: FragmentGemmConfig, rows: int, paired: bool
 ) -> list[str]:
     return defined(
         **fragment_constants(weight_format, in_features, config.tiles),
@@ -199,7 +201,7 @@ def compile_options(
 
 
 def fragment_constants(weight_format: FragmentFormat, in_features: int, tiles: int) -> dict[str, int]:
-    """What ``fragments.cu`` is compiled for. ``tiles``: of 16 features, of a warp."""
+    """Return what ``fragments.cu`` is compiled for. ``tiles``: of 16 features, of a warp."""
     block, plain = weight_format.block, weight_format == PLAIN
     types = NESTED_SCALE_TYPES if weight_format.nested else SCALE_TYPES
     scale_type = NO_SCALE if plain else types[weight_format.scales]
@@ -229,7 +231,7 @@ def _launch(
     x: torch.Tensor,
     weight: FragmentWeight,
     out: torch.Tensor,
-    config: FewRowConfig,
+    config: FragmentGemmConfig,
     residual: torch.Tensor | None,
     paired: bool,
     bias: torch.Tensor | None = None,
@@ -264,8 +266,8 @@ def _launch(
         )  # fmt: skip
 
 
-def tail_share(kind: FragmentFormat, config: FewRowConfig, units: int, parts: int) -> int:
-    """Units of each block that has a tile of the tail, too, so that it reads about as many bytes as the others."""
+def tail_share(kind: FragmentFormat, config: FragmentGemmConfig, units: int, parts: int) -> int:
+    """Count the units of a block that has a tile of the tail, too, so that it reads about as much as others."""
     tiles = -(-kind.tail // TILE_N)
     if not tiles:
         return 0
@@ -274,7 +276,7 @@ def tail_share(kind: FragmentFormat, config: FewRowConfig, units: int, parts: in
     return min(max(0, rounds - of_tile), units // tiles)
 
 
-def compile_ahead(weight: FragmentWeight, paired: bool, rows: int, configs: Sequence[FewRowConfig]) -> None:
+def compile_ahead(weight: FragmentWeight, paired: bool, rows: int, configs: Sequence[FragmentGemmConfig]) -> None:
     """Compile the kernels of several configurations on all cores, where there is a disk to keep them on."""
     if nvrtc.cubin_folder() is None:
         return
@@ -284,24 +286,34 @@ def compile_ahead(weight: FragmentWeight, paired: bool, rows: int, configs: Sequ
 
 @cache
 def _kernel(
-    device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
-) -> cuda_driver.Kernel:
+    device: torch.device,
+    weight_format: FragmentFormat,
+    in_features: int,
+    config: FragmentGemmConfig,
+    rows: int,
+    paired: bool,
+) -> cuda_driver.LoadedKernel:
     cubin = compiled(device, weight_format, in_features, config, rows, paired)
     shared_bytes = config.shared_bytes(in_features, rows, weight_format)
-    return cuda_driver.Kernel(cubin, KERNEL_NAME, config.threads, shared_bytes, device)
+    return cuda_driver.LoadedKernel(cubin, KERNEL_NAME, config.threads, shared_bytes, device)
 
 
 def compiled(
-    device: torch.device, weight_format: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
+    device: torch.device,
+    weight_format: FragmentFormat,
+    in_features: int,
+    config: FragmentGemmConfig,
+    rows: int,
+    paired: bool,
 ) -> bytes:
-    """The cubin of a kernel, see ``nvrtc.cubin``. ``rows``: of x that a launch takes at most, a multiple of 8."""
+    """Return cubin of a kernel, see ``nvrtc.cubin``. ``rows``: of x that a launch takes at most, a multiple of 8."""
     options = compile_options(weight_format, in_features, config, rows, paired)
     return cuda_driver.cubin(source_text(SOURCE), options, device)
 
 
 @cache
 def zero_counters(device: torch.device) -> torch.Tensor:
-    """Zeros, and every launch leaves them so; the launches that share them follow one another."""
+    """Return zeros, and every launch leaves them so; the launches that share them follow one another."""
     return torch.zeros(MAX_PARTS, dtype=torch.int32, device=device)
 
 
@@ -309,7 +321,7 @@ _sums: dict[torch.device, list[torch.Tensor]] = {}  # of each device, the larges
 
 
 def partial_sums(device: torch.device, numbers: int) -> torch.Tensor:
-    """Room for the sums of blocks that share a K; the launches that share it follow one another."""
+    """Return room for the sums of blocks that share a K; the launches that share it follow one another."""
     room = _sums.setdefault(device, [])
     if not room or room[-1].numel() < numbers:
         if torch.cuda.is_current_stream_capturing():

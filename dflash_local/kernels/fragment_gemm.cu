@@ -84,7 +84,7 @@ __device__ __forceinline__ void multiply_tail(float (&total)[ROW_TILES][4], cons
 // partial_sums [SPLIT_K][units, tiles of the tail][row][column] and counters (zeros, and zeros again when the kernel
 // ends) are for SPLIT_K > 1.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-few_row_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
+fragment_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8* __restrict__ scales,
              const u8* __restrict__ offsets, const u8* __restrict__ row_scales, const u8* __restrict__ tail,
              u16* out, const u16* residual, const u16* bias, float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows,
              int out_features, int tiles, int tail_features, int tail_share) {

@@ -1,4 +1,4 @@
-"""From two folders to a ``Session``: contract first, then weights, then caches."""
+"""Load a ``Session`` from two folders: contract first, then weights, then caches."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:
-    """Tokens the session may hold: the smaller of both models' limits, or less on demand."""
+    """Count tokens the session may hold: the smaller of both models' limits, or less on demand."""
     limit = facts.model.max_position_embeddings or DEFAULT_CONTEXT
     if contract is not None and contract.context is not None:
         limit = min(limit, contract.context)

@@ -16,11 +16,11 @@ import torch
 from dflash_local.kernels import expert_gemm, trial_worker
 from dflash_local.kernels.expert_check import RouteCheck
 from dflash_local.kernels.expert_gemm import DownConfig, ExpertConfig, GateUpConfig, Mixture
-from dflash_local.kernels.expert_trial import ExpertTrial, RouteTrial, trial_of
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.kernel_record import source_digest
-from dflash_local.kernels.kernel_trial import Request, Trial
+from dflash_local.kernels.kernel_trial import KernelTrial, TrialRequest
+from dflash_local.kernels.product_trials import ExpertTrial, RouteTrial, trial_of
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.split_kv import DeviceProperties
 from tests import expert_references
@@ -55,9 +55,9 @@ def references(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(expert_gemm, name, getattr(expert_references, name))
 
 
-def ask(asked: Trial) -> object:
+def ask(asked: KernelTrial) -> object:
     """What the child answers, without one."""
-    return json.loads(trial_worker.answer(pickle.dumps(Request.of(CPU, (asked,), False))))
+    return json.loads(trial_worker.answer(pickle.dumps(TrialRequest.of(CPU, (asked,), False))))
 
 
 def test_the_references_pass_in_every_format(references: None) -> None:

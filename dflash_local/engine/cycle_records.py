@@ -1,4 +1,6 @@
-"""What cycles on the device report to the host: a pinned ring, written behind each cycle and read when it has come."""
+"""Describe what cycles on the device report to the host: a pinned ring, written behind each cycle and read when it has
+come.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ Mark = TypeVar("Mark")
 
 
 @dataclass(frozen=True, slots=True)
-class Record(Generic[Mark]):
+class CycleRecord(Generic[Mark]):
     """One cycle's: ``mark`` is what it was launched with.
 
     Attributes:
@@ -32,11 +34,11 @@ class Record(Generic[Mark]):
     experts: list[list[int]] | None = None
 
 
-class Records(Generic[Mark]):
+class CycleRecords(Generic[Mark]):
     """Cycles under way, oldest first. ``cycle``: cycles sent so far."""
 
     def __init__(self, progress: Progress, experts: torch.Tensor | None = None) -> None:
-        """``experts``: int32 that each cycle overwrites, what ``send`` may copy too."""
+        """Allocate the ring. ``experts``: int32 that each cycle overwrites, what ``send`` may copy too."""
         self._ring = progress.record_ring
         self._on_gpu = self._ring.is_cuda
         self._host = torch.zeros(self._ring.shape, dtype=torch.int32, pin_memory=self._on_gpu)
@@ -64,7 +66,7 @@ class Records(Generic[Mark]):
             event.record()
         self._sent.append((mark, event, with_experts))
 
-    def receive(self) -> Record[Mark]:
+    def receive(self) -> CycleRecord[Mark]:
         """Wait for the oldest cycle under way."""
         mark, event, with_experts = self._sent.popleft()
         if event is not None:
@@ -76,4 +78,4 @@ class Records(Generic[Mark]):
             raise EngineError(f"the device reports cycle {cycle}, cycle {expected} was expected")
         counts = self._host_experts if with_experts else None
         experts = None if counts is None else counts[slot].tolist()
-        return Record(mark, count, accepted, rows, tuple(ids), experts)
+        return CycleRecord(mark, count, accepted, rows, tuple(ids), experts)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dflash_local.kernels import few_row_gemm
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels import fragment_gemm
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.kernels.split_kv import DeviceProperties
@@ -30,19 +30,24 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     made: dict[object, HostKernel] = {}
 
     def kernel(
-        device: torch.device, kind: FragmentFormat, in_features: int, config: FewRowConfig, rows: int, paired: bool
+        device: torch.device,
+        kind: FragmentFormat,
+        in_features: int,
+        config: FragmentGemmConfig,
+        rows: int,
+        paired: bool,
     ) -> HostKernel:
         key = kind, in_features, config, rows, paired
         if key not in made:
-            options = few_row_gemm.compile_options(kind, in_features, config, rows, paired)
-            made[key] = HostKernel.of(few_row_gemm.source_text(few_row_gemm.SOURCE), options)
+            options = fragment_gemm.compile_options(kind, in_features, config, rows, paired)
+            made[key] = HostKernel.of(fragment_gemm.source_text(fragment_gemm.SOURCE), options)
             found.append(made[key])
         return made[key]
 
     found: Kernels = []
-    monkeypatch.setattr(few_row_gemm, "_kernel", kernel)
-    monkeypatch.setattr(few_row_gemm, "runs_kernels", lambda x: True)
-    monkeypatch.setattr(few_row_gemm, "device_properties", lambda device: DeviceProperties(99 * 1024, 6, (9, 0)))
+    monkeypatch.setattr(fragment_gemm, "_kernel", kernel)
+    monkeypatch.setattr(fragment_gemm, "runs_kernels", lambda x: True)
+    monkeypatch.setattr(fragment_gemm, "device_properties", lambda device: DeviceProperties(99 * 1024, 6, (9, 0)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
 
@@ -101,57 +106,57 @@ def test_products_with_a_tail_and_a_shared_k_are_right(name: str, kernels: Kerne
     below = random(tail, k, seed=3) * weight.dequantized().std().bfloat16()
     packed = FragmentWeight.of(weight).with_tail(below.clone())
     wide = torch.cat((weight.dequantized(), below.float()))
-    config, rows = FewRowConfig(1, 2, 1, 3, split_k=2), 11
+    config, rows = FragmentGemmConfig(1, 2, 1, 3, split_k=2), 11
     x, residual = random(rows, k), random(rows, n + tail, seed=1)
     want = x.double() @ wide.double().t()
-    out = few_row_gemm.linear(x, packed, empty(rows, n + tail), config)
+    out = fragment_gemm.linear(x, packed, empty(rows, n + tail), config)
     for part in (slice(n), slice(n, None)):
         error = (out.double() - want)[:, part].norm(dim=1) / want[:, part].norm(dim=1)
         assert error.max() < ROUNDING
     hot = one_hot(rows, k)
-    picked = few_row_gemm.linear(hot, packed, empty(rows, n + tail), config)
+    picked = fragment_gemm.linear(hot, packed, empty(rows, n + tail), config)
     assert torch.equal(picked, (hot.float() @ wide.t()).bfloat16())
     (kernel,) = kernels
     around = empty(rows, n + tail + 16)
     for kernel.seed in (1, 2):
-        few_row_gemm._sums[x.device][-1].fill_(float("nan"))
+        fragment_gemm._sums[x.device][-1].fill_(float("nan"))
         inner = around[:, 8:-8].copy_(residual)
-        few_row_gemm.linear(x, packed, inner, config, inner)
+        fragment_gemm.linear(x, packed, inner, config, inner)
         assert torch.equal(inner, (out.float() + residual.float()).bfloat16()), "whatever runs first"
         assert around[:, :8].isnan().all() and around[:, -8:].isnan().all()
-    assert not few_row_gemm.zero_counters(x.device).any(), "as they were found"
+    assert not fragment_gemm.zero_counters(x.device).any(), "as they were found"
 
 
 def test_gated_products_of_any_number_of_rows_are_right(kernels: Kernels) -> None:
     weight = int8(96, 288, 288, scales=torch.float32)
-    packed, x, config = FragmentWeight.of(weight), random(21, weight.shape[1]), FewRowConfig(2, 1, 2, 2)
+    packed, x, config = FragmentWeight.of(weight), random(21, weight.shape[1]), FragmentGemmConfig(2, 1, 2, 2)
     want = swiglu_reference(x.double(), weight.dequantized().double(), torch.empty(21, 48).double())
-    out = few_row_gemm.swiglu(x, packed, empty(21, 48), config)
+    out = fragment_gemm.swiglu(x, packed, empty(21, 48), config)
     assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 1e-2
-    assert torch.equal(few_row_gemm.swiglu(x[4:5], packed, empty(1, 48), config), out[4:5]), "a row alone"
+    assert torch.equal(fragment_gemm.swiglu(x[4:5], packed, empty(1, 48), config), out[4:5]), "a row alone"
     for kernel in kernels:
         kernel.seed = 3
-    assert torch.equal(few_row_gemm.swiglu(x, packed, empty(21, 48), config), out), "whatever runs first"
+    assert torch.equal(fragment_gemm.swiglu(x, packed, empty(21, 48), config), out), "whatever runs first"
 
 
 def test_plain_rows_are_multiplied_where_they_lie(kernels: Kernels) -> None:
-    n, k, rows, config = 75, 288, 11, FewRowConfig(1, 2, 1, 3, split_k=2)
+    n, k, rows, config = 75, 288, 11, FragmentGemmConfig(1, 2, 1, 3, split_k=2)
     memory = torch.full((n + 32, k), float("nan"), dtype=torch.bfloat16)  # nothing behind a weight may be read
     memory[:n] = random(n, k)
     weight, x, residual = FragmentWeight.plain(memory[:n]), random(rows, k, seed=1), random(rows, n + 5, seed=2)
     want = x.double() @ memory[:n].double().t()
     wide = empty(rows, n + 5)
-    out = few_row_gemm.linear(x, weight, wide[:, :n], config)
+    out = fragment_gemm.linear(x, weight, wide[:, :n], config)
     assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < ROUNDING and wide[:, n:].isnan().all()
-    assert torch.equal(few_row_gemm.linear(x[4:5], weight, empty(1, n), config), out[4:5]), "a row alone"
-    added = few_row_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone())
+    assert torch.equal(fragment_gemm.linear(x[4:5], weight, empty(1, n), config), out[4:5]), "a row alone"
+    added = fragment_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone())
     assert torch.equal(added, (out.float() + residual[:, :n].float()).bfloat16())
     bias = random(n, seed=3)
-    assert torch.equal(few_row_gemm.linear(x, weight, empty(rows, n), config, None, bias), out + bias)
-    both = few_row_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone(), bias)
+    assert torch.equal(fragment_gemm.linear(x, weight, empty(rows, n), config, None, bias), out + bias)
+    both = fragment_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone(), bias)
     assert torch.equal(both, added + bias)
     hot = one_hot(rows, k)
-    assert torch.equal(few_row_gemm.linear(hot, weight, empty(rows, n), config), hot @ memory[:n].t())
+    assert torch.equal(fragment_gemm.linear(hot, weight, empty(rows, n), config), hot @ memory[:n].t())
 
 
 def test_every_unit_and_every_tile_of_a_tail_has_its_block(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,14 +166,19 @@ def test_every_unit_and_every_tile_of_a_tail_has_its_block(kernels: Kernels, mon
     want = (x.float() @ torch.cat((weight.dequantized(), below.float())).t()).bfloat16()
     for sms in (1, 3, 6, 12, 40):
         card = DeviceProperties(99 * 1024, sms, (9, 0))
-        monkeypatch.setattr(few_row_gemm, "device_properties", lambda device, card=card: card)
+        monkeypatch.setattr(fragment_gemm, "device_properties", lambda device, card=card: card)
         for seed in range(4):
             for kernel in kernels:
                 kernel.seed = seed
-            assert torch.equal(few_row_gemm.linear(x, packed, empty(5, 272), FewRowConfig(2, 1, 1)), want), (sms, seed)
+            assert torch.equal(fragment_gemm.linear(x, packed, empty(5, 272), FragmentGemmConfig(2, 1, 1)), want), (
+                sms,
+                seed,
+            )
 
 
 def test_no_scale_of_mxfp4_leaves_the_range_of_the_products(kernels: Kernels) -> None:
     weight = mxfp4(16, 256, scales=(0, 189))
-    got = few_row_gemm.linear(torch.eye(256).bfloat16()[:64], FragmentWeight.of(weight), empty(64, 16), FewRowConfig(2))
+    got = fragment_gemm.linear(
+        torch.eye(256).bfloat16()[:64], FragmentWeight.of(weight), empty(64, 16), FragmentGemmConfig(2)
+    )
     assert torch.equal(got, weight.dequantized().bfloat16()[:, :64].t())

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dflash_local.config.quantization import GGUF_TYPES
-from dflash_local.kernels import few_row_gemm, fragment_decode
-from dflash_local.kernels.few_row_gemm import FewRowConfig
+from dflash_local.kernels import fragment_decode, fragment_gemm
 from dflash_local.kernels.fragment_decode import LaunchConfig
+from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.models.checkpoint import Checkpoint
@@ -55,12 +55,12 @@ def weights() -> Iterator[tuple[str, Codable]]:
         yield dtype, gguf(dtype, 992, 2048 + (256 if kept.nested else 96), "cuda")
 
 
-def configs(weight: FragmentWeight, rows: int, paired: bool = False) -> list[FewRowConfig]:
+def configs(weight: FragmentWeight, rows: int, paired: bool = False) -> list[FragmentGemmConfig]:
     """Some of this card's, and one of a card with little shared memory, which splits K."""
     limit = int(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)  # type: ignore[attr-defined]
-    found = few_row_gemm.candidates(weight, paired, rows, limit)
-    some = [*found[:2], found[-1], *few_row_gemm.candidates(weight, paired, rows, 48 * 1024)[:1]]
-    few_row_gemm.compile_ahead(weight, paired, rows, some)
+    found = fragment_gemm.candidates(weight, paired, rows, limit)
+    some = [*found[:2], found[-1], *fragment_gemm.candidates(weight, paired, rows, 48 * 1024)[:1]]
+    fragment_gemm.compile_ahead(weight, paired, rows, some)
     return list(dict.fromkeys(some))
 
 
@@ -102,15 +102,15 @@ def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
         x[:, 5] *= 1000
         want = x.double() @ wide.double().t()
         for config in configs(packed, rows):
-            out = few_row_gemm.linear(x, packed, empty(rows, n), config)
+            out = fragment_gemm.linear(x, packed, empty(rows, n), config)
             assert error(out, want) < 3e-3, (name, config)
-            assert torch.equal(few_row_gemm.linear(x, packed, empty(rows, n), config), out), (name, config)
+            assert torch.equal(fragment_gemm.linear(x, packed, empty(rows, n), config), out), (name, config)
             around = empty(rows, n + 40)
-            few_row_gemm.linear(x, packed, around[:, 8 : n + 8], config)
+            fragment_gemm.linear(x, packed, around[:, 8 : n + 8], config)
             assert torch.equal(around[:, 8 : n + 8], out) and around[:, :8].isnan().all(), (name, config)
-            added = few_row_gemm.linear(x, packed, residual.clone(), config, residual)
+            added = fragment_gemm.linear(x, packed, residual.clone(), config, residual)
             assert torch.equal(added, (out.float() + residual.float()).bfloat16()), (name, config)
-            picked = few_row_gemm.linear(hot, packed, empty(rows, n), config)
+            picked = fragment_gemm.linear(hot, packed, empty(rows, n), config)
             assert torch.equal(picked, (hot.float() @ wide.t()).bfloat16()), (name, config)
 
 
@@ -122,9 +122,9 @@ def test_every_gated_config_equals_what_the_weight_stands_for(rows: int) -> None
             continue
         want = swiglu_reference(x.double(), wide.double(), torch.empty(rows, n // 2, device="cuda").double())
         for config in configs(packed, rows, paired=True):
-            out = few_row_gemm.swiglu(x, packed, empty(rows, n // 2), config)
+            out = fragment_gemm.swiglu(x, packed, empty(rows, n // 2), config)
             assert error(out, want) < 1e-2, (name, config)
-            assert torch.equal(few_row_gemm.swiglu(x, packed, empty(rows, n // 2), config), out), (name, config)
+            assert torch.equal(fragment_gemm.swiglu(x, packed, empty(rows, n // 2), config), out), (name, config)
 
 
 def test_what_is_decoded_for_prompts_is_what_the_weight_stands_for() -> None:
@@ -150,14 +150,14 @@ def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:
         n, k = weight.shape
         packed, x, strangers = FragmentWeight.of(weight), random(16, k), random(16, k, seed=1) * 30
         for config in configs(packed, 16):
-            want = few_row_gemm.linear(x, packed, empty(16, n), config)
+            want = fragment_gemm.linear(x, packed, empty(16, n), config)
             for place in (0, 7, 8, 15):
                 mixed = strangers.clone()
                 mixed[place] = x[3]
-                got = few_row_gemm.linear(mixed, packed, empty(16, n), config)
+                got = fragment_gemm.linear(mixed, packed, empty(16, n), config)
                 assert torch.equal(got[place], want[3]), (name, config)
             for rows in (1, 8, 40):
-                got = few_row_gemm.linear(x[3:4].repeat(rows, 1), packed, empty(rows, n), config)
+                got = fragment_gemm.linear(x[3:4].repeat(rows, 1), packed, empty(rows, n), config)
                 assert torch.equal(got, want[3:4].expand(rows, n)), (name, config)
 
 
@@ -173,7 +173,7 @@ def test_a_target_is_multiplied_by_the_kernels(dialect: str, tmp_path: Path) -> 
         choose_configs(weights.products, 4)
         packed = [product for product in weights.products if isinstance(product.weight, FragmentWeight)]
         assert len(packed) > 4 or (folder, device) != ("quantised", "cuda")
-        assert all(isinstance(product.config, FewRowConfig) for product in packed)
+        assert all(isinstance(product.config, FragmentGemmConfig) for product in packed)
         target = FusedTarget(weights, facts.model, (0, 2), 64, 4)
         target.prefill(torch.arange(5, 12, device=device), False)
         rows = target.verify(torch.arange(12, 16, device=device), False).hidden

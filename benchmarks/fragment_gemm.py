@@ -1,6 +1,6 @@
 """Products of a few rows with quantised weights on one CUDA GPU: their microseconds beside the bfloat16 product's.
 
-``PYTHONPATH=. python benchmarks/few_row_gemm.py --out FILE.json``
+``PYTHONPATH=. python benchmarks/fragment_gemm.py --out FILE.json``
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dflash_local.bench.provenance import machine, versions
-from dflash_local.kernels import few_row_gemm, skinny_gemm
+from dflash_local.kernels import fragment_gemm, skinny_gemm
 from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
 from dflash_local.kernels.split_kv import device_properties
@@ -130,12 +130,12 @@ def bf16_times(shape: Shape, rows_list: Sequence[int]) -> dict[int, float]:
             run = skinny_gemm.swiglu if shape.paired else skinny_gemm.linear
             if gemm.fits(n // 2 if shape.paired else n, k):
                 times.append(microseconds([partial(run, x, copy, out, gemm) for copy in copies]))
-        few_rows = few_row_gemm.swiglu if shape.paired else few_row_gemm.linear
+        skinny = fragment_gemm.swiglu if shape.paired else fragment_gemm.linear
         plain = FragmentWeight.plain(first)
-        configs = few_row_gemm.candidates(plain, shape.paired, rows, shared_memory())
-        few_row_gemm.compile_ahead(plain, shape.paired, rows, configs)
+        configs = fragment_gemm.candidates(plain, shape.paired, rows, shared_memory())
+        fragment_gemm.compile_ahead(plain, shape.paired, rows, configs)
         for config in configs:
-            calls = [partial(few_rows, x, FragmentWeight.plain(copy), out, config) for copy in copies]
+            calls = [partial(skinny, x, FragmentWeight.plain(copy), out, config) for copy in copies]
             times.append(microseconds(calls))
         found[rows] = min(times)
     return found
@@ -156,13 +156,13 @@ def kernel_times(shape: Shape, name: str, rows_list: Sequence[int]) -> dict[int,
         out = torch.empty(rows, width, device="cuda", dtype=torch.bfloat16)
         residual = torch.randn_like(out) if shape.residual else None
         times = {}
-        configs = few_row_gemm.candidates(first, shape.paired, rows, shared_memory())
-        few_row_gemm.compile_ahead(first, shape.paired, rows, configs)
+        configs = fragment_gemm.candidates(first, shape.paired, rows, shared_memory())
+        fragment_gemm.compile_ahead(first, shape.paired, rows, configs)
         for config in configs:
             if shape.paired:
-                calls = [partial(few_row_gemm.swiglu, x, copy, out, config) for copy in copies]
+                calls = [partial(fragment_gemm.swiglu, x, copy, out, config) for copy in copies]
             else:
-                calls = [partial(few_row_gemm.linear, x, copy, out, config, residual) for copy in copies]
+                calls = [partial(fragment_gemm.linear, x, copy, out, config, residual) for copy in copies]
             times[str(config)] = microseconds(calls)
         found[rows] = dict(sorted(times.items(), key=lambda item: item[1]))
     return found

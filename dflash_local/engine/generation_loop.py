@@ -13,9 +13,8 @@ import torch
 from dflash_local.chat.channels import channel_parser
 from dflash_local.chat.template import Rendered
 from dflash_local.chat.text_stream import TextStream
-from dflash_local.engine.cycle import Cycle
-from dflash_local.engine.figures import ALARM_CYCLES, Figures
-from dflash_local.engine.low_acceptance import likely_causes
+from dflash_local.engine.reply_figures import ALARM_CYCLES, ReplyFigures, likely_causes
+from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 HOPELESS_CYCLES = 32  # this many cycles in a row without one accepted draft: stop drafting
 
 
-class Generation:
+class GenerationLoop:
     """The state of one reply. Use ``events()`` once."""
 
     def __init__(self, session: Session, request: Request, rendered: Rendered, cancelled: Callable[[], bool]) -> None:
@@ -57,14 +56,14 @@ class Generation:
         self.drafts = self.control is None or self.control.length > 1  # as last announced
         self.announced: set[bool] = set()
         trained = session.facts.block_size
-        self.figures = Figures(session.runner.name, request.mode, self.block, self.seed, trained)
+        self.figures = ReplyFigures(session.runner.name, request.mode, self.block, self.seed, trained)
         self.stream: TextStream | None = None
         if session.tokenizer is not None:
             channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)
             self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
 
     def _control(self) -> VerifyLength | None:
-        """What chooses the verify length; None where the request names it or where the costs are unknown."""
+        """Return what chooses the verify length; None where the request names it or where the costs are unknown."""
         costs = self.runner.costs
         if not self.drafting or self.request.block_size is not None or sum(rows <= self.block for rows in costs) < 2:
             return None
@@ -76,7 +75,7 @@ class Generation:
 
     @torch.inference_mode()
     def events(self) -> Iterator[Event]:
-        """PrefillProgress*, Started, (Step | Notice)*, Finished."""
+        """Return PrefillProgress*, Started, (Step | Notice)*, Finished."""
         prompt = self.rendered.ids
         prompt_ids = prompt if self.request.return_token_ids else ()
         if self.limit == 0:
@@ -149,7 +148,7 @@ class Generation:
         return reason
 
     def _named(self, found: Likelihood) -> TokenLogprob:
-        """A likelihood with the texts and bytes of its tokens."""
+        """Return a likelihood with the texts and bytes of its tokens."""
         tokenizer, first = self.session.tokenizer, not self.shown
 
         def named(token: int) -> tuple[str, Bytes]:
@@ -162,7 +161,7 @@ class Generation:
         return TokenLogprob(found.token_id, text, found.logprob, top, data)
 
     def _watch(self) -> Iterator[Event]:
-        """Alarms: a drafter that never hits is switched off, a low acceptance is reported, once each."""
+        """Return alarms: a drafter that never hits is switched off, a low acceptance is reported, once each."""
         if found := self.runner.notice():
             yield Notice(found, "warning")
         if not self.drafting:
@@ -187,7 +186,7 @@ class Generation:
         return f"likely causes: {'; '.join((*found, 'text unlike its training'))}"
 
     def _drafting_notice(self, control: VerifyLength) -> Iterator[Event]:
-        """A notice that drafting stops or comes back, once each."""
+        """Return a notice that drafting stops or comes back, once each."""
         drafts = control.length > 1
         if drafts == self.drafts:
             return

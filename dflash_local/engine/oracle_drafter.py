@@ -11,7 +11,7 @@ from dflash_local.models.fused.target import FusedTarget
 WRONG = (5, 13)
 
 
-class Planted:
+class OracleDrafter:
     """Drafts what stands in a text, and another token wherever a position is a multiple of one of ``WRONG``.
 
     Its launches can be recorded, so that the text of a whole run is made by replayed cycles with acceptance lengths
@@ -43,7 +43,7 @@ class Planted:
         self.drafts.zero_().scatter_(1, ids, 1e6)  # no noise outweighs it
 
     def inject(self, rows: int) -> None:
-        """It reads no taps."""
+        """Read no taps."""
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
         self.length = start + len(taps)

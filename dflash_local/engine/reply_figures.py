@@ -6,8 +6,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from dflash_local.engine.cycle import Cycle
+from dflash_local.engine.runner import Cycle
 from dflash_local.events import Mode, Stats
+from dflash_local.loaded import SessionFacts
 
 ALARM_CYCLES = 64  # acceptance is judged over this many cycles
 
@@ -22,11 +23,11 @@ def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, .
     return tuple(shares)
 
 
-class Figures:
+class ReplyFigures:
     """Running figures; ``stats()`` freezes them."""
 
     def __init__(self, engine: str, mode: Mode, block: int, seed: int, judged_rows: int) -> None:
-        """``judged_rows``: only cycles that verify as many are compared with the band, which is that of such cycles."""
+        """Begin. ``judged_rows``: only cycles that verify as many are compared with the band."""
         self.engine, self.mode, self.block, self.seed = engine, mode, block, seed
         self.misses = 0  # drafting cycles in a row that accepted nothing
         self._judged_rows = judged_rows
@@ -46,7 +47,7 @@ class Figures:
         return time.perf_counter() - self._started
 
     def prefilled(self) -> None:
-        """The prompt is processed and the first token known."""
+        """Note that the prompt is processed and the first token known."""
         self._decoding = time.perf_counter()
         self.prefill_s = self._decoding - self._started
 
@@ -67,7 +68,7 @@ class Figures:
         self.misses = 0 if cycle.accepted else self.misses + 1
 
     def below(self, band: float) -> bool:
-        """True once, when the mean acceptance length of the last cycles is under ``band``."""
+        """Return True once, when the mean acceptance length of the last cycles is under ``band``."""
         if self._alarmed or len(self._judged) < ALARM_CYCLES or sum(self._judged) / ALARM_CYCLES >= band:
             return False
         self._alarmed = True
@@ -101,3 +102,30 @@ class Figures:
             undrafted_cycles=self._undrafted,
             distinct_experts=tuple((rows, sum(seen) / len(seen)) for rows, seen in sorted(self._experts.items())),
         )
+
+
+def likely_causes(facts: SessionFacts, thinking: bool | None, templated: bool = True) -> tuple[str, ...]:
+    """List the likeliest first. ``thinking``: of replies, None: not known. ``templated``: the chat template was
+    applied.
+    """
+    found: list[str] = []
+    if facts.trained_thinking == "required" and thinking is False:
+        found.append("thinking is off, and the drafter was trained on replies that think")
+    elif facts.trained_thinking == "off" and thinking:
+        found.append("thinking is on, and the drafter was trained without")
+    if not templated:
+        found.append("the prompt did not go through the chat template")
+    elif facts.tuned_from is not None or not facts.generation_checked:  # else it is the published pair
+        found.append("a chat template unlike the one that the drafter was trained with")
+    if not facts.generation_checked:
+        found.append("a drafter of another generation or target")
+    if facts.dtype == "float16":
+        found.append("the drafter is computed in float16, which it may overflow: --dtype bfloat16")
+    target, precision = facts.load.quantize or facts.stored, facts.load.drafter_precision
+    quantised = [f"the target in {target}"] if target else []
+    quantised += [f"drafter precision {precision}"] if precision not in ("auto", "full") else []
+    if quantised:
+        found.append(f"quantisation: {', '.join(quantised)}")
+    if facts.tuned_from is not None:
+        found.append(f"a fine-tune that is far from {facts.tuned_from}")
+    return tuple(found)
