@@ -124,6 +124,8 @@ class SessionFacts:
         from dflash_local.schema import convert  # not for ``dflash --help``
 
         own = {name: value for name, value in content.items() if name not in LOAD_OPTIONS}
+        if unknown := set(own) - {item.name for item in fields(cls)}:
+            raise ValueError(f"unknown: {', '.join(sorted(unknown))}")  # another version, another kind
         load = LoadConfig(**{name: value for name, value in content.items() if name in LOAD_OPTIONS})
         facts = convert({**own, "load": load}, cls)
         for name, number in (("block_size", facts.block_size), ("pid", facts.pid or 0)):

@@ -50,6 +50,8 @@ def convert(value: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
     """
     try:
         return msgspec.convert(value, kind, strict=strict, str_keys=True)
+    except UnicodeEncodeError:  # of a key, or of a text where words are expected
+        raise InvalidValue("", "holds a key or word that is no valid Unicode: half of a surrogate pair") from None
     except msgspec.ValidationError as error:
         text, _, place = str(error).rpartition(" - at `")
         raise _explained(text or place, place.rstrip("`") if text else "", value, kind) from None
@@ -91,40 +93,37 @@ def _explained(text: str, where: str, value: Any, kind: type) -> InvalidValue:
     if text.startswith("Object contains unknown"):
         return InvalidValue(path, "is unknown", _suggestion(key, _plain(place.declared)), key)
     if not text.startswith(_ABOUT_TYPE):  # of a ``__post_init__``, which may name a field with a dot before it
-        field, _, problem = text[1:].partition(" ")
-        return InvalidValue(f"{place.path}.{field}", problem) if text[0] == "." else InvalidValue(place.path, text)
+        field, _, problem = text.partition(" ") if text.startswith(".") else ("", "", text)
+        return InvalidValue(f"{place.path}{field}".lstrip("."), problem)
     problem = f"{'has a key that is not' if in_key else 'must be'} {allowed(place.declared)}"
     got = "".join(f", got {quoted(one)}" for one in place.found)
     words = getattr(_plain(place.declared), "values", ())
     meant = nearest(str(place.found[0]), map(str, words)) if place.found else ""
-    hint = (
-        f"did you mean {meant!r}?"
-        if meant
-        else "put it in quotes"
-        if text.startswith("Expected `str") and ", got" in text
-        else ""
-    )
+    hint = f"did you mean {meant!r}?" if meant else ""
+    if text.startswith("Expected `str") and ", got" in text and not text.endswith(("`array`", "`object`", "`null`")):
+        hint = "put it in quotes"
     return InvalidValue(place.path, problem + got, hint)
 
 
 def _place(declared: Any, value: Any, steps: str, in_key: bool) -> _Place:
     """Return what is declared and found at the end of msgspec's path, in which the keys of a dict are unknown."""
+    start = _Place(declared, "", (value,))
     path, found = "", tuple[Any, ...]((value,))
-    for name, item in _STEP.findall(steps):
-        declared = _plain(declared, "fields" if name else "value_type" if item == "..." else "item_type")
-        if name:
-            field = next((field for field in declared.fields if field.encode_name == name), None)
-            if field is None:
-                break  # an unknown key may be spelled like the end of an error
-            declared, path = field.type, f"{path}.{name}" if path else name
-            found = tuple(one[name] for one in found if name in one)
-        elif item == "...":
-            declared, path, found = declared.value_type, f"{path}[...]", ()
-        else:
-            items = getattr(declared, "item_types", None)
-            declared, path = items[int(item)] if items else declared.item_type, f"{path}[{item}]"
-            found = tuple(one[int(item)] for one in found)
-    return _Place(_plain(declared).key_type, path, ()) if in_key else _Place(declared, path, found)
+    try:
+        for name, item in _STEP.findall(steps):
+            declared = _plain(declared, "fields" if name else "value_type" if item == "..." else "item_type")
+            if name:
+                declared = next(field.type for field in declared.fields if field.encode_name == name)
+                path, found = f"{path}.{name}" if path else name, tuple(one[name] for one in found)
+            elif item == "...":
+                declared, path, found = declared.value_type, f"{path}[...]", ()
+            else:
+                items = getattr(declared, "item_types", None)
+                declared = items[int(item)] if items else declared.item_type
+                path, found = f"{path}[{item}]", tuple(one[int(item)] for one in found)
+        return _Place(_plain(declared).key_type, path, ()) if in_key else _Place(declared, path, found)
+    except (LookupError, AttributeError, TypeError, StopIteration):
+        return start  # an unknown key may be spelled like the end of an error: there is no such place
 
 
 def _plain(declared: Any, attribute: str = "") -> Any:
@@ -163,8 +162,9 @@ def allowed(declared: Any) -> str:
 
 def _suggestion(key: str, declared: Any) -> str:
     """Return the hint for an unknown key: the nearest one of here or of a record within, or all of here."""
-    here = [field.encode_name for field in declared.fields]
-    within = {name: field.encode_name for field in declared.fields for name in _names_within(field.type)}
+    fields = getattr(declared, "fields", ())  # none where the place is spelled by the key itself
+    here = [field.encode_name for field in fields]
+    within = {name: field.encode_name for field in fields for name in _names_within(field.type)}
     for pool in (here, within):
         if close := nearest(key, pool):
             return f"did you mean {close!r}{'' if close in here else f' of {within[close]}'}?"

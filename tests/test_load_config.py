@@ -73,7 +73,7 @@ def test_facts_tell_what_is_loaded_and_survive_json() -> None:
         SessionFacts("t", None, 1, True, more).loaded_as
         == "reference bnb-nf4 float16 cpu, exact, drafter precision 8bit"
     )
-    for broken in ({"dtype": "int4"}, {"block_size": "16"}, {"checks": [{"subject": 1}]}):
+    for broken in ({"dtype": "int4"}, {"block_size": "16"}, {"surprise": 1}, {"checks": [{"subject": 1}]}):
         with pytest.raises((ValueError, UsageError)):
             SessionFacts.from_dict({**facts.as_dict(), **broken})
 

@@ -89,10 +89,11 @@ class Metrics:
         return generate_latest(collected).decode()
 
     def _labelled(self, labels: dict[str, str], in_server: bool) -> Iterator[Metric]:
+        signs = {"vllm:spec_decode": "spec_decode_num_drafts", "vllm:prefix_cache": "prefix_cache_hits"}
+        silent = [start for start, name in signs.items() if not self._registry.get_sample_value(f"vllm:{name}_total")]
         for family in self._registry.collect():
-            kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            optional = family.name.startswith(("vllm:spec_decode", "vllm:prefix_cache"))
-            if not (in_server and optional and not any(sample.value for sample in kept)):
+            if not (in_server and family.name.startswith(tuple(silent))):
+                kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
                 family.samples = [sample._replace(labels={**labels, **sample.labels}) for sample in kept]
                 yield family
 

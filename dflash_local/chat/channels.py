@@ -107,7 +107,7 @@ class ThinkTextParser(ChannelParser):
         return spans + self._inner.text(text)
 
     def _before_tag(self, text: str) -> list[Span]:
-        """Return the spans before a tag: spaces before an opening one, thought before a closing one."""
+        """Return the spans before a tag: space before an opening one is markup, text before a closing one thought."""
         return [Span(text, "final", False)] if self._awaits == THINK and text else self._inner.text(text)
 
     def finish(self) -> list[Span]:

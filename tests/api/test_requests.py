@@ -73,6 +73,9 @@ def test_a_body_that_is_not_strict_json_is_400(server: Running, data: bytes, say
         ({"mode": "x" * 100_000}, "mode"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"\ud800": 1}, "body"),
+        ({"k` - at `$.messages[9].role": 1}, "k"),
+        ({"k` - at `$.model": 1}, "model.k"),
     ],
 )
 def test_a_wrong_type_names_the_field(fields: dict[str, Any], param: str) -> None:

@@ -213,6 +213,9 @@ def test_the_users_file_changes_rows_and_is_marked(load: Load, tmp_path: Path) -
     assert row and added and len(rows.rows) == 2 and row.overridden and added.overridden
     assert (row.name, row.notes, row.target_gib, row.drafter_gib) == ("a/b", "kept", 1, 3)
     assert row.target and row.target.revision == "main" and rows.find("old") is None
+    own.write_text("schema: 1\npairs:\n  - {target: a/b, notes: null, kind: null}\n")
+    found = registry.load(own).find("a/b")
+    assert found and (found.notes, found.kind) == ("", "dflash"), "a key that is null is one that is not there"
     own.write_text("schema: 1\npairs:\n  - {target: a/b, contxt: 7}\n")
     with pytest.raises(SettingsError, match=r"own\.yaml, line 3: a/b: contxt is unknown"):
         registry.load(own)
