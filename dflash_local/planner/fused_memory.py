@@ -47,23 +47,22 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     sums = pair.bytes_by_group(target, drafter, spec)
     held = _held(target, drafter, spec, sums)
     standing = Ledger(tuple(held), Line("loading", 0)).running or 0
-    beside = max(_making_tables(target, drafter, spec), _rounding(drafter, spec))
+    # The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest.
+    copied = drafter is not None and spec.precision.head == "8bit"
+    beside = max(_making_tables(target, drafter, spec), DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if copied else 0)
     loading = _loading(target, held, standing + beside)
     moments = [Ledger((*held, *_moment(target, drafter, spec, load, phase)), loading) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)
     lines = tuple(line for line in fullest.lines if line.bytes != 0)
-    host = tuple(line for line in _on_host(target, spec, load, sums) if line.bytes)
-    return Ledger(lines, loading, memory.reserve(load, fullest.peak, GAPS), host)
-
-
-def _on_host(target: ModelConfig, spec: EngineSpec, load: Load, sums: Mapping[Group, int]) -> tuple[Line, Line]:
-    """Return what lies in pinned host memory; the kernels read it, and copy it, where it is."""
+    # What lies in pinned host memory; the kernels read it, and copy it, where it is.
     embedding = sum(sums.get(group, 0) for group in HOST_GROUPS)
     copies = load.snapshots if "snapshots" in spec.offloaded else 0
-    return (
+    host = (
         Line("embedding", embedding, f"{spec.dtype}, its rows are read inside the graph"),
         Line("state snapshots", snapshot_bytes(target, spec) * copies, f"{copies} of them"),
     )
+    reserve = memory.reserve(load, fullest.peak, GAPS)
+    return Ledger(lines, loading, reserve, tuple(line for line in host if line.bytes))
 
 
 def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
@@ -124,10 +123,6 @@ def _making_tables(target: ModelConfig, drafter: Drafter | None, spec: EngineSpe
     if drafter is not None:
         wide.append(spec.drafter_capacity * drafter.rotation_size // 2)
     return 3 * 4 * max(wide, default=0)
-
-
-def _rounding(drafter: Drafter | None, spec: EngineSpec) -> int:
-    return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if drafter is not None and spec.precision.head == "8bit" else 0
 
 
 def _moment(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, load: Load, phase: Phase) -> list[Line]:
