@@ -9,7 +9,7 @@ from benchmarks.random_checkpoint import build_drafter
 from dflash_local.catalog.bundled import Pair
 from tests.families import HIDDEN, VOCAB, save_model
 from tests.fused_models import TAPS
-from tests.quantised_checkpoints import experts_in_mxfp4, quantise
+from tests.quantized_checkpoints import experts_in_mxfp4, quantize_checkpoint
 
 MXFP4 = "mxfp4"  # of gpt_oss, as it is published
 DRAFTER: dict[str, Any] = {
@@ -42,15 +42,15 @@ def write_expert_pair(family: str, stored: str, folder: Path, width: int = 256) 
     """A target of ``sizes_of`` and a drafter for blocks of 16.
 
     Args:
-        stored: a quantiser's dialect of ``DIALECTS``, ``MXFP4``, or "" for plain weights.
+        stored: a quantizer's dialect of ``DIALECTS``, ``MXFP4``, or "" for plain weights.
     """
     sizes = sizes_of(family, width)
     target, drafter = save_model(family, folder / "plain", **sizes), folder / "drafter"
     if stored == MXFP4:
         experts_in_mxfp4(target)
     elif stored:
-        quantise(target, folder / "quantised", stored)
-        target = folder / "quantised"
+        quantize_checkpoint(target, folder / "quantized", stored)
+        target = folder / "quantized"
     config = {**DRAFTER, "hidden_size": width, "head_dim": width // 4}
     build_drafter(drafter, config, width, "cpu")
     return Pair(f"{family} {stored}".strip(), target, drafter, bundled=False)

@@ -30,7 +30,7 @@ TypeOf = Callable[[str], str | None]  # of a matrix by its name in the file; Non
 
 
 def all_of(dtype: str) -> TypeOf:
-    """Every matrix that a quantiser takes."""
+    """Every matrix that a quantizer takes."""
     return lambda name: None if re.search(r"ffn_gate_inp|ssm_(alpha|beta|ba)", name) else dtype
 
 

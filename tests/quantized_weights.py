@@ -1,4 +1,4 @@
-"""Random quantised weights whose codes, scales and zero points take every value."""
+"""Random quantized weights whose codes, scales and zero points take every value."""
 
 from __future__ import annotations
 

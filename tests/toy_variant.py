@@ -1,4 +1,4 @@
-"""A pair on the fake hub with a published quantised target; plans take it for Qwen3-8B and its drafter."""
+"""A pair on the fake hub with a published quantized target; plans take it for Qwen3-8B and its drafter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from dflash_local.catalog import bundled
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, write_overlay
 from tests.fake_hub import FakeHub
-from tests.quantised_checkpoints import quantise
+from tests.quantized_checkpoints import quantize_checkpoint
 
 VARIANT = "toys/Toy-9B-GPTQ-Int4"
 STANDS_FOR = {TARGET: "Qwen/Qwen3-8B", DRAFTER: "z-lab/Qwen3-8B-DFlash-b16"}
@@ -20,7 +20,7 @@ def publish_variant(hub: FakeHub, home: Path, folder: Path) -> None:
     plain = folder / "plain"
     folder.mkdir(exist_ok=True)
     shutil.copytree(bundled.FOLDER / "demo" / "target", plain)
-    quantise(plain, folder / "gptq", "gptq")
+    quantize_checkpoint(plain, folder / "gptq", "gptq")
     hub.add_folder(VARIANT, folder / "gptq")
     row = f"{{repo: {VARIANT}, format: gptq-int4, group_size: 128, kept_16_bits: [], size_gib: 0.01}}"
     write_overlay(home, f"{OVERLAY}    variants:\n      - {row}\n")

@@ -17,7 +17,7 @@ from dflash_local.check.findings import State, Subject
 from dflash_local.kernels.decode_attention import AttentionMask
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
 from tests.families import HIDDEN
-from tests.quantised_checkpoints import quantise
+from tests.quantized_checkpoints import quantize_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 MXFP4 = "mxfp4"  # of gpt_oss, as it is published
@@ -155,7 +155,7 @@ def float16_overflow(target: Path) -> None:
 def put_in(dialect: str, target: Path) -> None:
     """Sound files in a quantiser's format."""
     made = target.with_name("quantised")
-    quantise(target, made, dialect)
+    quantize_checkpoint(target, made, dialect)
     shutil.rmtree(target)
     made.rename(target)
 

@@ -25,7 +25,7 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.families import save_model
-from tests.quantised_checkpoints import experts_in_mxfp4, save_quantised
+from tests.quantized_checkpoints import experts_in_mxfp4, save_quantized
 
 SIZES = {"hidden_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 STORED = (
@@ -57,7 +57,7 @@ def open_target(tmp_path_factory: pytest.TempPathFactory) -> Open:
         else:
             sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
         if dialect and dialect != "mxfp4":
-            return save_quantised(family, folder, dialect, sizes=sizes)[0]
+            return save_quantized(family, folder, dialect, sizes=sizes)[0]
         save_model(family, folder, **sizes)
         if dialect:
             experts_in_mxfp4(folder)

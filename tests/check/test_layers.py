@@ -29,7 +29,7 @@ from dflash_local.models.target_facts import TargetFacts
 from tests.check import faults
 from tests.check.faults import MXFP4
 from tests.families import save_model
-from tests.quantised_checkpoints import experts_in_mxfp4, save_quantised
+from tests.quantized_checkpoints import experts_in_mxfp4, save_quantized
 
 CONTEXT = 128
 # What is found in bfloat16, whose rounding is a thousand times larger, is found in float32.
@@ -56,7 +56,7 @@ def stored(family: str, dialect: str, folder: Path) -> Path:
         experts_in_mxfp4(target)
         return target
     sizes = {"moe_intermediate_size": 32} if family == "qwen3_moe" else {}
-    return save_quantised(family, folder, dialect, sizes=sizes)[0] if dialect else save_model(family, folder)
+    return save_quantized(family, folder, dialect, sizes=sizes)[0] if dialect else save_model(family, folder)
 
 
 @pytest.fixture(scope="module")

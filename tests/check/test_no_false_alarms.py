@@ -16,7 +16,7 @@ from dflash_local.load_config import LoadConfig
 from tests.bench.sessions import GOLDEN, golden_pair
 from tests.check.faults import put_in
 from tests.golden_experts import FAMILIES, write_pair
-from tests.quantised_checkpoints import DIALECTS
+from tests.quantized_checkpoints import DIALECTS
 
 DTYPES = ("float32", "bfloat16")
 GOLDENS = tuple(sorted(each.name for each in GOLDEN.iterdir() if (each / "drafter").is_dir()))

@@ -22,7 +22,7 @@ from dflash_local.cli.invocation import Invocation  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
-from tests.quantised_checkpoints import quantise  # noqa: E402
+from tests.quantized_checkpoints import quantize_checkpoint  # noqa: E402
 
 PAIR = (str(GOLDEN / KV_ONLY / "target"), "--drafter", str(GOLDEN / KV_ONLY / "drafter"), "--device", "cpu")
 
@@ -127,7 +127,7 @@ def test_the_original_gives_its_memory_back_before_the_quantised_target_is_plann
 
 def test_a_quantised_checkpoint_is_compared_with_the_original_that_is_named(cli: Cli, tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "demo" / "target", tmp_path / "twin")
-    quantise(tmp_path / "twin", tmp_path / "stored", "gptq")
+    quantize_checkpoint(tmp_path / "twin", tmp_path / "stored", "gptq")
     original = ("--original", str(FOLDER / "demo" / "target"))
     done = cli("bench", str(tmp_path / "stored"), *original, "--fidelity", "--prompts", "heldout", *FEW, "--json")
     assert done.code == 0, done.err

@@ -72,12 +72,12 @@ def test_a_plain_checkpoint_has_none() -> None:
     ],
 )
 def test_a_dialect_gives_the_format_of_a_matrix(settings: dict[str, Any], stored: object) -> None:
-    """Spellings beside those of ``quantised_checkpoints.DIALECTS``, whose files are read whole."""
+    """Spellings beside those of ``quantized_checkpoints.DIALECTS``, whose files are read whole."""
     found = read(settings)
     assert found.unread == ""
     assert found.stored(f"{LAYER}.mlp.up_proj") == stored
     assert found.stored("lm_head") is None and found.stored("language_model.lm_head") is None
-    assert found.stored(f"{LAYER}.linear_attn.in_proj_a") is None, "no quantiser takes these"
+    assert found.stored(f"{LAYER}.linear_attn.in_proj_a") is None, "no quantizer takes these"
     assert found.stored(f"{LAYER}.linear_attn.in_proj_b") is None
 
 
@@ -114,7 +114,7 @@ def test_the_first_pattern_that_matches_decides() -> None:
     assert found.stored("decoder.model.layers.4") == G128, "patterns match from the beginning of a name"
 
 
-def test_only_the_named_blocks_of_auto_round_are_quantised() -> None:
+def test_only_the_named_blocks_of_auto_round_are_quantized() -> None:
     found = read({**ROUND, "block_name_to_quantize": "model.language_model.layers,model.more"})
     assert found.stored(f"{LAYER}.mlp.up_proj") == found.stored("model.more.x") == G128
     assert found.stored("mtp.layers.0.mlp.up_proj") is None and found.stored("model.morex") is None
@@ -168,7 +168,7 @@ def test_modelopt_lists_the_layers_of_mixed_precision() -> None:
         (modelopt("NVFP4", ignore=[]), StoredFp4("nvfp4")),
     ],
 )
-def test_a_head_may_be_quantised(settings: dict[str, Any], stored: StoredFormat) -> None:
+def test_a_head_may_be_quantized(settings: dict[str, Any], stored: StoredFormat) -> None:
     found = read(settings)
     assert found.stored("lm_head") == found.stored("language_model.lm_head") == stored
 
@@ -192,7 +192,7 @@ def test_a_head_may_be_quantised(settings: dict[str, Any], stored: StoredFormat)
         ),
     ],
 )
-def test_what_servers_quantise_beside_the_weights_is_named(settings: dict[str, Any], ignored: tuple[str, ...]) -> None:
+def test_what_servers_quantize_beside_the_weights_is_named(settings: dict[str, Any], ignored: tuple[str, ...]) -> None:
     found = read(settings)
     assert found.ignored == ignored
     assert all(each in found.remark for each in ignored) and bool(found.remark) == bool(ignored)

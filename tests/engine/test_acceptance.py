@@ -22,7 +22,6 @@ from tests.proposers import Oracle
 
 Build = Callable[..., Session]
 PROMPT = random_prompt(9)
-TEXT = text_of("qwen3", tuple(PROMPT))[len(PROMPT) :]
 
 
 def counters(reply: Reply) -> tuple[dict[str, int], list[int]]:
@@ -97,8 +96,9 @@ def merged(reply: Reply) -> list[object]:
 @pytest.mark.parametrize("at", [1, 4, BLOCK, BLOCK + 1])
 def test_a_stop_id_cuts_the_text_and_not_the_figures(new_session: Build, at: int) -> None:
     """With an oracle a whole block is accepted in every cycle, wherever the text ends."""
-    stop = TEXT[at]
-    end = TEXT.index(stop) + 1
+    text = text_of("qwen3", tuple(PROMPT))[len(PROMPT) :]
+    stop = text[at]
+    end = text.index(stop) + 1
     reply = ask(new_session("qwen3", Oracle(VOCAB, text_of("qwen3", tuple(PROMPT)))), PROMPT, 40)
     stopped = new_session("qwen3", Oracle(VOCAB, text_of("qwen3", tuple(PROMPT))), stop_ids=frozenset({stop}))
     cut = ask(stopped, PROMPT, 40)

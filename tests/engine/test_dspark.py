@@ -34,7 +34,7 @@ from tests.engine_sessions import Reply, ask, random_prompt
 from tests.families import HIDDEN, random_model
 from tests.families import VOCAB as FAMILY_VOCAB
 from tests.fused_models import TAPS, fused_target
-from tests.quantised_checkpoints import CODED, quantise
+from tests.quantized_checkpoints import CODED, quantize_checkpoint
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
 CASES = json.loads((TARGET.parent / "expected.json").read_text())["cases"]
@@ -183,7 +183,7 @@ def test_the_fused_engines_options_change_no_text(
 def test_beside_a_targets_head_in_codes_it_keeps_none(tmp_path: Path) -> None:
     """No plan counts a plain one, and nothing tells that it is another than the target's."""
     copytree(TARGET, tmp_path / "twin")
-    quantise(tmp_path / "twin", tmp_path / "target", "pack_quantized_8", coded=(*CODED, "lm_head"))
+    quantize_checkpoint(tmp_path / "twin", tmp_path / "target", "pack_quantized_8", coded=(*CODED, "lm_head"))
     folder = save_drafter(tmp_path / "drafter", raw())
     session = load(find(str(tmp_path / "target"), str(folder)), replace(CPU32, engine="fused"))
     drafter = fused_drafter(session)
@@ -193,10 +193,10 @@ def test_beside_a_targets_head_in_codes_it_keeps_none(tmp_path: Path) -> None:
 
 
 @ENGINES
-def test_a_quantised_one_drafts_as_what_its_codes_stand_for(engine: str, tmp_path: Path) -> None:
+def test_a_quantized_one_drafts_as_what_its_codes_stand_for(engine: str, tmp_path: Path) -> None:
     twin = learnt(tmp_path / "twin", SamplingParams())
-    quantise(twin, tmp_path / "quantised", "pack_quantized_8", coded=(*CODED, "fc", "markov_w2"))
-    found = [ask(session_with(folder, engine), PROMPTS[0], 30) for folder in (twin, tmp_path / "quantised")]
+    quantize_checkpoint(twin, tmp_path / "quantized", "pack_quantized_8", coded=(*CODED, "fc", "markov_w2"))
+    found = [ask(session_with(folder, engine), PROMPTS[0], 30) for folder in (twin, tmp_path / "quantized")]
     assert found[0].ids == found[1].ids == plain(0, SamplingParams())[:30]
     both = [lengths(reply) for reply in found]
     assert both[0] == both[1] and max(both[0]) > 1

@@ -113,7 +113,7 @@ def test_the_automatic_dtype_of_a_cpu_is_the_plans(
 
 
 @pytest.mark.parametrize(("pair", "quantize"), [("qwen3-v1-b8", "bnb-nf4"), ("qwen35-v2-swa-b8", "bnb-int8")])
-def test_bitsandbytes_formats_run_and_hold_quantised_weights(pair: str, quantize: str) -> None:
+def test_bitsandbytes_formats_run_and_hold_quantized_weights(pair: str, quantize: str) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
     options = LoadConfig(dtype="float32", device="cpu", quantize=quantize)
     session = open_pair(GOLDEN / pair / "target", GOLDEN / pair / "drafter", options)

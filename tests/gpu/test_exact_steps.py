@@ -19,7 +19,7 @@ from dflash_local.models.target_facts import TargetFacts
 from tests.expert_pairs import sizes_of
 from tests.families import save_model
 from tests.gguf_models import all_of, write_model
-from tests.quantised_checkpoints import DIALECTS, fp8_blocks, quantise
+from tests.quantized_checkpoints import DIALECTS, fp8_blocks, quantize_checkpoint
 
 pytestmark = pytest.mark.gpu
 ROWS, PROMPT, SINK = 8, 11, 5
@@ -77,13 +77,13 @@ def check_packed(weights: TargetWeights, least: int) -> None:
 
 
 @pytest.mark.parametrize("dialect", FORMATS)
-def test_a_quantised_target(dialect: str, tmp_path: Path) -> None:
+def test_a_quantized_target(dialect: str, tmp_path: Path) -> None:
     """With what real activations have: channels a hundred times larger, and a first token that all see."""
     save_model("qwen3_5", tmp_path / "twin", hidden_size=256, intermediate_size=512, head_dim=64)
     scale(tmp_path / "twin", {"embed_tokens.weight": ((slice(None), 3), 100.0), "down_proj.weight": (7, 100.0)})
     scale(tmp_path / "twin", {"embed_tokens.weight": (SINK, 30.0)})
-    quantise(tmp_path / "twin", tmp_path / "quantised", dialect)
-    check_packed(check_steps(tmp_path / "quantised")[1], 5)
+    quantize_checkpoint(tmp_path / "twin", tmp_path / "quantized", dialect)
+    check_packed(check_steps(tmp_path / "quantized")[1], 5)
 
 
 @pytest.mark.parametrize("dtype", GGUF_TYPES)
@@ -102,8 +102,8 @@ def test_a_mixture_of_experts(family: str, dialect: str, tmp_path: Path) -> None
     # Routers whose first expert weighs almost all: a tie between others then matters little.
     scale(folder, {".mlp.gate.weight": (slice(None), 20.0), ".mlp.router.weight": (slice(None), 20.0)})
     if dialect:
-        quantise(folder, tmp_path / "quantised", dialect)
-        folder = tmp_path / "quantised"
+        quantize_checkpoint(folder, tmp_path / "quantized", dialect)
+        folder = tmp_path / "quantized"
     want, _, ids = check_steps(folder, experts=True)
     # What a CPU makes of the same weights by PyTorch's products.
     checkpoint = Checkpoint.open(folder)

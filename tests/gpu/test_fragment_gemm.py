@@ -1,4 +1,4 @@
-"""Few-row products with quantised weights on a GPU: equal to what the weight stands for, row by row, in graphs too."""
+"""Few-row products with quantized weights on a GPU: equal to what the weight stands for, row by row, in graphs too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.families import save_model
-from tests.quantised_checkpoints import quantise
+from tests.quantized_checkpoints import quantize_checkpoint
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.gpu
@@ -164,7 +164,7 @@ def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:
 @pytest.mark.parametrize("dialect", ["gptq", "pack_quantized_zeros"])
 def test_a_target_is_multiplied_by_the_kernels(dialect: str, tmp_path: Path) -> None:
     save_model("qwen3_5", tmp_path / "twin", hidden_size=256, intermediate_size=512, head_dim=64)
-    quantise(tmp_path / "twin", tmp_path / "quantised", dialect)
+    quantize_checkpoint(tmp_path / "twin", tmp_path / "quantized", dialect)
 
     def logits(folder: str, device: str, dtype: torch.dtype) -> torch.Tensor:
         checkpoint = Checkpoint.open(tmp_path / folder)
@@ -179,6 +179,6 @@ def test_a_target_is_multiplied_by_the_kernels(dialect: str, tmp_path: Path) -> 
         rows = target.verify(torch.arange(12, 16, device=device), False).hidden
         return target.head(rows).float().cpu()
 
-    want, found = logits("quantised", "cpu", torch.float32), logits("quantised", "cuda", torch.bfloat16)
+    want, found = logits("quantized", "cpu", torch.float32), logits("quantized", "cuda", torch.bfloat16)
     rounding = (logits("twin", "cuda", torch.bfloat16) - want).norm()  # of the activations alone
     assert (found - want).norm() < 1.5 * rounding + 1e-2 * want.norm()

@@ -13,7 +13,7 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.families import save_model
-from tests.quantised_checkpoints import quantise
+from tests.quantized_checkpoints import quantize_checkpoint
 
 pytestmark = pytest.mark.gpu
 
@@ -22,8 +22,8 @@ def test_a_block_replayed_gives_the_bits_of_kernels_run_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model("qwen3_5", tmp_path / "twin", hidden_size=256, intermediate_size=512, head_dim=64)
-    quantise(tmp_path / "twin", tmp_path / "quantised", "gptq")
-    checkpoint = Checkpoint.open(tmp_path / "quantised")
+    quantize_checkpoint(tmp_path / "twin", tmp_path / "quantized", "gptq")
+    checkpoint = Checkpoint.open(tmp_path / "quantized")
     facts = TargetFacts.from_checkpoint(checkpoint)
     weights = read_weights(checkpoint, facts, torch.device("cuda"), torch.bfloat16)
     choose_configs(weights.products, 8)

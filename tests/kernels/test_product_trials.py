@@ -63,7 +63,8 @@ def ask(asked: KernelTrial) -> object:
 def test_the_references_pass_in_every_format(references: None) -> None:
     for mixture, biased in zip(MIXTURES, (False, True, True)):
         assert ask(RouteTrial(mixture, biased)) == {"verdict": "right"}
-    for kind, mixture, config in zip(FORMATS, cycle(MIXTURES), cycle((UP, DOWN))):
+    configs: tuple[ExpertConfig, ...] = (UP, DOWN)
+    for kind, mixture, config in zip(FORMATS, cycle(MIXTURES), cycle(configs)):
         assert ask(trial(config, mixture, kind)) == {"verdict": "right"}, kind
     assert ask(trial(DOWN, rows=16)) == {"verdict": "right"}
 

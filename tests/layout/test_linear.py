@@ -23,7 +23,7 @@ DELTA = GatedDeltaNetConfig(num_key_heads=2, num_value_heads=4, key_head_dim=8, 
 
 
 def test_a_format_is_decided_for_each_part() -> None:
-    """As checkpoints have it: b and a of Gated DeltaNet stay in 16 bits beside quantised q, k, v and z."""
+    """As checkpoints have it: b and a of Gated DeltaNet stay in 16 bits beside quantized q, k, v and z."""
     in_proj, _ = GatedDeltaNetLayout(DELTA).projections("layers.1.linear_attn", 32)
 
     coded = weight_format(StoredInt("pack-quantized", WHOLE, bits=8))

@@ -1,4 +1,4 @@
-"""Quantised weights become fragments where the kernels for them run, over their own memory; their products stay."""
+"""Quantized weights become fragments where the kernels for them run, over their own memory; their products stay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.card_clock import CardClock, timed_again
 from tests.families import save_model
-from tests.quantised_checkpoints import quantise
+from tests.quantized_checkpoints import quantize_checkpoint
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 WHOLE = (
@@ -275,8 +275,8 @@ def test_a_target_with_packed_weights_has_the_logits_of_one_that_is_decoded(
     dialect: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     save_model("qwen3_5", tmp_path / "twin", hidden_size=128, intermediate_size=256, head_dim=32)
-    quantise(tmp_path / "twin", tmp_path / "quantised", dialect)
-    checkpoint = Checkpoint.open(tmp_path / "quantised")
+    quantize_checkpoint(tmp_path / "twin", tmp_path / "quantized", dialect)
+    checkpoint = Checkpoint.open(tmp_path / "quantized")
     facts = TargetFacts.from_checkpoint(checkpoint)
 
     def logits() -> torch.Tensor:

@@ -27,7 +27,7 @@ from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
 from tests.both_engines import reference
 from tests.families import random_model
-from tests.quantised_checkpoints import experts_in_mxfp4, rewritten
+from tests.quantized_checkpoints import experts_in_mxfp4, rewritten
 
 CPU = torch.device("cpu")
 WIDTH, INNER, EXPERTS, CHOSEN, ROWS = 64, 96, 4, 2, 8

@@ -14,7 +14,7 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.models.fused.gated_delta_net import by_parts, reorder_rows
 from tests.both_engines import fused_tokens, logits, reference_tokens, weights_of
 from tests.families import save_model
-from tests.quantised_checkpoints import CODED, SIZES, save_quantised
+from tests.quantized_checkpoints import CODED, SIZES, save_quantized
 from tests.quantized_weights import fp8, int4
 
 DENSE = {"mlp_only_layers": [0, 1, 2, 3]}
@@ -44,8 +44,8 @@ def test_blocks_that_rows_cross_are_refused_and_so_are_packed_rows() -> None:
 
 
 @pytest.mark.parametrize("dialect", WHOLE_ROWS)
-def test_rows_of_a_quantised_checkpoint_are_put_in_order(dialect: str, tmp_path: Path) -> None:
-    check(*save_quantised("qwen3_next", tmp_path, dialect, coded=QUANTISED, sizes=DENSE))
+def test_rows_of_a_quantized_checkpoint_are_put_in_order(dialect: str, tmp_path: Path) -> None:
+    check(*save_quantized("qwen3_next", tmp_path, dialect, coded=QUANTISED, sizes=DENSE))
 
 
 def check(folder: Path, twin: Path) -> None:
@@ -58,13 +58,13 @@ def check(folder: Path, twin: Path) -> None:
 
 
 def test_crossed_blocks_of_a_checkpoint_are_refused_in_one_line(tmp_path: Path) -> None:
-    folder, _ = save_quantised("qwen3_next", tmp_path, "fp8", coded=QUANTISED, sizes=DENSE)
+    folder, _ = save_quantized("qwen3_next", tmp_path, "fp8", coded=QUANTISED, sizes=DENSE)
     with pytest.raises(CheckpointError, match=r"layers\.0\.linear_attn\.in_proj: its rows go by key heads"):
         weights_of(folder)
 
 
 @pytest.mark.parametrize(("quantize", "sizes"), [("int4", DENSE), ("int8", DENSE), ("fp8", WIDE), ("int8", {})])
-def test_weights_quantised_as_they_are_read_are_those_of_the_reference(
+def test_weights_quantized_as_they_are_read_are_those_of_the_reference(
     quantize: str, sizes: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = save_model("qwen3_next", tmp_path, **SIZES, **sizes)

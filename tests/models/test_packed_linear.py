@@ -47,7 +47,7 @@ def test_a_weight_comes_back_as_it_was() -> None:
 
 def test_only_plain_layers_are_replaced() -> None:
     class Coded(nn.Linear):
-        """As a quantised one would be: its weight is not what it multiplies with."""
+        """As a quantized one would be: its weight is not what it multiplies with."""
 
     inner = nn.Sequential(nn.Linear(8, 4, bias=False))
     model = nn.Sequential(nn.Linear(8, 8), inner, Coded(4, 4))

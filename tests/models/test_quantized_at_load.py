@@ -1,4 +1,4 @@
-"""Plain checkpoints quantised as they are read: both engines compute what the codes stand for."""
+"""Plain checkpoints quantized as they are read: both engines compute what the codes stand for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dflash_local.load_config import QUANTIZED
 from dflash_local.models.fused.moe import MoEWeights
 from tests.both_engines import facts_of, fused_tokens, reference, reference_tokens, weights_of
 from tests.families import save_model
-from tests.quantised_checkpoints import CODED, SIZES, join_experts
+from tests.quantized_checkpoints import CODED, SIZES, join_experts
 
 FAMILIES = ("llama", "qwen3", "qwen3_5")
 
@@ -67,7 +67,7 @@ def test_both_engines_compute_what_the_codes_stand_for(family: str, quantize: st
 
 
 @pytest.mark.parametrize("quantize", QUANTIZED)
-def test_only_the_matrices_of_layers_are_quantised(quantize: str, tmp_path: Path) -> None:
+def test_only_the_matrices_of_layers_are_quantized(quantize: str, tmp_path: Path) -> None:
     folder = save_model("qwen3_5", tmp_path, **SIZES)
     tensors = load_file(folder / "model.safetensors")
     weights = weights_of(folder, quantize, torch.bfloat16)[0]
@@ -88,7 +88,7 @@ def test_a_matrix_that_no_group_divides_stays_plain(tmp_path: Path) -> None:
     assert kinds.pop(48) is torch.Tensor and set(kinds.values()) == {IntWeight}
 
 
-def test_biases_beside_quantised_matrices_are_read(tmp_path: Path) -> None:
+def test_biases_beside_quantized_matrices_are_read(tmp_path: Path) -> None:
     folder = save_model("llama", tmp_path, **SIZES, attention_bias=True)
     file = folder / "model.safetensors"
     tensors = {name: value.normal_() if name.endswith(".bias") else value for name, value in load_file(file).items()}
@@ -111,7 +111,7 @@ EXPERTS = [*HERE_TOO, *(pytest.param(*case, marks=pytest.mark.slow) for case in 
 
 
 @pytest.mark.parametrize(("family", "width", "quantize", "together"), EXPERTS)
-def test_experts_are_quantised_too(family: str, width: int, quantize: str, together: bool, tmp_path: Path) -> None:
+def test_experts_are_quantized_too(family: str, width: int, quantize: str, together: bool, tmp_path: Path) -> None:
     """Stored one by one or together; in fp8 with a scale for each row where no blocks of 128 divide one's rows."""
     sizes = {**SIZES, "hidden_size": 128, "moe_intermediate_size": width, "shared_expert_intermediate_size": width}
     plain, twin = save_model(family, tmp_path / "plain", **sizes), save_model(family, tmp_path / "twin", **sizes)

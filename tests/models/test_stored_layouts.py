@@ -1,4 +1,4 @@
-"""Layouts of quantised weights that no dialect of ``quantised_checkpoints`` has, and what is refused of any of them."""
+"""Layouts of quantized weights that no dialect of ``quantized_checkpoints`` has, and what is refused of any of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places
 from dflash_local.models.fused.formats import FORMATS
 from dflash_local.models.fused.quantized_formats import decode
-from tests.quantised_checkpoints import BRAIN, DIALECTS, FULL, Encoded, Grid, fp8, gptq, pack_quantized
+from tests.quantized_checkpoints import BRAIN, DIALECTS, FULL, Encoded, Grid, fp8, gptq, pack_quantized
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS, GROUP = 32, 128, 32
@@ -34,7 +34,7 @@ def with_one_scale() -> Encoded:
 
 
 def of_groups(grid: Grid, layout: str) -> Encoded:
-    matrix = grid.quantised(WEIGHT)
+    matrix = grid.quantized(WEIGHT)
     return gptq(matrix, grid, 0) if layout == "gptq_v2" else pack_quantized(matrix, grid), matrix.weight
 
 

@@ -1,4 +1,4 @@
-"""Quantised drafters: they draft as the plain weights that their codes stand for, and what is wrong is named."""
+"""Quantized drafters: they draft as the plain weights that their codes stand for, and what is wrong is named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dflash_local.models.fused.formats import format_of
 from dflash_local.models.pair import check_pair
 from tests.drafter_configs import read_decoder
 from tests.engine_sessions import ask
-from tests.quantised_checkpoints import CODED, DIALECTS, quantise
+from tests.quantized_checkpoints import CODED, DIALECTS, quantize_checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DFLASH, DFLASH2 = "qwen3-v1-b8", "qwen3-dflash2-b8"
@@ -36,16 +36,16 @@ CPU32 = LoadConfig(dtype="float32", device="cpu")
 IGNORED = ["re:.*kernel_projection$", "re:.*candidate_selector.*", "re:.*hidden_projection$"]
 
 
-def quantised(
+def quantized(
     pair: str, folder: Path, dialect: str = "pack_quantized", coded: Any = PARTS, **changes: Any
 ) -> tuple[Path, Path]:
-    """A golden pair's drafter quantised, and the plain weights that it stands for."""
+    """A golden pair's drafter quantized, and the plain weights that it stands for."""
     twin = folder / "twin"
     shutil.copytree(GOLDEN / pair / "drafter", twin)
     config = json.loads((twin / "config.json").read_text())
-    quantise(twin, folder / "quantised", dialect, coded=coded, changes=changes)
-    assert json.loads((folder / "quantised" / "config.json").read_text()).keys() - config.keys()
-    return folder / "quantised", twin
+    quantize_checkpoint(twin, folder / "quantized", dialect, coded=coded, changes=changes)
+    assert json.loads((folder / "quantized" / "config.json").read_text()).keys() - config.keys()
+    return folder / "quantized", twin
 
 
 def rows(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -71,7 +71,7 @@ def checked(drafter: Path, pair: str = DFLASH) -> None:
 
 @pytest.mark.parametrize(("dialect", "pair"), list(zip(DIALECTS, cycle((DFLASH, DFLASH2)))))
 def test_it_drafts_as_the_weights_that_its_codes_stand_for(dialect: str, pair: str, tmp_path: Path) -> None:
-    folder, twin = quantised(pair, tmp_path, dialect)
+    folder, twin = quantized(pair, tmp_path, dialect)
     assert torch.equal(rows(folder), rows(twin))
     assert not torch.equal(rows(folder), rows(GOLDEN / pair / "drafter"))
     checked(folder, pair)
@@ -99,7 +99,7 @@ def test_the_published_recipe_is_read(bits_of_fc: int, tmp_path: Path) -> None:
     coded = dict.fromkeys(CODED, "pack_quantized")
     if bits_of_fc < 16:
         coded["fc"] = "pack_quantized" if bits_of_fc == 4 else "pack_quantized_8"
-    folder, twin = quantised(DFLASH2, tmp_path, coded=coded, **published(bits_of_fc))
+    folder, twin = quantized(DFLASH2, tmp_path, coded=coded, **published(bits_of_fc))
     assert torch.equal(rows(folder), rows(twin))
     files = Checkpoint.open(folder)
     config = read_decoder(files.config, folder)
@@ -129,7 +129,7 @@ WAYS = ("pack_quantized", "pack_quantized_8", "awq", "gptq_zeros", "fp8", "nvfp4
 @pytest.mark.parametrize(("dialect", "pair"), list(zip(WAYS, cycle((DFLASH, DFLASH2)))))
 def test_the_fused_engine_multiplies_its_codes(pair: str, dialect: str, tmp_path: Path) -> None:
     """All but the projections of convolutions and selector, which no recipe codes; and in what it drafts."""
-    folder, twin = quantised(pair, tmp_path, dialect)
+    folder, twin = quantized(pair, tmp_path, dialect)
     case = json.loads((GOLDEN / pair / "expected.json").read_text())["cases"][0]
     found = []
     for drafter in (folder, twin):
@@ -167,7 +167,7 @@ def decoded(weight: Any) -> torch.Tensor:
 
 
 def test_eight_bits_are_for_what_is_plain(tmp_path: Path) -> None:
-    folder, _ = quantised(DFLASH2, tmp_path)
+    folder, _ = quantized(DFLASH2, tmp_path)
     session = fused(DFLASH2, folder, drafter_precision="8bit")
     assert all(kept(session))
     proposer = cast(FusedRunner, session.runner).proposer
@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_by_the_headers_alone_what_is_wrong_is_named(name: str, tmp_path: Path) -> None:
     change, message = REFUSED[name]
-    folder, _ = quantised(DFLASH, tmp_path)
+    folder, _ = quantized(DFLASH, tmp_path)
     edit(folder, change)
     with pytest.raises(CheckpointError, match=message):
         checked(folder)
@@ -208,14 +208,14 @@ def test_by_the_headers_alone_what_is_wrong_is_named(name: str, tmp_path: Path) 
 
 
 def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    folder, _ = quantised(DFLASH, tmp_path)
+    folder, _ = quantized(DFLASH, tmp_path)
     edit(folder, lambda t: t["fc.weight_scale"].fill_(float("nan")))
     with pytest.raises(CheckpointError, match="tensor fc.weight_scale in .* holds NaN or infinity"):
         DrafterModel.load(Checkpoint.open(folder))
 
 
 def test_a_configuration_of_codes_is_no_matter_where_the_weights_are_plain(tmp_path: Path) -> None:
-    """A drafter's config.json often begins as a copy of its target's, which may be quantised."""
+    """A drafter's config.json often begins as a copy of its target's, which may be quantized."""
     for number, dialect in enumerate([{"quant_method": "mxfp4"}, DIALECTS["fp8"].config]):
         folder = tmp_path / str(number)
         shutil.copytree(GOLDEN / DFLASH / "drafter", folder)

@@ -1,4 +1,4 @@
-"""Pairs with a quantised target: the text is that of the decoded weights, in both engines."""
+"""Pairs with a quantized target: the text is that of the decoded weights, in both engines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load
 from dflash_local.request import Limits, SamplingParams, user_request
 from tests.engine_sessions import Reply
-from tests.quantised_checkpoints import quantise
+from tests.quantized_checkpoints import quantize_checkpoint
 
-# A bundled pair, how its target is quantised, and how that is called.
+# A bundled pair, how its target is quantized, and how that is called.
 STORED = (
     ("demo", "pack_quantized_zeros", "int4 g32 with zeros"),
     ("demo-hybrid", "gptq", "int4 g32"),
@@ -31,18 +31,18 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "dialect", "stored", "device"), CASES)
-def test_a_quantised_pair_writes_what_its_decoded_weights_write(
+def test_a_quantized_pair_writes_what_its_decoded_weights_write(
     name: str, dialect: str, stored: str, device: str, tmp_path: Path
 ) -> None:
     plain = LoadConfig(device=device, dtype="float32", context=256)
-    pair, twin, quantised = find(name), tmp_path / "twin", tmp_path / "quantised"
+    pair, twin, quantized = find(name), tmp_path / "twin", tmp_path / "quantized"
     shutil.copytree(pair.target, twin)
-    quantise(twin, quantised, dialect)
+    quantize_checkpoint(twin, quantized, dialect)
     wanted = load(replace(pair, target=twin, bundled=False), replace(plain, engine="reference"))
     request = user_request("Count from 3 to 12.", sampling=SamplingParams(), limits=Limits(max_new_tokens=24))
     want = Reply(list(wanted.generate(replace(request, mode="ar"))))
     for engine in ("fused", "reference"):
-        session = load(replace(pair, target=quantised, bundled=False), replace(plain, engine=engine))
+        session = load(replace(pair, target=quantized, bundled=False), replace(plain, engine=engine))
         found = Reply(list(session.generate(replace(request, mode="dflash"))))
         assert found.ids == want.ids
         assert (found.finished.stats.mean_acceptance_length or 0) > 2, "the drafter still knows its target"

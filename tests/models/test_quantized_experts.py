@@ -1,4 +1,4 @@
-"""Mixtures whose experts are published quantised, kept as they lie by the fused engine."""
+"""Mixtures whose experts are published quantized, kept as they lie by the fused engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dflash_local.models.fused.routed_experts import RoutedExperts
 from dflash_local.models.fused.weights import TargetWeights
 from tests.both_engines import assert_alike, fused_tokens, logits, reference_tokens, weights_of
 from tests.live_memory import LiveMemory
-from tests.quantised_checkpoints import CODED, DIALECTS, join_experts, rewritten, save_quantised
+from tests.quantized_checkpoints import CODED, DIALECTS, join_experts, rewritten, save_quantized
 
 EXPERTS, INNER = 8, 32
 SIZES = {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": INNER}
@@ -29,7 +29,7 @@ FAMILIES = {"qwen3_moe": NO_SHARED, "qwen3_5_moe": SIZES}
 
 
 def save(family: str, folder: Path, dialect: str, **options: Any) -> tuple[Path, Path]:
-    return save_quantised(family, folder, dialect, sizes=FAMILIES[family], **options)
+    return save_quantized(family, folder, dialect, sizes=FAMILIES[family], **options)
 
 
 def mixture(folder: Path, layer: int = 1) -> MoEWeights:
@@ -49,7 +49,7 @@ def kept_as(dialect: str) -> type:
 
 
 def without_shared(dialect: str) -> dict[str, Any]:
-    """Options of ``save_quantised`` that leave the shared expert plain."""
+    """Options of ``save_quantized`` that leave the shared expert plain."""
     parts = (".gate_proj", ".up_proj", ".down_proj")
     coded = tuple(f".experts.{expert}{part}" for expert in range(EXPERTS) for part in parts)
     return {"coded": coded, "changes": {"dynamic": {"-:.*attn.*": {}, "-:.*shared_expert.*": {}}}}
@@ -133,12 +133,12 @@ def test_an_expert_in_another_format_than_the_others_is_refused_by_name(tmp_path
 
 def test_rows_that_fp8_blocks_do_not_divide_are_refused_by_name(tmp_path: Path) -> None:
     sizes = {"moe_intermediate_size": 48}
-    folder, _ = save_quantised("qwen3_moe", tmp_path, "fp8", sizes=sizes)
+    folder, _ = save_quantized("qwen3_moe", tmp_path, "fp8", sizes=sizes)
     with pytest.raises(CheckpointError, match=r"experts\.0\.gate_proj: blocks of fp8 32x32 do not divide its 48 rows"):
         weights_of(folder)
 
 
-def test_plain_experts_in_one_tensor_beside_quantised_attention(tmp_path: Path) -> None:
+def test_plain_experts_in_one_tensor_beside_quantized_attention(tmp_path: Path) -> None:
     """What the file holds decides: the configuration says nothing of them."""
     attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
     folder, twin = save("qwen3_5_moe", tmp_path, "fp8", coded=attention)
@@ -172,7 +172,7 @@ def test_codes_are_read_where_they_stay(dialect: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(weight_stream, "RING", 1)
     wide = {"hidden_size": 256, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
     sizes = {**SIZES, **wide, "num_experts": 32}
-    folder, _ = save_quantised("qwen3_5_moe", tmp_path, dialect, sizes=sizes)
+    folder, _ = save_quantized("qwen3_5_moe", tmp_path, dialect, sizes=sizes)
     stored = (folder / "model.safetensors").stat().st_size
     with LiveMemory() as memory:
         weights = weights_of(folder)[0]

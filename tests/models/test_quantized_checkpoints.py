@@ -1,4 +1,4 @@
-"""Published quantised checkpoints, read as they lie: both engines compute what their codes stand for."""
+"""Published quantized checkpoints, read as they lie: both engines compute what their codes stand for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fused.linear import first_out_features, int8_copy
 from dflash_local.models.target_facts import TargetFacts
 from tests.both_engines import assert_alike, fused_tokens, logits, reference, reference_tokens, weights_of
-from tests.quantised_checkpoints import CODED, DIALECTS, rewritten, save_quantised
+from tests.quantized_checkpoints import CODED, DIALECTS, rewritten, save_quantized
 
 FAMILIES = ("llama_biased", "qwen3", "qwen3_5")
 
@@ -41,7 +41,7 @@ PAIRS = [*HERE_TOO, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in LO
 @pytest.mark.parametrize(("family", "dialect"), PAIRS)
 def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialect: str, tmp_path: Path) -> None:
     sizes = {"head_dim": 64} if family == "llama_biased" else {}
-    folder, twin = save_quantised(family, tmp_path, dialect, sizes=sizes)
+    folder, twin = save_quantized(family, tmp_path, dialect, sizes=sizes)
     want = reference_tokens(twin)
     assert len(set(want)) > 1, "a reply of one token would show nothing"
     assert fused_tokens(folder) == want
@@ -51,7 +51,7 @@ def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialec
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_matrix_is_decoded_to_the_bit(dialect: str, tmp_path: Path) -> None:
-    folder, twin = save_quantised("qwen3_5", tmp_path, dialect)
+    folder, twin = save_quantized("qwen3_5", tmp_path, dialect)
     found, want = reference(folder).state_dict(), reference(twin).state_dict()
     assert set(found) == set(want)
     assert all(torch.equal(found[name], want[name]) for name in want)
@@ -68,7 +68,7 @@ def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.
         return decoded
 
     monkeypatch.setattr(load, "decoded_tensors", spied)
-    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
+    folder, _ = save_quantized("qwen3", tmp_path, "gptq")
     found = reference(folder, torch.bfloat16).state_dict()
     assert {name: tensor.data_ptr() for name, tensor in found.items()} == {
         name: tensor.data_ptr() for name, tensor in decoded.items()
@@ -76,7 +76,7 @@ def test_decoded_weights_are_the_models_own(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_file_without_g_idx_is_read(tmp_path: Path) -> None:
-    folder, twin = save_quantised("qwen3", tmp_path, "gptq")
+    folder, twin = save_quantized("qwen3", tmp_path, "gptq")
     with rewritten(folder) as tensors:
         for name in [name for name in tensors if name.endswith("g_idx")]:
             del tensors[name]
@@ -92,7 +92,7 @@ def test_a_file_without_g_idx_is_read(tmp_path: Path) -> None:
 )
 def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
     mlp = tuple(name for name in CODED if name.endswith(("gate_proj", "up_proj", "down_proj")))
-    folder, twin = save_quantised("qwen3", tmp_path, dialect, coded=mlp, changes=changes)
+    folder, twin = save_quantized("qwen3", tmp_path, dialect, coded=mlp, changes=changes)
     weights, _ = weights_of(folder)
     kinds = {isinstance(product.weight, torch.Tensor) for product in weights.layers[0].mixer.products}
     assert kinds == {True} and not isinstance(weights.layers[0].mlp.products[0].weight, torch.Tensor)
@@ -106,8 +106,8 @@ def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, An
         ("modelopt_nvfp4", {"ignore": []}),
     ],
 )
-def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    folder, twin = save_quantised("qwen3", tmp_path, dialect, coded=(*CODED, "lm_head"), changes=changes)
+def test_a_quantized_head_is_kept_as_it_is_stored(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    folder, twin = save_quantized("qwen3", tmp_path, dialect, coded=(*CODED, "lm_head"), changes=changes)
     weights = weights_of(folder)[0]
     head = weights.head
     assert type(head.weight) is kept_as(dialect) and head.out_features == 96
@@ -121,7 +121,7 @@ def test_a_quantised_head_is_kept_as_it_is_stored(dialect: str, changes: dict[st
 
 def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Path) -> None:
     """As its older versions do."""
-    folder, twin = save_quantised("llama", tmp_path, "modelopt_fp8")
+    folder, twin = save_quantized("llama", tmp_path, "modelopt_fp8")
     config = json.loads((folder / "config.json").read_text())
     told = config.pop("quantization_config")
     old = {"quant_algo": told["quant_algo"], "exclude_modules": told["ignore"], "kv_cache_quant_algo": "FP8"}
@@ -133,7 +133,7 @@ def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Pat
     assert_alike(folder, twin)
 
 
-def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) -> None:
+def test_one_file_may_hold_three_formats_and_a_quantized_head(tmp_path: Path) -> None:
     """As ModelOpt's mixed precision: attention in fp8, the rest in NVFP4, Gated DeltaNet in 16 bits."""
     attention = (".q_proj", ".k_proj", ".v_proj", ".o_proj")
     mlp = (".gate_proj", ".up_proj", ".down_proj", "lm_head")
@@ -143,7 +143,7 @@ def test_one_file_may_hold_three_formats_and_a_quantised_head(tmp_path: Path) ->
         modules |= {f"model.layers.{layer}.mlp{name}": {"quant_algo": "NVFP4", "group_size": 16} for name in mlp[:3]}
     modules["lm_head"] = {"quant_algo": "NVFP4", "group_size": 16}
     mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": modules, "ignore": ["*linear_attn*", "mtp*"]}
-    folder, twin = save_quantised("qwen3_5", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
+    folder, twin = save_quantized("qwen3_5", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
     weights, _ = weights_of(folder)
     kinds = [{type(product.weight) for product in layer.mixer.products} for layer in weights.layers]
     assert kinds == [{torch.Tensor}] * 2 + [{Fp8Weight}, {torch.Tensor}], "three scales of q, k and v, one weight"
@@ -159,28 +159,28 @@ def test_a_file_knows_more_than_a_configuration_that_forgets_or_mistakes_modules
     modules |= {f"model.layers.{layer}.self_attn.q_proj": {"quant_algo": "NVFP4"} for layer in range(1, 4)}
     modules["model.layers.0.self_attn.q_proj"] = {"quant_algo": "FP8"}
     mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": modules}
-    folder, twin = save_quantised("qwen3", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
+    folder, twin = save_quantized("qwen3", tmp_path, "modelopt_nvfp4", coded=coded, changes=mixed)
     assert_alike(folder, twin)
 
 
-def test_decay_projections_are_read_quantised_where_a_file_has_them_so(tmp_path: Path) -> None:
-    """As some quantisers that know nothing of a model's parts leave them."""
+def test_decay_projections_are_read_quantized_where_a_file_has_them_so(tmp_path: Path) -> None:
+    """As some quantizers that know nothing of a model's parts leave them."""
     coded = (*CODED, ".in_proj_a", ".in_proj_b")
-    folder, twin = save_quantised("qwen3_5", tmp_path, "pack_quantized", coded=coded, changes={"ignore": ["lm_head"]})
+    folder, twin = save_quantized("qwen3_5", tmp_path, "pack_quantized", coded=coded, changes={"ignore": ["lm_head"]})
     assert [type(product.weight) for product in weights_of(folder)[0].layers[0].mixer.products] == [IntWeight] * 2
     assert_alike(folder, twin)
 
 
 def test_scales_of_activations_and_caches_are_left_alone(tmp_path: Path) -> None:
-    folder, twin = save_quantised("qwen3", tmp_path, "fp8")
+    folder, twin = save_quantized("qwen3", tmp_path, "fp8")
     with rewritten(folder) as tensors:
         for name in ("self_attn.k_scale", "self_attn.v_scale", "mlp.up_proj.input_scale"):
             tensors[f"model.layers.0.{name}"] = torch.ones(())
     assert_alike(folder, twin)
 
 
-def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
-    folder, _ = save_quantised("qwen3", tmp_path, "gptq")
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    folder, _ = save_quantized("qwen3", tmp_path, "gptq")
     facts = TargetFacts.from_checkpoint(Checkpoint.open(folder))
     for quantize in LOAD_OPTIONS["quantize"].choices:
         with pytest.raises(UsageError, match=f"{quantize} on top of int4 g32 is not supported"):
@@ -190,7 +190,7 @@ def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
 def test_a_wrapped_target_is_read_by_either_spelling_of_its_modules(tmp_path: Path) -> None:
     mlp = (".gate_proj", ".up_proj", ".down_proj")
     ignore = ["lm_head", *(f"model.layers.{index}.linear_attn.in_proj_qkv" for index in range(4))]
-    folder, twin = save_quantised("qwen3_5", tmp_path, "pack_quantized", coded=mlp, changes={"ignore": ignore})
+    folder, twin = save_quantized("qwen3_5", tmp_path, "pack_quantized", coded=mlp, changes={"ignore": ignore})
     for each in (folder, twin):
         config = json.loads((each / "config.json").read_text())
         quantization = {key: config.pop(key) for key in ("quantization_config",) if key in config}
@@ -230,7 +230,7 @@ MIXTURES = {"moe_intermediate_size": 32}
 def test_an_expert_that_is_missing_or_too_many_is_named(
     change: Callable[[dict[str, torch.Tensor]], object], said: str, tmp_path: Path
 ) -> None:
-    folder, _ = save_quantised("qwen3_moe", tmp_path, "fp8", sizes=MIXTURES)
+    folder, _ = save_quantized("qwen3_moe", tmp_path, "fp8", sizes=MIXTURES)
     with rewritten(folder) as tensors:
         change(tensors)
     with pytest.raises(CheckpointError, match=said):

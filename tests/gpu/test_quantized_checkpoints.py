@@ -1,4 +1,4 @@
-"""Quantised checkpoints on a GPU: read as on the CPU, bit by bit, and multiplied alike in both engines."""
+"""Quantized checkpoints on a GPU: read as on the CPU, bit by bit, and multiplied alike in both engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.load_target import Placement, load_target
 from dflash_local.models.target_facts import TargetFacts
-from tests.quantised_checkpoints import DIALECTS, save_quantised
+from tests.quantized_checkpoints import DIALECTS, save_quantized
 
 pytestmark = pytest.mark.gpu
 PROMPT = torch.arange(5, 16)
@@ -38,8 +38,8 @@ def reference_logits(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_quantised_target_is_the_same_on_a_gpu(dialect: str, tmp_path: Path) -> None:
-    folder, twin = save_quantised("qwen3_5", tmp_path, dialect)
+def test_a_quantized_target_is_the_same_on_a_gpu(dialect: str, tmp_path: Path) -> None:
+    folder, twin = save_quantized("qwen3_5", tmp_path, dialect)
     checkpoint = Checkpoint.open(folder)
     facts = TargetFacts.from_checkpoint(checkpoint)
     here, there = (read_weights(checkpoint, facts, torch.device(kind), torch.float32) for kind in ("cpu", "cuda"))

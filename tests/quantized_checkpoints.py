@@ -1,4 +1,4 @@
-"""Tiny targets quantised as published files have them, one value at a time, and what their codes stand for.
+"""Tiny targets quantized as published files have them, one value at a time, and what their codes stand for.
 
 Each dialect is written out in NumPy after its description, none with the reader's functions.
 """
@@ -44,7 +44,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Grid:
-    """How finely integers are quantised: their bits, the width of a group (0: a row), and how a scale is rounded."""
+    """How finely integers are quantized: their bits, the width of a group (0: a row), and how a scale is rounded."""
 
     bits: int = 4
     group: int = GROUP
@@ -56,7 +56,7 @@ class Grid:
     def per_word(self) -> int:
         return 32 // self.bits
 
-    def quantised(self, weight: torch.Tensor) -> Matrix:
+    def quantized(self, weight: torch.Tensor) -> Matrix:
         rows, columns = weight.shape
         middle = 2 ** (self.bits - 1)
         groups = weight.float().view(rows, -1, self.group or columns)
@@ -194,7 +194,7 @@ def mxfp4(weight: torch.Tensor) -> Encoded:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a quantiser writes: its configuration, and a matrix's tensors with what they stand for."""
+    """How a quantizer writes: its configuration, and a matrix's tensors with what they stand for."""
 
     config: Mapping[str, Any]
     encode: Callable[[torch.Tensor], Encoded]
@@ -202,7 +202,7 @@ class Dialect:
 
 def _integers(write: Callable[[Matrix, Grid], Tensors], grid: Grid) -> Callable[[torch.Tensor], Encoded]:
     def encode(weight: torch.Tensor) -> Encoded:
-        matrix = grid.quantised(weight)
+        matrix = grid.quantized(weight)
         return write(matrix, grid), matrix.weight
 
     return encode
@@ -324,7 +324,7 @@ CODED = (
 )
 
 
-def save_quantised(
+def save_quantized(
     family: str,
     folder: Path,
     dialect: str,
@@ -333,19 +333,19 @@ def save_quantised(
     changes: Mapping[str, Any] | None = None,
     sizes: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
-    """A random target quantised, and its twin of the plain weights that it stands for.
+    """A random target quantized, and its twin of the plain weights that it stands for.
 
     Args:
-        coded: modules whose names end so are quantised; of a mapping each in a dialect of its own.
+        coded: modules whose names end so are quantized; of a mapping each in a dialect of its own.
         changes: of the quantization_config. sizes: of the target, beside ``SIZES``.
     """
-    twin, quantised_folder = folder / "twin", folder / "quantised"
+    twin, quantized_folder = folder / "twin", folder / "quantized"
     save_model(family, twin, **{**SIZES, **(sizes or {})})
-    quantise(twin, quantised_folder, dialect, coded=coded, changes=changes)
-    return quantised_folder, twin
+    quantize_checkpoint(twin, quantized_folder, dialect, coded=coded, changes=changes)
+    return quantized_folder, twin
 
 
-def quantise(
+def quantize_checkpoint(
     twin: Path,
     folder: Path,
     dialect: str,
@@ -353,10 +353,10 @@ def quantise(
     coded: Iterable[str] = CODED,
     changes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Quantise a checkpoint to another folder, and put the plain weights that this stands for in its place.
+    """Quantize a checkpoint to another folder, and put the plain weights that this stands for in its place.
 
     Args:
-        coded, changes: as of ``save_quantised``.
+        coded, changes: as of ``save_quantized``.
     """
     shutil.copytree(twin, folder)
     dialects = coded if isinstance(coded, Mapping) else dict.fromkeys(coded, dialect)
