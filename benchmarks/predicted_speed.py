@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -23,11 +22,11 @@ from typing import Any
 from benchmarks.speed_table import STORED as FORMATS
 from benchmarks.speed_table import stored_as
 from dflash_local.app.fitting import shapes
+from dflash_local.app.random_bench import RandomOptions, bench_random
 from dflash_local.app.resolve import of_row
 from dflash_local.bench.random_run import SLACK
 from dflash_local.catalog import registry
 from dflash_local.cli.console import Console
-from dflash_local.cli.random_bench import RandomOptions, random_bench
 from dflash_local.errors import DFlashError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import Machine
@@ -69,11 +68,9 @@ def planned(name: str, stored: str | None, machine: Machine) -> dict[str, Any]:
 
 def measured(name: str, stored: str | None, user: Settings, console: Console) -> dict[str, Any]:
     """The report of ``dflash bench --weights random``, what is compared of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "report.json"
-        options = RandomOptions(LOAD, contexts=CONTEXTS, prefill=PREFILL, report=file, stored=stored)
-        random_bench(name, options, user, console)
-        report = json.loads(file.read_text(encoding="utf-8"))
+    options = RandomOptions(LOAD, contexts=CONTEXTS, prefill=PREFILL, stored=stored)
+    report, lines = bench_random(name, options, user, console.notify)
+    console.lines(lines)
     block, found = str(report["block_size"]), report["measured"]
     times = {
         str(at["context"]): {"step_ms": at["ar_step"]["ms"], "cycle_ms": at["cycle"][block]["ms"]} for at in found["at"]

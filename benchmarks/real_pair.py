@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from dflash_local.bench import fidelity, provenance, speed
 from dflash_local.bench.certificate import statement
-from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.bench.prompts import Prompt, held_out
 from dflash_local.bench.report import finite, number, table
 from dflash_local.bench.trial import prompt_ids
@@ -139,8 +139,8 @@ def measure_speed(target: Target, prompts: Sequence[Prompt], few: int, tokens: i
         found[form.name] = {}
         for exact in (False, True):
             with target.session(form, exact=exact) as session:
-                options = speed.SpeedOptions(tokens, form.block, sampling=form.sampling, progress=tell)
-                compared = speed.compare(session, chosen, options)
+                options = speed.SpeedOptions(tokens, form.block, sampling=form.sampling)
+                compared = speed.compare(session, chosen, options, tell)
                 stored = session.facts.stored
             rows = [asdict(row) for row in speed.rows(compared)]
             found[form.name]["exact" if exact else "fast"] = {
@@ -213,7 +213,7 @@ def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int) -> dict[
     for exact in (True, False):
         with target.session(CODES, exact=exact) as session:
             ids = tuple(prompt_ids(session, prompt, False) for prompt in prompts)
-            plan = Plan(ids, cases(SEED), (session.facts.block_size,), tokens)
+            plan = CertifyPlan(ids, cases(SEED), (session.facts.block_size,), tokens)
             one = certify(session, plan, tell)
             dtype = session.facts.dtype
         runs = [replace(run, notices=()) for run in one.runs]

@@ -27,13 +27,15 @@ from dflash_local.app.process_messages import (
     Failed,
     Generate,
     Left,
+    Measure,
+    MeasureResult,
     Occupied,
     Open,
     Opened,
     ProcessStatus,
     Stop,
 )
-from dflash_local.errors import DeviceLostError, DFlashError, EngineError
+from dflash_local.errors import DeviceLostError, DFlashError
 from dflash_local.service.service import Service, Ticket
 from dflash_local.settings import Settings
 from dflash_local.store.owner import Owner
@@ -51,7 +53,7 @@ class EngineProcess:
         self._loading = threading.Lock()  # held while a pair is loaded or looked at
         self._leases, self._counting = 0, threading.Lock()
         self._service: Service | None = None
-        self._name = ""
+        self._name, self._measuring = "", False
 
     def accept(self, listener: Listener) -> None:
         """Answer everyone who knows the key, for ever."""
@@ -85,9 +87,12 @@ class EngineProcess:
                 self._lease(connection, message)
             elif isinstance(message, Generate):
                 self._reply(connection, message)
+            elif isinstance(message, Measure):
+                self._measure(connection, message)
             elif isinstance(message, AskStatus):
                 facts = None if self._service is None else self._service.facts
-                connection.send(ProcessStatus(self._name, facts, self._leases))
+                state: Any = "measuring" if self._measuring else "ready" if facts is not None else "loading"
+                connection.send(ProcessStatus(self._name, state, facts, self._leases))
             elif isinstance(message, Stop):
                 self.end()
 
@@ -111,8 +116,8 @@ class EngineProcess:
             self.end()
 
     def _open(self, connection: Connection[Any, Any], message: Open) -> Opened | Occupied | Failed:
-        if self._name not in ("", message.pair.name):
-            return Occupied("")  # at once: another pair's load takes minutes
+        if self._measuring or self._name not in ("", message.pair.name):
+            return Occupied("")  # at once: another pair's load, or a measurement, takes minutes
         with self._loading:
             if self._service is not None:
                 return self._shared(self._service, message)
@@ -120,13 +125,8 @@ class EngineProcess:
             self._recorded = self._record.write(self._user)  # not before: nobody comes ahead of who started it
             try:
                 session = open_held(message.pair, message.load, self._user, connection.send)
-            except DFlashError as error:
-                return Failed.of(error)
-            except Exception as fault:  # a library's fault ends the load with a line, as in the service
-                what = f"the load failed: {type(fault).__name__}: {fault}"
-                failure = EngineError(what, "run again with --debug for the traceback")
-                failure.__cause__ = fault
-                return Failed.of(failure)
+            except Exception as fault:
+                return Failed.of(fault, "the load")
             self._service = Service(session)
             return Opened(session.facts)
 
@@ -140,6 +140,23 @@ class EngineProcess:
         if unlike:
             return Occupied(f"{pair.name} is loaded without {' '.join(unlike)} ({facts.loaded_as})")
         return Opened(facts)
+
+    def _measure(self, connection: Connection[Any, Any], message: Measure) -> None:
+        """Do a job here, where it may load what it measures; its command's end is the end of this process."""
+        self._name, self._measuring, self._leases = message.name, True, 1
+        self._recorded = self._record.write(self._user)
+        threading.Thread(target=self._end_with, args=(connection,), daemon=True).start()
+        try:
+            answer: Any = MeasureResult(message.job(self._user, connection.send))
+        except Exception as fault:
+            answer = Failed.of(fault, "the measurement")
+        connection.send(answer)
+        threading.Event().wait()  # the connection stays open until its command closes it, which ends the process
+
+    def _end_with(self, connection: Connection[Any, Any]) -> None:
+        with suppress(EOFError, OSError):
+            connection.recv()
+        self.end()
 
     def _reply(self, connection: Connection[Any, Any], message: Generate) -> None:
         service = self._service

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dflash_local import __version__, child_process
 from dflash_local.app.engine_records import EngineRecord, read_records
@@ -27,6 +26,8 @@ from dflash_local.app.process_messages import (
     Generate,
     Leave,
     Left,
+    Measure,
+    MeasureResult,
     Occupied,
     Open,
     Opened,
@@ -34,7 +35,7 @@ from dflash_local.app.process_messages import (
     Stop,
 )
 from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import DeviceLostError
+from dflash_local.errors import BusyError, DeviceLostError, Interrupted
 from dflash_local.events import Event, Finished, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -43,6 +44,7 @@ from dflash_local.request import Request
 from dflash_local.settings import Settings
 
 MODULE = "dflash_local.app.engine_process"
+Result = TypeVar("Result")
 POLL_S = 0.05
 ANSWER_S = 2.0
 LEAVE_S = 5.0  # what the process may take to end after its last command has left
@@ -144,7 +146,9 @@ def _shared(record: EngineRecord, pair: Pair, load: LoadConfig, notify: Notify) 
     except (OSError, EOFError, AuthenticationError):
         return None
     try:
-        answer = _opened(lease, pair, load, lambda _event: None)
+        lease.send(Open(__version__, pair, load))
+        while not isinstance(answer := lease.recv(), (Opened, Occupied, Failed)):
+            pass
     except (OSError, EOFError):
         answer = None
     if isinstance(answer, Opened):
@@ -158,47 +162,107 @@ def _shared(record: EngineRecord, pair: Pair, load: LoadConfig, notify: Notify) 
 
 def _started(pair: Pair, load: LoadConfig, notify: Notify) -> LocalProcess:
     """A new process with the pair loaded; ended again where that fails."""
-    folder = Path(tempfile.mkdtemp(prefix="dflash-engine-"))
     with ExitStack() as stack:
-        with (folder / "log").open("wb") as log:
-            process = child_process.start(
-                child_process.python_command(MODULE, [str(folder)]),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the command
-                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
-            )
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        with process.stdout or ExitStack():
-            line = process.stdout.readline() if process.stdout is not None else b""
-        try:
-            record = EngineRecord.from_line(line)
-            lease = stack.enter_context(_connect(record))
-            answer = _opened(lease, pair, load, notify)
-        except (OSError, EOFError, ValueError) as error:  # ValueError: it said nothing
-            raise _ended(process.pid, folder, process, " while it loaded") from error
+        record, process, lease = _start(stack, Open(__version__, pair, load))
+        answer = _answer(lease, notify, process, record, " while it loaded")
         if isinstance(answer, Failed):
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
             raise answer.error()
         assert isinstance(answer, Opened)  # nobody else knows of the process before it loads
         stack.pop_all()
         return LocalProcess(record, lease, replace(answer.facts, pid=record.owner.pid), process)
 
 
+def measure(
+    name: str,
+    job: Callable[[Settings, Notify], Result],
+    user: Settings,
+    notify: Notify,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Load and measure a model in a process of its own, alone with the device.
+
+    Args:
+        name: of the model. job: a ``partial`` of a function of ``app.measurements``; the process gives it its settings
+            and who is told how far it is. cancelled: polled; True ends the process, as Ctrl-C does.
+
+    Raises:
+        BusyError: another command has a model loaded. Interrupted: it was cancelled. DFlashError: what the job
+            raised. DeviceLostError: the process ended.
+    """
+    if user.in_process:
+        return job(user, notify)  # nothing but Ctrl-C ends it
+    for record, status in running_engines(user):
+        raise BusyError(
+            f"process {record.owner.pid} has {status.name} loaded: what is measured beside it would be wrong",
+            f"end the command that uses it, or dflash stop {status.name}",
+        )
+    with ExitStack() as stack:
+        record, process, connection = _start(stack, Measure(name, job))
+        answer = _answer(connection, notify, process, record, " while it measured", cancelled)
+        if isinstance(answer, Failed):
+            raise answer.error()
+        result: Result = answer.result
+        return result
+
+
+def _start(
+    stack: ExitStack, message: Open | Measure
+) -> tuple[EngineRecord, subprocess.Popen[bytes], Connection[Any, Any]]:
+    """Start a process and send it its first message; the end of ``stack`` ends it."""
+    folder = Path(tempfile.mkdtemp(prefix="dflash-engine-"))
+    with (folder / "log").open("wb") as log:
+        process = child_process.start(
+            child_process.python_command(MODULE, [str(folder)]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for the command
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # the same on Windows
+        )
+    stack.callback(_end, process)
+    with process.stdout or ExitStack():
+        line = process.stdout.readline() if process.stdout is not None else b""
+    try:
+        record = EngineRecord.from_line(line)
+        connection = stack.enter_context(_connect(record))
+        connection.send(message)
+    except (OSError, EOFError, ValueError) as error:  # ValueError: it said nothing
+        raise _ended(process.pid, folder, process, " at its start") from error
+    return record, process, connection
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process whose connection was closed to clear up and end; kill it where it does not."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(LEAVE_S)
+    process.kill()
+    process.wait()
+
+
+def _answer(
+    connection: Connection[Any, Any],
+    notify: Notify,
+    process: subprocess.Popen[bytes],
+    record: EngineRecord,
+    when: str,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Any:
+    """Wait for an answer; told how far it is."""
+    try:
+        while True:
+            if cancelled():
+                raise Interrupted("the measurement was stopped")
+            if connection.poll(POLL_S):
+                message = connection.recv()
+                if isinstance(message, (Opened, Occupied, MeasureResult, Failed)):
+                    return message
+                notify(message)
+    except (OSError, EOFError) as error:
+        raise _ended(process.pid, Path(record.folder), process, when) from error
+
+
 def _connect(record: EngineRecord) -> Connection[Any, Any]:
     return Client(record.address, authkey=bytes.fromhex(record.key))
-
-
-def _opened(lease: Connection[Any, Any], pair: Pair, load: LoadConfig, notify: Notify) -> Opened | Occupied | Failed:
-    """Ask for a pair and wait for it; told how far its load is."""
-    lease.send(Open(__version__, pair, load))
-    while True:
-        message = lease.recv()
-        if isinstance(message, (Opened, Occupied, Failed)):
-            return message
-        notify(message)
 
 
 def _ended(pid: int, folder: Path, process: subprocess.Popen[bytes] | None, when: str = "") -> DeviceLostError:

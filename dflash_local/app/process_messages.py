@@ -1,13 +1,16 @@
 """What a command and the engine's process send each other: pickled records, over a socket of this user alone.
 
-On a connection the command sends ``Open``, ``Generate``, ``AskStatus`` or ``Stop``. The answer to ``Generate`` is its
-events, to ``Open`` those of the load and then ``Opened`` or ``Occupied``; in either's place ``Failed`` may come.
+On a connection the command sends ``Open``, ``Generate``, ``Measure``, ``AskStatus`` or ``Stop``. The answer to
+``Generate`` is its events, to ``Open`` those of the load and then ``Opened`` or ``Occupied``, to ``Measure`` its
+progress and then ``MeasureResult``; in place of each ``Failed`` may come.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from dflash_local import errors
 from dflash_local.catalog.bundled import Pair
@@ -59,9 +62,10 @@ class AskStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """What the process holds, for so many commands; without facts while it loads."""
+    """What the process holds, for so many commands; without facts while it loads, and while it measures."""
 
     name: str
+    state: Literal["loading", "ready", "measuring"]
     facts: SessionFacts | None
     commands: int
 
@@ -84,8 +88,28 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Do a job, a function pickled by its name, in a process that nobody else uses; the connection's end ends it.
+
+    Attributes:
+        name: of the model that it measures, for ``dflash ps``.
+        job: that is given the settings there, and who is told how far it is.
+    """
+
+    name: str
+    job: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult:
+    """Bring what the job returned."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """The error that ended a load or a reply: the name of its class, and where it was raised."""
+    """The error that ended a load, a reply or a measurement: the name of its class, and where it was raised."""
 
     kind: str
     message: str
@@ -93,7 +117,13 @@ class Failed:
     trace: str
 
     @classmethod
-    def of(cls, error: DFlashError) -> Failed:
+    def of(cls, fault: Exception, what: str = "") -> Failed:
+        """Describe an error; another library's becomes an EngineError that names what failed."""
+        error = fault
+        if not isinstance(error, DFlashError):  # as in the service, it is told in a line
+            text = f"{what} failed: {type(fault).__name__}: {fault}"
+            error = EngineError(text, "run again with --debug for the traceback")
+            error.__cause__ = fault
         return cls(error.kind, error.message, error.hint, "".join(traceback.format_exception(error)))
 
     def error(self) -> DFlashError:

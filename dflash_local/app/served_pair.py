@@ -10,22 +10,27 @@ import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dflash_local import __version__
-from dflash_local.app import certificate, download, examples, fitting, model_entries
+from dflash_local.app import download, examples, fitting, measurements, model_entries
 from dflash_local.app.examples import TOY
 from dflash_local.app.load_choices import LoadChoice, LoadChoices, load_choices
+from dflash_local.app.local_process import measure
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
+from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import PairPlans, pair_plans
 from dflash_local.app.removal import plan_removal, refuse_in_use
 from dflash_local.app.resolve import choose, nearest, resolve
-from dflash_local.app.server_certificate import identity
 from dflash_local.bench import provenance
+from dflash_local.bench.certify_servers import identity
 from dflash_local.bench.prompts import Prompt
+from dflash_local.bench.report import Progress
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import BusyError, UnknownModelError, UsageError
+from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.planner import hardware, software
@@ -255,7 +260,7 @@ class ServedPair:
             "load": asdict(facts.load) if facts is not None else None,
         }
 
-    def certify(self, progress: certificate.Progress, cancelled: Callable[[], bool]) -> Mapping[str, Any]:
+    def certify(self, progress: Progress, cancelled: Callable[[], bool]) -> Mapping[str, Any]:
         """The certificate of the pair that is served now, as ``dflash certify --json`` reports it.
 
         The pair is unloaded meanwhile, and loaded again by the next request.
@@ -275,8 +280,12 @@ class ServedPair:
             progress(f"unloading {pair.name}", 0.0)
             self.resident.unload()  # two of one pair may not fit
             progress("starting", 0.0)
-            argv = certificate.command(pair, self._load, thinking, self._user)
-            return certificate.run(argv, self._user.environ, progress, cancelled)
+            pair = pair if pair is self._pair else resolve(pair.name, None, self._user, _to(progress))
+            prompts = tuple(examples.bench_prompts(pair))
+            load = replace(self._load, draft=True)
+            job = partial(measurements.certify_pair, pair, load, prompts, thinking)
+            report, _ = measure(pair.name, job, self._user, _to(progress), cancelled)
+            return report
         finally:
             self._certifying.release()
 
@@ -351,6 +360,16 @@ class ServedPair:
                 f"nothing of {name} is removed from here ({reasons})", f"dflash rm --all {row.name} does it"
             )
         return plan
+
+
+def _to(progress: Progress) -> Notify:
+    """Forward how far a measurement is; its notices stand in its report."""
+
+    def forward(event: Notice | LoadProgress) -> None:
+        if isinstance(event, LoadProgress):
+            progress(event.stage, event.fraction or 0.0)
+
+    return forward
 
 
 def _of_check(verdict: Verdict) -> str:

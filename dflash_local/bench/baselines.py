@@ -1,7 +1,7 @@
 """What others take for the same shapes: transformers and the reference engine, over random weights.
 
-Each runs in a process of its own, whose failure is a line: this module, with a ``Task`` as JSON on stdin and the answer
-as the last line of stdout.
+Each runs in a process of its own, whose failure is a line: this module, with a ``BaselineTask`` as JSON on stdin and
+the answer as the last line of stdout.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 TOKENS = 32  # timed
 WARM = 8  # before them
 LIMIT_S = 240.0
+PARENT_S = 0.5
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Unsupported): ")
 NAMES = {  # in this order: a mixture of experts may not be compiled within the limit
     "eager": "transformers, eager",
@@ -51,7 +53,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class BaselineTask:
     """What a process measures, behind ``context`` tokens; the configurations are as a checkpoint would hold them."""
 
     kind: str
@@ -64,15 +66,17 @@ class Task:
     tokens: int = TOKENS
 
 
-def tasks(pair: RandomPair, context: int, place: Place) -> list[Task]:
+def tasks(pair: RandomPair, context: int, place: Place) -> list[BaselineTask]:
     """Every baseline of a pair."""
     family, text = pair.facts.model.family, pair.facts.text_config
     dtype = str(place.dtype).removeprefix("torch.")
-    return [Task(kind, family, text, pair.drafter_config, context, str(place.device), dtype) for kind in NAMES]
+    return [BaselineTask(kind, family, text, pair.drafter_config, context, str(place.device), dtype) for kind in NAMES]
 
 
 def run_all(
-    tasks: Sequence[Task], progress: Callable[[str, float], None] = lambda _text, _part: None, limit_s: float = LIMIT_S
+    tasks: Sequence[BaselineTask],
+    progress: Callable[[str, float], None] = lambda _text, _part: None,
+    limit_s: float = LIMIT_S,
 ) -> Iterator[Baseline]:
     """One process after the other."""
     for index, task in enumerate(tasks):
@@ -80,7 +84,7 @@ def run_all(
         yield run_one(task, limit_s)
 
 
-def run_one(task: Task, limit_s: float = LIMIT_S, command: Sequence[str] = ()) -> Baseline:
+def run_one(task: BaselineTask, limit_s: float = LIMIT_S, command: Sequence[str] = ()) -> Baseline:
     """The baseline, or why there is none: whatever breaks in its process stays there."""
     process = child_process.start(
         command or child_process.python_command("dflash_local.bench.baselines"),
@@ -100,7 +104,7 @@ def run_one(task: Task, limit_s: float = LIMIT_S, command: Sequence[str] = ()) -
     return _read(task, process.returncode, out, err)
 
 
-def _read(task: Task, code: int, out: str, err: str) -> Baseline:
+def _read(task: BaselineTask, code: int, out: str, err: str) -> Baseline:
     name = NAMES[task.kind]
     try:
         answer = json.loads((out.strip().splitlines() or [""])[-1])
@@ -122,12 +126,19 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """The process of one baseline."""
-    task = Task(**json.loads(sys.stdin.read()))
+    """Measure one baseline in this process, which ends with the one that asked."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    task = BaselineTask(**json.loads(sys.stdin.read()))
     sys.stdout.write("\n" + json.dumps(measure(task)) + "\n")
 
 
-def measure(task: Task) -> dict[str, Any]:
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:  # Windows keeps the number of a parent that is gone
+        time.sleep(PARENT_S)
+    os._exit(1)
+
+
+def measure(task: BaselineTask) -> dict[str, Any]:
     """The fields of a ``Baseline`` that were found out."""
     import torch
 
@@ -139,7 +150,7 @@ def measure(task: Task) -> dict[str, Any]:
         return _reference(model, ids, task)
 
 
-def random_model(task: Task) -> Any:
+def random_model(task: BaselineTask) -> Any:
     """transformers' own model of this shape; its initial values are random."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -154,7 +165,7 @@ def random_model(task: Task) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def _generate(model: Any, ids: Any, task: Task) -> dict[str, Any]:
+def _generate(model: Any, ids: Any, task: BaselineTask) -> dict[str, Any]:
     """The median time of a token of ``generate``, after some to warm up; with a static cache it compiles."""
     import torch
     from transformers import StoppingCriteria, StoppingCriteriaList
@@ -187,7 +198,7 @@ def _generate(model: Any, ids: Any, task: Task) -> dict[str, Any]:
     return {"step_ms": 1e3 * statistics.median(spans)}
 
 
-def _reference(model: Any, ids: Any, task: Task) -> dict[str, Any]:
+def _reference(model: Any, ids: Any, task: BaselineTask) -> dict[str, Any]:
     """Medians of plain steps and of cycles of the trained block; a random drafter is hardly ever right."""
     import torch
 

@@ -1,19 +1,44 @@
-"""What a certificate found, and what it says in words: verdict, divergences, strength. Runs nothing."""
+"""Certificates as data and in words: replies with and without drafting, every first difference, the worst verdict.
+
+A loaded pair (``certify``) is judged by its logits; two servers (``certify_servers``) by replies alone. Runs nothing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
 
-from dflash_local.bench.verdict import Noise, Verdict
+from dflash_local.bench.report import TOY, Found, finite, header, number, table
+from dflash_local.catalog.bundled import Pair
+from dflash_local.loaded import SessionFacts
 
-ORDER: tuple[Verdict, ...] = ("identical", "near-tie", "BUG")
+if TYPE_CHECKING:
+    from dflash_local.bench.certify import CertifyPlan
+    from dflash_local.bench.prompts import Prompt
+    from dflash_local.bench.verdict import Noise
+
+Verdict = Literal["identical", "near-tie", "unknown", "wide", "BUG"]  # wide: of a server, by its log probabilities
+ORDER: tuple[Verdict, ...] = ("identical", "near-tie", "unknown", "wide", "BUG")
+TITLES = ("prompt", "case", "block", "tokens", "per cycle", "verdict")
+PLANTED = "drafts are planted (AR's own text with mistakes): their acceptance says nothing of the drafter"
+PROMISE = (
+    "identical: the token ids are the same with and without drafting. fast: every emitted token is the target's "
+    "choice on the verify logits; where the text first parts from AR the two tokens are a near-tie. strict "
+    "(--exact, fused engine): with and without drafting a row's logits are equal in every bit, in any dtype."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first token that differs. Ids are None where a text ended; texts are None without a tokenizer.
+    """The first difference of two replies.
 
-    ``margin`` is in perturbed scores, the larger of both passes' gaps; None at a filter's border.
+    Attributes:
+        index: of the ``unit``, a token or a character. ar_id, dflash_id: None where a text ended or no token is named.
+        ar_text, dflash_text: None without a tokenizer.
+        margin: of a loaded pair in perturbed scores, the larger of both passes' gaps; of a server in log probabilities.
+        over: the margin is larger than this, where it is not known. unknown: why there is neither.
+        threshold: the largest margin of a near-tie here. border: a filter's border lies between the two.
     """
 
     index: int
@@ -23,7 +48,27 @@ class Divergence:
     dflash_text: str | None
     margin: float | None
     threshold: float
-    border: bool
+    border: bool = False
+    over: float | None = None
+    unknown: str = ""
+    unit: str = "token"
+
+    @property
+    def line(self) -> str:
+        """Say where, both sides, and how near they were."""
+        sides = []
+        for token, text in ((self.ar_id, self.ar_text), (self.dflash_id, self.dflash_text)):
+            sides.append(" ".join(filter(None, ("" if token is None else str(token), repr(text) if text else ""))))
+        ar, dflash = (side or "the end" for side in sides)
+        return f"{self.unit} {self.index} is {ar} without, {dflash} with drafting; {self._margin}"
+
+    @property
+    def _margin(self) -> str:
+        if self.border:
+            return "at a filter's border"
+        if self.margin is not None:
+            return f"margin {self.margin:.3g}"
+        return f"margin over {self.over:.3g}" if self.over is not None else f"margin unknown: {self.unknown}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +76,10 @@ class Run:
     """One request both ways.
 
     Attributes:
-        prompt: index into the plan's prompts, from 0. tokens: of the drafted reply.
+        prompt: index into the prompts, from 0. tokens: of the drafted reply.
         unexplained: indices of tokens that neither pass's scores account for.
         largest_margin: over all tokens of the drafted reply, in scores, filters' borders left out.
+        compared: token ids, or texts of a server that names none.
     """
 
     prompt: int
@@ -43,9 +89,10 @@ class Run:
     tokens: int
     mean_acceptance_length: float | None
     divergence: Divergence | None
-    unexplained: tuple[int, ...]
-    largest_margin: float
-    notices: tuple[str, ...]
+    unexplained: tuple[int, ...] = ()
+    largest_margin: float = 0.0
+    notices: tuple[str, ...] = ()
+    compared: str = "token ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +112,22 @@ class PlainCheck:
     noise: Noise | None
     skipped: str = ""
 
+    @property
+    def line(self) -> str:
+        """Say what plain transformers makes of the greedy replies."""
+        if not self.positions:
+            return f"plain transformers: not checked, {self.skipped}"
+        line = f"plain transformers, teacher-forced: {self.positions - self.other_choice} of {self.positions} tokens"
+        line += " are its argmax"
+        if self.other_choice:
+            line += f", the largest margin of the others is {self.max_margin:.3g}"
+            line += f", {self.unexplained} beyond the noise" if self.unexplained else ", all within the noise"
+        return f"{line}; partly skipped: {self.skipped}" if self.skipped else line
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was found. ``verdict`` is the worst of all runs and of the plain check.
+    """What was found of a loaded pair. ``verdict`` is the worst of all runs and of the plain check.
 
     Attributes:
         positions: tokens of the drafted replies. same_bits: of these, where all logits of the row computed AR's way
@@ -84,31 +143,34 @@ class Certificate:
     exact: bool = False
 
 
-def failure(certificate: Certificate) -> tuple[str, str]:
-    """Message and hint of the error a BUG verdict ends with."""
+def worst(runs: Sequence[Run]) -> Verdict:
+    """Return the worst verdict."""
+    return max((run.verdict for run in runs), key=ORDER.index, default="identical")
+
+
+def failure(certificate: Certificate) -> str:
+    """Return the message of the error that a BUG verdict ends with."""
     broken = next((run for run in certificate.runs if run.verdict == "BUG"), None)
-    hint = "this is an engine bug: please report it with --report FILE attached"
-    if broken is None and certificate.exact and not certificate.plain.unexplained:
+    if broken is not None:
+        where = f"prompt {broken.prompt + 1}, {broken.case}, block {broken.block_size}"
+        index = min((*broken.unexplained, broken.divergence.index if broken.divergence else broken.tokens))
+        return f"{where}: token {index} is not the target's choice (margin {broken.largest_margin:.3g})"
+    check = certificate.plain
+    if certificate.exact and not check.unexplained:
         other = certificate.positions - certificate.same_bits
-        return f"exact mode: {other} of {certificate.positions} rows of logits differ with and without drafting", hint
-    if broken is None:
-        check = certificate.plain
-        return (
-            f"{check.unexplained} of {check.positions} greedy tokens are not the choice of plain transformers "
-            f"(largest margin {check.max_margin:.3g})",
-            hint,
-        )
-    where = f"prompt {broken.prompt + 1}, {broken.case}, block {broken.block_size}"
-    index = min((*broken.unexplained, broken.divergence.index if broken.divergence else broken.tokens))
-    return f"{where}: token {index} is not the target's choice (margin {broken.largest_margin:.3g})", hint
+        return f"exact mode: {other} of {certificate.positions} rows of logits differ with and without drafting"
+    return (
+        f"{check.unexplained} of {check.positions} greedy tokens are not the choice of plain transformers "
+        f"(largest margin {check.max_margin:.3g})"
+    )
 
 
 def statement(certificate: Certificate, dtype: str) -> str:
-    """The strength that holds, in one line."""
+    """Say which strength holds, in one line."""
     runs = certificate.runs
     same = sum(run.verdict == "identical" for run in runs)
     if certificate.verdict == "BUG":
-        return f"BUG: {failure(certificate)[0]}"
+        return f"BUG: {failure(certificate)}"
     if certificate.exact:
         return (
             f"strict ({dtype}): all logits equal in every bit with and without drafting at "
@@ -130,3 +192,70 @@ def statement(certificate: Certificate, dtype: str) -> str:
         f"{fast}; {same} of {len(runs)} runs identical, the others part at a near-tie "
         f"({', '.join(details)}; noise {certificate.noise.tau:.3g})"
     )
+
+
+def _strength(certificate: Certificate, dtype: str) -> str | None:
+    """Name the promise that holds; none after a bug. Equal ids in 16 bits are luck, not a promise."""
+    if certificate.verdict == "BUG":
+        return None
+    if certificate.exact:
+        return "strict"
+    return "identical" if certificate.verdict == "identical" and dtype == "float32" else "fast"
+
+
+def presented(
+    pair: Pair, facts: SessionFacts, prompts: Sequence[Prompt], plan: CertifyPlan, seed: int, certificate: Certificate
+) -> Found:
+    """Return the certificate to hand in and its lines; ``prompts`` are those whose ids stand in the plan."""
+    looks, noise = certificate.positions, certificate.noise
+    report = finite(
+        {
+            **header("dflash certify", pair, facts),
+            "verdict": certificate.verdict,
+            "statement": statement(certificate, facts.dtype),
+            "strength": _strength(certificate, facts.dtype),
+            "promise": PROMISE,
+            "failure": failure(certificate) if certificate.verdict == "BUG" else None,
+            "seed": seed,
+            "drafts": "planted" if plan.planted else "drafter",
+            "block_sizes": list(plan.block_sizes),
+            "max_new_tokens": plan.max_new_tokens,
+            "cases": [{"name": case.name, **asdict(case.sampling)} for case in plan.cases],
+            "prompts": [{"kind": one.kind, "ids": list(ids)} for one, ids in zip(prompts, plan.prompts, strict=True)],
+            "strict": {"promised": certificate.exact, "positions": looks, "same_bits": certificate.same_bits},
+            "noise": {**asdict(noise), "enough_positions": noise.enough},
+            "runs": [asdict(run) for run in certificate.runs],
+            "plain_transformers": asdict(certificate.plain),
+        }
+    )
+    other = "compared with itself, not with the plain weights (dflash bench --fidelity)"
+    rounded = [f"target: {facts.weights}; {other}"] if facts.load.quantize is not None else []
+    lines = [
+        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, seed {seed}",
+        *rounded,
+        "",
+        *runs_table(certificate.runs),
+        "",
+        *([PLANTED] if plan.planted else []),
+        noise.line,
+        certificate.plain.line,
+        *(f"notice: {notice}" for notice in sorted({n for run in certificate.runs for n in run.notices})),
+        f"verdict: {statement(certificate, facts.dtype)}",
+    ]
+    return report, [*lines, f"({TOY})"] if pair.toy else lines
+
+
+def runs_table(runs: Sequence[Run]) -> list[str]:
+    """Align a line for each run."""
+    rows = [
+        (
+            str(run.prompt + 1),
+            run.case,
+            str(run.block_size or "-"),
+            str(run.tokens),
+            number(run.mean_acceptance_length, 2),
+            run.verdict if run.divergence is None else f"{run.verdict}: {run.divergence.line}",
+        )
+        for run in runs
+    ]
+    return table(TITLES, rows)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from dflash_local.bench import plain
-from dflash_local.bench.certificate import ORDER, Certificate, Divergence, PlainCheck, Run
+from dflash_local.bench.certificate import ORDER, Certificate, Divergence, PlainCheck, Run, Verdict
+from dflash_local.bench.report import Progress
 from dflash_local.bench.trial import CycleShape, Written, scored_target, write
-from dflash_local.bench.verdict import Noise, Position, Verdict, agrees, explained, judge, measure
+from dflash_local.bench.verdict import Noise, Position, agrees, explained, judge, measure
 from dflash_local.engine.runner import ScoringTarget
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
@@ -24,7 +25,6 @@ from dflash_local.events import Mode
 from dflash_local.request import Limits, Request, SamplingParams
 
 Plant = Callable[[tuple[int, ...], tuple[int, ...]], Any]  # from prompt and reply to a proposer of the runner's kind
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def cases(seed: int) -> tuple[Case, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CertifyPlan:
     """Prompts as ids, cases, block sizes, tokens per reply; ``planted``: drafts are AR's text with mistakes."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -76,7 +76,7 @@ class _Trial:
 
 def certify(
     session: Session,
-    plan: Plan,
+    plan: CertifyPlan,
     progress: Progress = lambda _text, _fraction: None,
     plant: Plant | None = None,
     load_plain: plain.Load | None = None,

@@ -7,15 +7,14 @@ the other. The two are loaded one after the other: the original's log-probabilit
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from dflash_local.bench import provenance
 from dflash_local.bench.prompts import Prompt
-from dflash_local.bench.report import TOY, by_kind, finite, header, table
+from dflash_local.bench.report import TOY, Found, Progress, by_kind, finite, header, table
 from dflash_local.bench.trial import prompt_ids, scored_target, write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.runner import ScoringTarget
@@ -27,7 +26,6 @@ from dflash_local.request import Limits, Request
 MAX_KEPT = 8 * 2**30  # bytes of log-probabilities
 ROWS = 64  # whose logits are on the device at a time
 TITLES = ("kind", "positions", "mean KL", "median", "99 %", "top-1")
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Distance:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FidelityRow:
     """Figures of one kind of prompt, or of all. Divergences are in nats; ``top_1``: share of agreeing positions."""
 
     kind: str
@@ -123,72 +121,62 @@ def log_probs(
         session.reset()
 
 
-def rows(distances: Sequence[Distance]) -> list[Row]:
+def rows(distances: Sequence[Distance]) -> list[FidelityRow]:
     """A row for each kind in order of appearance, and one for all when there are several."""
     return by_kind(distances, lambda one: one.kind, _row)
 
 
-def _row(kind: str, distances: Sequence[Distance]) -> Row:
+def _row(kind: str, distances: Sequence[Distance]) -> FidelityRow:
     divergences = torch.tensor([one.kl for one in distances], dtype=torch.float64)
     median, p99 = (float(divergences.quantile(share)) for share in (0.5, 0.99))
     top_1 = sum(one.agrees for one in distances) / len(distances)
-    return Row(kind, len(distances), float(divergences.mean()), median, p99, top_1)
+    return FidelityRow(kind, len(distances), float(divergences.mean()), median, p99, top_1)
 
 
-def fidelity_report(
+def presented(
     pair: Pair,
     facts: SessionFacts,
     original: Pair,
-    original_facts: SessionFacts,
+    before: SessionFacts,
     texts: Sequence[Scored],
     distances: Sequence[Distance],
-) -> dict[str, Any]:
-    """Every figure, and what both targets are."""
-    return finite(
+) -> Found:
+    """Return every figure and what both targets are; and the table with what its figures are.
+
+    Args:
+        before: facts of the original's session.
+    """
+    kept, figures = sum(text.log_probs.nbytes for text in texts), rows(distances)
+    report = finite(
         {
             **header("dflash bench --fidelity", pair, facts),
             "original": {
                 "target": asdict(provenance.checkpoint_identity(original.target)),
-                "engine": original_facts.engine,
-                "weights": original_facts.weights,
-                "load": asdict(original_facts.load),
+                "engine": before.engine,
+                "weights": before.weights,
+                "load": asdict(before.load),
             },
-            "kept_bytes": kept_bytes(texts),
-            "rows": [asdict(row) for row in rows(distances)],
+            "kept_bytes": kept,
+            "rows": [asdict(row) for row in figures],
             "prompts": [
                 {"kind": text.kind, "prompt_tokens": len(text.prompt), "tokens": len(text.reply)} for text in texts
             ],
         }
     )
-
-
-def kept_bytes(texts: Sequence[Scored]) -> int:
-    """Bytes of the log-probabilities that waited in main memory."""
-    return sum(text.log_probs.nbytes for text in texts)
-
-
-def fidelity_lines(
-    pair: Pair,
-    facts: SessionFacts,
-    original_facts: SessionFacts,
-    texts: Sequence[Scored],
-    distances: Sequence[Distance],
-) -> list[str]:
-    """The table and what the figures are."""
     lines = [
         f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, "
-        f"against the original in {original_facts.formats} ({original_facts.engine} engine)",
+        f"against the original in {before.formats} ({before.engine} engine)",
         "",
-        *table(TITLES, [_cells(row) for row in rows(distances)]),
+        *table(TITLES, [_cells(row) for row in figures]),
         "",
         "KL: of the original's next-token distribution to the quantised one's, in nats, over the whole vocabulary; "
         "top-1: positions with the same likeliest token",
-        f"over the original's greedy replies, teacher-forced; {kept_bytes(texts) / 2**20:,.1f} MiB of its "
-        "log-probabilities were kept meanwhile",
+        f"over the original's greedy replies, teacher-forced; {kept / 2**20:,.1f} MiB of its log-probabilities were "
+        "kept meanwhile",
     ]
-    return [*lines, f"({TOY})"] if pair.toy else lines
+    return report, [*lines, f"({TOY})"] if pair.toy else lines
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: FidelityRow) -> tuple[str, ...]:
     figures = (f"{value:.3g}" for value in (row.mean_kl, row.median_kl, row.p99_kl))
     return (row.kind, str(row.positions), *figures, f"{row.top_1:.2%}")

@@ -13,7 +13,7 @@ import torch
 from dflash_local.bench import provenance
 from dflash_local.bench.baselines import Baseline
 from dflash_local.bench.random_pair import RandomPair
-from dflash_local.bench.random_run import KEPT, AtContext, Figure, Measured, Measures, Place
+from dflash_local.bench.random_run import KEPT, AtContext, Figure, Measures, Place, RandomFigures
 from dflash_local.bench.report import SCHEMA, TOY, finite, number, table
 from dflash_local.catalog.row import Published, lengths_of
 from dflash_local.planner.cards import find_bandwidth
@@ -74,7 +74,7 @@ def random_report(
     pair: RandomPair,
     measures: Measures,
     place: Place,
-    measured: Measured,
+    measured: RandomFigures,
     stated: Assumption,
     baselines: Sequence[Baseline],
 ) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def random_lines(
     pair: RandomPair,
     measures: Measures,
     place: Place,
-    measured: Measured,
+    measured: RandomFigures,
     stated: Assumption,
     baselines: Sequence[Baseline],
     width: int = 80,

@@ -98,7 +98,7 @@ class AtContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RandomFigures:
     """Everything measured.
 
     Attributes:
@@ -147,7 +147,9 @@ def machine(place: Place) -> Machine:
     return Machine(torch.cuda.get_device_name(place.device), "cuda", total, free, "", str(place.device))
 
 
-def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Measured:
+def measure(
+    pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]
+) -> RandomFigures:
     """Build the pair and measure it; everything is freed at the end. DoesNotFitError: the device ran out of memory."""
     on_gpu = place.device.type == "cuda"
     try:
@@ -166,7 +168,9 @@ def measure(pair: RandomPair, measures: Measures, place: Place, progress: Callab
             torch.cuda.empty_cache()
 
 
-def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]) -> Measured:
+def _measure(
+    pair: RandomPair, measures: Measures, place: Place, progress: Callable[[str, float], None]
+) -> RandomFigures:
     progress("the card's bandwidth", 0.0)
     copy, read = bandwidth(place)
     if place.device.type == "cuda":
@@ -189,7 +193,7 @@ def _measure(pair: RandomPair, measures: Measures, place: Place, progress: Calla
     peak = runner.peak_bytes if place.device.type == "cuda" else None
     products, notices = chosen_products(runner), without_kernel(runner.target.weights.measured)
     runner.close()
-    return Measured(copy, read, tuple(at), prefill, peak, products, chosen.name, notices)
+    return RandomFigures(copy, read, tuple(at), prefill, peak, products, chosen.name, notices)
 
 
 def bandwidth(place: Place) -> tuple[float, float]:

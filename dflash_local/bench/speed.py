@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash_local.bench.prompts import Prompt
-from dflash_local.bench.report import TOY, by_kind, finite, header, number, table
+from dflash_local.bench.report import TOY, Found, Progress, by_kind, finite, header, number, table
 from dflash_local.bench.trial import Written, prompt_ids, write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.reply_figures import acceptance_per_position
@@ -16,7 +16,6 @@ from dflash_local.events import Mode
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request, SamplingParams
 
-Progress = Callable[[str, float], None]
 WARM_UP_TOKENS = 16
 TITLES = (
     *("kind", "prompts", "tokens", "per cycle", "per turn"),
@@ -41,7 +40,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SpeedRow:
     """Figures of one kind of prompt, or of all.
 
     Attributes:
@@ -67,18 +66,22 @@ class Row:
     equal: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SpeedOptions:
     """What is run on every prompt."""
 
     max_new_tokens: int = 256
     block_size: int | None = None
     thinking: bool = False
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    progress: Progress = field(default=lambda _text, _fraction: None)
+    sampling: SamplingParams = SamplingParams()
 
 
-def compare(session: Session, prompts: Sequence[Prompt], options: SpeedOptions) -> list[Comparison]:
+def compare(
+    session: Session,
+    prompts: Sequence[Prompt],
+    options: SpeedOptions,
+    progress: Progress = lambda _text, _fraction: None,
+) -> list[Comparison]:
     """Run every prompt both ways and from cold caches, after a warm-up.
 
     Which way goes first alternates, so that a machine that warms up or slows down favours neither.
@@ -91,7 +94,7 @@ def compare(session: Session, prompts: Sequence[Prompt], options: SpeedOptions) 
         write(session, _request(ids[0], mode, options, WARM_UP_TOKENS))
     comparisons: list[Comparison] = []
     for done, (prompt, rendered) in enumerate(zip(prompts, ids, strict=True)):
-        options.progress(f"prompt {done + 1} of {len(prompts)}", done / len(prompts))
+        progress(f"prompt {done + 1} of {len(prompts)}", done / len(prompts))
         order = BOTH if done % 2 == 0 else BOTH[::-1]
         written = {mode: write(session, _request(rendered, mode, options, options.max_new_tokens)) for mode in order}
         comparisons.append(Comparison(prompt, rendered, written["ar"], written["dflash"]))
@@ -103,19 +106,19 @@ def _request(ids: tuple[int, ...], mode: Mode, options: SpeedOptions, tokens: in
     return Request(prompt_ids=ids, sampling=options.sampling, limits=Limits(tokens), mode=mode, block_size=block)
 
 
-def rows(comparisons: Sequence[Comparison]) -> list[Row]:
+def rows(comparisons: Sequence[Comparison]) -> list[SpeedRow]:
     """A row for each kind in order of appearance, and one for all when there are several."""
     return by_kind(comparisons, lambda one: one.prompt.kind, _row)
 
 
-def _row(kind: str, comparisons: Sequence[Comparison]) -> Row:
+def _row(kind: str, comparisons: Sequence[Comparison]) -> SpeedRow:
     lengths = [length for one in comparisons for length in one.dflash.stats.acceptance_lengths]
     turns = [one.dflash.stats.turn_acceptance_length for one in comparisons]
     cards = [turn for turn in turns if turn is not None]
     sides = [one.ar for one in comparisons], [one.dflash for one in comparisons]
     ar_s, dflash_s = (sum(w.stats.decode_s for w in side) for side in sides)
     ar_after, dflash_after = (sum(max(len(w.ids) - 1, 0) for w in side) for side in sides)
-    return Row(
+    return SpeedRow(
         kind=kind,
         prompts=len(comparisons),
         tokens=sum(len(one.dflash.ids) for one in comparisons),
@@ -134,16 +137,16 @@ def _row(kind: str, comparisons: Sequence[Comparison]) -> Row:
     )
 
 
-def speed_report(
-    pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison], options: SpeedOptions
-) -> dict[str, Any]:
-    """Every figure, per kind and per prompt."""
-    return finite(
+def presented(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison], options: SpeedOptions) -> Found:
+    """Return every figure, per kind and per prompt; and the table with what its figures are."""
+    figures = rows(comparisons)
+    last, block = figures[-1], options.block_size or facts.block_size
+    report = finite(
         {
             **header("dflash bench", pair, facts),
-            "block_size": options.block_size or facts.block_size,
+            "block_size": block,
             "max_new_tokens": options.max_new_tokens,
-            "rows": [asdict(row) for row in rows(comparisons)],
+            "rows": [asdict(row) for row in figures],
             "prompts": [
                 {
                     "kind": one.prompt.kind,
@@ -156,6 +159,18 @@ def speed_report(
             ],
         }
     )
+    lines = [
+        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, greedy",
+        "",
+        *table(TITLES, [_cells(row) for row in figures]),
+        "",
+        "accepted per position: " + " ".join(f"{share:.0%}" for share in last.acceptance_per_position),
+        f"text equal in {last.equal} of {last.prompts}",
+        "acceptance length: accepted drafts + 1, mean over cycles that drafted, and tokens / cycles of each reply; "
+        "ratio: decode time of AR / DFlash in this run",
+        *(f"notice: {notice}" for notice in sorted({n for one in comparisons for n in one.dflash.notices})),
+    ]
+    return report, [*lines, f"({TOY})"] if pair.toy else lines
 
 
 def _written(written: Written) -> dict[str, Any]:
@@ -171,26 +186,7 @@ def _written(written: Written) -> dict[str, Any]:
     }
 
 
-def speed_lines(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison], options: SpeedOptions) -> list[str]:
-    """The table, the acceptance of each position, and what the figures are."""
-    figures = rows(comparisons)
-    last = figures[-1]
-    block = options.block_size or facts.block_size
-    lines = [
-        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, greedy",
-        "",
-        *table(TITLES, [_cells(row) for row in figures]),
-        "",
-        "accepted per position: " + " ".join(f"{share:.0%}" for share in last.acceptance_per_position),
-        f"text equal in {last.equal} of {last.prompts}",
-        "acceptance length: accepted drafts + 1, mean over cycles that drafted, and tokens / cycles of each reply; "
-        "ratio: decode time of AR / DFlash in this run",
-    ]
-    lines += [f"notice: {notice}" for notice in sorted({n for one in comparisons for n in one.dflash.notices})]
-    return [*lines, f"({TOY})"] if pair.toy else lines
-
-
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: SpeedRow) -> tuple[str, ...]:
     return (
         row.kind,
         str(row.prompts),

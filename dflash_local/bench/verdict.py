@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from dflash_local.engine.sampling import Sampler
 from dflash_local.request import SamplingParams
 
-Verdict = Literal["identical", "near-tie", "BUG"]
 CAP = 0.5  # noise of good engines is 0 to 0.25, rollback bugs measured 0.6 to 2.4
 FLOAT32_CAP = 1e-3
 PERCENTILE = 0.999
@@ -71,6 +69,16 @@ class Noise:
     def enough(self) -> bool:
         """True when the percentile stands on ``ENOUGH_POSITIONS``."""
         return self.positions >= ENOUGH_POSITIONS
+
+    @property
+    def line(self) -> str:
+        """Say how the threshold came about."""
+        few = "" if self.enough else f", fewer than {ENOUGH_POSITIONS:,}"
+        capped = f", over the cap: {self.cap:g} holds" if self.measured > self.cap else ""
+        return (
+            f"noise of one row against a block: {self.measured:.3g} "
+            f"(99.9th percentile over {self.positions:,} positions{few}{capped})"
+        )
 
     def threshold(self, rounding: float, params: SamplingParams) -> float:
         """The largest margin of a near-tie at a position, in scores; never less than the rounding of the two logits.

@@ -31,12 +31,6 @@ PARTS = 4  # cycles that a prompt is good for
 ONE_CYCLE = 2  # tokens: the prompt's, and one of a cycle, whose acceptance is counted uncut
 BETTER = 0.3  # tokens of acceptance length: less may be chance
 SECONDS = 60.0  # after which a probe begins no further prompt
-VERDICTS: dict[State, str] = {
-    "ok": "serves",
-    "warning": "serves weakly",
-    "failed": "does not serve",
-    "skipped": "cannot be probed",
-}
 Lengths = Mapping[str, Mapping[str, Sequence[int]]]  # acceptance lengths of cycles by mode and kind of prompt
 
 

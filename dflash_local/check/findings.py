@@ -21,6 +21,13 @@ EXIT_CODES: Mapping[Subject, int] = {  # of a subject that failed
     "exactness": ENGINE_BROKEN,
 }
 
+VERDICTS: Mapping[State, str] = {  # on a drafter
+    "ok": "serves",
+    "warning": "serves weakly",
+    "failed": "does not serve",
+    "skipped": "cannot be probed",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Finding(Verdict):

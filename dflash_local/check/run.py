@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dflash_local.bench.certificate import failure, statement
-from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.bench.prompts import a_few
 from dflash_local.bench.trial import prompt_ids
 from dflash_local.catalog.bundled import Pair
@@ -66,7 +66,7 @@ def check_exactness(session: Session, pair: Pair) -> Finding:
     if session.tokenizer is None:
         return Finding("exactness", "skipped", "the target has no tokenizer: dflash certify takes prompts as ids")
     greedy, sampled, _ = cases(SEED)
-    plan = Plan(
+    plan = CertifyPlan(
         prompts=tuple(prompt_ids(session, each, thinking=False) for each in a_few(prompts_of(pair), PROMPTS)),
         cases=(greedy, sampled),
         block_sizes=(session.facts.block_size,),
@@ -75,8 +75,13 @@ def check_exactness(session: Session, pair: Pair) -> Finding:
     found = certify(session, plan)
     figures = {"verdict": found.verdict, "tokens": found.positions, "same_bits": found.same_bits}
     if found.verdict == "BUG":
-        text, remedy = failure(found)
-        return Finding("exactness", "failed", text, f"{remedy}: dflash certify MODEL", figures)
+        return Finding(
+            "exactness",
+            "failed",
+            failure(found),
+            "please report it with what dflash certify MODEL --report FILE writes",
+            figures,
+        )
     return Finding("exactness", "ok", statement(found, session.facts.dtype), "", figures)
 
 

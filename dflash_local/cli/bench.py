@@ -2,33 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflash_local.app import measurements
+from dflash_local.app.engine_server import EngineServer
 from dflash_local.app.examples import HELD_OUT
+from dflash_local.app.random_bench import RandomOptions, bench_random
 from dflash_local.app.resolve import choose
+from dflash_local.bench import prompts as lists
+from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_report_path, conclude
-from dflash_local.cli.random_bench import RandomOptions, random_bench
-from dflash_local.cli.server_bench import ServerBench, server_bench
-from dflash_local.cli.task_bench import TaskBench, check_limit, task_bench
+from dflash_local.cli.server_options import Origin, TwoServerOptions, origin
 from dflash_local.config.quantizers import USUAL
-from dflash_local.errors import UsageError
+from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
-from dflash_local.request import MAX_NEW_TOKENS, check_integer
+from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
 
 if TYPE_CHECKING:
-    from dflash_local.bench.prompts import Prompt
+    from dflash_local.app.notices import Notify
+    from dflash_local.app.task_bench import OpenServer, TaskBench
+    from dflash_local.bench.report import Found
+    from dflash_local.catalog.row import Published
+    from dflash_local.remote.openai_server import ServerSession
+    from dflash_local.settings import Settings
 
-TOKENS = 256
+TOKENS, TASK_TOKENS = 256, 2048  # of a reply; of a task's, as the drafters' benchmark program has it
+MOST = 32  # requests at a time
+MAX_LIMIT = 100_000
+MAX_LENGTHS = 3  # as many columns as eighty characters leave
 ALONE = LoadConfig(draft=False)
 RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision", "exact")  # of the load options
+
+# What is measured, and the options that say something about it.
+PROMPTS, TASKS, SERVER, FIDELITY, RANDOM = "prompts", "--tasks", "a server", "--fidelity", "--weights random"
+KNOWN_BY = {
+    "prompts": {PROMPTS, SERVER, FIDELITY},
+    "limit": {PROMPTS, TASKS, SERVER, FIDELITY},
+    "max_new_tokens": {PROMPTS, TASKS, SERVER, FIDELITY},
+    "think": {PROMPTS, TASKS, SERVER, FIDELITY},
+    "block_size": {PROMPTS, TASKS, RANDOM},
+    "fidelity": {FIDELITY},
+    "original": {FIDELITY},
+    "tasks": {TASKS, SERVER},
+    "resume": {TASKS, SERVER},
+    "out": {TASKS, SERVER},
+    "accept_new_data": {TASKS},
+    "url": {SERVER},
+    "plain_url": {SERVER},
+    "engine_args": {SERVER},
+    "concurrency": {SERVER},
+    "prefill": {RANDOM},
+    "acceptance": {RANDOM},
+    "baselines": {RANDOM},
+    "routing": {RANDOM},
+}
 
 Contexts = Annotated[
     list[int] | None,
@@ -94,6 +131,28 @@ AcceptNewData = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ServerBench(TwoServerOptions):
+    """The options of a server as they were given."""
+
+    concurrency: Annotated[
+        str | None, opt.named("--concurrency", "1,4,16", f"Over a server: requests at a time, each 1 to {MOST}; 1.")
+    ] = None
+
+    @property
+    def used(self) -> bool:
+        """Whether replies come from a server."""
+        return self.url is not None or self.program is not None
+
+    def levels(self) -> tuple[int, ...]:
+        """Return the numbers of requests at a time, each once, in the order given. UsageError: one that is none."""
+        words = [word.strip() for word in (self.concurrency or "1").split(",")]
+        for word in words:
+            if not (word.isascii() and word.isdigit() and len(word) <= len(str(MOST)) and 1 <= int(word) <= MOST):
+                raise UsageError(f"--concurrency: {word[:20]!r} is not 1 to {MOST}", "give numbers such as 1,4,16")
+        return tuple(dict.fromkeys(map(int, words)))
+
+
 def bench(
     model: opt.Model,
     drafter: opt.Drafter = None,
@@ -122,56 +181,77 @@ def bench(
     load: LoadConfig,
 ) -> None:
     """Measure speed and acceptance with and without drafting. Writes what --report, --tasks and --url keep."""
+    given = locals() | {name: getattr(served, name) for name in ("url", "plain_url", "engine_args", "concurrency")}
     call = Invocation.begin()
-    stored, blocks = _stored_format(weights), tuple(dict.fromkeys(block_size or ()))
-    load = served.checked(load)
-    if weights != "real":
-        _refuse("random", prompts=prompts, limit=limit, max_new_tokens=max_new_tokens, think=think)
-        _refuse("random", fidelity=fidelity or None, original=original, tasks=tasks, url=served.url)
-        if served.program is not None:
-            raise UsageError(f"--engine {served.program} does not go with --weights random", "leave one out")
-        _refuse_load_options(load, call.user.load_config)
-        contexts = tuple(context or ())
-        if len(blocks) > 1:
-            raise UsageError("--block-size is given more than once", "several go with --tasks")
-        block = blocks[0] if blocks else None
-        options = RandomOptions(
-            *(load, drafter, contexts, block, prefill, acceptance, baselines, report, as_json, stored, routing)
-        )
-        return random_bench(model, options, call.user, call.console)
-    _refuse("real", prefill=prefill, acceptance=acceptance, baselines=baselines or None, routing=routing)
-    if fidelity and blocks:
-        raise UsageError("--block-size does not go with --fidelity", "leave it out: nothing is drafted there")
-    if original is not None and not fidelity:
-        raise UsageError("--original says what a quantised target is compared with", "it goes with --fidelity")
-    asked = TaskBench(tasks, limit, max_new_tokens, blocks, resume, accept_new_data, out)
-    asked.check(fidelity, prompts, served.used)
-    if len(context or ()) > 1:
-        raise UsageError("--context is given more than once", "several go with --weights random")
-    load = replace(load, context=context[0]) if context else load
-    length = TOKENS if max_new_tokens is None else max_new_tokens
-    check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
+    stored, blocks, contexts = _stored_format(weights), tuple(dict.fromkeys(block_size or ())), tuple(context or ())
+    kinds = {RANDOM: weights != "real", FIDELITY: fidelity, SERVER: served.used, TASKS: tasks is not None}
+    kind = next((name for name, asked_for in kinds.items() if asked_for), PROMPTS)
+    _check(kind, given, served, blocks, contexts)
+    if kind != SERVER and served.engine is not None:
+        load = replace(load, engine=served.engine.value)
+    levels, lengths = served.levels(), acceptance_lengths(acceptance)
     check_report_path(report)
-    if served.used:
-        found, lines = server_bench(call, served, (model, drafter), load, asked, think, partial(_chosen, name=prompts))
-        return conclude(call.console, found, lines, as_json, report)
-    pair = call.pair(model, drafter, replace(load, draft=not fidelity))
-    thinking = call.thinks(pair, think)
-    if tasks is not None:
-        found, lines = task_bench(call, choose(model, drafter, call.user).drafter_row, pair, load, asked, thinking)
-        return conclude(call.console, found, lines, as_json, report)
-    check_limit(limit)
-    chosen = _chosen(pair, prompts)[1][:limit]
-    if fidelity:
-        other = original_of(call, model, pair, original, load)
-        found, lines = measure_fidelity(call, pair, other, load, chosen, length, thinking)
+    length = (TOKENS if tasks is None else TASK_TOKENS) if max_new_tokens is None else max_new_tokens
+    check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
+    block = blocks[0] if blocks else None
+    load = replace(load, context=contexts[0]) if contexts and kind != RANDOM else load
+    asked = partial(_task_bench, call, (model, drafter), tasks, prompts, limit, accept_new_data, length, resume, out)
+    if kind == RANDOM:
+        _refuse_load_options(load, call.user.load_config)
+        chosen = load, drafter, contexts, block, prefill, lengths, baselines, stored, routing
+        options = RandomOptions(*chosen, columns=call.console.columns)
+        found = call.measure(model, partial(bench_random, model, options))
+    elif kind == SERVER:
+        found = _over_servers(call, served, (model, drafter), load, levels, asked, think)
     else:
-        found, lines = _compare(call, pair, load, chosen, length, blocks[0] if blocks else None, thinking)
-    conclude(call.console, found, lines, as_json, report)
+        pair = call.pair(model, drafter, replace(load, draft=kind != FIDELITY))
+        thinking = call.thinks(pair, think)
+        job: Callable[[Settings, Notify], Found]
+        if kind == TASKS:
+            from dflash_local.app.task_bench import bench_tasks
+
+            job = partial(bench_tasks, pair, load, asked(pair, thinking), blocks)
+        elif kind == FIDELITY:
+            other = original_of(call, model, pair, original, load)
+            chosen_prompts = _chosen(pair, prompts)[1][:limit]
+            job = partial(measurements.bench_fidelity, pair, other, load, chosen_prompts, length, thinking)
+        else:
+            chosen_prompts = _chosen(pair, prompts)[1][:limit]
+            job = partial(measurements.bench_pair, pair, load, chosen_prompts, length, block, thinking)
+        found = call.measure(pair.name, job)
+    conclude(call.console, found, as_json, report)
+
+
+def _check(
+    kind: str, given: dict[str, Any], served: ServerBench, blocks: tuple[int, ...], contexts: tuple[int, ...]
+) -> None:
+    """Refuse options that say nothing about what is measured, or that do not go together."""
+    for name, known_by in KNOWN_BY.items():
+        value = given[name]
+        if name == "accept_new_data" and given["tasks"] is not None:
+            known_by = {*known_by, SERVER}
+        if value is None or (value is False and name != "resume") or kind in known_by:
+            continue
+        option = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+        others = [each for each in (PROMPTS, TASKS, SERVER, FIDELITY, RANDOM) if each in known_by]
+        raise UsageError(f"{option} does not go with {kind}", f"it goes with {' and '.join(others)}")
+    if given["tasks"] is not None and given["prompts"] is not None:
+        raise UsageError("--tasks does not go with --prompts", "give one of them")
+    if served.plain_url is not None and served.url is None:
+        raise UsageError("--plain-url is for --url", "give the server that drafts with --url")
+    if kind != SERVER and served.program is not None:
+        raise UsageError(f"--engine {served.program} does not go with {kind}", "leave one out")
+    for name, values, several in (("block-size", blocks, TASKS), ("context", contexts, RANDOM)):
+        if len(values) > 1 and kind != several:
+            raise UsageError(f"--{name} is given more than once", f"several go with {several}")
+    for size in () if kind == RANDOM else blocks:
+        check_integer("block_size", size, 1, MAX_BLOCK_SIZE)
+    if given["limit"] is not None:
+        check_integer("limit", given["limit"], 1, MAX_LIMIT)
 
 
 def _stored_format(weights: str) -> str | None:
-    """The format of a random target's weights; None for plain ones, and for a real target."""
+    """Name the format of a random target's weights; None for plain ones, and for a real target."""
     kind, colon, stored = weights.partition(":")
     if kind not in ("real", "random") or (colon and (kind == "real" or stored not in USUAL)):
         known = ", ".join(("real", "random", *(f"random:{name}" for name in USUAL)))
@@ -179,58 +259,46 @@ def _stored_format(weights: str) -> str | None:
     return stored or None
 
 
-def _refuse(weights: str, **given: object) -> None:
-    """Options that say nothing about such weights."""
-    for name, value in given.items():
-        if value is not None:
-            other = "real" if weights == "random" else "random"
-            raise UsageError(f"--{name.replace('_', '-')} does not go with --weights {weights}", f"--weights {other}")
-
-
 def _refuse_load_options(load: LoadConfig, usual: LoadConfig) -> None:
-    """Of the load options random weights know a few; others than the user's settings say nothing about them."""
+    """Refuse load options that say nothing about random weights; those of the user's settings are passed over."""
     if load.engine == "reference" and usual.engine != "reference":
         raise UsageError("--weights random measures the fused engine", "--baselines adds the reference engine")
     for name, option in LOAD_OPTIONS.items():
         if name not in RANDOM_KNOWS and getattr(load, name) != getattr(usual, name):
-            _refuse("random", **{option.flag.removeprefix("--"): True})
+            raise UsageError(f"{option.flag} does not go with --weights random", "leave it out")
 
 
-def _compare(
-    call: Invocation,
-    pair: Pair,
-    load: LoadConfig,
-    prompts: tuple[Prompt, ...],
-    max_new_tokens: int,
-    block_size: int | None,
-    thinking: bool,
-) -> tuple[dict[str, Any], list[str]]:
-    """Load the pair and write every reply both ways: the report and its lines."""
-    with call.session(pair, load) as session:
-        from dflash_local.bench import speed
-
-        with call.console.progress() as line:
-            options = speed.SpeedOptions(max_new_tokens, block_size, thinking, progress=line)
-            found = speed.compare(session, prompts, options)
-    report = speed.speed_report(pair, session.facts, found, options)
-    return report, speed.speed_lines(pair, session.facts, found, options)
+def acceptance_lengths(text: str | None) -> tuple[float, ...]:
+    """Read tokens per cycle from ``3,5,7``; UsageError where an entry is not a number of at least 1."""
+    if text is None:
+        return ()
+    found = []
+    for word in text.split(","):
+        try:
+            length = float(word)
+        except ValueError:
+            length = 0.0
+        if not 1 <= length <= 1000:
+            raise UsageError(f"--acceptance: {word.strip()!r} is not an acceptance length", "give such as 3,5,7")
+        found.append(length)
+    if len(found) > MAX_LENGTHS:
+        raise UsageError(f"--acceptance: {len(found)} lengths are asked for", f"give at most {MAX_LENGTHS}")
+    return tuple(dict.fromkeys(found))
 
 
 def _chosen(pair: Pair, name: str | None) -> tuple[str, tuple[Prompt, ...]]:
-    """The prompts to run, and their name; a toy knows only what it was taught, so its own are held out ones."""
-    from dflash_local.bench import prompts
-
+    """Return the prompts to run, and their name; a toy knows only what it was taught, so its own are held out ones."""
     name = name or ("heldout" if pair.toy else "builtin")
     if name == "heldout":
-        return name, prompts.held_out(HELD_OUT)
+        return name, lists.held_out(HELD_OUT)
     if name == "builtin":
-        return name, prompts.built_in()
+        return name, lists.built_in()
     file = Path(name).expanduser()
-    return file.name, prompts.from_file(file)
+    return file.name, lists.from_file(file)
 
 
 def original_of(call: Invocation, model: str, pair: Pair, named: str | None, load: LoadConfig) -> Pair:
-    """The plain target that a quantised one was made of: itself, before it was rounded; or another.
+    """Find the plain target that a quantised one was made of: itself, before it was rounded; or another.
 
     Args:
         named: with ``--original``.
@@ -251,28 +319,82 @@ def original_of(call: Invocation, model: str, pair: Pair, named: str | None, loa
     return call.pair(choice.row.name, None, ALONE)
 
 
-def measure_fidelity(
+def _task_bench(
     call: Invocation,
-    pair: Pair,
-    original: Pair,
-    load: LoadConfig,
-    prompts: tuple[Prompt, ...],
+    named: tuple[str, str | None],
+    tasks: str | None,
+    prompts: str | None,
+    limit: int | None,
+    accept_new_data: bool,
     max_new_tokens: int,
+    resume: bool | None,
+    out: Path | None,
+    pair: Pair,
     thinking: bool,
-) -> tuple[dict[str, Any], list[str]]:
-    """Load the original, then the quantised target, both without a drafter: how far apart they are, and its lines."""
-    alone = replace(load, draft=False)
-    with call.session(original, replace(alone, quantize=None)) as session:
-        from dflash_local.bench import fidelity
+) -> TaskBench:
+    """Gather what tasks, or prompts over a server, are measured with. UsageError: results can be kept nowhere."""
+    from dflash_local.app.task_bench import TaskBench, TaskOptions, fetch_subjects, prompts_subject
 
-        with call.console.progress() as line:
-            texts = fidelity.score_original(session, prompts, max_new_tokens, thinking, line)
-        before = session.facts
-    del session
-    fidelity.give_back()
-    with call.session(pair, alone) as session:
-        with call.console.progress() as line:
-            found = fidelity.distances(session, texts, line)
-        facts = session.facts
-    report = fidelity.fidelity_report(pair, facts, original, before, texts, found)
-    return report, fidelity.fidelity_lines(pair, facts, before, texts, found)
+    folder = out.expanduser() if out is not None else call.user.data_dir and call.user.data_dir / "bench"
+    if folder is None:
+        raise UsageError("there is no home folder to keep results in", "name a folder with --out")
+    if tasks is None:
+        subjects = [prompts_subject(*_chosen(pair, prompts), limit)]
+    else:
+        subjects = fetch_subjects(tasks, limit, accept_new_data, call.user, call.console.notify)
+    options = TaskOptions(max_new_tokens, thinking)
+    return TaskBench(tuple(subjects), options, folder, resume is False, _published(call, *named))
+
+
+def _published(call: Invocation, model: str, drafter: str | None) -> tuple[Published, ...]:
+    """Return what the registry has of the pair; nothing of one that only a server knows."""
+    try:
+        row = choose(model, drafter, call.user, draft=False).drafter_row
+    except UnknownModelError:
+        return ()
+    return tuple(row.published) if row is not None else ()
+
+
+def _over_servers(
+    call: Invocation,
+    served: ServerBench,
+    named: tuple[str, str | None],
+    load: LoadConfig,
+    levels: tuple[int, ...],
+    asked: partial[TaskBench],
+    think: bool | None,
+) -> Found:
+    """Answer tasks or prompts by servers. ``named``: model and drafter."""
+    from dflash_local.app.task_bench import bench_servers
+
+    source = origin(call, *named, load, served)
+    pair = source.pair
+    what = asked(pair, call.thinks(pair, think))
+    servers = _servers(call, served, source, named[1])
+    with call.console.progress() as line:
+        return bench_servers(pair, named[1], servers, levels, what, call.console.notify, line)
+
+
+def _servers(call: Invocation, served: ServerBench, source: Origin, drafter: str | None) -> list[OpenServer]:
+    """Open the server that drafts and then the plain one, where there is one; launched ones are launched when opened.
+
+    Raises:
+        UsageError: one of them is what the other should be. DFlashError: one that runs does not answer.
+    """
+    from dflash_local.app.two_servers import ServersInTurn, TwoServers, require_drafts
+
+    pair, user, notify, server = source.pair, call.user, call.console.notify, source.server
+    assert server is not None
+    if not isinstance(server, EngineServer):
+        both = ServersInTurn(server.program, server.extra, drafter)
+        return [partial(both.launched, pair, user, notify, drafts) for drafts in (True, False)]
+    if served.plain_url is not None:
+        both_running = TwoServers(server, served.plain_url, drafter).attached(pair, user, notify)
+        return [partial(_running, session) for session in both_running]
+    alone = server.session(pair, drafter, user, notify)
+    require_drafts(alone.facts)
+    return [partial(_running, alone)]
+
+
+def _running(session: ServerSession) -> AbstractContextManager[ServerSession]:
+    return nullcontext(session)

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local import settings
-from dflash_local.app.load_planning import planned_peak
-from dflash_local.app.loading import load_steps_of, named_when_missing
+from dflash_local.app import measurements
 from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.row import TASKS
+from dflash_local.check.findings import ENGINE_BROKEN, EXIT_CODES, VERDICTS, Finding, exit_code
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import EngineCheckError, PairCheckError, UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.store.kept import take_unkept
 
 if TYPE_CHECKING:
-    from dflash_local.check.findings import Finding
     from dflash_local.check.record import Report
-    from dflash_local.kernels.kernel_record import KernelRecord
-    from dflash_local.loaded import SessionFacts
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 
-class Part(str, Enum):
+class CheckedPart(str, Enum):
     """What is checked alone."""
 
     drafter = "drafter"
@@ -48,7 +43,7 @@ def check(
     model: opt.Model,
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
-    only: Annotated[Part | None, typer.Option("--only", help=ONLY)] = None,
+    only: Annotated[CheckedPart | None, typer.Option("--only", help=ONLY)] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Check anew what was found good before; with kernels, try all anew.")
     ] = False,
@@ -59,46 +54,21 @@ def check(
 ) -> None:
     """Check a pair on this card; exit 6 when the files or the pair are at fault, 7 when the engine or the card is."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
-    if only is Part.drafter and not load.draft:
+    if only is CheckedPart.drafter and not load.draft:
         raise UsageError("--mode ar loads no drafter", "leave it away to check one")
     console, pair = call.console, call.pair(model, drafter, load)
-    if only is Part.kernels:
-        _check_kernels(call, pair, load, again, as_json)
-    elif only is Part.drafter:
+    if only is CheckedPart.kernels:
+        content, lines = call.measure(pair.name, partial(measurements.try_kernels, pair, load, again))
+        console.result(content, lines, as_json)
+    elif only is CheckedPart.drafter:
         _check_drafter(call, pair, load, _published(model, drafter, call), as_json)
     else:
-        report = _checked(call, pair, load, again)
-        _warn_of_unkept(console)
+        report = call.measure(pair.name, partial(measurements.check_pair, pair, load, again))
         if as_json:
             console.json(report.as_dict())
         else:
             _show_checks(report, console)
         _raise_for(report.findings, pair)
-
-
-def _warn_of_unkept(console: Console) -> None:
-    lost = take_unkept()
-    if lost:
-        console.warn(lost)
-
-
-def _checked(call: Invocation, pair: Pair, load: LoadConfig, again: bool) -> Report:
-    """What was found before where nothing speaks against it, else what is found now."""
-    settings.quiet_libraries()
-    with named_when_missing():
-        from dflash_local.check import record
-        from dflash_local.check.run import checked_now
-    user = call.user
-    path = record.path_of(user.cache_dir, record.facts_of(pair, load))
-    if again:
-        load_steps_of(load, user).forget()  # a load that ended the program may be tried as it was asked for
-    before = None if again else record.remembered(path)
-    if before is not None and before.good:
-        return before
-    with call.session(pair, load) as session:
-        planned = planned_peak(pair, session.facts.load, user)
-        with call.console.progress() as line:
-            return checked_now(session, pair, path, planned, line)
 
 
 def _show_checks(report: Report, console: Console) -> None:
@@ -110,8 +80,6 @@ def _show_checks(report: Report, console: Console) -> None:
 
 
 def _raise_for(findings: tuple[Finding, ...], pair: Pair) -> None:
-    from dflash_local.check.findings import ENGINE_BROKEN, EXIT_CODES, exit_code
-
     code = exit_code(findings)
     if not code:
         return
@@ -127,8 +95,7 @@ def _check_drafter(call: Invocation, pair: Pair, load: LoadConfig, published: Pu
     """Tell whether the drafter serves the target: acceptance, speed-up, a verdict; PairCheckError where it does not."""
     if pair.drafter is None:
         raise UsageError(f"no drafter is known for {pair.name}", "name one with --drafter")
-    report = _measured(call, pair, load)
-    _warn_of_unkept(call.console)
+    report = call.measure(pair.name, partial(measurements.probe_drafter, pair, load))
     (found,) = report.findings
     if as_json:
         call.console.json(_drafter_report(report, found, pair, published))
@@ -138,27 +105,13 @@ def _check_drafter(call: Invocation, pair: Pair, load: LoadConfig, published: Pu
         raise PairCheckError(f"the drafter does not serve {pair.name}: {found.text}", found.remedy)
 
 
-def _measured(call: Invocation, pair: Pair, load: LoadConfig) -> Report:
-    """What is found now; the first use of a fine-tune knows it from then on."""
-    settings.quiet_libraries()
-    with named_when_missing():
-        from dflash_local.check.run import probe_path, probed_now
-    path = probe_path(pair, load, call.user.cache_dir)
-    with call.session(pair, load) as session, call.console.progress() as line:
-        return probed_now(session, pair, path, line)
-
-
 def _published(model: str, drafter: str | None, call: Invocation) -> Published:
-    from dflash_local.catalog.row import TASKS
-
     row = choose(model, drafter, call.user).drafter_row
     lengths = {kind: row.published_lengths(kind) for kind in TASKS} if row is not None else {}
     return {kind: (min(found), max(found)) for kind, found in lengths.items() if found}
 
 
 def _drafter_report(report: Report, found: Finding, pair: Pair, published: Published) -> dict[str, Any]:
-    from dflash_local.check.drafting import VERDICTS
-
     return {
         **{name: value for name, value in report.as_dict().items() if name not in ("findings", "remembered", "state")},
         "drafter": str(pair.drafter),
@@ -172,8 +125,6 @@ def _drafter_report(report: Report, found: Finding, pair: Pair, published: Publi
 
 
 def _show_drafter(report: Report, found: Finding, published: Published, console: Console) -> None:
-    from dflash_local.check.drafting import VERDICTS
-
     console.data(f"{VERDICTS[found.state]}: {found.text}", STYLES[found.state])
     for kind, by_mode in found.figures.get("kinds", {}).items():
         means = ", ".join(f"{length:.2f} ({mode})" for mode, length in by_mode.items()) or "no draft"
@@ -196,52 +147,3 @@ def _expected(found: Finding) -> str:
         f"expected: {speed_up:.2f} times the plain speed with the whole block "
         f"(a cycle {figures['cycle_ms']:.1f} ms, a plain step {figures['step_ms']:.1f})"
     )
-
-
-def _check_kernels(call: Invocation, pair: Pair, load: LoadConfig, again: bool, as_json: bool) -> None:
-    """Load the pair once: its kernels on this card are compiled, tried and chosen, and every later load finds them."""
-    settings.quiet_libraries()
-    with named_when_missing():
-        from dflash_local.kernels import kernel_record
-    if again:
-        kernel_record.forget_all()
-    begin = time.monotonic()
-    with call.session(pair, load) as session:
-        seconds, facts = time.monotonic() - begin, session.facts
-    found = _kernel_report(pair.name, facts, kernel_record.used_records(), seconds)
-    call.console.result(found, _kernel_lines(found), as_json)
-
-
-def _kernel_report(model: str, facts: SessionFacts, records: list[KernelRecord], seconds: float) -> dict[str, Any]:
-    from dflash_local.bench import provenance
-
-    return {
-        "model": model,
-        "loaded_as": facts.loaded_as,
-        "seconds": round(seconds, 2),
-        "cards": [
-            {
-                **record.facts,
-                "tried": record.tried,
-                "impossible": record.impossible or None,
-                "verdicts": dict(Counter(record.verdicts.values())),
-                "failed": {name: verdict for name, verdict in record.verdicts.items() if verdict != "right"},
-                "products": {name: record.choices.get(name) for name in sorted(record.used)},
-            }
-            for record in records
-        ],
-        "notices": list(facts.notices),
-        "versions": provenance.versions(),
-    }
-
-
-def _kernel_lines(found: dict[str, Any]) -> list[str]:
-    lines = [f"{found['model']} ({found['loaded_as']}) is ready in {found['seconds']:.1f} s"]
-    for card in found["cards"]:
-        known = ", ".join(f"{count} {verdict}" for verdict, count in card["verdicts"].items()) or "none"
-        lines.append(f"  {card['card']}: {card['tried']} kernels tried now; known in all: {known}")
-        for product, config in card["products"].items():
-            lines.append(f"  {product}: {config or 'another product'}")
-    if not found["cards"]:
-        lines.append("  it has no products that kernels are tried and chosen for on this device")
-    return lines

@@ -37,7 +37,6 @@ class Console:
         self._environ = environ
         self._colour_out = terminal.colour_enabled(self.out, environ)
         self._colour_err = terminal.colour_enabled(self.err, environ)
-        self.json_progress = False  # shown as JSON lines on stdout
         self._progress_width = 0  # of the line of progress that stands on stderr
 
     @property
@@ -164,9 +163,7 @@ class Console:
         Args:
             fraction: how far it is (0..1); None where that is not known.
         """
-        if self.json_progress:
-            self.json({"progress": text, "fraction": fraction})
-        elif self.live:
+        if self.live:
             share = "" if fraction is None else f" {fraction:.0%}"
             line = f"{terminal.safe_line(text)}{share}"[: max(10, self.note_columns - 1)]
             self._progress_width = max(self._progress_width, len(line))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dflash_local import settings
 from dflash_local.app import loading, recommending, resolve, thinking
@@ -17,8 +16,10 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
-    from dflash_local.engine.session import Session
+    from dflash_local.app.notices import Notify
     from dflash_local.service.service import Service
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,9 @@ class Invocation:
         with self.console.progress():
             return loading.start_service(pair, load, self.user, self.console.notify)
 
-    @contextmanager
-    def session(self, pair: Pair, load: LoadConfig) -> Iterator[Session]:
-        """The engine's session itself; see ``app.loading.engine_session``."""
-        with ExitStack() as stack:
-            with self.console.progress():
-                session = stack.enter_context(loading.engine_session(pair, load, self.user, self.console.notify))
-            yield session
+    def measure(self, name: str, job: Callable[[Settings, Notify], Result]) -> Result:
+        """Measure a model in a process of its own; see ``app.local_process.measure``."""
+        from dflash_local.app.local_process import measure
+
+        with self.console.progress():
+            return measure(name, job, self.user, self.console.notify)

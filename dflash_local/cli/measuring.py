@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from dflash_local.cli.console import Console
 from dflash_local.cli.options import named
 from dflash_local.errors import UsageError
 from dflash_local.planner.hardware import folder
 from dflash_local.store.atomic import write_atomic
+
+if TYPE_CHECKING:
+    from dflash_local.bench.report import Found
 
 Report = Annotated[Path | None, named("--report", "FILE", "Write the whole report there as JSON.")]
 
@@ -27,17 +29,18 @@ def check_report_path(file: Path | None) -> None:
         raise UsageError(f"--report {file} cannot be written", "give a file in a folder you may write to")
 
 
-def conclude(console: Console, found: dict[str, Any], lines: Iterable[str], as_json: bool, file: Path | None) -> None:
+def conclude(console: Console, found: Found, as_json: bool, file: Path | None) -> None:
     """Show what was measured and write it to the file of ``--report``: whole or not at all, for its owner alone.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    console.result(found, lines, as_json)
+    content, lines = found
+    console.result(content, lines, as_json)
     if file is None:
         return
     try:
-        write_atomic(file.expanduser(), json.dumps(found, indent=1, ensure_ascii=True) + "\n")
+        write_atomic(file.expanduser(), json.dumps(content, indent=1, ensure_ascii=True) + "\n")
     except OSError as error:
         raise UsageError(f"--report {file}: {error.strerror}", "give a file in a folder you may write to") from error
     console.note(f"report written: {file}", "dim")

@@ -52,7 +52,7 @@ def served(user: Settings) -> list[dict[str, Any]]:
 def _engine(pid: int, status: ProcessStatus) -> dict[str, Any]:
     return {
         "model": status.name,
-        "state": "loading" if status.facts is None else "ready",
+        "state": status.state,
         "url": "",
         "pid": pid,
         "commands": status.commands,

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from dflash_local import settings
-from dflash_local.app import certificate
+from dflash_local.app import served_pair
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.catalog.bundled import find
-from dflash_local.errors import BusyError, DFlashError, UnknownModelError, UsageError
+from dflash_local.errors import BusyError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.service.resident import Model, Resident
@@ -146,34 +146,32 @@ def test_the_facts_are_known_without_torch() -> None:
 def test_a_certificate_is_of_the_pair_that_is_served_and_unloads_it(
     resident: Resident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
+    asked: list[tuple[Any, ...]] = []
     states: list[str] = []
     in_it, go_on = threading.Event(), threading.Event()
 
-    def run(argv: list[str], *_: Any) -> dict[str, Any]:
-        asked.append(argv)
+    def measure(name: str, job: Any, *_: Any) -> tuple[dict[str, Any], list[str]]:
+        asked.append((name, job.args[0].drafter, job.args[1].device))
         states.append(resident.status.state)
         in_it.set()
         assert go_on.wait(60)
-        return {"verdict": "identical"}
+        return {"verdict": "BUG"}, []
 
-    monkeypatch.setattr(certificate, "run", run)
+    monkeypatch.setattr(served_pair, "measure", measure)
     pair = served(resident)
     resident.switch("demo-hybrid")
     told: list[str] = []
-    thread = threading.Thread(target=lambda: pair.certify(lambda text, _share: told.append(text), lambda: False))
+    found: list[Any] = []
+
+    def certify() -> None:
+        found.append(pair.certify(lambda text, _share: told.append(text), lambda: False))
+
+    thread = threading.Thread(target=certify)
     thread.start()
     assert in_it.wait(60)
     with pytest.raises(BusyError, match="being made already"):
         pair.certify(lambda _text, _share: None, lambda: False)
     go_on.set()
     thread.join(60)
-    assert asked[0][3:] == ["certify", "demo-hybrid", "--json", "--json-progress", "--device", "cpu"] and states == [
-        "unloaded"
-    ]
-    assert told[0] == "unloading demo-hybrid"
-    with pytest.raises(DFlashError):
-        monkeypatch.setattr(certificate, "run", lambda *_: (_ for _ in ()).throw(UsageError("no")))
-        pair.certify(lambda _text, _share: None, lambda: False)
-    monkeypatch.setattr(certificate, "run", lambda *_: {"verdict": "BUG"})
-    assert pair.certify(lambda _text, _share: None, lambda: False) == {"verdict": "BUG"}
+    assert asked == [("demo-hybrid", find("demo-hybrid").drafter, "cpu")] and states == ["unloaded"]
+    assert told[0] == "unloading demo-hybrid" and found == [{"verdict": "BUG"}]

@@ -10,15 +10,15 @@ from dataclasses import asdict
 import pytest
 
 from dflash_local.bench import baselines
-from dflash_local.bench.baselines import NAMES, Baseline, Task, run_one, tasks
+from dflash_local.bench.baselines import NAMES, Baseline, BaselineTask, run_one, tasks
 from tests.bench.shapes import PLACE, tiny_pair
 
 
-def _task(kind: str, hybrid: bool = False) -> Task:
+def _task(kind: str, hybrid: bool = False) -> BaselineTask:
     found = {task.kind: task for task in tasks(tiny_pair(hybrid), 20, PLACE)}
     assert set(found) == set(NAMES)
     task = found[kind]
-    return Task(kind, task.family, task.text_config, task.drafter_config, 20, "cpu", "float32", tokens=3)
+    return BaselineTask(kind, task.family, task.text_config, task.drafter_config, 20, "cpu", "float32", tokens=3)
 
 
 def _shell(code: str) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dflash_local.bench import plain
-from dflash_local.bench.certificate import failure, statement
-from dflash_local.bench.certify import Case, Plan, cases, certify
-from dflash_local.bench.report import certificate_lines
+from dflash_local.bench.certificate import failure, presented, statement
+from dflash_local.bench.certify import Case, CertifyPlan, cases, certify
+from dflash_local.bench.prompts import Prompt
 from dflash_local.models.recurrent_cache import RecurrentCache
 from dflash_local.models.reference_delta_net import ReferenceGatedDeltaNet
 from dflash_local.models.transformers_target import TransformersTarget
@@ -27,9 +27,9 @@ from tests.families import FAMILIES, RECURRENT, random_model
 
 def plan_of(
     name: str, *, count: int = 1, tokens: int = 20, blocks: tuple[int, ...] = (8,), greedy: bool = False
-) -> Plan:
+) -> CertifyPlan:
     prompts = tuple(tuple(case["prompt_ids"]) for case in golden_cases(name)[:count])
-    return Plan(prompts, cases(7)[: 1 if greedy else None], blocks, tokens)
+    return CertifyPlan(prompts, cases(7)[: 1 if greedy else None], blocks, tokens)
 
 
 @pytest.mark.parametrize("name", [KV_ONLY, HYBRID])
@@ -54,8 +54,7 @@ def test_a_drafted_bonus_token_is_a_bug() -> None:
     assert broken.divergence.margin is not None and broken.divergence.margin > 0.01
     assert broken.divergence.margin > broken.divergence.threshold
     assert found.plain.unexplained > 0
-    message, hint = failure(found)
-    assert "is not the target's choice" in message and "report" in hint
+    assert "is not the target's choice" in failure(found)
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
@@ -84,7 +83,7 @@ def test_two_equal_head_rows_make_a_near_tie() -> None:
     assert run.divergence.ar_text is None, "there is no tokenizer"
     said = statement(found, "float32")
     assert "fast mode" in said and "near-tie" in said
-    lines = certificate_lines(golden_pair(KV_ONLY), session.facts, asked, 7, found)
+    _, lines = presented(golden_pair(KV_ONLY), session.facts, [Prompt("given") for _ in asked.prompts], asked, 7, found)
     assert any(f"is {twin} without, {written[6]} with drafting" in line for line in lines)
 
 
@@ -113,7 +112,7 @@ def test_penalties_and_filters_are_judged_with_their_own_scores() -> None:
         Case("penalised", SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4)),
         Case("all", SamplingParams(1.2, 20, 0.8, 0.05, 1.1, 0.2, 0.1, seed=3)),
     )
-    found = certify(session, Plan((prompt,), odd, (8,), 32))
+    found = certify(session, CertifyPlan((prompt,), odd, (8,), 32))
     assert found.verdict == "identical"
     assert max(run.largest_margin for run in found.runs) == 0
 

@@ -101,8 +101,8 @@ def test_a_mixtures_rows_are_routed_as_is_said_and_their_experts_count() -> None
     assert 32 * (1 - (28 / 32) ** 8) == pytest.approx(found["uniform"][8], rel=0.15)
 
 
-def _found(at: random_run.AtContext) -> random_run.Measured:
-    return random_run.Measured(1.0, 1.0, (at,), None, None, {}, "full", ())
+def _found(at: random_run.AtContext) -> random_run.RandomFigures:
+    return random_run.RandomFigures(1.0, 1.0, (at,), None, None, {}, "full", ())
 
 
 def test_memory_that_runs_out_all_the_same_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.bench.prompts import Prompt
-from dflash_local.bench.speed import Comparison, SpeedOptions, compare, rows, speed_lines, speed_report
+from dflash_local.bench.speed import Comparison, SpeedOptions, compare, presented, rows
 from tests.bench.sessions import KV_ONLY, golden_cases, golden_pair, golden_session
 
 
@@ -43,9 +43,8 @@ def test_rows_sum_up_their_kinds(found: list[Comparison]) -> None:
 def test_the_report_holds_what_the_table_shows(found: list[Comparison]) -> None:
     session_facts = golden_session(KV_ONLY).facts
     options = SpeedOptions(max_new_tokens=72)
-    report = speed_report(golden_pair(KV_ONLY), session_facts, found, options)
+    report, lines = presented(golden_pair(KV_ONLY), session_facts, found, options)
     assert report["report"] == "dflash bench" and report["note"] is None
     assert len(report["prompts"]) == 3 and report["rows"][-1]["kind"] == "total"
-    lines = speed_lines(golden_pair(KV_ONLY), session_facts, found, options)
     assert any("text equal in 3 of 3" in line for line in lines)
     assert not any("toy" in line for line in lines)

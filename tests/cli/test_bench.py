@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
 
 from dflash_local import settings  # noqa: E402
+from dflash_local.app import measurements  # noqa: E402
 from dflash_local.bench import fidelity as scores  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
 from dflash_local.cli import bench  # noqa: E402
@@ -108,17 +109,16 @@ def test_the_original_gives_its_memory_back_before_the_quantised_target_is_plann
 ) -> None:
     """A session reserves all the context that fits: beside it, or its memory kept by the allocator, nothing would."""
     steps: list[str] = []
-
-    real = Invocation.session
+    real = measurements.engine_session
 
     @contextmanager
-    def session(call: Invocation, pair: Pair, load: LoadConfig) -> Iterator[Any]:
+    def session(pair: Pair, load: LoadConfig, *more: Any) -> Iterator[Any]:
         steps.append(f"load {load.quantize}")
-        with real(call, pair, load) as loaded:
+        with real(pair, load, *more) as loaded:
             yield loaded
         steps.append("closed")
 
-    monkeypatch.setattr(Invocation, "session", session)
+    monkeypatch.setattr(measurements, "engine_session", session)
     monkeypatch.setattr(scores, "give_back", lambda: steps.append("given back"))
     done = cli("bench", "demo", "--quantize", "int4", "--fidelity", *FEW)
     assert done.code == 0, done.err
@@ -138,8 +138,7 @@ def test_a_quantised_checkpoint_is_compared_with_the_original_that_is_named(cli:
     ("argv", "word"),
     [
         (("demo", "--fidelity"), "demo is not known as a quantised target"),
-        (("demo", "--original", "demo"), "it goes with --fidelity"),
-        (("owner/name", "--original", "demo"), "it goes with --fidelity"),
+        (("demo", "--original", "demo"), "--original does not go with prompts"),
         (("demo", "--quantize", "int4", "--fidelity", "--block-size", "4"), "--block-size does not go with --fidelity"),
         (("demo", "--weights", "random", "--fidelity"), "--fidelity does not go with --weights random"),
     ],

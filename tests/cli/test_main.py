@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import subprocess
@@ -293,13 +292,3 @@ def test_a_line_of_progress_goes_before_anything_else_is_said() -> None:
     console.notify(LoadProgress("loading", 0.9))
     console.data("a reply")
     assert err.getvalue() == f"\rloading 50%\r{' ' * 11}\rwarning: a warning\n\rloading 90%\r{' ' * 11}\r"
-
-
-def test_progress_may_be_json_lines_on_stdout() -> None:
-    out, err = io.StringIO(), io.StringIO()
-    console = Console({}, out=out, err=err)
-    console.json_progress = True
-    console.notify(LoadProgress("loading \u2713", 0.5))
-    console.notify(Notice("a note"))
-    assert json.loads(out.getvalue()) == {"progress": "loading \u2713", "fraction": 0.5}
-    assert out.getvalue().isascii() and err.getvalue() == "a note\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,10 @@ import pytest
 pytest.importorskip("torch", reason="builds a model, and torch is not installed here")
 
 from dflash_local import settings  # noqa: E402
+from dflash_local.app.random_bench import RandomOptions, bench_random  # noqa: E402
 from dflash_local.bench import baselines  # noqa: E402
-from dflash_local.cli.console import Console  # noqa: E402
-from dflash_local.cli.random_bench import RandomOptions, acceptance_lengths, random_bench  # noqa: E402
+from dflash_local.bench.report import Found  # noqa: E402
+from dflash_local.cli.bench import acceptance_lengths  # noqa: E402
 from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError, UsageError  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
@@ -31,22 +31,18 @@ def folders(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "target"), str(tmp_path / "drafter")
 
 
-def _run(model: str, options: RandomOptions, machine: Machine | None = None) -> str:
-    out = io.StringIO()
-    random_bench(model, options, settings.load(), Console({"COLUMNS": "80"}, out, io.StringIO()), PLACE, machine)
-    return out.getvalue()
+def _run(model: str, options: RandomOptions, machine: Machine | None = None) -> Found:
+    return bench_random(model, options, settings.load(), lambda _event: None, PLACE, machine)
 
 
-def test_a_pair_of_folders_end_to_end(folders: tuple[str, str], tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
-    options = RandomOptions(drafter=folders[1], contexts=(30, 60), prefill=40, acceptance="3,6.5", report=file)
-    shown = _run(folders[0], options)
-    assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) < 35
-    report = json.loads(file.read_text(encoding="utf-8"))
+def test_a_pair_of_folders_end_to_end(folders: tuple[str, str]) -> None:
+    options = RandomOptions(drafter=folders[1], contexts=(30, 60), prefill=40, lengths=(3, 6.5))
+    report, shown = _run(folders[0], options)
+    assert max(map(len, shown)) <= 80 and len(shown) < 35
     assert [at["context"] for at in report["measured"]["at"]] == [30, 60]
     assert set(report["measured"]["at"][0]["cycle"]) == {"4", "8"}
     assert report["measured"]["prefill"]["tokens"] == 40 and report["assumed"]["acceptance"] == "given"
-    again = json.loads(_run(folders[0], RandomOptions(drafter=folders[1], block_size=5, as_json=True)))
+    again, _ = _run(folders[0], RandomOptions(drafter=folders[1], block_size=5))
     assert set(again["measured"]["at"][0]["cycle"]) == {"5"}
     assert again["measured"]["at"][0]["context"] == 512 - 8, "no more than the models were made for"
     assert again["assumed"]["acceptance"] == "assumed"
@@ -55,24 +51,24 @@ def test_a_pair_of_folders_end_to_end(folders: tuple[str, str], tmp_path: Path) 
 def test_a_strict_step_computes_a_whole_block(folders: tuple[str, str]) -> None:
     options = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0)
     strict = replace(options, load=LoadConfig(exact=True))
-    assert ", strict" in _run(folders[0], strict) and ", strict" not in _run(folders[0], options)
-    report = json.loads(_run(folders[0], replace(strict, as_json=True)))
+    report, shown = _run(folders[0], strict)
+    assert ", strict" in "\n".join(shown) and ", strict" not in "\n".join(_run(folders[0], options)[1])
     assert report["exact"] and set(report["measured"]["at"][0]["cycle"]) == {"4", "8"}
 
 
 def test_a_bundled_pair_is_called_a_toy() -> None:
-    shown = _run("demo-hybrid", RandomOptions(contexts=(64,), prefill=0))
+    shown = "\n".join(_run("demo-hybrid", RandomOptions(contexts=(64,), prefill=0))[1])
     assert "demo-hybrid's target" in shown and "generation v2" in shown and "toy pair" in shown
 
 
 @pytest.mark.parametrize(("stored", "name"), [("fp8", "fp8 128x128"), ("int4-g32", "int4 g32")])
 def test_a_quantised_target_is_measured_as_it_would_be_stored(folders: tuple[str, str], stored: str, name: str) -> None:
-    options = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, as_json=True)
-    found, plain = (json.loads(_run(folders[0], replace(options, stored=each))) for each in (stored, None))
+    options = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0)
+    (found, shown), (plain, _) = (_run(folders[0], replace(options, stored=each)) for each in (stored, None))
     assert (found["stored"], plain["stored"]) == (name, None)
     read, whole = (report["measured"]["at"][0]["ar_step"]["bytes"] for report in (found, plain))
     assert read < whole
-    assert name in _run(folders[0], replace(options, stored=stored, as_json=False))
+    assert name in "\n".join(shown)
 
 
 def test_baselines_are_of_plain_weights(folders: tuple[str, str]) -> None:
@@ -87,16 +83,14 @@ def test_unknown_weights_are_refused_with_those_that_are_known(cli: Cli, wrong: 
 
 
 def test_baselines_stand_beside_it(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[baselines.Task] = []
+    asked: list[baselines.BaselineTask] = []
 
-    def run_one(task: baselines.Task, _limit: float) -> baselines.Baseline:
+    def run_one(task: baselines.BaselineTask, _limit: float) -> baselines.Baseline:
         asked.append(task)
         return baselines.Baseline(baselines.NAMES[task.kind], task.context, reason="planted")
 
     monkeypatch.setattr(baselines, "run_one", run_one)
-    report = json.loads(
-        _run(folders[0], RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, baselines=True, as_json=True))
-    )
+    report, _ = _run(folders[0], RandomOptions(drafter=folders[1], contexts=(30,), prefill=0, baselines=True))
     assert [task.kind for task in asked] == ["eager", "reference", "compiled"]
     assert {one["reason"] for one in report["measured"]["baselines"]} == {"planted"}
     assert asked[0].family == "qwen3" and asked[0].drafter_config["block_size"] == 8
@@ -112,7 +106,7 @@ def test_what_does_not_fit_is_told_before_anything_is_built(folders: tuple[str, 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"acceptance": "9"}, "more than the drafter's block of 8"),
+        ({"lengths": (9.0,)}, "more than the drafter's block of 8"),
         ({"contexts": (505,)}, "context 505 is outside 1..504"),
         ({"prefill": 600}, "prefill 600"),
         ({"block_size": 9}, "block_size 9"),
@@ -155,7 +149,7 @@ def test_refusals_on_the_command_line(cli: Cli, argv: tuple[str, ...], code: int
 
 def test_options_of_random_weights_need_them(cli: Cli) -> None:
     done = cli("bench", "demo", "--baselines")
-    assert done.code == 2 and "--baselines does not go with --weights real" in done.err
+    assert done.code == 2 and "--baselines does not go with prompts" in done.err
     done = cli("bench", "demo", "--context", "64", "--context", "128")
     assert done.code == 2 and "more than once" in done.err
 

@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the parts of every report are made where certificates are, which need torch")
-
-from dflash_local.bench.tasks import server_results  # noqa: E402
-from dflash_local.bench.tasks.server_results import LoopFile, ServerResult  # noqa: E402
-from dflash_local.bench.tasks.server_run import WARM_UP_TOKENS  # noqa: E402
-from tests.bench.tasks.data_files import add_task  # noqa: E402
-from tests.cli.conftest import Cli, Opened  # noqa: E402
-from tests.fake_hub import FakeHub, online  # noqa: E402
-from tests.remote.launched_fake import fake_program  # noqa: E402
-from tests.remote.openai_fake import Fake, running  # noqa: E402
-from tests.remote.test_openai_server import SUMMARY  # noqa: E402
+from dflash_local.bench.tasks.results import PromptResult, ResultsFile
+from dflash_local.bench.tasks.server_run import WARM_UP_TOKENS
+from tests.bench.tasks.data_files import add_task
+from tests.cli.conftest import Cli, Opened
+from tests.fake_hub import FakeHub, online
+from tests.remote.launched_fake import fake_program
+from tests.remote.openai_fake import Fake, running
+from tests.remote.test_openai_server import SUMMARY
 
 BENCH = ("bench", "demo", "--url")
 
@@ -132,9 +129,9 @@ def test_a_killed_run_goes_on_and_no_part_of_it_is_mixed_with_another(
 ) -> None:
     """Ctrl-C in the ninth prompt: the rest is another part, and throughput is the longer one's alone."""
     added: list[str] = []
-    real = LoopFile.add
+    real = ResultsFile.add
 
-    def interrupted(file: LoopFile, result: ServerResult) -> None:
+    def interrupted(file: ResultsFile, result: PromptResult) -> None:
         real(file, result)
         added.append(result.id)
         if len(added) == 9:
@@ -142,7 +139,7 @@ def test_a_killed_run_goes_on_and_no_part_of_it_is_mixed_with_another(
 
     argv = (*BENCH, fake.url, "--prompts", prompts, "--concurrency", "2")
     with monkeypatch.context() as patch:
-        patch.setattr(server_results.LoopFile, "add", interrupted)
+        patch.setattr(ResultsFile, "add", interrupted)
         assert cli(*argv).code == 130
     done = cli(*argv, "--json")
     assert done.code == 0 and "9 of 12 prompts are answered" in done.err
@@ -241,7 +238,7 @@ def test_two_runs_over_the_same_results_are_refused(
     (file,) = (tmp_path / "rows").glob("*.jsonl")
     identity = json.loads(file.read_text(encoding="ascii").splitlines()[0])["identity"]
     with ExitStack() as stack:
-        stack.enter_context(LoopFile.held(tmp_path / "rows", file.stem.rpartition("-")[0], identity))
+        stack.enter_context(ResultsFile.locked(tmp_path / "rows", file.stem.rpartition("-")[0], identity))
         refused = cli(*argv)
         assert refused.code == 1 and f"{file} is being written by process" in refused.err and refused.out == ""
     assert cli(*argv).code == 0
@@ -279,7 +276,7 @@ def test_the_published_row_is_that_of_as_many_requests(
         (("--concurrency", "1,33"), "'33' is not 1 to 32"),
         (("--concurrency", "1,,2"), "'' is not 1 to 32"),
         (("--concurrency", "²"), "is not 1 to 32"),
-        (("--block-size", "8"), "--block-size: a server decides that"),
+        (("--block-size", "8"), "--block-size does not go with a server"),
         (("--context", "512"), "--context 512: the server at --url decides"),
         (("--quantize", "int8"), "--quantize int8: the server at --url decides"),
         (("--fidelity",), "--fidelity"),
@@ -312,9 +309,9 @@ def test_launched_servers_are_measured_one_after_the_other(
 @pytest.mark.parametrize(
     ("extra", "word"),
     [
-        (("--concurrency", "4"), "our own engine answers one request at a time"),
-        (("--plain-url", "http://127.0.0.1:1"), "--plain-url is for --url"),
-        (("--engine-args", "--enforce-eager"), "--engine-args is for a server that is launched"),
+        (("--concurrency", "4"), "--concurrency does not go with prompts"),
+        (("--plain-url", "http://127.0.0.1:1"), "--plain-url does not go with prompts"),
+        (("--engine-args", "--enforce-eager"), "--engine-args does not go with prompts"),
         (("--engine", "vllm", "--weights", "random"), "--engine vllm does not go with --weights random"),
         (("--engine", "vllm", "--plain-url", "http://127.0.0.1:1"), "--plain-url is for --url"),
         (("--block-size", "4", "--block-size", "8"), "--block-size is given more than once"),

@@ -42,16 +42,16 @@ def test_all_six_make_tables_and_a_second_run_asks_nobody(cli: Cli, hub: FakeHub
     assert [line.split(" | ")[0] for line in tables[2:8]] == [f"| {task.title}" for task in TASKS.values()]
     assert "toy" in done.out
     content = json.loads(report.read_text(encoding="utf-8"))
-    assert [task["prompts"] for task in content["tasks"]] == [2] * 6
+    assert [task["dflash"]["prompts"] for task in content["tasks"]] == [2] * 6
     by_name = {task["task"]: task for task in content["tasks"]}
-    assert by_name["mt-bench"]["replies"] == 4, "two turns each"
-    assert all(task["equal"] == task["replies"] for task in content["tasks"])
+    assert by_name["mt-bench"]["dflash"]["requests"] == 4, "two turns each"
+    assert all(task["equal"] == {"prompts": 2, "of": 2} for task in content["tasks"])
     assert not hub.gets("*.py"), "no code is fetched"
     before = len(hub.requests)
     again = cli(*ARGV, "gsm8k", "--limit", "2", "--out", str(tmp_path / "rows"), "--json")
     assert again.code == 0 and len(hub.requests) == before
     assert again.json["tasks"][0]["data"] == by_name["gsm8k"]["data"]
-    assert again.json["tasks"][0]["ar"] == by_name["gsm8k"]["ar"], "the same results, not measured again"
+    assert again.json["tasks"][0]["plain"] == by_name["gsm8k"]["plain"], "the same results, not measured again"
 
 
 def test_a_killed_run_goes_on_where_it_was(
@@ -78,19 +78,20 @@ def test_a_killed_run_goes_on_where_it_was(
     monkeypatch.setattr(Session, "render", counted)
     done = cli(*ARGV, "gsm8k", "--json")
     assert done.code == 0, done.err
-    assert done.json["tasks"][0]["prompts"] == 3
-    (file,) = (own_home / ".local" / "share" / "dflash-local" / "bench").glob("demo-gsm8k-*.jsonl")
-    lines = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
-    assert [line["id"] for line in lines[1:]] == ["1", "2", "3"]
+    assert done.json["tasks"][0]["dflash"]["prompts"] == 3
+    files = [*(own_home / ".local" / "share" / "dflash-local" / "bench").glob("demo-gsm8k-*.jsonl")]
+    for file in files:
+        lines = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
+        assert [line["id"] for line in lines[1:]] == ["1", "2", "3"]
     rendered.clear()
     assert cli(*ARGV, "gsm8k", "--no-resume").code == 0 and rendered, "anew when asked"
-    assert len(file.read_text(encoding="ascii").splitlines()) == 4
+    assert [len(file.read_text(encoding="ascii").splitlines()) for file in files] == [4, 4], "plain and drafted"
 
 
 def test_several_blocks_stand_beside_one_plain_run(
     cli: Cli, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run with another block later takes the plain replies that are there, and the same conversations."""
+    """A run with another block later takes the plain replies that are there; a second turn follows the first reply."""
     runs: list[tuple[str, int | None, tuple[int, ...]]] = []
 
     def counted(session: Session, request: Request) -> Written:
@@ -111,16 +112,15 @@ def test_several_blocks_stand_beside_one_plain_run(
     assert [sum(run[0] == mode for run in runs) for mode in ("ar", "dflash")] == [prompts, 2 * prompts]
     assert {block for mode, block, _ in runs if mode == "dflash"} == {4, 8}
     asked = {ids for mode, _, ids in runs if mode == "ar"}
-    assert asked == {ids for mode, _, ids in runs if mode == "dflash"}, "both blocks answer the same prompts"
-    assert found[0]["ar"] == found[1]["ar"] and found[0]["equal"] == found[1]["equal"] == 4
+    assert len(asked) == prompts and asked == {ids for mode, _, ids in runs if mode == "dflash"}
+    assert found[0]["plain"] == found[1]["plain"] and found[0]["equal"] == found[1]["equal"] == {"prompts": 2, "of": 2}
+    assert 1 < found[0]["dflash"]["accepted"]["mean"] <= 4 and found[0]["plain"]["accepted"]["mean"] is None
     assert done.json["block_sizes"] == [4, 8]
     runs.clear()
     three = cli(*ARGV, *rows, "--block-size", "8", "--block-size", "2")
     assert {(mode, block) for mode, block, _ in runs} == {("dflash", 2)} and len(runs) == prompts
-    table = [
-        line.split(" | ")[:3] for line in three.out.splitlines() if line.startswith(("| MT-Bench | here", "| GSM"))
-    ]
-    assert [row[2] for row in table[:4]] == ["8", "2", "8", "2"] and "block 8, 2," in three.out
+    table = [line.split(" | ")[3] for line in three.out.splitlines() if " | here | " in line]
+    assert table == ["8", "2", "8", "2"] and "block 8, 2," in three.out
     runs.clear()
     assert cli(*ARGV, *rows, "--block-size", "4", "--json").json["tasks"][0] == found[0] and not runs
 
@@ -128,9 +128,9 @@ def test_several_blocks_stand_beside_one_plain_run(
 def test_two_runs_over_the_same_results_are_refused(cli: Cli, hub: FakeHub, tmp_path: Path) -> None:
     argv = (*ARGV, "gsm8k", "--limit", "1", "--out", str(tmp_path))
     assert cli(*argv).code == 0
-    (file,) = tmp_path.glob("*.jsonl")
+    file = next(tmp_path.glob("*.jsonl"))
     identity = json.loads(file.read_text(encoding="ascii").splitlines()[0])["identity"]
-    with results.ResultsFile.held(tmp_path, "demo-gsm8k", identity):
+    with results.ResultsFile.locked(tmp_path, "demo-gsm8k", identity):
         refused = cli(*argv)
     assert refused.code == 1 and f"{file} is being written by process" in refused.err and refused.out == ""
     assert cli(*argv).code == 0
@@ -140,18 +140,18 @@ def test_a_failed_prompt_is_a_row_and_is_tried_again(cli: Cli, hub: FakeHub, mon
     real, count = Session.render, iter(range(1000))
 
     def failing(session: Session, *args: object) -> object:
-        if next(count) == 2:  # the first is the warm-up's
+        if next(count) == 4:  # after the warm-up of both and the first prompt
             raise EngineError("planted")
         return real(session, *args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "render", failing)
         done = cli(*ARGV, "gsm8k", "--json")
-    task = done.json["tasks"][0]
-    assert done.code == 0 and (task["prompts"], task["failed"]) == (2, 1)
-    assert [row["error"] for row in task["rows"]].count("EngineError: planted") == 1
+    sides = [done.json["tasks"][0][side] for side in ("dflash", "plain")]
+    assert done.code == 0 and sorted((side["prompts"], side["failed"]) for side in sides) == [(2, 1), (3, 0)]
+    assert [row["error"] for side in sides for row in side["rows"]].count("EngineError: planted") == 1
     again = cli(*ARGV, "gsm8k", "--json").json["tasks"][0]
-    assert (again["prompts"], again["failed"]) == (3, 0)
+    assert {(again[side]["prompts"], again[side]["failed"]) for side in ("dflash", "plain")} == {(3, 0)}
 
 
 def test_data_are_held_to_what_was_recorded(cli: Cli, hub: FakeHub, own_home: Path) -> None:
@@ -172,7 +172,7 @@ def test_data_are_held_to_what_was_recorded(cli: Cli, hub: FakeHub, own_home: Pa
         (("demo", "--tasks", "gsm8k", "--weights", "random"), "--tasks does not go with --weights random"),
         (("demo", "--tasks", "gsm9k"), "'gsm9k' is unknown"),
         (("demo", "--tasks", ","), "names no task"),
-        (("demo", "--tasks", "gsm8k", "--prompts", "builtin"), "--tasks does not go with --prompts"),
+        (("demo", "--tasks", "gsm8k", "--prompts", "builtin"), "--prompts does not go with --tasks"),
         (("demo", "--tasks", "gsm8k", "--limit", "0"), "limit 0"),
         (("demo", "--tasks", "gsm8k", "--block-size", "4", "--block-size", "65"), "block_size 65"),
         (("demo", "--fidelity", "--block-size", "4"), "--block-size does not go with --fidelity"),
@@ -180,7 +180,7 @@ def test_data_are_held_to_what_was_recorded(cli: Cli, hub: FakeHub, own_home: Pa
             ("demo", "--weights", "random", "--block-size", "4", "--block-size", "8"),
             "--block-size is given more than once",
         ),
-        (("demo", "--no-resume"), "--no-resume is for --tasks"),
+        (("demo", "--no-resume"), "--no-resume does not go with prompts"),
     ],
 )
 def test_bad_options_are_one_line(cli: Cli, argv: tuple[str, ...], word: str) -> None:

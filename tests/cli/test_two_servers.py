@@ -132,7 +132,7 @@ def test_equal_replies_are_certified_in_words_that_claim_no_more(
     assert result.code == 0 and not opened.sessions, result.err
     assert "verdict: 2 of 2 greedy replies equal, token by token\n" in result.out and "toy pair" in result.out
     assert f"vLLM 0.32.0 at {drafting.url}, 7 drafts a cycle; plain: vLLM 0.32.0 at {plain.url}" in result.out
-    assert "2.33  equal\n" in result.out
+    assert "2.33  identical\n" in result.out
     assert [path for path, _ in drafting.bodies] == ["/v1/chat/completions", "/v1/completions"]
     assert all(body["temperature"] == 0.0 and body["max_tokens"] == 128 for _, body in drafting.bodies + plain.bodies)
     assert "verdict: 6 of 6 greedy replies equal" in both(cli, drafting, plain, "certify", "demo").out
@@ -143,14 +143,11 @@ def test_the_certificate_is_a_report_without_addresses(
 ) -> None:
     drafting.reply, plain.likely, drafting.version = PARTED, {9: -0.53}, "0.28.0"
     file = tmp_path / "report.json"
-    argv = ("certify", "demo", "--prompt", "hi", "--report", str(file), "--json", "--json-progress", "--no-think")
+    argv = ("certify", "demo", "--prompt", "hi", "--report", str(file), "--json", "--no-think")
     result = both(cli, drafting, plain, *argv)
     assert result.code == 0, result.err
-    *progress, found = map(json.loads, result.out.splitlines())
-    assert (
-        found == json.loads(file.read_text(encoding="utf-8"))
-        and [set(line) for line in progress] == [{"progress", "fraction"}] * 2
-    )
+    found = result.json
+    assert found == json.loads(file.read_text(encoding="utf-8"))
     assert found["verdict"] == "near-tie" and found["failure"] is None and found["near_tie"] == 0.5
     assert found["statement"] == (
         "0 of 1 greedy replies equal, token by token; 1 first difference: 1 near-tie by log probability "
@@ -158,20 +155,22 @@ def test_the_certificate_is_a_report_without_addresses(
     )
     run = found["runs"][0]
     assert (run["case"], run["block_size"], run["tokens"], run["compared"]) == ("greedy", 8, 3, "token ids")
-    assert run["difference"] == {
+    assert run["divergence"] == {
         "unit": "token",
         "index": 1,
-        "plain_id": 11,
-        "drafted_id": 9,
-        "plain_text": "lo, world!\n",
-        "drafted_text": "p!\n",
+        "ar_id": 11,
+        "dflash_id": 9,
+        "ar_text": "lo, world!\n",
+        "dflash_text": "p!\n",
         "margin": pytest.approx(0.03),
         "over": None,
         "unknown": "",
+        "threshold": 0.5,
+        "border": False,
     }
     servers = found["servers"]
     assert (servers["drafting"]["version"], servers["plain"]["version"]) == ("0.28.0", "0.32.0")
-    assert servers["drafting"]["drafts_a_cycle"] == 7 and servers["plain"]["drafts"] is False
+    assert servers["drafting"]["block_size"] == 8 and servers["plain"]["drafts"] is False
     assert "known to be wrong" in str(servers["drafting"]["notices"]) and "127.0.0.1" not in json.dumps(found)
     assert found["prompts"] == [{"kind": "given", "text": "hi", "ids": []}] and found["versions"]["dflash-local"]
 

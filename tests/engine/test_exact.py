@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.load_pair import load
@@ -39,7 +39,7 @@ def asked(session: Session) -> tuple[int, ...]:
 def test_all_logits_are_the_same_in_every_bit_with_and_without_drafting(pair: str, dtype: str) -> None:
     session = load(bundled.find(pair), LoadConfig(dtype=dtype, device="cpu", exact=True))
     assert session.facts.load.exact and session.facts.engine == "fused"
-    plan = Plan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 10)
+    plan = CertifyPlan((asked(session),), cases(3)[:2], (3, session.facts.block_size), 10)
     target: Any = session.runner.target
     for plant in (None, lambda ids, text: OracleDrafter(target, [*ids, *text])):
         found = certify(session, plan, plant=plant)
@@ -65,7 +65,7 @@ def test_a_reply_leaves_the_same_bits_with_and_without_drafting() -> None:
 def test_without_exact_mode_bfloat16_promises_less() -> None:
     """The check above can fail: a block of another size rounds otherwise."""
     session = load(bundled.find("demo"), LoadConfig(dtype="bfloat16", device="cpu", engine="fused"))
-    found = certify(session, Plan((asked(session),), cases(3)[:2], (8,), 40))
+    found = certify(session, CertifyPlan((asked(session),), cases(3)[:2], (8,), 40))
     assert found.same_bits < found.positions and not found.exact
 
 

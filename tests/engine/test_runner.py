@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.runner import Runner
@@ -36,4 +36,4 @@ def test_every_runner_has_what_a_session_uses_and_takes_it_the_same_way(engine: 
 def test_a_target_elsewhere_cannot_be_certified() -> None:
     session: Any = SimpleNamespace(runner=SimpleNamespace(target=None), facts=SimpleNamespace(target="counting"))
     with pytest.raises(UsageError, match="counting is not in this process"):
-        certify(session, Plan(((1, 2),), cases(1), (4,), 8))
+        certify(session, CertifyPlan(((1, 2),), cases(1), (4,), 8))

@@ -37,8 +37,8 @@ def test_the_certificate_of_a_right_server(servers: Both, cli: Cli, capsys: pyte
     found = cli("certify", "demo", *urls(servers), "--json")
     assert found.code == 0, found.err
     report = found.json
-    assert report["verdict"] == "equal" and report["servers"]["plain"]["drafts"] is False
-    assert report["servers"]["drafting"]["drafts_a_cycle"] == 7 and len(report["runs"]) == 6
+    assert report["verdict"] == "identical" and report["servers"]["plain"]["drafts"] is False
+    assert report["servers"]["drafting"]["block_size"] == 8 and len(report["runs"]) == 6
     assert all(run["compared"] == "token ids" and run["mean_acceptance_length"] > 2 for run in report["runs"])
     with capsys.disabled():
         print(f"\n{report['statement']}")
@@ -71,7 +71,7 @@ def test_a_server_that_writes_another_text_is_found_out_with_its_margin(
 
     monkeypatch.setattr(openai_server, "body_of", other)
     found = cli("certify", "demo", *urls(servers), "--prompt-ids", "7,8,9", "--json")
-    run = found.json["runs"][0]["difference"]
+    run = found.json["runs"][0]["divergence"]
     assert found.code == 7 and found.json["verdict"] == "wide" and (run["margin"] or run["over"]) > 0.5, found.out
     with capsys.disabled():
         print(f"\n{found.json['statement']}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.catalog import bundled
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.load_pair import load
@@ -34,7 +34,7 @@ def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
     session = load(files, LoadConfig(dtype="bfloat16", device="cuda", exact=True))
     assert session.facts.load.exact and session.facts.engine == "fused"
     prompt = session.render(user_request("Count from 3 to 17.")).ids if bundle else tuple(random_prompt(13))
-    plan = Plan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
+    plan = CertifyPlan((prompt,), cases(3), (2, 5, session.facts.block_size), 120)
     target: Any = session.runner.target
     for plant in (None, lambda ids, text: OracleDrafter(target, [*ids, *text])):
         found = certify(session, plan, plant=plant)

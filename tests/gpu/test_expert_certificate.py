@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.random_checkpoint import build
-from dflash_local.bench.certify import Plan, cases, certify
+from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.load_pair import load
 from dflash_local.engine.sampling import Sampler
@@ -33,7 +33,7 @@ def opened(family: str, stored: str, folder: Path, *, exact: bool = False) -> Se
 @pytest.mark.parametrize(("family", "stored"), STORED)
 def test_strict_mode_holds_for_planted_drafts(family: str, stored: str, tmp_path: Path) -> None:
     session = opened(family, stored, tmp_path, exact=True)
-    plan = Plan((tuple(random_prompt(11)), tuple(random_prompt(30))), cases(3)[:2], (3, 16), 40, planted=True)
+    plan = CertifyPlan((tuple(random_prompt(11)), tuple(random_prompt(30))), cases(3)[:2], (3, 16), 40, planted=True)
     found = certify(session, plan)
     session.close()
     assert found.verdict == "identical" and found.exact

@@ -172,7 +172,7 @@ def test_a_target_is_multiplied_by_the_kernels(dialect: str, tmp_path: Path) -> 
         weights = read_weights(checkpoint, facts, torch.device(device), dtype)
         choose_configs(weights.products, 4)
         packed = [product for product in weights.products if isinstance(product.weight, FragmentWeight)]
-        assert len(packed) > 4 or (folder, device) != ("quantised", "cuda")
+        assert len(packed) > 4 or (folder, device) != ("quantized", "cuda")
         assert all(isinstance(product.config, FragmentGemmConfig) for product in packed)
         target = FusedTarget(weights, facts.model, (0, 2), 64, 4)
         target.prefill(torch.arange(5, 12, device=device), False)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from dflash_local.bench.tasks.server_results import Drafted, LoopFile, Part, ServerReply, ServerResult
-from dflash_local.bench.tasks.table import Item
+from dflash_local.bench.report import Progress
+from dflash_local.bench.tasks.results import Drafted, Part, PromptResult, Reply, ResultsFile, digest_of
+from dflash_local.bench.tasks.table import Conversation, Item, Subject, TaskOptions, converse
 from dflash_local.errors import DFlashError, Interrupted, ServerError
 from dflash_local.remote import server_metrics
 from dflash_local.remote.openai_server import Answer, ServerSession
@@ -24,59 +23,34 @@ GOES_ON = "what was measured is kept: start the server and run it again, it goes
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What is measured: a task of the cards, or a list of prompts.
+class LoopOptions(TaskOptions):
+    """What is run on every prompt, so many requests at a time."""
 
-    Attributes:
-        data: what its prompts are, JSON-able. origin: the same in a line.
-    """
-
-    name: str
-    title: str
-    items: tuple[Item, ...]
-    data: Mapping[str, Any]
-    origin: str
+    concurrency: int = 1
 
 
-@dataclass(slots=True)
-class LoopOptions:
-    """What is run on every prompt.
-
-    Attributes:
-        concurrency: requests at a time.
-    """
-
-    concurrency: int
-    max_new_tokens: int
-    thinking: bool = False
-    progress: Callable[[str, float], None] = field(default=lambda _text, _fraction: None)
-
-
-def measure(session: ServerSession, subject: Subject, file: LoopFile, options: LoopOptions) -> None:
+def measure(
+    session: ServerSession, subject: Subject, file: ResultsFile, options: LoopOptions, progress: Progress
+) -> None:
     """Answer every prompt that ``file`` has no answer of, greedily.
 
     A prompt that fails is a result like any other, and is tried again by the next run.
 
     Raises:
-        ServerError: the server is gone. Interrupted: the user stopped it. OSError: a result cannot be kept.
+        ServerError: the server is gone. Interrupted: the user stopped it. UsageError: a result cannot be kept.
     """
-    missing = [item for item in subject.items if not file.answered([item.id])]
-    if missing:
-        _part(session, subject, missing, file, options)
-
-
-def _part(
-    session: ServerSession, subject: Subject, items: Sequence[Item], file: LoopFile, options: LoopOptions
-) -> None:
-    """One uninterrupted measured part, after a warm-up of as many short requests as run at a time."""
+    items = [item for item in subject.items if not file.answered([item.id])]
+    if not items:
+        return
+    # One uninterrupted measured part, after a warm-up of as many short requests as run at a time.
     number, title = file.next_part, f"{subject.title}, {options.concurrency} at a time"
     with _Loop(session, options).open() as loop:
-        options.progress(f"{title}: warm-up", 0.0)
+        progress(f"{title}: warm-up", 0.0)
         start = session.counters()
         before = session.settled(start, loop.warm_up())
         for done, result in enumerate(loop.run(items, number), 1):
             file.add(result)
-            options.progress(f"{title}: prompt {done} of {len(items)}", done / len(items))
+            progress(f"{title}: prompt {done} of {len(items)}", done / len(items))
     wall_s = max(file.results[item.id].ended_s for item in items)
     drafted, reason = _drafted(session, before, loop.answers)
     file.end(Part(number, wall_s, drafted, reason))
@@ -118,10 +92,10 @@ class _Loop:
         futures = [self._pool.submit(self._warm, place) for place in range(self._options.concurrency)]
         return sum(future.result() for future in as_completed(futures))
 
-    def run(self, items: Sequence[Item], part: int) -> Iterator[ServerResult]:
+    def run(self, items: Sequence[Item], part: int) -> Iterator[PromptResult]:
         """The results as they come; an error is raised once no request is under way any more."""
         self.answers, self._began = 0, time.perf_counter()
-        futures: list[Future[ServerResult]] = [self._pool.submit(self._result, item, part) for item in items]
+        futures: list[Future[PromptResult]] = [self._pool.submit(self._result, item, part) for item in items]
         failed: BaseException | None = None
         for future in as_completed(futures):
             error = None if future.cancelled() else future.exception()
@@ -145,28 +119,26 @@ class _Loop:
             return False
         return True
 
-    def _result(self, item: Item, part: int) -> ServerResult:
-        """A prompt's turns one after the other, each after the replies to those before."""
-        messages: list[Message] = []
-        turns: list[ServerReply] = []
+    def _result(self, item: Item, part: int) -> PromptResult:
+        turns: tuple[Reply, ...] = ()
         error = ""
         try:
-            for text in item.turns:
-                messages.append(Message("user", text))
-                answer = self._ask(tuple(messages), self._options.max_new_tokens)
-                with self._lock:
-                    self.answers += 1
-                turns.append(_reply(answer))
-                messages.append(Message("assistant", answer.text))
+            turns = converse(item, self._counted)
         except Interrupted:
             raise
         except DFlashError as failed:
             self._check_there(failed)
             error = f"{failed.kind}: {failed.message}"
         ended_s = time.perf_counter() - self._began
-        return ServerResult(item.id, part, ended_s, () if error else tuple(turns), error)
+        return PromptResult(item.id, part, ended_s, turns, error)
 
-    def _ask(self, messages: tuple[Message, ...], tokens: int) -> Answer:
+    def _counted(self, messages: Conversation) -> Reply:
+        answer = self._ask(messages, self._options.max_new_tokens)
+        with self._lock:
+            self.answers += 1
+        return _reply(answer)
+
+    def _ask(self, messages: Conversation, tokens: int) -> Answer:
         request = Request(messages=messages, limits=Limits(tokens), thinking=self._options.thinking)
         return self._session.answer(request, self._stopped.is_set)
 
@@ -176,10 +148,9 @@ class _Loop:
             raise ServerError(error.message, GOES_ON) from error
 
 
-def _reply(answer: Answer) -> ServerReply:
+def _reply(answer: Answer) -> Reply:
     stats, usage = answer.finished.stats, answer.finished.usage
-    ids = ",".join(map(str, answer.token_ids))
-    return ServerReply(
+    return Reply(
         prompt_tokens=usage.prompt_tokens,
         reused_tokens=answer.reused_tokens,
         tokens=usage.completion_tokens if answer.counted else None,
@@ -189,7 +160,7 @@ def _reply(answer: Answer) -> ServerReply:
         tokens_per_s=stats.tokens_per_s or None,
         drafted=None if answer.acceptance is None else _counts(answer.acceptance),
         text=answer.text,
-        ids=hashlib.sha256(ids.encode()).hexdigest()[:16] if ids else "",
+        ids=digest_of(answer.token_ids),
     )
 
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from dflash_local.bench.tasks.records import REFUSED, Form, Record, read
+from dflash_local.bench.tasks.results import Reply
 from dflash_local.errors import DownloadError, UsageError
+from dflash_local.request import Message
 
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SOLUTION = "Write a solution to the following problem and make sure that it passes the tests:"
 MIB = 2**20
+Conversation = tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,29 @@ class Item:
 
     id: str
     turns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is measured: a task of the cards, or a list of prompts.
+
+    Attributes:
+        data: what its prompts are, JSON-able. origin: the same in a line.
+    """
+
+    name: str
+    title: str
+    items: tuple[Item, ...]
+    data: Mapping[str, Any]
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What is run on every prompt."""
+
+    max_new_tokens: int
+    thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +91,17 @@ class Task:
         if len({item.id for item in items}) < len(items):
             raise DownloadError(f"{where} holds two records of one id", REFUSED)
         return items
+
+
+def converse(item: Item, ask: Callable[[Conversation], Reply]) -> tuple[Reply, ...]:
+    """Send each user message of a prompt after the replies to those before."""
+    messages: Conversation = ()
+    replies = []
+    for text in item.turns:
+        messages = (*messages, Message("user", text))
+        replies.append(ask(messages))
+        messages = (*messages, Message("assistant", replies[-1].text))
+    return tuple(replies)
 
 
 def _gsm8k(record: Record) -> Item:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.bench.tasks.results import PromptResult, Reply, ResultsFile, Turn
+from dflash_local.bench.tasks.results import Drafted, PromptResult, Reply, ResultsFile
 from dflash_local.errors import UsageError
 
-REPLY = Reply(3, "stop", (2, 1), 0.1, 0.1, 1.0, 2.0, 2.5, "text \x1b[0m ü")
-DONE = PromptResult("1", (Turn(5, True, replace(REPLY, acceptance_lengths=()), REPLY),))
-FAILED = PromptResult("2", error="ContextError: too long")
+REPLY = Reply(5, 0, 3, "stop", 0.1, 1.1, 2.0, Drafted(2, 14, 1), "text \x1b[0m ü")
+DONE = PromptResult("1", 1, 2.0, (REPLY,))
+FAILED = PromptResult("2", 1, 3.0, error="ContextError: too long")
 
 
 def opened(folder: Path, fresh: bool = False, **identity: object) -> ResultsFile:
@@ -47,7 +47,7 @@ def test_other_settings_have_another_file(tmp_path: Path) -> None:
     assert opened(tmp_path, fresh=True).results == {} and opened(tmp_path).results == {}
 
 
-@pytest.mark.parametrize("head", [b"", b"\n", b"[]\n", json.dumps({"version": 1, "identity": {}}).encode() + b"\n"])
+@pytest.mark.parametrize("head", [b"", b"\n", b"[]\n", json.dumps({"version": 2, "identity": {}}).encode() + b"\n"])
 def test_a_file_that_is_not_this_run_s_is_left_alone(tmp_path: Path, head: bytes) -> None:
     file = opened(tmp_path)
     file.path.write_bytes(head)

@@ -1,4 +1,4 @@
-"""``dflash bench MODEL --weights random``: a pair's speed on this machine before anything is downloaded."""
+"""A pair's speed on this machine before anything is downloaded: its shapes, with random weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from dflash_local.app import fitting
 from dflash_local.app.loading import named_when_missing
 from dflash_local.app.models import model_store
+from dflash_local.app.notices import Notify, progress_of
 from dflash_local.app.resolve import Choice, choose, refuse_what_does_not_run
-from dflash_local.cli.console import Console
-from dflash_local.cli.measuring import check_report_path, conclude
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
 from dflash_local.load_config import LoadConfig
@@ -22,7 +21,8 @@ from dflash_local.tables import amount
 
 if TYPE_CHECKING:
     from dflash_local.bench.random_pair import RandomPair
-    from dflash_local.bench.random_run import Measured, Measures, Place
+    from dflash_local.bench.random_run import Measures, Place, RandomFigures
+    from dflash_local.bench.report import Found
     from dflash_local.catalog.row import Repo
     from dflash_local.planner.machine import Machine
 
@@ -30,15 +30,15 @@ CONTEXT = 1024
 PREFILL = 8192
 PLAIN_FORMAT = "bfloat16"  # of random weights that no layout was asked for
 MAX_CONTEXTS = 8
-MAX_LENGTHS = 3  # as many columns as eighty characters leave
 
 
 @dataclass(frozen=True, slots=True)
 class RandomOptions:
-    """The options of the command that random weights know. Nothing given is None or empty.
+    """What is measured of random weights. Nothing given is None or empty.
 
     Attributes:
-        stored: the target's format, of ``config.quantizers.USUAL``. routing: of a mixture's rows.
+        lengths: tokens per cycle to project tok/s at. stored: the target's format, of ``config.quantizers.USUAL``.
+        routing: of a mixture's rows. columns: that lines may be wide.
     """
 
     load: LoadConfig = LoadConfig()
@@ -46,22 +46,21 @@ class RandomOptions:
     contexts: tuple[int, ...] = ()
     block_size: int | None = None
     prefill: int | None = None
-    acceptance: str | None = None
+    lengths: tuple[float, ...] = ()
     baselines: bool = False
-    report: Path | None = None
-    as_json: bool = False
     stored: str | None = None
     routing: str | None = None
+    columns: int = 80
 
 
-def random_bench(
+def bench_random(
     model: str,
     options: RandomOptions,
     user: Settings,
-    console: Console,
+    notify: Notify,
     place: Place | None = None,
     machine: Machine | None = None,
-) -> None:
+) -> Found:
     """Measure and tell.
 
     Args:
@@ -72,10 +71,8 @@ def random_bench(
         UsageError: a bad option, no CUDA GPU, or a pair that the fused engine does not know.
         SettingsError: nothing is known of its shape. DoesNotFitError: the GPU has not enough free memory.
     """
-    check_report_path(options.report)
-    lengths = acceptance_lengths(options.acceptance)
     choice = choose(model, options.drafter, user)
-    choice.announce(console.notify)
+    choice.announce(notify)
     refuse_what_does_not_run(choice)
     quiet_libraries()
     with named_when_missing():
@@ -84,7 +81,7 @@ def random_bench(
     pair = _pair(choice, user, options.stored)
     if options.baselines and pair.model.quantization is not None:
         raise UsageError("--baselines measures plain weights", "leave it out, or take --weights random")
-    block = pair.config.block_size
+    lengths, block = options.lengths, pair.config.block_size
     published = () if choice.drafter_row is None else choice.drafter_row.published
     stated = random_report.assumption(lengths, published, block)
     if any(length > block for length in lengths):
@@ -93,17 +90,16 @@ def random_bench(
     place = place or random_run.gpu(options.load.device, options.load.dtype)
     machine = machine or random_run.machine(place)
     _check_fit(choice, user, pair, measures, machine, place)
-    with console.progress() as line:
-        found = random_run.measure(pair, measures, place, lambda text, part: line(f"measuring {text}", part))
-        others = tuple(run_all(tasks(pair, measures.contexts[0], place), line)) if options.baselines else ()
+    progress = progress_of(notify)
+    found = random_run.measure(pair, measures, place, lambda text, part: progress(f"measuring {text}", part))
+    others = tuple(run_all(tasks(pair, measures.contexts[0], place), progress)) if options.baselines else ()
     if place.device.type == "cuda" and not pair.toy and not measures.exact:
         _keep_speeds(pair, found, machine, user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
-    lines = random_report.random_lines(pair, measures, place, found, stated, others, console.columns)
-    conclude(console, report, lines, options.as_json, options.report)
+    return report, random_report.random_lines(pair, measures, place, found, stated, others, options.columns)
 
 
-def _keep_speeds(pair: RandomPair, found: Measured, machine: Machine, user: Settings) -> None:
+def _keep_speeds(pair: RandomPair, found: RandomFigures, machine: Machine, user: Settings) -> None:
     """Let later plans for this card begin from what was measured."""
     from dflash_local.planner.load import Load
     from dflash_local.planner.speed import Times, predict_load
@@ -121,24 +117,6 @@ def _keep_speeds(pair: RandomPair, found: Measured, machine: Machine, user: Sett
         times = Times(at.context, at.step.ms, None if cycle is None else cycle.ms, block, shorter)
         kept.append(SpeedMeasurement.of(machine.name, pair.target, weights, config, times, predicted))
     SpeedRecord(speeds_folder(user), machine.name).add(kept)
-
-
-def acceptance_lengths(text: str | None) -> tuple[float, ...]:
-    """Tokens per cycle from ``3,5,7``; UsageError where an entry is not a number of at least 1."""
-    if text is None:
-        return ()
-    found = []
-    for word in text.split(","):
-        try:
-            length = float(word)
-        except ValueError:
-            length = 0.0
-        if not 1 <= length <= 1000:
-            raise UsageError(f"--acceptance: {word.strip()!r} is not an acceptance length", "give such as 3,5,7")
-        found.append(length)
-    if len(found) > MAX_LENGTHS:
-        raise UsageError(f"--acceptance: {len(found)} lengths are asked for", f"give at most {MAX_LENGTHS}")
-    return tuple(dict.fromkeys(found))
 
 
 def _pair(choice: Choice, user: Settings, stored: str | None) -> RandomPair:

@@ -1,0 +1,107 @@
+"""A measurement in a process of its own: alone with the device, told how far it is, ended with its command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
+
+from dflash_local import settings  # noqa: E402
+from dflash_local.app import measurements  # noqa: E402
+from dflash_local.app.engine_records import read_records  # noqa: E402
+from dflash_local.app.local_process import measure, running_engines, stop_engine  # noqa: E402
+from dflash_local.app.notices import Notify  # noqa: E402
+from dflash_local.bench.prompts import Prompt  # noqa: E402
+from dflash_local.catalog.bundled import find  # noqa: E402
+from dflash_local.errors import BusyError, DeviceLostError, DFlashError, DoesNotFitError, Interrupted  # noqa: E402
+from dflash_local.events import LoadProgress, Notice  # noqa: E402
+from dflash_local.load_config import LoadConfig  # noqa: E402
+from dflash_local.settings import Settings  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+ARGV = ("bench", "demo", "--device", "cpu", "--limit", "1", "--max-new-tokens", "8")
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """One whose commands use the engine's process."""
+    monkeypatch.delenv("DFLASH_IN_PROCESS")
+    return settings.load()
+
+
+def _wait(_user: Settings, notify: Notify) -> None:
+    notify(LoadProgress("waiting", 0.5))
+    time.sleep(60)
+
+
+def _refuse(_user: Settings, _notify: Notify) -> None:
+    raise DoesNotFitError("too big", "a smaller one")
+
+
+def _break(_user: Settings, _notify: Notify) -> None:
+    raise ZeroDivisionError("planted")
+
+
+def test_a_command_measures_without_torch_and_leaves_no_process(user: Settings) -> None:
+    code = (
+        "import sys; from dflash_local.cli.main import main\n"
+        f"code = main({ARGV!r})\n"
+        "print(code, sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+    assert "text equal in 1 of 1" in done.stdout and read_records(user) == ()
+
+
+def test_a_certificate_is_the_same_there(user: Settings) -> None:
+    told: list[LoadProgress | Notice] = []
+    prompts = (Prompt("given", ids=(1, 2, 3)),)
+    job = partial(measurements.certify_pair, find("demo"), LoadConfig(device="cpu"), prompts, False)
+    here, there = (
+        measure("demo", partial(job, max_new_tokens=8, seed=1), own, told.append)[1]
+        for own in (replace(user, in_process=True), user)
+    )
+    assert here == there and here[-2].startswith("verdict: identical")
+    assert sum(isinstance(event, LoadProgress) and event.stage.startswith("certifying") for event in told) == 6
+
+
+def test_it_is_alone_and_says_who_is_there(user: Settings) -> None:
+    found: list[str] = []
+
+    def cancelled() -> bool:
+        if not heard:
+            return False
+        ((record, status),) = running_engines(user)
+        found.append(f"{status.name} {status.state}")
+        with pytest.raises(BusyError, match=f"process {record.owner.pid} has demo loaded"):
+            measure("demo", _refuse, user, heard.append)
+        return True
+
+    heard: list[LoadProgress | Notice] = []
+    begin = time.monotonic()
+    with pytest.raises(Interrupted, match="was stopped"):
+        measure("demo", _wait, user, heard.append, cancelled)
+    assert found == ["demo measuring"] and time.monotonic() - begin < 50, "it was not waited for"
+    assert read_records(user) == ()
+
+
+def test_what_ends_it_is_told(user: Settings) -> None:
+    with pytest.raises(DoesNotFitError, match="too big") as refused:
+        measure("demo", _refuse, user, lambda _event: None)
+    assert refused.value.hint == "a smaller one"
+    with pytest.raises(DFlashError, match="the measurement failed: ZeroDivisionError: planted"):
+        measure("demo", _break, user, lambda _event: None)
+
+    def stop(_event: LoadProgress | Notice) -> None:
+        stop_engine(read_records(user)[0])
+
+    with pytest.raises(DeviceLostError, match="ended while it measured"):
+        measure("demo", _wait, user, stop)
