@@ -38,7 +38,7 @@ def _address(cache: Path, process: subprocess.Popen[bytes]) -> str:
     while time.monotonic() < end and process.poll() is None:
         try:
             (record,) = cache.glob("serve-*.json")
-            return str(json.loads(record.read_text(encoding="utf-8"))["url"])
+            return str(json.loads(record.read_text(encoding="utf-8"))["address"])
         except (OSError, ValueError):  # it is not there yet, or not yet whole
             time.sleep(0.05)
     raise SystemExit(f"dflash serve did not start (exit code {process.poll()})")

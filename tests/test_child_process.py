@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from dflash_local import child_process, settings
-from dflash_local.app.engine_launch import launch, program_of
 from dflash_local.app.resolve import choose
+from dflash_local.app.server_launch import launch, program_of
 from dflash_local.child_process import variables
 from dflash_local.cli.main import app
 from dflash_local.errors import MissingDependencyError, ServerError

@@ -243,7 +243,7 @@ def server(row: Row, width: int) -> list[str]:
 
 def nodes(row: Row, count: int, commands: Mapping[str, Sequence[str]], width: int) -> list[str]:
     """Write the commands that serve a pair on several machines, each on one line that can be copied."""
-    from dflash_local.app.engine_command import HEAD, HEAD_PORT
+    from dflash_local.app.server_command import HEAD, HEAD_PORT
 
     each = row.server.tensor_parallel if row.server else None
     gpus = f" with {each} GPU{'s' if each != 1 else ''} each" if each else ""

@@ -25,7 +25,7 @@ from dflash_local.api.reply import Reply
 from dflash_local.api.request_body import ParsedRequest, parse, read_record
 from dflash_local.errors import DFlashError, UnknownModelError
 from dflash_local.schema import Record
-from dflash_local.service.resident import Model
+from dflash_local.service.backend import Model
 
 
 def guarded_app(
@@ -76,7 +76,7 @@ class _Routes:
         ]
 
     async def models(self, _request: HttpRequest) -> Response:
-        return _json({"object": "list", "data": [self._described(self._endpoint.resident.model)]})
+        return _json({"object": "list", "data": [self._described(self._endpoint.service.model)]})
 
     async def model(self, request: HttpRequest) -> Response:
         return _json(self._described(self._endpoint.model_named(request.path_params["name"])))
@@ -86,14 +86,14 @@ class _Routes:
 
         async def answer(request: HttpRequest) -> Any:  # an ASGI app, as a response is one
             parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
-            reply = dialect.reply(parsed, self._endpoint.resident.model, self._endpoint.fingerprint)
+            reply = dialect.reply(parsed, self._endpoint.service.model, self._endpoint.fingerprint)
             return Answer(self._endpoint, parsed, reply)
 
         return answer
 
     async def health(self, _request: HttpRequest) -> Response:
         """Answer 200 while requests are taken (also loading, and unloaded when idle), 503 when broken or stopping."""
-        status, facts = self._endpoint.resident.status, self._endpoint.resident.facts
+        status, facts = self._endpoint.service.status, self._endpoint.service.facts
         state = "stopping" if self._endpoint.draining else status.state
         body = {
             "status": "ok" if state not in ("broken", "stopping") else "error",
@@ -106,14 +106,14 @@ class _Routes:
         return _json(body, 200 if body["status"] == "ok" else 503)
 
     async def metrics(self, _request: HttpRequest) -> Response:
-        status, facts = self._endpoint.resident.status, self._endpoint.resident.facts
+        status, facts = self._endpoint.service.status, self._endpoint.service.facts
         in_server = facts is not None and facts.in_server
         text = self._endpoint.metrics.text(status.model, status.running, status.waiting, in_server)
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE})
 
     async def status(self, _request: HttpRequest) -> Response:
-        resident = self._endpoint.resident
-        status, model = resident.status, resident.model
+        service = self._endpoint.service
+        status, model = service.status, service.model
         models = await self._endpoint.in_thread(self._endpoint.models)
         return _json(
             {
@@ -127,12 +127,12 @@ class _Routes:
                 "last_progress_s": status.last_progress_s,
                 "loading": asdict(status.progress) if status.progress is not None else None,
                 "error": status.error.as_dict()["error"] if status.error is not None else None,
-                "keep_alive_s": resident.keep_alive_s,
+                "keep_alive_s": service.keep_alive_s,
                 "sampling": asdict(model.sampling),
                 "thinking": model.thinking,
                 "mode": model.mode,
                 "tools": model.call_format,
-                "facts": None if resident.facts is None else resident.facts.as_dict(),  # of the last load
+                "facts": None if service.facts is None else service.facts.as_dict(),  # of the last load
                 "models": list(models),
             }
         )
@@ -140,24 +140,24 @@ class _Routes:
     async def load(self, request: HttpRequest) -> Response:
         """Load the model, or switch to another one that is on this machine; what runs is cancelled then."""
         name = read_record(LoadBody, parse(await _body(request))).model
-        endpoint, model = self._endpoint, self._endpoint.resident.model
+        endpoint, model = self._endpoint, self._endpoint.service.model
         known = (model.name, *model.aliases, *await endpoint.in_thread(endpoint.models))
         if name.casefold() not in {one.casefold() for one in known}:  # never a path, never a download
             raise UnknownModelError(f"unknown model {name[:80]!r}", f"known here: {', '.join(known)}")
         if endpoint.draining:
             raise stopping()
         LOGGER.info("load %s", name)
-        await endpoint.in_thread(endpoint.resident.switch, name)
+        await endpoint.in_thread(endpoint.service.switch, name)
         return await self.status(request)
 
     async def unload(self, request: HttpRequest) -> Response:
         """Give the model's memory back; what runs is cancelled. The next request loads it again."""
         LOGGER.info("unload")
-        await self._endpoint.in_thread(self._endpoint.resident.unload)
+        await self._endpoint.in_thread(self._endpoint.service.unload)
         return await self.status(request)
 
     def _described(self, model: Model) -> dict[str, Any]:
-        facts = self._endpoint.resident.facts  # of the last load
+        facts = self._endpoint.service.facts  # of the last load
         return {
             "id": model.name,
             "object": "model",

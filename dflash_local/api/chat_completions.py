@@ -33,7 +33,7 @@ from dflash_local.request import (
     read_arguments,
 )
 from dflash_local.schema import Record
-from dflash_local.service.resident import Model
+from dflash_local.service.backend import Model
 
 NOT_CONSTRAINED = "the model is told, its reply is not constrained"
 NOT_HERE: Refused = {

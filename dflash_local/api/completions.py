@@ -14,7 +14,7 @@ from dflash_local.api.request_body import GenerationBody, ParsedRequest, Refused
 from dflash_local.events import Step, TokenLogprob
 from dflash_local.request import MAX_TOP_LOGPROBS
 from dflash_local.schema import quoted
-from dflash_local.service.resident import Model
+from dflash_local.service.backend import Model
 
 MAX_NEW_TOKENS = 16  # OpenAI's default here, and vLLM's
 MAX_ID = 2**31

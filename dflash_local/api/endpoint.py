@@ -1,4 +1,4 @@
-"""What all handlers share: the resident pair, the figures, and tickets read from the event loop.
+"""What all handlers share: the service pair, the figures, and tickets read from the event loop.
 
 A ticket's events come from threads, and one at a time: a slow client holds up nobody but itself.
 """
@@ -19,8 +19,9 @@ from dflash_local.api.refusals import stopping
 from dflash_local.errors import UnknownModelError
 from dflash_local.events import Event, Finished, Step
 from dflash_local.request import Request
-from dflash_local.service.resident import Model, Resident
-from dflash_local.service.service import MAX_QUEUE, Ticket
+from dflash_local.service.backend import Model
+from dflash_local.service.listener import Ticket
+from dflash_local.service.service import MAX_QUEUE, Service
 
 QUIET_S = 10.0
 THREADS = 4 * (MAX_QUEUE + 2)  # loading, waiting and running requests each hold one
@@ -35,12 +36,12 @@ class Endpoint:
 
     def __init__(
         self,
-        resident: Resident,
+        service: Service,
         metrics: Metrics,
         models: Callable[[], tuple[str, ...]] = tuple,
         quiet_s: float = QUIET_S,
     ) -> None:
-        self.resident, self.metrics, self.models = resident, metrics, models
+        self.service, self.metrics, self.models = service, metrics, models
         self.created = int(time.time())
         self.draining = False
         self.live = 0  # requests that are being answered
@@ -50,7 +51,7 @@ class Endpoint:
 
     def model_named(self, name: str) -> Model:
         """Return the served model, when ``name`` means it; UnknownModelError otherwise, which names what is served."""
-        model = self.resident.model
+        model = self.service.model
         if not model.answers_to(name):
             known = ", ".join((model.name, *model.aliases))
             raise UnknownModelError(f"unknown model {name[:80]!r}", f"served here: {known}")
@@ -58,7 +59,7 @@ class Endpoint:
 
     def fingerprint(self) -> str:
         """Return what made a reply: this version, and the engine once it is loaded."""
-        facts = self.resident.facts
+        facts = self.service.facts
         made_by = facts.engine if facts and facts.in_server else facts.loaded_as if facts else ""  # no address of it
         loaded = made_by.replace(", ", "-").replace(" ", "-")
         return "-".join(filter(None, ["dflash-local", __version__, loaded]))
@@ -91,7 +92,7 @@ class Endpoint:
             raise stopping()
         began = time.monotonic()
         loop = asyncio.get_running_loop()
-        submitting = loop.run_in_executor(self._pool, self.resident.submit, request, model)
+        submitting = loop.run_in_executor(self._pool, self.service.submit, request, model)
         async with AsyncExitStack() as stack:
             self.live += 1
             stack.callback(self._forget)

@@ -21,7 +21,7 @@ from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import DFlashError
 from dflash_local.events import Event, Finished, Notice, Started, Stats, Step, TokenLogprob
 from dflash_local.remote.server_checks import PROGRAMS
-from dflash_local.service.resident import Model
+from dflash_local.service.backend import Model
 
 IMPOSSIBLE = -9999.0  # what OpenAI sends for a token of no probability; JSON has no infinity
 

@@ -30,7 +30,7 @@ from dflash_local.request import (
     check_json,
 )
 from dflash_local.schema import MAX_SHOWN, InvalidValue, Record, convert, quoted
-from dflash_local.service.resident import Model
+from dflash_local.service.backend import Model
 
 MAX_ITEMS = 10_000  # of a list
 MAX_BRACKETS = 200_000  # texts of half a million tokens have fewer; reading millions holds up everybody for seconds

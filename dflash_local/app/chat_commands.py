@@ -41,7 +41,7 @@ def _lines(*lines: str) -> str:
 def _model(chat: ChatSession, argument: str) -> str:
     named = words(argument)
     if not named:
-        facts = chat.service.facts
+        facts = chat.service.load()
         return _lines(
             f"{chat.pair.label}: {facts.loaded_as}; block {facts.block_size or '-'}",
             "/model NAME changes it, dflash models lists names; or /model FOLDER DRAFTER_FOLDER",
@@ -57,7 +57,7 @@ def _model(chat: ChatSession, argument: str) -> str:
 
 
 def _check(chat: ChatSession, _argument: str) -> str:
-    checks = chat.service.facts.checks
+    checks = chat.service.load().checks
     if not checks:
         name = chat.pair.name
         return _lines(f"not checked (a pair is at its first load on a CUDA card); dflash check {name} checks it")
@@ -70,7 +70,7 @@ def _mode(chat: ChatSession, argument: str) -> str:
     if argument:
         if argument not in modes:
             raise UsageError(f"unknown mode {argument!r}", "/mode dflash or /mode ar")
-        if argument == "dflash" and not chat.service.facts.drafting:
+        if argument == "dflash" and not chat.service.load().drafting:
             raise UsageError(f"{chat.pair.name} was loaded without a drafter", "/model FOLDER DRAFTER_FOLDER")
         options.mode = modes[argument]
     return _lines(f"mode {options.mode}")

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local import __version__, settings
-from dflash_local.app.engine_records import EngineRecord
 from dflash_local.app.loading import open_held
 from dflash_local.app.process_messages import (
     AskStatus,
     Cancel,
     Failed,
     Generate,
+    Leave,
     Left,
     Measure,
     MeasureResult,
@@ -35,8 +35,10 @@ from dflash_local.app.process_messages import (
     ProcessStatus,
     Stop,
 )
+from dflash_local.app.process_records import ProcessRecord
 from dflash_local.errors import DeviceLostError, DFlashError
-from dflash_local.service.service import Service, Ticket
+from dflash_local.service.listener import Ticket
+from dflash_local.service.service import Service
 from dflash_local.settings import Settings
 from dflash_local.store.owner import Owner
 
@@ -47,12 +49,13 @@ FIRST_COMMAND_S = 60.0  # until the command that started this process opens a pa
 class EngineProcess:
     """Its one pair and those who use it. Every connection has a thread of its own."""
 
-    def __init__(self, user: Settings, record: EngineRecord) -> None:
+    def __init__(self, user: Settings, record: ProcessRecord) -> None:
         self._user, self._record = user, record
         self._recorded: Path | None = None
         self._loading = threading.Lock()  # held while a pair is loaded or looked at
         self._leases, self._counting = 0, threading.Lock()
         self._service: Service | None = None
+        self._kept = False  # a client asked for it: the process stays without clients
         self._name, self._measuring = "", False
 
     def accept(self, listener: Listener) -> None:
@@ -104,12 +107,13 @@ class EngineProcess:
             answer = self._open(connection, message)
             connection.send(answer)
             if isinstance(answer, Opened):
-                connection.recv()  # ``Leave``, or the end of the connection
+                left = connection.recv()  # or the end of the connection
+                self._kept = self._kept or (isinstance(left, Leave) and left.keep)
         except (EOFError, OSError):
             pass
         with self._counting:
             self._leases -= 1
-            last = self._leases == 0
+            last = self._leases == 0 and not self._kept
         with suppress(OSError):
             connection.send(Left(last))
         if last:
@@ -127,14 +131,15 @@ class EngineProcess:
                 session = open_held(message.pair, message.load, self._user, connection.send)
             except Exception as fault:
                 return Failed.of(fault, "the load")
-            self._service = Service(session)
+            self._service = Service.over(session)
             return Opened(session.facts)
 
     def _shared(self, service: Service, message: Open) -> Opened | Occupied:
         """The loaded pair, where loading would bring the same: the same folders, and every option that was given."""
         pair, load, facts = message.pair, message.load, service.facts
+        assert facts is not None  # it is loaded
         other = facts.target != pair.target_label or (load.draft and facts.drafter != pair.drafter_label)
-        if other or service.broken or message.version != __version__:
+        if other or service.fault is not None or message.version != __version__:
             return Occupied("")
         unlike = load.unlike(facts.load)
         if unlike:
@@ -188,7 +193,7 @@ def main(folder: Path) -> None:
     user, key = settings.load(), secrets.token_bytes(32)
     address = None if sys.platform == "win32" else str(folder / "socket")
     with Listener(address, backlog=16, authkey=key) as listener:
-        record = EngineRecord(Owner.me("engine"), str(listener.address), key.hex(), str(folder))
+        record = ProcessRecord(Owner.me("engine"), str(listener.address), key.hex(), str(folder))
         sys.stdout.write(record.line)
         sys.stdout.flush()
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print goes to the log

@@ -14,7 +14,7 @@ from dflash_local.events import Event, LoadProgress, Mode, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_NEW_TOKENS, Limits, Message, Request, SamplingParams
-from dflash_local.service.service import Session
+from dflash_local.service.backend import Backend
 
 
 class LoadedPair:
@@ -24,7 +24,7 @@ class LoadedPair:
         notices: what the load had to say.
     """
 
-    def __init__(self, pair: Pair, session: Session, notices: Sequence[Notice]) -> None:
+    def __init__(self, pair: Pair, session: Backend, notices: Sequence[Notice]) -> None:
         self._pair, self._session, self.notices = pair, session, tuple(notices)
 
     def __enter__(self) -> LoadedPair:

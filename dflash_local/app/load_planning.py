@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.service.service import Session
+    from dflash_local.service.backend import Backend
     from dflash_local.settings import Settings
 
 
@@ -70,7 +70,7 @@ def planned_peak(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
     return None if planned is None else planned.found.ledger.peak
 
 
-def keep_speed(session: Session, pair: Pair, user: Settings) -> None:
+def keep_speed(session: Backend, pair: Pair, user: Settings) -> None:
     """Let later plans for this card begin from the cycles that a load on it has measured.
 
     Nothing is kept of another engine than the fused one, nor where no drafter or no GPU was measured.

@@ -14,10 +14,8 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError
 from dflash_local.events import Event, Finished, LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import Verdict
+from dflash_local.loaded import SessionFacts, Verdict
 from dflash_local.request import Request
-from dflash_local.service.service import Service, Session
-from dflash_local.service.wrapped import PlainSession, WrappedSession
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
 from dflash_local.store.paths import packages_folder, speeds_folder
@@ -25,9 +23,9 @@ from dflash_local.store.paths import packages_folder, speeds_folder
 if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
     from dflash_local.planner.acceptance_record import AcceptanceRecord
+    from dflash_local.service.backend import Backend
     from dflash_local.service.load_steps import LoadSteps
 
-Start = Callable[[Pair, LoadConfig, Settings, Notify], Service]  # ``start_service``, or what stands in its place
 CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would take minutes
 
 
@@ -47,7 +45,7 @@ def named_when_missing() -> Iterator[None]:
         raise MissingDependencyError(f"{library} is not installed", f"pip install {library}") from error
 
 
-def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress], None] | None = None) -> Session:
+def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress], None] | None = None) -> Backend:
     """Load a pair; takes seconds to minutes.
 
     Raises:
@@ -94,7 +92,7 @@ def _locked_names(pair: Pair, user: Settings) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-def warn_of(session: Session, notify: Notify) -> None:
+def warn_of(session: Backend, notify: Notify) -> None:
     """Tell the notices of a load, and what it found out and could not keep."""
     for notice in (*session.facts.notices, take_unkept()):
         if notice:
@@ -130,7 +128,7 @@ def _naming(pair: Pair, notify: Notify) -> Notify:
 
 
 def checked(
-    session: Session, pair: Pair, load: LoadConfig, user: Settings, progress: Callable[[str, float], None]
+    session: Backend, pair: Pair, load: LoadConfig, user: Settings, progress: Callable[[str, float], None]
 ) -> None:
     """Check a pair at its first load on a card; whatever is found against it is told at every load.
 
@@ -186,10 +184,11 @@ def _refusal_to_draft(pair: Pair, checks: Iterable[Verdict]) -> str:
     )
 
 
-def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
+def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> tuple[Backend, bool]:
     """Load a pair for replies: a step slower where an earlier load of it on the card ended the program.
 
-    Without its drafter it answers every request all the same.
+    Returns:
+        The session, and whether its requests are to be answered without drafts although drafting was asked for.
 
     Raises:
         DFlashError: see ``fitted`` and ``open_session``.
@@ -222,14 +221,14 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
             facts, drafter=None, load=lowered, notices=(*others, refused), checks=(*checks, *before)
         )
     warn_of(session, notify)
-    return PlainSession(session) if asked.draft and (refused or not load.draft) else session
+    return session, asked.draft and (bool(refused) or not load.draft)
 
 
-def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> Session:
+def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> Backend:
     """Load what fits. Kernels that fail leave the reference engine, unless the user took an option of the others."""
     from dflash_local.service import load_steps
 
-    def opened(load: LoadConfig) -> Session:
+    def opened(load: LoadConfig) -> Backend:
         planned = fitted(pair, load, user, notify)
         with steps.loading(pair.name, planned):
             return open_session(pair, planned, notify)
@@ -256,15 +255,29 @@ def load_steps_of(load: LoadConfig, user: Settings) -> LoadSteps:
     return LoadSteps(loads_folder(user) if driver is not None else None, versions)
 
 
-class HeldSession(WrappedSession):
-    """Counts what its drafts were worth, and lets go of its files when it is closed."""
+class HeldSession:
+    """A session that counts what its drafts were worth, and unlocks its files when it is closed.
 
-    def __init__(self, session: Session, hold: ExitStack, target: str, record: AcceptanceRecord) -> None:
-        super().__init__(session)
-        self._hold, self._target, self._record = hold, target, record
+    Args:
+        target: name of what the counts are of. plain: its drafter is not to be used: every request is in mode ``ar``.
+    """
+
+    def __init__(
+        self, session: Backend, locks: ExitStack, target: str, record: AcceptanceRecord, plain: bool = False
+    ) -> None:
+        self._session, self._locks, self._target, self._record = session, locks, target, record
+        self._plain = plain
+
+    @property
+    def facts(self) -> SessionFacts:
+        """How the pair is loaded."""
+        return self._session.facts
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        return self._counted(super().generate(request, cancelled))  # the prompt is prepared in the call
+        """See ``Backend``."""
+        if self._plain:
+            request = replace(request, mode="ar", block_size=None)
+        return self._counted(self._session.generate(request, cancelled))  # the prompt is prepared in the call
 
     def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
         for event in events:
@@ -277,13 +290,13 @@ class HeldSession(WrappedSession):
                 self._record.add(self._target, tokens, dict(stats.verify_rows))
 
     def close(self) -> None:
-        """Return release the model, then its files."""
-        super().close()
-        self._hold.close()
+        """Release the model, then its files."""
+        self._session.close()
+        self._locks.close()
 
 
-def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
-    """Load a pair for replies, whose files no other program removes until it is closed.
+def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Backend:
+    """A pair loaded for replies, whose files no other program removes until it is closed.
 
     Raises:
         BusyError: they are being removed. DFlashError: see ``open_stepwise``.
@@ -292,12 +305,15 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> S
 
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
-        session = open_stepwise(pair, load, user, notify)
-        return HeldSession(session, stack.pop_all(), pair.name, AcceptanceRecord(speeds_folder(user)))
+        session, plain = open_stepwise(pair, load, user, notify)
+        return HeldSession(session, stack.pop_all(), pair.name, AcceptanceRecord(speeds_folder(user)), plain)
 
 
-def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Session:
+def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, keep: bool = False) -> Backend:
     """Load a pair in the engine's process, or in this one where the settings say so.
+
+    Args:
+        keep: the process stays when its last client has left.
 
     Raises:
         DFlashError: see ``open_held`` and ``local_process.open_process``.
@@ -306,17 +322,4 @@ def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notif
         return open_held(pair, load, user, notify)
     from dflash_local.app.local_process import open_process  # `dflash --help` imports this module
 
-    return open_process(pair, load, user, notify)
-
-
-def start_service(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Service:
-    """Make a service over the loaded pair, to be used in a ``with``; loaded again where its process or device is lost.
-
-    Raises:
-        DFlashError: see ``open_for_replies``.
-    """
-
-    def opened() -> Session:
-        return open_for_replies(pair, load, user, _naming(pair, notify))
-
-    return Service(opened(), load_again=opened)
+    return open_process(pair, load, user, notify, keep)

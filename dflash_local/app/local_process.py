@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dflash_local import __version__, child_process
-from dflash_local.app.engine_records import EngineRecord, read_records
 from dflash_local.app.notices import Notify
 from dflash_local.app.process_messages import (
     AskStatus,
@@ -34,6 +33,7 @@ from dflash_local.app.process_messages import (
     ProcessStatus,
     Stop,
 )
+from dflash_local.app.process_records import ProcessRecord, read_records
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import BusyError, DeviceLostError, Interrupted
 from dflash_local.events import Event, Finished, Notice
@@ -56,13 +56,14 @@ class LocalProcess:
     """The session of the engine's process. ``lease``: the pair stays loaded as long as it is open.
 
     Attributes:
-        process: the child, where this program started it.
+        process: the child, where this program started it. keep: it stays when its last client has left.
     """
 
-    record: EngineRecord
+    record: ProcessRecord
     lease: Connection[Any, Any]
     facts: SessionFacts
     process: subprocess.Popen[bytes] | None = None
+    keep: bool = False
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Answer ``request``: the events of the process up to and including ``Finished``.
@@ -94,7 +95,7 @@ class LocalProcess:
     def close(self) -> None:
         """Leave the pair, and wait for the process to end where nobody else uses it."""
         with self.lease, suppress(EOFError, OSError):
-            self.lease.send(Leave())
+            self.lease.send(Leave(self.keep))
             if self.lease.poll(LEAVE_S) and self.lease.recv() == Left(ends=True) and self.lease.poll(LEAVE_S):
                 self.lease.recv()  # the end of the connection
 
@@ -109,29 +110,39 @@ class LocalProcess:
         )
 
 
-def open_process(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> LocalProcess:
+def open_process(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, keep: bool = False) -> LocalProcess:
     """Use a pair where it is loaded as asked for, else load it in a process of its own.
+
+    Args:
+        keep: the process stays when its last client has left.
 
     Raises:
         DFlashError: see ``app.loading.open_held``. DeviceLostError: the process ended while it loaded.
     """
-    for record in read_records(user) if user.attach else ():
+    for record in _engines(user) if user.attach else ():
         shared = _shared(record, pair, load, notify)
         if shared is not None:
-            return shared
-    return _started(pair, load, notify)
+            break
+    else:
+        shared = _started(pair, load, notify)
+    shared.keep = keep
+    return shared
 
 
-def running_engines(user: Settings) -> Iterator[tuple[EngineRecord, ProcessStatus]]:
+def running_engines(user: Settings) -> Iterator[tuple[ProcessRecord, ProcessStatus]]:
     """The engine's processes of this user that answer, and what each holds."""
-    for record in read_records(user):
+    for record in _engines(user):
         with suppress(OSError, EOFError, AuthenticationError), _connect(record) as connection:
             connection.send(AskStatus())
             if connection.poll(ANSWER_S):
                 yield record, connection.recv()
 
 
-def stop_engine(record: EngineRecord) -> None:
+def _engines(user: Settings) -> Iterator[ProcessRecord]:
+    return (record for record in read_records(user) if record.is_engine)
+
+
+def stop_engine(record: ProcessRecord) -> None:
     """End a process, whoever uses it; wait until it is gone."""
     with suppress(OSError, EOFError, AuthenticationError), _connect(record) as connection:
         connection.send(Stop())
@@ -139,7 +150,7 @@ def stop_engine(record: EngineRecord) -> None:
             connection.recv()
 
 
-def _shared(record: EngineRecord, pair: Pair, load: LoadConfig, notify: Notify) -> LocalProcess | None:
+def _shared(record: ProcessRecord, pair: Pair, load: LoadConfig, notify: Notify) -> LocalProcess | None:
     """The session of a running process, where it has the pair as it is to be loaded."""
     try:
         lease = _connect(record)
@@ -207,7 +218,7 @@ def measure(
 
 def _start(
     stack: ExitStack, message: Open | Measure
-) -> tuple[EngineRecord, subprocess.Popen[bytes], Connection[Any, Any]]:
+) -> tuple[ProcessRecord, subprocess.Popen[bytes], Connection[Any, Any]]:
     """Start a process and send it its first message; the end of ``stack`` ends it."""
     folder = Path(tempfile.mkdtemp(prefix="dflash-engine-"))
     with (folder / "log").open("wb") as log:
@@ -223,7 +234,7 @@ def _start(
     with process.stdout or ExitStack():
         line = process.stdout.readline() if process.stdout is not None else b""
     try:
-        record = EngineRecord.from_line(line)
+        record = ProcessRecord.from_line(line)
         connection = stack.enter_context(_connect(record))
         connection.send(message)
     except (OSError, EOFError, ValueError) as error:  # ValueError: it said nothing
@@ -243,7 +254,7 @@ def _answer(
     connection: Connection[Any, Any],
     notify: Notify,
     process: subprocess.Popen[bytes],
-    record: EngineRecord,
+    record: ProcessRecord,
     when: str,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Any:
@@ -261,7 +272,7 @@ def _answer(
         raise _ended(process.pid, Path(record.folder), process, when) from error
 
 
-def _connect(record: EngineRecord) -> Connection[Any, Any]:
+def _connect(record: ProcessRecord) -> Connection[Any, Any]:
     return Client(record.address, authkey=bytes.fromhex(record.key))
 
 

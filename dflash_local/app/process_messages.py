@@ -45,7 +45,12 @@ class Occupied:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The command that opened the pair is done with it; the answer is ``Left``."""
+    """The command that opened the pair is done with it; the answer is ``Left``.
+
+    ``keep``: the process stays, also without anybody who uses the pair.
+    """
+
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

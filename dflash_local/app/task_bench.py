@@ -31,10 +31,10 @@ from dflash_local.store import datasets
 from dflash_local.store.hub import Hub
 
 if TYPE_CHECKING:
-    from dflash_local.remote.openai_server import ServerSession
+    from dflash_local.remote.openai_server import OpenAIServer
     from dflash_local.remote.server_checks import ServerFacts
 
-OpenServer = Callable[[], "AbstractContextManager[ServerSession]"]
+OpenServer = Callable[[], "AbstractContextManager[OpenAIServer]"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from dflash_local.app import measurements
-from dflash_local.app.engine_server import EngineServer
 from dflash_local.app.examples import HELD_OUT
 from dflash_local.app.random_bench import RandomOptions, bench_random
 from dflash_local.app.resolve import choose
@@ -29,11 +28,11 @@ from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
 
 if TYPE_CHECKING:
+    from dflash_local.app.model_sources import ServerModels
     from dflash_local.app.notices import Notify
     from dflash_local.app.task_bench import OpenServer, TaskBench
     from dflash_local.bench.report import Found
     from dflash_local.catalog.row import Published
-    from dflash_local.remote.openai_server import ServerSession
     from dflash_local.settings import Settings
 
 TOKENS, TASK_TOKENS = 256, 2048  # of a reply; of a task's, as the drafters' benchmark program has it
@@ -370,31 +369,22 @@ def _over_servers(
     source = origin(call, *named, load, served)
     pair = source.pair
     what = asked(pair, call.thinks(pair, think))
-    servers = _servers(call, served, source, named[1])
+    servers = _servers(call, served, source)
     with call.console.progress() as line:
         return bench_servers(pair, named[1], servers, levels, what, call.console.notify, line)
 
 
-def _servers(call: Invocation, served: ServerBench, source: Origin, drafter: str | None) -> list[OpenServer]:
+def _servers(call: Invocation, served: ServerBench, source: Origin) -> list[OpenServer]:
     """Open the server that drafts and then the plain one, where there is one; launched ones are launched when opened.
 
     Raises:
         UsageError: one of them is what the other should be. DFlashError: one that runs does not answer.
     """
-    from dflash_local.app.two_servers import ServersInTurn, TwoServers, require_drafts
-
-    pair, user, notify, server = source.pair, call.user, call.console.notify, source.server
-    assert server is not None
-    if not isinstance(server, EngineServer):
-        both = ServersInTurn(server.program, server.extra, drafter)
-        return [partial(both.launched, pair, user, notify, drafts) for drafts in (True, False)]
+    servers, pair, notify = cast("ServerModels", source.models), source.pair, call.console.notify
+    if served.url is None:
+        return [lambda drafts=drafts: closing(servers.open_compared(pair, drafts, notify)) for drafts in (True, False)]  # type: ignore[misc]
     if served.plain_url is not None:
-        both_running = TwoServers(server, served.plain_url, drafter).attached(pair, user, notify)
-        return [partial(_running, session) for session in both_running]
-    alone = server.session(pair, drafter, user, notify)
-    require_drafts(alone.facts)
-    return [partial(_running, alone)]
-
-
-def _running(session: ServerSession) -> AbstractContextManager[ServerSession]:
-    return nullcontext(session)
+        running = list(servers.both(pair, notify).servers)
+    else:
+        running = [servers.open_compared(pair, True, notify)]
+    return [partial(closing, server) for server in running]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,15 +15,14 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_report_path, conclude
 from dflash_local.cli.reply import first_interrupt
-from dflash_local.cli.server_options import TwoServerOptions
-from dflash_local.cli.two_servers import compared
+from dflash_local.cli.server_options import TwoServerOptions, compared
 from dflash_local.errors import DFlashError, ExactnessError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import MAX_NEW_TOKENS, check_integer
 from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
-    from dflash_local.app.two_servers import ComparedServers
+    from dflash_local.app.model_sources import ServerModels
     from dflash_local.bench.report import Found
 
 TOKENS = 128
@@ -57,7 +56,7 @@ def certify(
     call = Invocation.begin()
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     source = compared(call, model, drafter, load, served)
-    pair, servers = source.origin.pair, source.servers
+    pair, servers = source.pair, cast("ServerModels", source.models) if source.models.label else None
     if servers is not None and (block_size or planted):
         raise UsageError("a server drafts as it was started", "leave --block-size and --planted out")
     if servers is not None and seed is not None:
@@ -71,7 +70,7 @@ def certify(
     else:
         job = partial(
             measurements.certify_pair,
-            *(pair, source.origin.load, prompts, thinking),
+            *(pair, source.load, prompts, thinking),
             max_new_tokens=max_new_tokens,
             block_sizes=tuple(block_size or ()),
             planted=planted,
@@ -87,7 +86,7 @@ def certify(
 
 def _over_servers(
     call: Invocation,
-    servers: ComparedServers,
+    servers: ServerModels,
     pair: Pair,
     prompts: tuple[Prompt, ...],
     max_new_tokens: int,
@@ -98,8 +97,8 @@ def _over_servers(
 
     console = call.console
     with console.progress():
-        sessions = servers.session(pair, call.user, console.notify)
-    with Service(sessions) as service:
+        sessions = servers.both(pair, console.notify)
+    with Service.over(sessions) as service:
         comparison = certify_servers.Comparison(service, prompts, max_new_tokens, thinking)
         with console.progress() as line, first_interrupt(comparison.cancel):
             runs = comparison.run(line)

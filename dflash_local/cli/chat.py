@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from dflash_local.app.engine_server import sampling_notice
 from dflash_local.app.examples import examples
+from dflash_local.app.server_pairs import sampling_notice
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
-from dflash_local.cli.fetch import obtain
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.screen import application, can_show, show
 from dflash_local.cli.server_options import KeptServerOptions, origin
@@ -53,25 +52,19 @@ def chat(
     from dflash_local.app.chat_session import ChatSession
     from dflash_local.cli.repl import repl
 
-    recorded = user.history and not no_history
-    if source.server is None:
-        session = ChatSession(pair, load, options, user, recorded)
-    else:
-        from dflash_local.app.server_chat import ServerChat
-
-        session = ServerChat(source.server, drafter, pair, options, user, recorded)
-        if "temperature" not in sampling and (notice := sampling_notice(pair)):
-            console.note(notice)
+    if source.models.label and "temperature" not in sampling and (notice := sampling_notice(pair)):
+        console.note(notice)
     chosen = "" if model or user.model or served.url is not None else " (no MODEL was given)"
     run_screen = application(console) if not plain and can_show(console, user.environ) else None
+    models = source.models if run_screen is None else source.models.without_questions()
+    session = ChatSession(models, pair, load, options, user, keep=user.history and not no_history)
     if run_screen is not None:
         raise typer.Exit(show(run_screen, session, greeting(pair, chosen)))
     session.listen(console.notify)
-    session.obtain = obtain(user, console, allow_mismatch=False)
     session.bar = "█" if console.can_show("█") else "#"
-    with console.progress():
-        session.open()
     with closing(session):
+        with console.progress():
+            session.open()
         console.note(f"talking to {pair.label}{chosen}; /help shows the commands, /quit leaves")
         console.note(hint(pair))
         repl(session, console)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dflash_local import settings
-from dflash_local.app import loading, recommending, resolve, thinking
+from dflash_local.app import recommending, resolve, thinking
 from dflash_local.app.default_model import default_model
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.console import Console
@@ -17,7 +17,6 @@ from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
     from dflash_local.app.notices import Notify
-    from dflash_local.service.service import Service
 
 Result = TypeVar("Result")
 
@@ -52,11 +51,6 @@ class Invocation:
     def thinks(self, pair: Pair, asked: bool | None) -> bool:
         """Whether replies think; see ``app.thinking.thinks``."""
         return thinking.thinks(pair, asked, self.user, self.console.notify)
-
-    def start(self, pair: Pair, load: LoadConfig) -> Service:
-        """A service over the loaded pair; see ``app.loading.start_service``."""
-        with self.console.progress():
-            return loading.start_service(pair, load, self.user, self.console.notify)
 
     def measure(self, name: str, job: Callable[[Settings, Notify], Result]) -> Result:
         """Measure a model in a process of its own; see ``app.local_process.measure``."""

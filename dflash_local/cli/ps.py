@@ -11,6 +11,7 @@ from dflash_local.tables import Column, table, tokens
 
 if TYPE_CHECKING:
     from dflash_local.app.process_messages import ProcessStatus
+    from dflash_local.app.process_records import ProcessRecord
 
 COLUMNS = (
     Column("MODEL", shrinks=True),
@@ -43,9 +44,10 @@ def served(user: Settings) -> list[dict[str, Any]]:
     The state of a server is ``unknown`` where it wants a token that the user has not given.
     """
     from dflash_local.app.local_process import running_engines
-    from dflash_local.app.serve_records import running_servers
+    from dflash_local.app.process_records import read_records
 
-    servers = [found for record in running_servers(user) if (found := _status_of(record, user)) is not None]
+    records = [record for record in read_records(user) if not record.is_engine]
+    servers = [found for record in records if (found := _status_of(record, user)) is not None]
     return servers + [_engine(record.owner.pid, status) for record, status in running_engines(user)]
 
 
@@ -60,22 +62,22 @@ def _engine(pid: int, status: ProcessStatus) -> dict[str, Any]:
     }
 
 
-def _status_of(record: dict[str, Any], user: Settings) -> dict[str, Any] | None:
+def _status_of(record: ProcessRecord, user: Settings) -> dict[str, Any] | None:
     from dflash_local.remote.serve_status import is_listening, status_of
 
-    url, token = str(record["url"]), user.environ.get("DFLASH_TOKEN") if record.get("token") else None
+    url, token = record.address, user.environ.get("DFLASH_TOKEN") if record.token else None
     if not is_listening(url):
         return None
     status = status_of(url, token)
-    if status is None and not record.get("token"):
+    if status is None and not record.token:
         return None  # another program has its port
     served = status or {}
     facts = served.get("facts")
     return {
-        "model": str(served.get("model", record.get("model"))),
+        "model": str(served.get("model", record.model)),
         "state": served.get("state", "unknown"),
         "url": url,
-        "pid": served.get("pid", record.get("pid")),
+        "pid": served.get("pid", record.owner.pid),
         "running": served.get("running"),
         "waiting": served.get("waiting"),
         "keep_alive_s": served.get("keep_alive_s"),

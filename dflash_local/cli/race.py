@@ -23,8 +23,7 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.reply import MarkedPrinter, ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
-from dflash_local.cli.server_options import TwoServerOptions
-from dflash_local.cli.two_servers import Compared, compared
+from dflash_local.cli.server_options import Origin, TwoServerOptions, compared
 from dflash_local.errors import DoesNotFitError, DownloadError, UsageError
 from dflash_local.events import Event, Finished, Mode
 from dflash_local.load_config import LoadConfig
@@ -69,7 +68,7 @@ def race(
     if bring and model in (None, SMALL):
         _bring(call)
     source = compared(call, model, drafter, load, served)
-    pair = source.origin.pair
+    pair = source.pair
     request = replace(request, thinking=call.thinks(pair, think))
     if not text:  # what a pair can do is known once it is
         text = examples(pair)[0]
@@ -77,27 +76,33 @@ def race(
     if not plain and not as_json and can_show(console, user.environ):
         shown = application(console, "run_race")
         if shown is not None:
-            raise typer.Exit(_on_screen(shown, call, source, request, text))
-    with source.origin.service(call) as service:
-        racer = _racer(service, source, request)
+            raise typer.Exit(_on_screen(shown, call, source, request, text, served.order))
+    with source.service(call) as service:
+        racer = _racer(service, pair, request, served.order)
         if not as_json:
             console.data(f"{pair.label}: ", "bold", end="")
             console.data_text(text, "bold")
-        result = _run_in_lines(racer, None if as_json else Show(console, marked=not service.facts.in_server))
+        result = _run_in_lines(racer, None if as_json else Show(console, marked=not service.load().in_server))
     note = {"note": TOY} if pair.toy else {}
     found = {"pair": pair.name, "prompt": text, **note, **result.as_dict()}
     console.result(found, _conclusion(result, pair, console), as_json)
 
 
-def _on_screen(run: Callable[..., Any], call: Invocation, source: Compared, request: Request, prompt: str) -> int:
+def _on_screen(
+    run: Callable[..., Any],
+    call: Invocation,
+    source: Origin,
+    request: Request,
+    prompt: str,
+    order: tuple[Mode, Mode],
+) -> int:
     """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code."""
-    origin, pair = source.origin, source.origin.pair
+    pair = source.pair
     draw_plainly()
     with ExitStack() as stack:
 
         def prepare(notify: Notify) -> Racer:
-            service = stack.enter_context(origin.start(pair, origin.load, call.user, notify))
-            return _racer(service, source, request)
+            return _racer(stack.enter_context(source.serve(notify)), pair, request, order)
 
         code, result = run(pair.label, prompt, prepare)
     if result is not None:
@@ -105,10 +110,10 @@ def _on_screen(run: Callable[..., Any], call: Invocation, source: Compared, requ
     return int(code)
 
 
-def _racer(service: Service, source: Compared, request: Request) -> Racer:
-    if not service.facts.has_tokenizer:
-        raise UsageError(f"{source.origin.pair.name} has no tokenizer, so it cannot read a prompt")
-    return Racer(service, request, source.order)
+def _racer(service: Service, pair: Pair, request: Request, order: tuple[Mode, Mode]) -> Racer:
+    if not service.load().has_tokenizer:
+        raise UsageError(f"{pair.name} has no tokenizer, so it cannot read a prompt")
+    return Racer(service, request, order)
 
 
 def _conclusion(result: Race, pair: Pair, console: Console) -> list[str]:

@@ -10,7 +10,7 @@ from dflash_local.app.chat_session import ChatSession
 from dflash_local.app.reply_text import figures
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import print_reply
-from dflash_local.errors import DFlashError
+from dflash_local.errors import DFlashError, EngineError
 from dflash_local.service.conversation import Answer
 
 PROMPT = ">>> "
@@ -23,7 +23,7 @@ class Quit(Exception):
 
 
 def repl(chat: ChatSession, console: Console) -> None:
-    """Talk until /quit, end of input or Ctrl-C twice; EngineError where the session broke."""
+    """Talk until /quit, end of input or Ctrl-C twice; EngineError where the engine is broken then."""
     if console.interactive:
         _offer_line_editing()
     pressed = False  # Ctrl-C at the last prompt
@@ -43,6 +43,9 @@ def repl(chat: ChatSession, console: Console) -> None:
             console.note("Ctrl-C again, Ctrl-D or /quit leaves")
     if console.interactive:
         console.note("bye", "dim")
+    fault = chat.service.fault
+    if isinstance(fault, EngineError):
+        raise EngineError(f"the engine is broken: {fault.message}", fault.hint)
 
 
 def _act(message: str, chat: ChatSession, console: Console) -> None:
@@ -52,8 +55,6 @@ def _act(message: str, chat: ChatSession, console: Console) -> None:
         elif not _show(chat.conversation.answer(message.removeprefix("/")), chat, console):
             console.note("nothing came of it, your message is taken back", "dim")
     except DFlashError as error:
-        if chat.broken:
-            raise
         console.error(error)
 
 

@@ -67,7 +67,7 @@ def run(
     pair = source.pair
     request = replace(request, thinking=call.thinks(pair, think))
     with source.service(call) as service:
-        if request.messages and not service.facts.has_tokenizer:
+        if request.messages and not service.load().has_tokenizer:
             raise UsageError(f"{pair.name} has no tokenizer", "give token ids: --prompt-ids 1,2,3")
         with Answer(request, service.submit) as answer:
             if as_json:
@@ -76,7 +76,7 @@ def run(
             else:
                 print_reply(answer, console)
         finished, facts = answer.finished, service.facts
-        assert finished is not None  # a reply ends with Finished or an error
+        assert finished is not None and facts is not None  # a reply ends with Finished or an error
         if not as_json:
             _conclude(answer, finished, facts, pair, console)
         elif not answer.cancelled:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflash_local.app.engine_server import EngineServer, starter
-from dflash_local.app.loading import Start, start_service
+from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
+from dflash_local.cli.fetch import obtain
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.load_options import PANEL
 from dflash_local.errors import UsageError
+from dflash_local.events import Mode
 from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
-from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
-    from dflash_local.app.engine_launch import LaunchingEngine
+    from dflash_local.app.model_sources import ModelSource, ServerModels
     from dflash_local.remote.server_checks import Program
+    from dflash_local.service.service import Service
 
 EXAMPLE = "http://127.0.0.1:8000"
 PROGRAMS = ("vllm", "sglang")  # of ``remote.server_checks``, which --help must not import
@@ -54,7 +56,10 @@ class ServerOptions:
             rich_help_panel=PANEL,
         ),
     ] = None
-
+    own: Annotated[
+        bool,
+        typer.Option("--own", help="Load the pair again where another command has it loaded.", rich_help_panel=PANEL),
+    ] = False
     trust_remote_code: Annotated[
         bool,
         typer.Option(
@@ -69,14 +74,19 @@ class ServerOptions:
         """That a server must be; None where any will do, or an engine of ours is asked for."""
         return self.engine.value if self.engine is not None and self.engine.value in PROGRAMS else None
 
+    @property
+    def order(self) -> tuple[Mode, Mode]:
+        """The order of replies with and without drafts that costs least: a plain server is asked for margins last."""
+        return ("dflash", "ar") if self.url is None and self.program is not None else ("ar", "dflash")
+
 
 @dataclass(frozen=True, slots=True)
 class KeptServerOptions(ServerOptions):
-    """Of a command that may leave a launched server running."""
+    """Options of a command that may leave the model loaded."""
 
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Leave the launched server running; says how to use it.", rich_help_panel=PANEL),
+        typer.Option("--keep", help="Leave the model loaded at the end; says how to end it.", rich_help_panel=PANEL),
     ] = False
 
 
@@ -99,25 +109,32 @@ class TwoServerOptions(ServerOptions):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where replies come from.
-
-    Attributes:
-        server: None for a pair that is loaded here.
-    """
+    """Where replies come from: the pair, how it is loaded, and the source of it and of others."""
 
     pair: Pair
     load: LoadConfig
-    start: Start
-    server: EngineServer | LaunchingEngine | None = None
+    models: ModelSource
 
     def service(self, call: Invocation) -> Service:
-        """A service over the pair.
+        """Return a service over the pair, which is loaded.
 
         Raises:
             DFlashError: it cannot be loaded, or the server does not serve it.
         """
         with call.console.progress():
-            return self.start(self.pair, self.load, call.user, call.console.notify)
+            return self.serve(call.console.notify)
+
+    def serve(self, notify: Notify) -> Service:
+        """As ``service``, told how far it is where ``notify`` says."""
+        from dflash_local.service.service import Service
+
+        self.models.notify = notify
+        with ExitStack() as stack:
+            model = self.models.model(self.pair, self.load, thinking=False)
+            service = stack.enter_context(Service(model, on_progress=notify))
+            service.load()
+            stack.pop_all()
+        return service
 
 
 def origin(
@@ -126,25 +143,37 @@ def origin(
     drafter: str | None,
     load: LoadConfig,
     served: ServerOptions,
+    endpoint: bool = False,
 ) -> Origin:
-    """What the options mean.
+    """Return what the options mean.
 
     Args:
-        model: None takes a running server's only one, else the default.
+        endpoint: it is for ``serve`` or ``web``. model: None takes a running server's only one, else the default.
 
     Raises:
         UsageError: an option that a server decides, or one that only a server has. DFlashError: no such pair.
     """
+    from dflash_local.app.model_sources import LocalModels, ServerModels
+    from dflash_local.catalog.row import REMOTE_CODE
+
+    models: LocalModels | ServerModels
     url, engine, program = served.url, served.engine, served.program
     keep = isinstance(served, KeptServerOptions) and served.keep
-    launching = url is None and program is not None
+    launching, here = url is None and program is not None, url is None and program is None
     own = {"--engine-args": served.engine_args is not None, "--trust-remote-code": served.trust_remote_code}
-    option = next((name for name, given in {**own, "--keep": keep}.items() if given), None)
+    option = next((name for name, given in own.items() if given), None)
     if option is not None and not launching:
         raise UsageError(f"{option} is for a server that is launched", "give --engine vllm or sglang, and no --url")
-    if url is None and program is None:
+    if url is not None and (served.own or keep):
+        raise UsageError(
+            f"--{'own' if served.own else 'keep'} is for what this command starts", "leave it out with --url"
+        )
+    if here:
         load = load if engine is None else replace(load, engine=engine.value)
-        return Origin(call.pair(model or call.default_model(), drafter, load), load, start_service)
+        user = replace(call.user, attach=call.user.attach and not served.own)
+        get = obtain(call.user, call.console, load.allow_mismatch)
+        models = LocalModels(user, load, call.console.notify, get, served=endpoint, keep=keep)
+        return Origin(models.pair(model or call.default_model(), drafter), load, models)
     if engine is not None and engine.value in (FUSED, REFERENCE):
         raise UsageError(f"--engine {engine.value} loads a pair here, and --url takes a server's", "leave one out")
     decided = (replace(load, draft=True) if launching else load).arguments(call.user.load_config)
@@ -152,32 +181,49 @@ def origin(
         hint = "--engine-args passes on what it calls that" if launching else "leave it out with --url"
         which = "launched server" if launching else "server at --url"
         raise UsageError(f"{' '.join(decided)}: the {which} decides that when it is started", hint)
-    source: EngineServer | LaunchingEngine
-    if url is None:
-        from dflash_local.app.engine_launch import LaunchingEngine
-        from dflash_local.catalog.row import REMOTE_CODE
-
-        assert program is not None
-        source = LaunchingEngine(program, _words(served.engine_args), load.draft, keep)
-        pair = source.pair(model or call.default_model(), drafter, call.user)
-        if served.trust_remote_code or _trusts(call, source, pair, drafter):
-            source = replace(source, extra=(*source.extra, REMOTE_CODE))
-        return Origin(pair, load, starter(source, drafter), source)
-    source = EngineServer(url, program)
-    return Origin(source.pair(model, drafter, call.user), load, starter(source, drafter), source)
+    plain_url = served.plain_url if isinstance(served, TwoServerOptions) else None
+    models = ServerModels(call.user, call.console.notify, url, program, plain_url, drafter)
+    if not launching:
+        return Origin(models.pair(model, drafter), load, models)
+    models = replace(models, extra=_words(served.engine_args), drafts=load.draft, keep=keep)
+    pair = models.pair(model or call.default_model(), drafter)
+    if served.trust_remote_code or _trusts(call, models, pair):
+        models = replace(models, extra=(*models.extra, REMOTE_CODE))
+    return Origin(pair, load, models)
 
 
-def _trusts(call: Invocation, source: LaunchingEngine, pair: Pair, drafter: str | None) -> bool:
+def compared(
+    call: Invocation, model: str | None, drafter: str | None, load: LoadConfig, served: TwoServerOptions
+) -> Origin:
+    """Return what the options of a comparison mean; over servers, two of them answer.
+
+    Raises:
+        UsageError: one of them without the other, or see ``origin``. DFlashError: no such pair.
+    """
+    from dflash_local.app.model_sources import ServerModels
+    from dflash_local.app.two_servers import HOW
+
+    served.check()
+    if served.url is not None and served.plain_url is None:
+        raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
+    source = origin(call, model, drafter, load, served)
+    if isinstance(source.models, ServerModels):
+        return replace(source, models=replace(source.models, compares=True))
+    return source
+
+
+def _trusts(call: Invocation, models: ServerModels, pair: Pair) -> bool:
     """Whether the user, asked, lets the server run code of the model's repository; False where nobody need be asked."""
-    from dflash_local.app.engine_command import wants_remote_code
     from dflash_local.app.resolve import choose
+    from dflash_local.app.server_command import wants_remote_code
     from dflash_local.catalog.row import REMOTE_CODE
     from dflash_local.remote.server_checks import PROGRAMS as TITLES
 
-    choice = choose(pair.name, drafter, call.user, draft=source.drafts)
-    if REMOTE_CODE in source.extra or not wants_remote_code(source.program, choice, source.drafts):
+    assert models.program is not None
+    choice = choose(pair.name, models.drafter, call.user, draft=models.drafts)
+    if REMOTE_CODE in models.extra or not wants_remote_code(models.program, choice, models.drafts):
         return False
-    question = f"{TITLES[source.program]} runs Python code of the repository of {pair.name} with your rights. Trust it?"
+    question = f"{TITLES[models.program]} runs Python code of the repository of {pair.name} with your rights. Trust it?"
     return call.console.can_ask and call.console.ask(question, default=False)
 
 

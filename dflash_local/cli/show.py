@@ -51,7 +51,7 @@ def show(
 
 def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:
     """Show how a server of several machines is started, and reached."""
-    from dflash_local.app.engine_command import node_commands
+    from dflash_local.app.server_command import node_commands
 
     commands = node_commands(row, nodes)
     if not commands:

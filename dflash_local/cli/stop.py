@@ -24,16 +24,14 @@ def stop(
     debug: opt.Debug = False,
 ) -> None:
     """Stop what dflash ps shows, and wait until its memory is free."""
-    from dflash_local.app.engine_records import read_records
     from dflash_local.app.local_process import stop_engine
-    from dflash_local.app.serve_records import running_servers, stop_server
+    from dflash_local.app.process_records import read_records, stop_server
 
     call = Invocation.begin()
     user, console = call.user, call.console
     if (which is None) != every:
         raise UsageError("give the MODEL or ADDRESS to stop, or --all", "dflash ps shows them")
-    records = {str(record["url"]): record for record in running_servers(user)}
-    engines = {record.owner.pid: record for record in read_records(user)}
+    records = {(record.owner.pid if record.is_engine else record.address): record for record in read_records(user)}
     found = [one for one in served(user) if which is None or _is_meant(one, which, user)]
     if which is not None and not found:
         raise UsageError(f"no running server has {which!r}", "dflash ps shows what runs")
@@ -41,10 +39,8 @@ def stop(
     for one in found:
         begin = time.monotonic()
         console.show_progress(f"stopping {one['model']}")
-        if one["url"]:
-            stop_server(records[one["url"]])
-        else:
-            stop_engine(engines[one["pid"]])
+        record = records[one["url"] or one["pid"]]
+        stop_engine(record) if record.is_engine else stop_server(record)
         stopped.append({**{name: one[name] for name in ("model", "url", "pid")}, "seconds": time.monotonic() - begin})
         if not as_json:
             where = one["url"] or f"process {one['pid']}"

@@ -11,14 +11,14 @@ from dflash_local.app.loading import named_when_missing
 from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.serve import elsewhere
+from dflash_local.cli.serve import checked
 from dflash_local.cli.server_options import TwoServerOptions, origin
 from dflash_local.load_config import LoadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dflash_local.service.resident import Resident
+    from dflash_local.service.service import Service
     from dflash_local.ui.web.mount import Page
 
 
@@ -47,15 +47,14 @@ def web(
     settings.keep_gradio_private()
     with named_when_missing():
         from dflash_local.ui.web.page import page as page_of
-    source = origin(call, model, drafter, load, served)
+    source = origin(call, model, drafter, load, served, endpoint=True)
     seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
-    pair = source.pair
     with named_when_missing():
         from dflash_local.app.served_pair import ServedPair
         from dflash_local.cli.serving import Serving
-    thinks, server = call.thinks(pair, think), elsewhere(call, source, drafter, served.plain_url)
+    thinks, source = call.thinks(source.pair, think), checked(call, source)
 
-    def page(resident: Resident, url: str, ending: Callable[[], bool]) -> Page:
-        return page_of(ServedPair(resident, pair, source.load, user, url, server), ending)
+    def page(service: Service, url: str, ending: Callable[[], bool]) -> Page:
+        return page_of(ServedPair(service, source.models, source.load, user, url), ending)
 
-    Serving(call, pair, source.load, thinks, page, open_browser, server).run(address, seconds)
+    Serving(call, source, thinks, page, open_browser).run(address, seconds)

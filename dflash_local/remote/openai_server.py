@@ -1,4 +1,4 @@
-"""A session in a running vLLM or SGLang server, used as if its pair were loaded here.
+"""A running vLLM or SGLang server as a backend, used as if its pair were loaded here.
 
 What a server does not report stays absent: of single cycles nothing is known, and acceptance comes from the reply's own
 figures or the difference of the server's counters. Its text is a model's: screens make it safe, as any.
@@ -10,10 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.checkpoint_files.config_values import ConfigFields
-from dflash_local.errors import BusyError, CheckpointError, DFlashError, Interrupted, ServerError, UsageError
+from dflash_local.errors import (
+    BusyError,
+    CheckpointError,
+    DeviceLostError,
+    DFlashError,
+    Interrupted,
+    ServerError,
+    UsageError,
+)
 from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
 from dflash_local.loaded import nothing_done
 from dflash_local.remote import server_metrics
@@ -24,6 +32,9 @@ from dflash_local.remote.openai_body import MAX_SEED, body_of
 from dflash_local.remote.server_checks import Program, ServerFacts, WantedModel, probe
 from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable
 from dflash_local.request import Request, fresh_seed
+
+if TYPE_CHECKING:
+    from dflash_local.remote.server_process import ServerProcess
 
 THOUGHT = "</think>"  # what a server's reasoning parser takes out of the text
 MAX_CHOICES = MAX_CALLS = 128  # of one event
@@ -56,19 +67,25 @@ class Answer:
     acceptance: Acceptance | None
 
 
-class ServerSession:
-    """The session of a server, for one ``Service`` of this process.
+class OpenAIServer:
+    """The backend over a server, for one ``Service`` of this process.
 
-    Errors of a request are none of the session: the next request asks the server again.
+    Errors of a request are none of the backend: the next request asks the server again.
 
     Args:
         wanted: the model that it must serve, also after a restart. facts: of the check before.
+        process: of a server that was launched for this backend, and ends with it.
     """
 
     def __init__(
-        self, endpoint: Endpoint, wanted: WantedModel, facts: ServerFacts, patience: Patience = PATIENCE
+        self,
+        endpoint: Endpoint,
+        wanted: WantedModel,
+        facts: ServerFacts,
+        patience: Patience = PATIENCE,
+        process: ServerProcess | None = None,
     ) -> None:
-        self.facts = facts
+        self.facts, self.process = facts, process
         self._endpoint, self._wanted, self._patience = endpoint, wanted, patience
         self._reasons: set[str] = set()  # for which acceptance was not known: each is a warning once
         self._counters: Counters | None = None  # of the last request
@@ -78,17 +95,24 @@ class ServerSession:
 
         Raises:
             UsageError: the server cannot do it. ServerError: it is gone, silent, or ends the reply with an error;
-                what came before stands.
+                what came before stands. DeviceLostError: it was launched here, and its process has ended.
         """
+        ended = self.process.end if self.process is not None else None
         seed = request.sampling.seed
         seed = fresh_seed() & MAX_SEED if seed is None else seed
         body_of(request, self.facts, seed)  # refused in the call
-        return self._reply(request, seed, cancelled)
+        return self._reply(request, seed, cancelled, ended)
 
     def close(self) -> None:
-        """Nothing of it is here."""
+        """End the server where it was launched for this, and is not kept."""
+        if self.process is not None:
+            self.process.stop()
 
-    def _reply(self, request: Request, seed: int, cancelled: Callable[[], bool]) -> Iterator[Event]:
+    def _reply(
+        self, request: Request, seed: int, cancelled: Callable[[], bool], ended: ServerError | None
+    ) -> Iterator[Event]:
+        if ended is not None:
+            raise DeviceLostError(ended.message, ended.hint)
         try:
             before = server_metrics.read(self._endpoint, within(ANSWER_S, cancelled))
             restarted = self._restarted(before)
@@ -338,14 +362,18 @@ class Reply:
 
 
 def attach(
-    endpoint: Endpoint, wanted: WantedModel, program: Program | None = None, patience: Patience = PATIENCE
-) -> ServerSession:
-    """The session of the server that listens at an address and serves the wanted model.
+    endpoint: Endpoint,
+    wanted: WantedModel,
+    program: Program | None = None,
+    patience: Patience = PATIENCE,
+    process: ServerProcess | None = None,
+) -> OpenAIServer:
+    """Return the backend over the server that listens at an address and serves the wanted model.
 
     Raises:
         ServerError, UnknownModelError: see ``server_checks.probe``.
     """
-    return ServerSession(endpoint, wanted, probe(endpoint, wanted, program), patience)
+    return OpenAIServer(endpoint, wanted, probe(endpoint, wanted, program), patience, process)
 
 
 def _ids(content: ConfigFields, key: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,10 +22,10 @@ from pathlib import Path
 from dflash_local import child_process, terminal
 from dflash_local.errors import DFlashError, Interrupted, MissingDependencyError, ServerError
 from dflash_local.remote import server_log
-from dflash_local.remote.endpoint import Endpoint, within
+from dflash_local.remote.endpoint import TOKEN_VARIABLE, Endpoint, within
 from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.remote.server_watch import END_S
-from dflash_local.store.atomic import FILE_MODE, make_private
+from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
 
 WATCH = Path(__file__).with_name("server_watch.py")
 HEALTH = "/health"  # of both programs; needs no token
@@ -44,8 +45,10 @@ class LoadPatience:
 class ServerProcess:
     """A server that was started.
 
+    A ``with`` ends it.
+
     Attributes:
-        endpoint: where it listens, or will. log: everything that it writes.
+        endpoint: where it listens, or will. log: everything that it writes. model: what requests call its model.
 
     Args:
         argv: its program first. environ, granted: see ``child_process.start``.
@@ -62,8 +65,9 @@ class ServerProcess:
         granted: Mapping[str, str],
         endpoint: Endpoint,
         log: Path,
+        model: str,
     ) -> None:
-        self.endpoint, self.log = endpoint, log
+        self.endpoint, self.log, self.model = endpoint, log, model
         self._title = PROGRAMS[program]
         self._program = program
         self._lock = threading.Lock()
@@ -97,9 +101,15 @@ class ServerProcess:
             start_new_session=True,
         )
 
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
     @property
     def pid(self) -> int:
-        """Of the server, and of its process group."""
+        """The id of the server, and of its process group."""
         return self._process.pid
 
     @property
@@ -108,8 +118,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     @property
-    def outcome(self) -> str:
-        """``exit code 1`` or ``signal 9``; empty while it runs."""
+    def _outcome(self) -> str:
         code = self._process.poll()
         return "" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -161,12 +170,30 @@ class ServerProcess:
             self._process.wait()
             self._dismiss()
 
-    def release(self) -> None:
-        """Leave it running when this program ends."""
+    def keep(self) -> str:
+        """Let it run on after this program; return a line on where, and how to use and end it.
+
+        Raises:
+            OSError: the file of its token cannot be written.
+        """
+        file = self.log.with_suffix(".token")
+        write_atomic(file, self.endpoint.token or "")
         with self._lock:
             if not self._left:
                 self._left = True
                 self._dismiss()
+        attach = f"{TOKEN_VARIABLE}=$(cat {shlex.quote(str(file))}) dflash chat {shlex.quote(self.model)}"
+        url = self.endpoint.url
+        return f"{self._title} stays at {url}: {attach} --url {url}; kill {self.pid} ends it"
+
+    @property
+    def end(self) -> ServerError | None:
+        """How it has ended, by itself or by somebody; None while it runs."""
+        if self.alive:
+            return None
+        line = server_log.last_line(self.log)
+        last = f"; its last line: {line}" if line else ""
+        return ServerError(f"{self._title} ended ({self._outcome}){last}", self._hint)
 
     def _dismiss(self) -> None:
         """The watching process has nothing to do any more."""
@@ -183,7 +210,7 @@ class ServerProcess:
     def _ended(self) -> ServerError:
         why = server_log.reason(self.log)
         return ServerError(
-            f"{self._title} ended while it started ({self.outcome}){f': {why}' if why else ''}", self._hint
+            f"{self._title} ended while it started ({self._outcome}){f': {why}' if why else ''}", self._hint
         )
 
     def _too_late(self, seconds: float, silent: bool) -> ServerError:

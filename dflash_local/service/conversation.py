@@ -15,7 +15,7 @@ from dflash_local.errors import BusyError, DFlashError, EngineError, ServerError
 from dflash_local.events import Channel, Event, Finished, Step
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
 from dflash_local.service.chat_options import ChatOptions, merged
-from dflash_local.service.service import Ticket
+from dflash_local.service.listener import Ticket
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
 

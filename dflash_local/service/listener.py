@@ -1,4 +1,4 @@
-"""A bounded mailbox of events that merges ``Step`` events when its reader is slow.
+"""A submitted request: a bounded mailbox of its events that merges ``Step`` events when its reader is slow.
 
 The worker puts and never waits; the reader loses no token and no text, only the cycle borders.
 """
@@ -7,10 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dflash_local.errors import DFlashError
-from dflash_local.events import Channel, Event, Notice, Origin, Piece, PrefillProgress, Queued, Step, TokenLogprob
+from dflash_local.events import (
+    Channel,
+    Event,
+    Finished,
+    Notice,
+    Origin,
+    Piece,
+    PrefillProgress,
+    Queued,
+    Step,
+    TokenLogprob,
+)
+from dflash_local.request import Request
 
 CAPACITY = 64
 WAIT_S = 0.5  # a lock waited for without limit cannot be interrupted by Ctrl-C on every system
@@ -126,3 +139,45 @@ class Listener:
             if isinstance(waiting, Notice):
                 del self._waiting[index]
                 return
+
+
+class Ticket:
+    """One submitted request: its events, and the way to cancel it."""
+
+    def __init__(self, request: Request, withdraw: Callable[[Ticket], None]) -> None:
+        self.request = request
+        self._withdraw = withdraw
+        self._cancelled = threading.Event()
+        self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
+        self._listener = Listener()
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over the events from the first on, a second call goes on; raises the request's error, if any."""
+        return self._listener
+
+    def cancel(self) -> None:
+        """Stop the reply within one cycle, or leave the queue; ends as ``Finished('cancelled')``."""
+        self._cancelled.set()
+        self._withdraw(self)
+
+    @property
+    def cancelled(self) -> bool:
+        """True when ``cancel`` was called, whether or not it came in time."""
+        return self._cancelled.is_set()
+
+    @property
+    def done(self) -> bool:
+        """True when nothing follows."""
+        return self._listener.ended
+
+    def publish(self, event: Event) -> None:
+        """Add an event (for the service)."""
+        with self._lock:
+            self._listener.put(event)
+            if isinstance(event, Finished):
+                self._listener.end()
+
+    def fail(self, error: DFlashError) -> None:
+        """End the request with an error (for the service)."""
+        with self._lock:
+            self._listener.end(error)

@@ -13,7 +13,7 @@ from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
-from dflash_local.service.service import Ticket
+from dflash_local.service.listener import Ticket
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")

@@ -13,7 +13,7 @@ from dflash_local.api.refusals import error_object
 from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.request import SamplingParams
-from dflash_local.service.resident import Model
+from dflash_local.service.backend import Model
 from tests.api.conftest import body
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.8, top_k=20)

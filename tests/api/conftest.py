@@ -20,8 +20,9 @@ from dflash_local.api.guard import Rules
 from dflash_local.api.log import send_lines_to
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
-from dflash_local.service.resident import Find, Model, Resident
-from dflash_local.service.service import Session
+from dflash_local.service.backend import Backend as Session
+from dflash_local.service.backend import Find, Model
+from dflash_local.service.service import Service
 from tests.service.scripted import ScriptedSession
 
 RULES = Rules()
@@ -71,7 +72,7 @@ class Running:
     port: int
     server: Server
     endpoint: Endpoint
-    resident: Resident
+    service: Service
     thread: threading.Thread
 
     def connect(self, timeout: float = LIMIT_S) -> http.client.HTTPConnection:
@@ -159,20 +160,20 @@ def _start(
         return left.pop(0) if left else ScriptedSession()
 
     metrics = Metrics()
-    resident = Resident(
+    service = Service(
         model(Model("scripted", load, aliases=("toy",), call_format="hermes")), find, keep_alive_s, metrics.observe
     )
-    endpoint = Endpoint(resident, metrics, models, quiet_s)
+    endpoint = Endpoint(service, metrics, models, quiet_s)
     sock = listen("127.0.0.1", 0)
     server = Server(guarded_app(endpoint, rules, more), endpoint, read_s, grace_s)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
-    return Running(sock.getsockname()[1], server, endpoint, resident, thread)
+    return Running(sock.getsockname()[1], server, endpoint, service, thread)
 
 
 def _stop(running: Running) -> None:
-    running.resident.close()
+    running.service.close()
     running.end()
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from dflash_local.catalog.bundled import find
 from dflash_local.events import Piece, Step
-from dflash_local.service.resident import Model
-from dflash_local.service.service import Session
+from dflash_local.service.backend import Backend as Session
+from dflash_local.service.backend import Model
 from tests.api.conftest import TOOL, Running, Serve
 from tests.service.scripted import ScriptedSession
 

@@ -36,7 +36,7 @@ def samples(server: Running) -> dict[tuple[str, str], float]:
 def test_the_counters_say_what_happened(serve: Serve) -> None:
     server = serve(ScriptedSession())
     assert server.chat().status == server.chat(stream=True).status == 200
-    wait_until(lambda: server.resident.status.running == 0)  # a client may have its answer a moment before
+    wait_until(lambda: server.service.status.running == 0)  # a client may have its answer a moment before
     found = samples(server)
     assert NAMES <= {name for name, _ in found}
     assert found["prompt_tokens_total", ""] == 10 and found["generation_tokens_total", ""] == 12

@@ -10,8 +10,8 @@ from dflash_local.chat.template import render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.request import Message
-from dflash_local.service.resident import Model
-from dflash_local.service.service import Session
+from dflash_local.service.backend import Backend as Session
+from dflash_local.service.backend import Model
 
 BODY = Path(__file__).with_name("open_webui_request.json")
 TOY_CONTEXT, LARGE_CONTEXT = 2048, 40_000

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_local.errors import ContextError, DFlashError
 from dflash_local.request import Request
-from dflash_local.service.service import Ticket
+from dflash_local.service.listener import Ticket
 from tests.api.conftest import Serve, wait_until
 from tests.service.scripted import ScriptedSession
 
@@ -36,6 +36,6 @@ def test_a_request_is_in_no_circle_of_references(
     server = serve(ScriptedSession(faults=[fault and ContextError(fault.message) for _ in range(REQUESTS)]))
     for _ in range(REQUESTS):
         assert (b"too long" in server.chat("x" * 1000, stream=stream).body) == bool(fault)
-    wait_until(lambda: not server.endpoint.live and not server.resident.status.running)
+    wait_until(lambda: not server.endpoint.live and not server.service.status.running)
     gc.collect()
     assert [type(one).__name__ for one in collected if isinstance(one, (Request, Ticket))] == []

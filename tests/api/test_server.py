@@ -79,7 +79,7 @@ def test_open_streams_get_an_error_event_and_new_requests_503(serve: Serve) -> N
     begun = connection.getresponse()
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(server.chat, "hi", stream=True) for _ in range(2)]
-        wait_until(lambda: server.resident.status.waiting == 2)
+        wait_until(lambda: server.service.status.waiting == 2)
         server.server.end()
         wait_until(lambda: server.endpoint.draining)
         refused, health = server.chat(), server.get("/health")
@@ -102,7 +102,7 @@ def test_replies_that_end_in_time_are_whole(serve: Serve) -> None:
     server = serve(ScriptedSession(gate=gate), grace_s=LIMIT_S)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(server.chat, "hi", stream=True)
-        wait_until(lambda: server.resident.status.running == 1)
+        wait_until(lambda: server.service.status.running == 1)
         server.server.end()
         wait_until(lambda: server.endpoint.draining)
         gate.set()
@@ -117,7 +117,7 @@ def test_a_client_that_does_not_read_does_not_keep_the_server_up(serve: Serve) -
     connection = server.connect()
     connection.request("POST", CHAT, json.dumps(body(stream=True)), {"Content-Type": "application/json"})
     connection.getresponse()
-    wait_until(lambda: server.resident.status.running == 0)
+    wait_until(lambda: server.service.status.running == 0)
     server.server.end()
     server.thread.join(LIMIT_S)
     assert not server.thread.is_alive()

@@ -54,7 +54,7 @@ def opened(server: Running, **fields: Any) -> http.client.HTTPResponse:
 
 
 def idle(server: Running) -> bool:
-    status = server.resident.status
+    status = server.service.status
     return status.running == 0 and status.waiting == 0 and server.endpoint.live == 0
 
 
@@ -107,7 +107,7 @@ def test_a_hundred_clients_are_served_or_told_to_wait(serve: Serve) -> None:
 
     with ThreadPoolExecutor(100) as pool:
         asked = [pool.submit(ask, 0)]
-        wait_until(lambda: server.resident.status.running == 1)  # all others wait, or cannot
+        wait_until(lambda: server.service.status.running == 1)  # all others wait, or cannot
         asked += [pool.submit(ask, number) for number in range(1, 100)]
         wait_until(lambda: sum(one.done() for one in asked) == 100 - 1 - MAX_QUEUE)
         gate.set()
@@ -163,10 +163,10 @@ def test_a_client_that_leaves_the_queue_never_runs(serve: Serve) -> None:
     first = opened(server, stream=True)
     second = server.connect()
     second.request("POST", "/v1/chat/completions", json.dumps(body("no")), {"Content-Type": "application/json"})
-    wait_until(lambda: server.resident.status.waiting == 1)
+    wait_until(lambda: server.service.status.waiting == 1)
     assert second.sock is not None
     second.sock.close()
-    wait_until(lambda: server.resident.status.waiting == 0)
+    wait_until(lambda: server.service.status.waiting == 0)
     gate.set()
     assert b"[DONE]" in first.read()
     wait_until(lambda: idle(server))
@@ -178,7 +178,7 @@ def test_a_slow_reader_holds_up_nobody(serve: Serve) -> None:
     server = serve(ScriptedSession(steps=big))
     response = opened(server, stream=True)  # and reads nothing of its 6 MB
     assert server.chat().status == 200
-    wait_until(lambda: server.resident.status.running == 0)
+    wait_until(lambda: server.service.status.running == 0)
     text = "".join(
         json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in _data_lines(response.read())
     )
@@ -224,9 +224,9 @@ def test_waiting_streams_get_the_error_too(serve: Serve) -> None:
     server = serve(session)
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(server.chat, "hi", stream=True)]
-        wait_until(lambda: server.resident.status.running == 1)
+        wait_until(lambda: server.service.status.running == 1)
         answers += [pool.submit(server.chat, "hi", stream=True) for _ in range(2)]
-        wait_until(lambda: server.resident.status.waiting == 2)
+        wait_until(lambda: server.service.status.waiting == 2)
         gate.set()
         got = [answer.result() for answer in answers]
     assert [answer.status for answer in got] == [200, 500, 500]

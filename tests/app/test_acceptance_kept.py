@@ -108,3 +108,13 @@ def test_replies_whose_verify_length_is_chosen_are_predicted_as_fast_as_they_are
         (1e3 * session.tokens / session.ms,) * 2, rel=0.01
     )
     assert first.plain_tokens_per_s == pytest.approx(1e3 / costs[1])
+
+
+def test_without_its_drafter_a_pair_answers_drafted_requests(tmp_path: Path) -> None:
+    session, locks = ScriptedSession(), ExitStack()
+    held = HeldSession(session, locks, "a/b", AcceptanceRecord(tmp_path), plain=True)
+    request = Request(prompt_ids=(1, 2), block_size=4, mode="dflash")
+    assert list(held.generate(request)) and held.facts is session.facts
+    assert session.requests == [replace(request, mode="ar", block_size=None)]
+    held.close()
+    assert session.closed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,7 @@ from dflash_local.errors import CheckpointError, DFlashError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.chat_options import ChatOptions, merged
-from dflash_local.service.service import Service
-from tests.service.scripted import ScriptedFacts, ScriptedSession
+from tests.service.scripted import ScriptedFacts, ScriptedModels, ScriptedSession
 
 
 def pair_of(name: str, folder: Path = Path("nowhere"), drafter: bool = True) -> Pair:
@@ -29,15 +27,14 @@ class Chat(ChatSession):
 
     def __init__(self, options: ChatOptions | None = None) -> None:
         self.loads: list[tuple[str, bool]] = []
-        super().__init__(
-            pair_of("one"), LoadConfig(), options or ChatOptions(), settings.load({}), keep=False, start=self.scripted
-        )
+        models = ScriptedModels(self.scripted)
+        super().__init__(models, pair_of("one"), LoadConfig(), options or ChatOptions(), settings.load({}), keep=False)
 
-    def scripted(self, pair: Pair, load: LoadConfig, *_: Any) -> Service:
+    def scripted(self, pair: Pair, load: LoadConfig) -> ScriptedSession:
         self.loads.append((pair.name, load.draft))
         if pair.name == "bad":
             raise CheckpointError("no such file")
-        return Service(ScriptedSession(ScriptedFacts(has_tokenizer=pair.name != "mute")))
+        return ScriptedSession(ScriptedFacts(has_tokenizer=pair.name != "mute"))
 
     def ask(self, text: str) -> str:
         with self.conversation.answer(text) as answer:
@@ -55,7 +52,6 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one() -> None:
         chat.conversation.options.mode = "ar"
         chat.change_model(pair_of("alone", drafter=False))
         assert chat.loads[-1] == ("alone", False) and chat.pair.name == "alone"
-    assert chat.facts is None
 
 
 def test_the_models_own_sampling_holds_where_nothing_was_set(tmp_path: Path) -> None:
@@ -67,14 +63,6 @@ def test_the_models_own_sampling_holds_where_nothing_was_set(tmp_path: Path) -> 
         assert (sampling.temperature, sampling.top_k) == (0.6, 3)
         with pytest.raises(UsageError):
             merged(sampling, {"top_p": 2.0})
-
-
-def test_without_a_model_there_is_a_hint() -> None:
-    chat = Chat()
-    assert chat.facts is None and not chat.broken
-    with pytest.raises(UsageError, match="no model"):
-        chat.ask("hi")
-    assert chat.conversation.turns == []
 
 
 def test_what_is_said_before_anybody_listens_is_not_lost() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.app.engine_command import HEAD, node_commands, server_command, undrafted, wants_remote_code
 from dflash_local.app.models import registry
 from dflash_local.app.resolve import choose
+from dflash_local.app.server_command import HEAD, node_commands, server_command, undrafted, wants_remote_code
 from dflash_local.catalog import bundled
 from dflash_local.errors import DownloadError, SettingsError, UsageError
 from dflash_local.remote.server_checks import Program

@@ -20,10 +20,10 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 
 from dflash_local import __version__, settings  # noqa: E402
 from dflash_local.app.engine_process import EngineProcess  # noqa: E402
-from dflash_local.app.engine_records import EngineRecord, read_records  # noqa: E402
-from dflash_local.app.loading import start_service  # noqa: E402
 from dflash_local.app.local_process import LocalProcess, open_process  # noqa: E402
+from dflash_local.app.model_sources import LocalModels  # noqa: E402
 from dflash_local.app.process_messages import Occupied, Open  # noqa: E402
+from dflash_local.app.process_records import ProcessRecord, read_records  # noqa: E402
 from dflash_local.catalog.bundled import Pair, find  # noqa: E402
 from dflash_local.cli.ps import lines, served  # noqa: E402
 from dflash_local.errors import CheckpointError, DeviceLostError  # noqa: E402
@@ -64,6 +64,10 @@ def opened(user: Settings) -> Iterator[Callable[..., LocalProcess]]:
     yield open_demo
     for session in sessions:
         session.close()
+
+
+def serve(user: Settings) -> Service:
+    return Service(LocalModels(user, LoadConfig(), lambda _event: None).model(find("demo"), LoadConfig(), False))
 
 
 def text_of(events: list[Event]) -> str:
@@ -128,7 +132,8 @@ def test_commands_share_a_process_that_ends_with_the_last(
 
 
 def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Settings) -> None:
-    with start_service(find("demo"), LoadConfig(), user, lambda _event: None) as service:
+    with serve(user) as service:
+        service.load()
         pid = service.facts.pid
         assert pid is not None
         shown: list[Event] = []
@@ -148,8 +153,21 @@ def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Setti
     wait_until_gone(last)
 
 
+def test_what_is_kept_stays_until_it_is_stopped(user: Settings, cli: Cli) -> None:
+    ran = cli("run", "demo", "hi", "--keep", "--max-new-tokens", "4")
+    (record,) = read_records(user)
+    line = next(line for line in ran.err.splitlines() if "stays loaded" in line)
+    assert "GiB" in line and line.endswith(f"process {record.owner.pid}: dflash stop demo ends it")
+    again = cli("run", "demo", "hi", "--max-new-tokens", "4")
+    assert f"using the pair that process {record.owner.pid} keeps loaded" in again.err
+    own = cli("run", "demo", "hi", "--own", "--max-new-tokens", "4")
+    assert own.code == 0 and "using the pair" not in own.err and read_records(user) == (record,)
+    assert cli("stop", "demo").code == 0
+    wait_until_gone(record.owner.pid)
+
+
 def test_nobody_waits_for_the_load_of_another_pair(user: Settings, tmp_path: Path) -> None:
-    engine = EngineProcess(user, EngineRecord(Owner.me("engine"), "", "", str(tmp_path)))
+    engine = EngineProcess(user, ProcessRecord(Owner.me("engine"), "", "", str(tmp_path)))
     engine._name = "demo"
     with engine._loading:  # until it has loaded
         answer = engine._open(Pipe()[0], Open(__version__, find("demo-hybrid"), LoadConfig()))
@@ -181,6 +199,6 @@ def test_a_killed_command_takes_its_process_along(user: Settings) -> None:
 
 
 def test_a_service_in_this_process_starts_none(user: Settings) -> None:
-    with start_service(find("demo"), LoadConfig(), replace(user, in_process=True), lambda _event: None) as service:
-        assert isinstance(service, Service) and service.facts.pid is None
+    with serve(replace(user, in_process=True)) as service:
+        assert service.load().pid is None
     assert read_records(user) == ()

@@ -15,16 +15,15 @@ from dflash_local.app.chat_session import ChatSession
 from dflash_local.app.fitting import Loaded, machine
 from dflash_local.app.model_entries import model_entries, model_entry
 from dflash_local.app.served_pair import ServedPair
-from dflash_local.catalog.bundled import Pair, find
+from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.shapes import shape
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import accelerators, cpu_probe, hardware
 from dflash_local.planner.accelerators import Accelerator
 from dflash_local.service.chat_options import ChatOptions
-from dflash_local.service.resident import Model, Resident
 from dflash_local.service.service import Service
 from tests.cli.conftest import Cli
-from tests.service.scripted import ScriptedFacts, ScriptedSession
+from tests.service.scripted import ScriptedFacts, ScriptedModels, ScriptedSession
 
 GIB = 2**30
 NAME = "Qwen/Qwen3-8B"
@@ -77,27 +76,25 @@ def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(pair: P
     )
 
 
-def test_command_line_terminal_and_page_say_the_same(
-    pair: Pair, card: SimpleNamespace, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_terminal_and_page_say_the_same(pair: Pair, card: SimpleNamespace, cli: Cli) -> None:
     user = settings.load()
     told = {row["bundled"] or row["name"]: row["fits"] for row in cli("models", "--json").json["pairs"]}
-    screen = ChatSession(pair, LoadConfig(), ChatOptions(), user, start=lambda *_: Service(ScriptedSession(FACTS)))
-    resident = Resident(Model(NAME, lambda _progress: ScriptedSession(FACTS)))
-    monkeypatch.setattr(ServedPair, "_served", pair)
-    page = ServedPair(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
+    models = ScriptedModels(lambda *_: ScriptedSession(FACTS))
+    screen = ChatSession(models, pair, LoadConfig(), ChatOptions(), user)
+    service = Service(models.model(pair, LoadConfig(), False))
+    page = ServedPair(service, models, LoadConfig(), user, "http://127.0.0.1:1")
     assert verdicts(screen.entries()) == verdicts(page.entries()) == told
     card.free = 14 * GIB
     small = verdicts(screen.entries())
     assert small == verdicts(page.entries()) and small[NAME] != "fits"
     screen.open()
-    resident.load()
+    service.load()
     assert verdicts(screen.entries()) == verdicts(page.entries())
     assert screen.entry(NAME).fits == page.entry(NAME).fits == "fits"
-    resident.unload()
+    service.unload()
     assert verdicts(page.entries()) == small
     screen.close()
-    resident.close()
+    service.close()
 
 
 def test_a_pair_that_is_too_slow_here_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:

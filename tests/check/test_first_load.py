@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.app import loading
-from dflash_local.app.resident_model import model_of
+from dflash_local.app.model_sources import LocalModels
 from dflash_local.catalog import bundled
 from dflash_local.cli.console import Console
 from dflash_local.load_config import LoadConfig
@@ -65,7 +65,8 @@ def test_on_a_cpu_nothing_is_checked_unasked(cli: Cli, times: list[int], monkeyp
 def test_a_served_pair_says_how_far_it_is_and_has_the_notice(times: list[int]) -> None:
     user, pair = settings.load(), bundled.find("demo")
     stages: list[str] = []
-    model = model_of(pair, LoadConfig(fit_check=False), user, Console({}).notify, thinking=False)
+    load = LoadConfig(fit_check=False)
+    model = LocalModels(user, load, Console({}).notify).model(pair, load, thinking=False)
     session = model.load(lambda event: stages.append(event.stage))
     session.close()
     assert times and session.facts.notices[-1].startswith("check of the drafter") and "ready" in stages

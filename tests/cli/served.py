@@ -9,10 +9,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
+
+from dflash_local.app.process_records import ProcessRecord
+from dflash_local.store.owner import Owner
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli, Result
@@ -23,6 +28,7 @@ class Client:
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
+        self.port = urlsplit(record["address"]).port
 
     def call(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
@@ -36,7 +42,7 @@ class Client:
     def _answer(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
     ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.record["port"], timeout=timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         kind = {"Content-Type": "application/json"} if body is not None else {}
         data = json.dumps(body) if body is not None else None
         connection.request("POST" if body is not None else "GET", path, data, {**kind, **(headers or {})})
@@ -51,11 +57,11 @@ def records_of(home: Path) -> list[Path]:
     return sorted((home / ".cache" / "dflash-local").glob("serve-*.json"))
 
 
-def record_by_hand(home: Path, record: dict[str, Any]) -> Path:
+def record_by_hand(home: Path, url: str, **owner: Any) -> Path:
     """Write a server down as ``dflash serve`` does, whether there is one or not."""
     path = home / ".cache" / "dflash-local" / "serve-by-hand.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record), encoding="utf-8")
+    path.write_text(ProcessRecord(replace(Owner.me("serve"), **owner), url).line, encoding="utf-8")
     return path
 
 

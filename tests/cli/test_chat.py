@@ -201,8 +201,11 @@ def test_a_failed_message_is_taken_back(cli: Cli, opened: Opened, chats: Path) -
     assert [turn.content for turn in kept(chats)] == ["short", "Hello, world!\n"]
 
 
-def test_a_broken_engine_ends_the_chat_with_7(cli: Cli, opened: Opened, chats: Path) -> None:
+def test_a_broken_engine_is_loaded_again_by_the_next_message(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[None, EngineError("dead context", "load again")])
     result = cli("chat", stdin="hi\nho\nhe\n")
-    assert result.code == 7 and result.err.endswith("error: dead context\nhint: load again\n")
-    assert [turn.content for turn in kept(chats)] == ["hi", "Hello, world!\n"]
+    assert result.code == 0 and "error: dead context\nhint: load again\n" in result.err
+    assert [turn.content for turn in kept(chats)] == ["hi", "Hello, world!\n", "he", "Hello, world!\n"]
+    opened.make = lambda _pair: ScriptedSession(faults=[EngineError("dead context", "load again")])
+    last = cli("chat", "--no-history", stdin="hi\n")
+    assert last.code == 7 and last.err.endswith("error: the engine is broken: dead context\nhint: load again\n")

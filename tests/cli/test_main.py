@@ -32,13 +32,13 @@ from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
 from dflash_local.app import loading
 from dflash_local.cli import main
-from dflash_local.cli.invocation import Invocation
+from dflash_local.app.model_sources import LocalModels
 from dflash_local.events import Piece, Step
 from tests.service.scripted import ScriptedSession
 text = "caf\\u00e9 \\u2713\\U0001f34e line %d\\n"
 steps = [Step((Piece(text % n),), (n,), 0, 0, 0, 0.0) for n in range(int(sys.argv[1]))]
 loading.open_session = lambda *_: ScriptedSession(steps=steps)
-Invocation.pair = lambda *_: Pair("p\\u00e9ar", Path("t"), Path("d"), False)
+LocalModels.pair = lambda *_: Pair("p\\u00e9ar", Path("t"), Path("d"), False)
 sys.exit(main.main(sys.argv[2:]))
 """
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash_local import settings
-from dflash_local.app.serve_records import recorded
+from dflash_local.app.process_records import recorded
 from dflash_local.catalog.bundled import find
 from dflash_local.cli.ps import lines, served
+from dflash_local.store.owner import Owner
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client, record_by_hand
 from tests.service.scripted import ScriptedFacts, ScriptedSession
@@ -31,10 +32,10 @@ def test_without_a_server_there_is_nothing(cli: Cli) -> None:
     [
         "[]",
         "[" * 100_000,
-        '{"url": 7}',
-        '{"url": "http://[x"}',
-        '{"url": "http://h:99999"}',
-        '{"url": "http://\\ud800"}',
+        '{"owner": {}, "address": "http://127.0.0.1:1"}',
+        json.dumps({"owner": asdict(Owner.me("serve")), "address": 7}),
+        json.dumps({"owner": asdict(Owner.me("serve")), "address": "http://[x"}),
+        json.dumps({"owner": asdict(Owner.me("serve")), "address": "http://h:99999"}),
     ],
 )
 def test_a_record_that_is_none_is_no_server(cli: Cli, own_home: Path, record: str) -> None:
@@ -63,7 +64,7 @@ def test_a_server_says_what_it_keeps(serving: Callable[..., Result], cli: Cli, o
     titles, row = lines([server], 200)
     assert titles.split() == ["MODEL", "STATE", "LOADED", "AS", "CONTEXT", "REQUESTS", "ADDRESS", "PROCESS"]
     assert row.split()[:6] == ["demo", "ready", "reference", "float32", "cpu", "512"] and server["url"] in row
-    stale = record_by_hand(own_home, seen["record"])  # it was killed: nobody took the record away
+    stale = record_by_hand(own_home, seen["record"]["address"], pid=2**22 + 1)  # it was killed: the record is left
     assert cli("ps").out == NOTHING
     assert serving(lambda _client: seen.update(stale=stale.exists()), "demo").code == 0 and not seen["stale"]
 

@@ -42,8 +42,8 @@ def test_it_serves_until_sigterm_and_exits_0(serving: Callable[..., Result], ope
     assert result.code == 0 and result.out == ""
     assert seen["chat"][0] == 200 and seen["chat"][1]["choices"][0]["message"]["content"] == "Hello, world!\n"
     assert [one["id"] for one in seen["models"][1]["data"]] == ["demo"]
-    assert seen["record"]["pid"] == os.getpid() and seen["record"]["model"] == "demo"
-    assert f"http://127.0.0.1:{seen['record']['port']}/v1" in result.err and "curl" in result.err
+    assert seen["record"]["owner"]["pid"] == os.getpid() and seen["record"]["model"] == "demo"
+    assert f"{seen['record']['address']}/v1" in result.err and "curl" in result.err
     assert opened.session.closed and len(opened.sessions) == 1
 
 
@@ -70,7 +70,7 @@ def test_open_streams_end_with_an_error_event(serving: Callable[..., Result], op
         streams.append(connection.getresponse().read())
 
     def visit(client: Client) -> None:
-        threads.extend(threading.Thread(target=ask, args=(client.record["port"],)) for _ in range(3))
+        threads.extend(threading.Thread(target=ask, args=(client.port,)) for _ in range(3))
         for thread in threads:
             thread.start()
         while client.call("/health")[1]["waiting"] < 2:

@@ -56,17 +56,13 @@ def test_one_that_died_is_launched_again_by_the_next_request(serving: Serving, o
         client.call(CHAT, ASKED)
         first = started(record)["pid"]
         os.kill(first, signal.SIGKILL)
-        while state(client) == "ready":
-            time.sleep(0.01)
-        seen["status"] = client.call("/dflash/v1/status")[1]
+        assert wait_until_gone(first)
         seen["again"] = client.call(CHAT, ASKED)
         seen["state"], seen["fresh"] = state(client), started(record)["pid"] != first
 
     result = serving(visit, "demo", "--engine", "vllm")
     assert result.code == 0 and seen["again"][0] == 200 and seen["fresh"] and seen["state"] == "ready"
-    error = seen["status"]["error"]
-    assert seen["status"]["state"] == "broken" and error["message"].startswith("vLLM ended (signal 9); its last line: ")
-    assert error["hint"].startswith("its log: ") and not is_alive(started(record)["pid"])
+    assert not is_alive(started(record)["pid"])
 
 
 def test_a_plain_one_serves_without_drafts(serving: Serving, opened: Opened, record: Path) -> None:

@@ -125,16 +125,6 @@ def test_another_model_of_the_server_takes_its_place(serving: Serving, opened: O
     assert [status for status, _ in seen] == [200, 200, 200] and fake.bodies[-1][1]["model"] == "next-model"
 
 
-def test_its_record_says_whose_replies_it_passes_on(serving: Serving, cli: Cli, opened: Opened, fake: Fake) -> None:
-    seen: list[Any] = []
-
-    def visit(client: Client) -> None:
-        seen.append(client.record)
-
-    serving(visit, "demo", "--url", fake.url)
-    assert seen[0]["replies_from"] == f"the server at {fake.url}"
-
-
 def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opened) -> None:
     seen: list[Any] = []
 
@@ -160,7 +150,7 @@ def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opene
 def test_a_server_that_hangs_holds_up_no_status(
     serving: Serving, opened: Opened, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dflash_local.app.resident_server.NAMES_S", 0.2)
+    monkeypatch.setattr("dflash_local.app.model_sources.NAMES_S", 0.2)
     seen: list[Any] = []
 
     def visit(client: Client) -> None:

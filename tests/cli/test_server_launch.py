@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.app.engine_launch import launch, program_of
 from dflash_local.app.resolve import choose
+from dflash_local.app.server_launch import launch, program_of
 from dflash_local.catalog import bundled
 from dflash_local.cli.console import Console
 from dflash_local.errors import Interrupted, ServerError
@@ -201,7 +201,7 @@ def test_a_kept_server_goes_on(
 def test_it_ends_with_a_program_that_is_killed(record: Path, tmp_path: Path) -> None:
     script = (
         "import os, signal\n"
-        "from dflash_local.app.engine_launch import launch\n"
+        "from dflash_local.app.server_launch import launch\n"
         "from dflash_local.app.resolve import choose\n"
         "from dflash_local.settings import load\n"
         "launch('vllm', choose('demo', None, load()), load())\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from dflash_local.store import history
 from tests.cli.conftest import Cli, Opened
+from tests.cli.served import record_by_hand
 from tests.remote.hostile import PROBES, STREAMS, Mode
 from tests.remote.launched_fake import ROOT
 from tests.remote.openai_fake import Fake, Handler, running
@@ -79,7 +79,8 @@ def test_the_token_comes_from_its_variable(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--keep",), "--keep is for a server that is launched"),
+        (("--url", "http://127.0.0.1:1", "--keep"), "--keep is for what this command starts"),
+        (("--url", "http://127.0.0.1:1", "--own"), "--own is for what this command starts"),
         (("--url", "http://127.0.0.1:1", "--engine-args", "-x"), "--engine-args is for a server that is launched"),
         (("--engine", "vllm", "--engine-args", "'"), "--engine-args: No closing quotation"),
         (("--engine", "vllm", "--quantize", "int8"), "--quantize int8: the launched server decides"),
@@ -180,9 +181,7 @@ def test_one_ctrl_c_ends_what_a_server_draws_out(own_home: Path, fake: Fake, wha
     else:
         fake.raw[path] = mode
     if argv == ["ps"]:
-        record = own_home / ".cache" / "dflash-local" / "serve-1-other.json"
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps({"url": fake.url}), encoding="utf-8")
+        record_by_hand(own_home, fake.url)
     else:
         argv = [*argv, "--url", fake.url]
     run = (

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from dflash_local.app import serve_records
-from dflash_local.app.serve_records import stop_server
+from dflash_local.app import process_records
+from dflash_local.app.process_records import ProcessRecord, stop_server
+from dflash_local.store.owner import Owner, started
 from tests.cli.conftest import Cli
 from tests.cli.served import records_of
 
@@ -46,11 +49,15 @@ def start(own_home: Path) -> Iterator[Start]:
 def test_servers_end_by_model_by_address_and_all_at_once(cli: Cli, start: Start, own_home: Path) -> None:
     first, second, third = start("demo"), start("demo-hybrid"), start("demo-hybrid")
     done = cli("stop", "DEMO")
-    assert done.code == 0 and done.out.startswith(f"stopped demo at {first['url']} in ") and done.out.count("\n") == 1
-    assert psutil.Process(first["pid"]).status() == psutil.STATUS_ZOMBIE, "it is gone, but for its parent, this test"
-    (other,) = cli("stop", second["url"].partition("://")[2], "--json").json["stopped"]
-    assert (other["model"], other["pid"]) == ("demo-hybrid", second["pid"])
-    assert cli("stop", "--all").out.startswith(f"stopped demo-hybrid at {third['url']} in ")
+    assert (
+        done.code == 0 and done.out.startswith(f"stopped demo at {first['address']} in ") and done.out.count("\n") == 1
+    )
+    assert psutil.Process(first["owner"]["pid"]).status() == psutil.STATUS_ZOMBIE, (
+        "it is gone, but for its parent, this test"
+    )
+    (other,) = cli("stop", second["address"].partition("://")[2], "--json").json["stopped"]
+    assert (other["model"], other["pid"]) == ("demo-hybrid", second["owner"]["pid"])
+    assert cli("stop", "--all").out.startswith(f"stopped demo-hybrid at {third['address']} in ")
     assert records_of(own_home) == [] and cli("stop", "--all").out == "Nothing is being served.\n"
 
 
@@ -69,18 +76,22 @@ def sleeper(words: str = "pass") -> subprocess.Popen[bytes]:
     return process
 
 
+def record_of(pid: int, started_at: Any) -> ProcessRecord:
+    return ProcessRecord(replace(Owner.me("serve"), pid=pid, started=started_at), "http://127.0.0.1:1")
+
+
 def test_a_process_that_took_the_number_of_a_server_is_left_alone() -> None:
     other = sleeper()
-    stop_server({"pid": other.pid, "started": time.time() - 3600})
+    stop_server(record_of(other.pid, started_at=started(os.getppid())))
     assert other.poll() is None
     other.kill()
     other.wait()
-    stop_server({"pid": other.pid, "started": time.time()})  # nobody has it
+    stop_server(record_of(other.pid, started_at=started(os.getppid())))  # nobody has it
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as on POSIX")
 def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_records, "STOP_S", 0.3)
+    monkeypatch.setattr(process_records, "STOP_S", 0.3)
     deaf = sleeper("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    stop_server({"pid": deaf.pid, "started": time.time()})
-    assert deaf.wait(60) == -9
+    stop_server(record_of(deaf.pid, started_at=started(deaf.pid)))
+    assert deaf.wait(10) == -9

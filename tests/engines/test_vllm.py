@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from dflash_local.app.engine_launch import LaunchedServer, launch
-from dflash_local.app.engine_server import starter
 from dflash_local.app.examples import HELD_OUT
 from dflash_local.app.resolve import choose
+from dflash_local.app.server_launch import launch
+from dflash_local.app.server_pairs import wanted_model
 from dflash_local.bench.prompts import held_out
 from dflash_local.catalog import bundled
 from dflash_local.engine.load_pair import load
 from dflash_local.errors import ServerError
 from dflash_local.events import Finished, Started, Step
 from dflash_local.load_config import LoadConfig
+from dflash_local.remote.openai_server import attach
 from dflash_local.remote.server_checks import ServerFacts
+from dflash_local.remote.server_process import ServerProcess
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.service import Service
 from dflash_local.settings import load as load_settings
@@ -45,21 +47,21 @@ VARIABLES = {
 }
 
 
-def started(home: Path, drafts: bool = True, token: str | None = None) -> LaunchedServer:
+def started(home: Path, drafts: bool = True, token: str | None = None) -> ServerProcess:
     """A server of the demo pair, to be used in a ``with``."""
     user = load_settings({"PATH": "/usr/bin:/bin", "HOME": str(home), **VARIABLES})
     return launch("vllm", choose("demo", None, user), user, drafts, ON_A_CPU, token=token)
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedServer]:
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with started(tmp_path_factory.mktemp("vllm")) as server:
         yield server
 
 
-def service(vllm: LaunchedServer) -> Service:
-    begin = starter(vllm.server, None)
-    return begin(bundled.find("demo"), LoadConfig(), load_settings(), lambda _event: None)
+def service(vllm: ServerProcess) -> Service:
+    wanted = wanted_model(bundled.find("demo"), None, load_settings())
+    return Service.over(attach(vllm.endpoint, wanted, "vllm"))
 
 
 def answer(session: Any, request: Request) -> tuple[tuple[int, ...], str, Finished]:
@@ -74,7 +76,7 @@ def answer(session: Any, request: Request) -> tuple[tuple[int, ...], str, Finish
     raise AssertionError("the reply has no end")
 
 
-def test_texts_and_acceptance_are_ours(vllm: LaunchedServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_and_acceptance_are_ours(vllm: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     pair = bundled.find("demo")
     own = load(pair, LoadConfig(device="cpu", engine="reference", dtype="float32", context=CONTEXT))
     theirs = service(vllm)
@@ -108,16 +110,16 @@ def test_texts_and_acceptance_are_ours(vllm: LaunchedServer, capsys: pytest.Capt
 
 
 def test_a_chat_over_it_answers_and_names_what_is_wrong(
-    vllm: LaunchedServer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    vllm: ServerProcess, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = cli("run", "demo", "hi", "--url", vllm.url)
+    refused = cli("run", "demo", "hi", "--url", vllm.endpoint.url)
     assert refused.code == 7 and "wants a token" in refused.err
-    monkeypatch.setenv("DFLASH_ENGINE_TOKEN", vllm.token)
-    found = cli("chat", "--plain", "--url", vllm.url, stdin="Count from 3 to 7.\n")
+    monkeypatch.setenv("DFLASH_ENGINE_TOKEN", vllm.endpoint.token or "")
+    found = cli("chat", "--plain", "--url", vllm.endpoint.url, stdin="Count from 3 to 7.\n")
     assert found.code == 0 and found.out.strip() == "3, 4, 5, 6, 7" and "acceptance length" in found.err
-    other = cli("run", "qwen3-8b", "hi", "--url", vllm.url)
+    other = cli("run", "qwen3-8b", "hi", "--url", vllm.endpoint.url)
     assert other.code == 3 and "serves demo, not Qwen/Qwen3-8B" in other.err
-    wrong = cli("run", "demo", "hi", "--url", vllm.url, "--engine", "sglang")
+    wrong = cli("run", "demo", "hi", "--url", vllm.endpoint.url, "--engine", "sglang")
     assert wrong.code == 7 and "vLLM answers at" in wrong.err
 
 

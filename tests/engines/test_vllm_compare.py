@@ -6,31 +6,31 @@ from collections.abc import Iterator
 
 import pytest
 
-from dflash_local.app.engine_launch import LaunchedServer
 from dflash_local.remote import openai_server
 from dflash_local.remote.endpoint import TOKEN_VARIABLE
+from dflash_local.remote.server_process import ServerProcess
 from tests.cli.conftest import Cli
 from tests.engines.test_vllm import NEEDS_VLLM, started
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500), NEEDS_VLLM]
-Both = tuple[LaunchedServer, LaunchedServer]
+Both = tuple[ServerProcess, ServerProcess]
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """The drafting one and the plain one."""
     home = tmp_path_factory.mktemp("vllm")
-    with started(home) as drafting, started(home, drafts=False, token=drafting.token) as plain:
+    with started(home) as drafting, started(home, drafts=False, token=drafting.endpoint.token) as plain:
         yield drafting, plain
 
 
 @pytest.fixture(autouse=True)
 def token(servers: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, servers[0].token)
+    monkeypatch.setenv(TOKEN_VARIABLE, servers[0].endpoint.token or "")
 
 
 def urls(servers: Both) -> tuple[str, ...]:
-    return "--url", servers[0].url, "--plain-url", servers[1].url
+    return "--url", servers[0].endpoint.url, "--plain-url", servers[1].endpoint.url
 
 
 def test_the_certificate_of_a_right_server(servers: Both, cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ def test_a_race_over_both(servers: Both, cli: Cli, capsys: pytest.CaptureFixture
 
 def test_swapped_servers_are_refused(servers: Both, cli: Cli) -> None:
     drafting, plain = servers
-    swapped = cli("race", "demo", "hi", "--url", plain.url, "--plain-url", drafting.url)
+    swapped = cli("race", "demo", "hi", "--url", plain.endpoint.url, "--plain-url", drafting.endpoint.url)
     assert swapped.code == 2 and "does not draft: there is nothing to compare" in swapped.err
 
 

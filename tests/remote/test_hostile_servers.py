@@ -130,7 +130,7 @@ def test_a_reply_without_end_is_given_up_by_its_size(fake: Fake, mode: str) -> N
 @pytest.mark.parametrize("mode", ["silence", "100 Continue without end"])
 def test_a_cancel_ends_a_reply_that_never_comes(fake: Fake, mode: str) -> None:
     fake.raw[CHAT] = STREAMS[mode]
-    with Service(session_of(fake, PATIENT)) as service:
+    with Service.over(session_of(fake, PATIENT)) as service:
         ticket = service.submit(ASK)
         assert fake.asked.wait(60)
         ticket.cancel()

@@ -13,7 +13,7 @@ from dflash_local.events import Event, Finished, Notice, Started, Step, TokenLog
 from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.event_stream import Patience
 from dflash_local.remote.logprobs import rows_of
-from dflash_local.remote.openai_server import ServerSession, attach
+from dflash_local.remote.openai_server import OpenAIServer, attach
 from dflash_local.remote.server_checks import WantedModel
 from dflash_local.request import Limits, Message, Request, SamplingParams, user_request
 from dflash_local.service.service import Service
@@ -39,18 +39,18 @@ def fake() -> Iterator[Fake]:
         yield server
 
 
-def session_of(fake: Fake, patience: Patience = PATIENT) -> ServerSession:
+def session_of(fake: Fake, patience: Patience = PATIENT) -> OpenAIServer:
     return attach(endpoint(fake.url, fake.token), DEMO, patience=patience)
 
 
-def events_of(session: ServerSession, request: Request = ASK) -> tuple[list[Event], DFlashError | None]:
+def events_of(session: OpenAIServer, request: Request = ASK) -> tuple[list[Event], DFlashError | None]:
     """What a service over the session publishes, and the error it ended with; the service must stay usable."""
     found: list[Event] = []
-    with Service(session) as service:
+    with Service.over(session) as service:
         try:
             found.extend(service.submit(request).events())
         except DFlashError as error:
-            assert not service.broken
+            assert service.fault is None
             return found, error
     return found, None
 
@@ -194,7 +194,7 @@ def test_thoughts_that_come_as_text_are_named(fake: Fake, monkeypatch: pytest.Mo
 def test_cancelling_hangs_up(fake: Fake) -> None:
     fake.fault = "hangs"
     session = attach(endpoint(fake.url), DEMO)
-    with Service(session) as service:
+    with Service.over(session) as service:
         ticket = service.submit(ASK)
         events: list[Event] = []
         for event in ticket.events():
@@ -240,7 +240,7 @@ def test_a_fault_is_one_line_keeps_what_came_and_ends_nothing(fake: Fake, fault:
 def test_a_slow_first_token_is_waited_for_with_a_line(fake: Fake) -> None:
     session = session_of(fake, Patience(first=60.0, silence=60.0, notice=0.05))
     fake.fault = "silent"
-    with Service(session) as service:
+    with Service.over(session) as service:
         events: list[Event] = []
         for event in service.submit(ASK).events():
             events.append(event)

@@ -6,7 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from dflash_local.app.model_sources import ModelSource
+from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.generation_config import sampling_defaults
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import DFlashError
 from dflash_local.events import (
     Event,
@@ -23,6 +28,7 @@ from dflash_local.events import (
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
+from dflash_local.service.backend import Backend, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +158,33 @@ class PartingSession(ScriptedSession):
             for index, token in enumerate(ids[: request.limits.max_new_tokens])
         ]
         yield from ScriptedSession.generate(self, request, cancelled)
+
+
+class ScriptedModels(ModelSource):
+    """Models whose backends are the test's: ``open_backend`` gets the pair and how it is to be loaded."""
+
+    def __init__(self, open_backend: Callable[[Pair, LoadConfig], Backend], label: str = "") -> None:
+        self._open, self._label = open_backend, label
+        self.notify = lambda _event: None
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    def pair(self, name: str | None, drafter: str | None = None, load: LoadConfig | None = None) -> Pair:
+        return Pair(name or "scripted", Path("nowhere"), Path("nowhere"), bundled=False)
+
+    def model(self, pair: Pair, load: LoadConfig, thinking: bool) -> Model:
+        sampling = sampling_defaults(open_source(pair.target), pair.sampling)
+        return Model(pair.name, lambda _progress: self._open(pair, load), pair, sampling=sampling, thinking=thinking)
+
+    def find(self, name: str, load: LoadConfig | None) -> Model:
+        return self.model(self.pair(name), load or LoadConfig(), False)
+
+    def names(self) -> tuple[str, ...]:
+        return ()
+
+    def check(self, pair: Pair) -> None: ...
+
+    def without_questions(self) -> ScriptedModels:
+        return self

@@ -24,7 +24,7 @@ class Model:
 
     def __init__(self, session: ScriptedSession) -> None:
         self.name, self.sampling = "one", SamplingParams()
-        self.service = Service(session)
+        self.service = Service.over(session)
         self.submit = self.service.submit
 
 

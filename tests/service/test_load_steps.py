@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local.load_config import LoadConfig
-from dflash_local.request import Request
 from dflash_local.service.load_steps import RECORD, STALE_S, LoadSteps, lowered, step_of
-from dflash_local.service.wrapped import PlainSession
 from dflash_local.store.owner import Owner
-from tests.service.scripted import ScriptedSession
 
 ROOT = Path(__file__).resolve().parents[2]
 AUTO = LoadConfig()
@@ -143,13 +140,3 @@ def test_a_slower_step_leaves_out_what_only_the_fused_engine_knows() -> None:
     load = LoadConfig(exact=True, kv_cache="fp8", offload="all", context=99)
     assert lowered(load, "plain") == LoadConfig(engine="reference", draft=False, context=99)
     assert lowered(load, "fused") == load and not lowered(load, "reference").needs_fused
-
-
-def test_without_its_drafter_a_pair_answers_drafted_requests() -> None:
-    session = ScriptedSession()
-    plain = PlainSession(session)
-    request = Request(prompt_ids=(1, 2), block_size=4, mode="dflash")
-    assert list(plain.generate(request)) and plain.facts is session.facts
-    assert session.requests == [replace(request, mode="ar", block_size=None)]
-    plain.close()
-    assert session.closed

@@ -17,7 +17,7 @@ from tests.service.scripted import HELLO, PartingSession, ScriptedFacts, Scripte
 
 def test_both_are_warmed_up_and_share_prompt_and_seed() -> None:
     session, heard = ScriptedSession(), list[Mode]()
-    with Service(session) as service:
+    with Service.over(session) as service:
         race = Racer(service, user_request("hi")).run(lambda mode, _event: heard.append(mode))
     assert [request.mode for request in session.requests] == ["ar", "ar", "dflash", "dflash"]
     assert {request.sampling.seed for request in session.requests} == {race.seed}
@@ -26,7 +26,7 @@ def test_both_are_warmed_up_and_share_prompt_and_seed() -> None:
 
 
 def test_the_figures_are_those_of_the_events() -> None:
-    with Service(ScriptedSession()) as service:
+    with Service.over(ScriptedSession()) as service:
         race = Racer(service, user_request("hi", limits=Limits(8))).run()
     content = race.as_dict()
     assert content["identical"] is True and race.verdict == "identical: yes"
@@ -43,7 +43,7 @@ def test_the_first_difference_is_told(ids: tuple[int, ...], first: int) -> None:
             self.steps = [Step((Piece("x"),), bits, 0, 0, 0, 0.0)]
             yield from super().generate(request, *rest)
 
-    with Service(Wrong()) as service:
+    with Service.over(Wrong()) as service:
         race = Racer(service, user_request("hi")).run()
     assert race.first_difference == first
     assert race.verdict.startswith(f"identical: no; first difference at token {first}, margin")
@@ -62,7 +62,7 @@ def test_the_first_difference_comes_with_its_margin(
     rival: float | None, margin: float | None, over: float | None, words: str
 ) -> None:
     session = PartingSession(rival=rival)
-    with Service(session) as service:
+    with Service.over(session) as service:
         race = Racer(service, user_request("hi")).run()
     assert race.margin == pytest.approx(margin) and race.over == pytest.approx(over)
     assert race.verdict == f"identical: no; first difference at token 1, {words}"
@@ -77,7 +77,7 @@ def test_the_first_difference_comes_with_its_margin(
 )
 def test_where_noise_or_penalties_decided_the_margin_is_left_to_certify(sampling: SamplingParams) -> None:
     session = PartingSession()
-    with Service(session) as service:
+    with Service.over(session) as service:
         race = Racer(service, user_request("hi", sampling=sampling)).run()
     assert race.verdict == "identical: no; first difference at token 1, margin: dflash certify measures it"
     assert race.as_dict()["margin"] is None and len(session.requests) == 4
@@ -90,7 +90,7 @@ def test_a_machine_that_does_not_repeat_itself_tells_no_margin() -> None:
                 moved = isinstance(event, Step) and request.logprobs and event.token_ids == (10,)
                 yield replace(event, token_ids=(13,)) if isinstance(event, Step) and moved else event
 
-    with Service(Unsteady()) as service:
+    with Service.over(Unsteady()) as service:
         race = Racer(service, user_request("hi")).run()
     assert race.first_difference == 1 and race.margin is None is race.over
 
@@ -98,7 +98,7 @@ def test_a_machine_that_does_not_repeat_itself_tells_no_margin() -> None:
 def test_a_seed_that_was_given_is_used() -> None:
     session = ScriptedSession()
     request = user_request("hi")
-    with Service(session) as service:
+    with Service.over(session) as service:
         racer = Racer(service, request)
         again = Racer(service, racer._request)
         assert racer.seed == again.seed != Racer(service, request).seed
@@ -106,7 +106,7 @@ def test_a_seed_that_was_given_is_used() -> None:
 
 def test_it_can_be_stopped_before_and_within() -> None:
     gate = threading.Event()
-    with Service(ScriptedSession(gate=gate)) as service:
+    with Service.over(ScriptedSession(gate=gate)) as service:
         racer = Racer(service, user_request("hi"))
         threading.Timer(0.05, racer.cancel).start()
         with pytest.raises(Interrupted):
@@ -118,12 +118,12 @@ def test_it_can_be_stopped_before_and_within() -> None:
 
 
 def test_an_error_of_a_reply_is_the_races() -> None:
-    with Service(ScriptedSession(faults=[None, None, None, ContextError("too long")])) as service:
+    with Service.over(ScriptedSession(faults=[None, None, None, ContextError("too long")])) as service:
         with pytest.raises(ContextError):
             Racer(service, user_request("hi")).run()
 
 
 def test_without_a_drafter_there_is_no_race() -> None:
-    with Service(ScriptedSession(ScriptedFacts(drafter=None))) as service:
+    with Service.over(ScriptedSession(ScriptedFacts(drafter=None))) as service:
         with pytest.raises(UsageError, match="needs a drafter"):
             Racer(service, user_request("hi"))

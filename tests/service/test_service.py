@@ -19,9 +19,10 @@ from dflash_local.errors import (
     PromptError,
     UsageError,
 )
-from dflash_local.events import Event, Finished, Notice, Piece, Queued, Started, Step
+from dflash_local.events import Event, Finished, Piece, Queued, Started, Step
 from dflash_local.request import Request
-from dflash_local.service.service import Service, Ticket
+from dflash_local.service.listener import Ticket
+from dflash_local.service.service import Service
 from tests.service.scripted import HELLO, PromptFault, ScriptedSession
 
 REQUEST = Request(prompt_ids=(1, 2, 3))
@@ -32,7 +33,7 @@ def serve() -> Iterator[Callable[..., Service]]:
     services: list[Service] = []
 
     def start(session: ScriptedSession, **more: Any) -> Service:
-        services.append(Service(session, **more))
+        services.append(Service.over(session, **more))
         return services[-1]
 
     yield start
@@ -148,7 +149,7 @@ def test_a_failed_request_leaves_the_session_healthy(serve: Callable[..., Servic
     ticket = service.submit(REQUEST)
     with pytest.raises(type(fault)):
         list(ticket.events())
-    assert not service.broken
+    assert service.fault is None
     assert finish(service.submit(REQUEST))[1].reason == "stop"
 
 
@@ -165,69 +166,14 @@ def test_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
         list(queued.events())
     with pytest.raises(EngineError) as later:
         service.submit(REQUEST)
-    assert later.value.exit_code == 7 and service.broken
-
-
-AT_ONCE = "at once: CUDA error: unknown error"
-
-
-def notices(events: list[Event]) -> list[str]:
-    return [event.message for event in events if isinstance(event, Notice)]
-
-
-def test_a_context_lost_before_the_reply_is_answered_by_the_pair_loaded_again(serve: Callable[..., Service]) -> None:
-    first, second = ScriptedSession(faults=[DeviceLostError(AT_ONCE)]), ScriptedSession()
-    service = serve(first, load_again=lambda: second)
-    events, finished = finish(service.submit(REQUEST))
-    assert notices(events) == [f"{AT_ONCE}; the pair is loaded again"]
-    assert finished.reason == "stop" and ids(events) == [10, 11, 12, 13, 14, 15]
-    assert first.closed and len(second.requests) == 1 and not service.broken
-    assert notices(finish(service.submit(REQUEST))[0]) == []
-
-
-def test_a_context_lost_in_the_reply_ends_it_and_the_next_request_is_answered(serve: Callable[..., Service]) -> None:
-    sessions = [ScriptedSession(), ScriptedSession()]
-    service = serve(ScriptedSession(faults=[DeviceLostError("CUDA error")]), load_again=lambda: sessions.pop(0))
-    ticket = service.submit(REQUEST)
-    with pytest.raises(DeviceLostError, match="the pair was loaded again") as caught:
-        list(ticket.events())
-    assert caught.value.hint == "send it again" and not service.broken
-    assert finish(service.submit(REQUEST))[1].reason == "stop" and len(sessions) == 1
-
-
-def test_a_context_lost_twice_without_a_reply_between_breaks_the_session(serve: Callable[..., Service]) -> None:
-    loaded: list[ScriptedSession] = []
-
-    def load_again() -> ScriptedSession:
-        loaded.append(ScriptedSession(faults=[DeviceLostError(AT_ONCE)]))
-        return loaded[-1]
-
-    service = serve(ScriptedSession(faults=[DeviceLostError(AT_ONCE)]), load_again=load_again)
-    with pytest.raises(DeviceLostError, match="unknown error"):
-        list(service.submit(REQUEST).events())
-    assert len(loaded) == 1 and service.broken
-
-
-@pytest.mark.parametrize(
-    "fault", [DoesNotFitError("no memory", "wait"), RuntimeError("CUDA error: unknown error"), MemoryError("none")]
-)
-def test_a_pair_that_cannot_be_loaded_again_breaks_the_session_in_one_line(
-    serve: Callable[..., Service], fault: Exception
-) -> None:
-    def load_again() -> ScriptedSession:
-        raise fault
-
-    service = serve(ScriptedSession(faults=[DeviceLostError(AT_ONCE)]), load_again=load_again)
-    with pytest.raises(EngineError, match="it cannot be loaded again") as caught:
-        list(service.submit(REQUEST).events())
-    assert caught.value.hint and service.broken and service._worker.is_alive()
+    assert later.value.exit_code == 7 and service.fault is not None
 
 
 def test_without_a_way_to_load_again_a_lost_context_breaks_the_session(serve: Callable[..., Service]) -> None:
     service = serve(ScriptedSession(faults=[DeviceLostError("CUDA error")]))
     with pytest.raises(DeviceLostError):
         list(service.submit(REQUEST).events())
-    assert service.broken
+    assert service.fault is not None
 
 
 def test_an_unknown_fault_becomes_one_typed_error_with_its_cause(serve: Callable[..., Service]) -> None:
@@ -253,7 +199,7 @@ def test_what_is_no_exception_ends_its_request_and_not_the_worker(
         list(running.events())
     with pytest.raises(EngineError, match="broken"):
         list(waiting.events())
-    assert service.broken and service.fault is not None and service._worker.is_alive()
+    assert service.fault is not None and service.fault is not None and service._worker.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -270,7 +216,7 @@ def test_a_fault_while_the_prompt_is_prepared_is_never_the_engines(
     with pytest.raises(DFlashError, match="the prompt") as raised:
         list(second.events())
     assert isinstance(raised.value, PromptError) or raised.value is fault
-    assert finish(neighbour)[1].reason == "stop" and not service.broken
+    assert finish(neighbour)[1].reason == "stop" and service.fault is None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -290,8 +236,8 @@ def test_a_worker_that_dies_leaves_nobody_waiting(
     for ticket in tickets:
         with pytest.raises(EngineError, match="died"):
             list(ticket.events())
-    assert service.broken
-    with pytest.raises(EngineError, match="broken"):
+    assert service.fault is not None
+    with pytest.raises(EngineError, match="closed"):
         service.submit(REQUEST)
 
 

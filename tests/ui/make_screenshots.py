@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -20,8 +21,8 @@ from dflash_local.catalog.bundled import Pair  # noqa: E402
 from dflash_local.engine.load_pair import load  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.occupancy import occupancy  # noqa: E402
+from dflash_local.service.backend import Backend  # noqa: E402
 from dflash_local.service.chat_options import ChatOptions  # noqa: E402
-from dflash_local.service.service import Service  # noqa: E402
 from dflash_local.ui.tui.app import ChatApp  # noqa: E402
 from tests.ui.pictures import FOLDER, FONTS, SCENES, draw, other_versions, without_web_fonts  # noqa: E402
 from tests.ui.stage import ScriptedChat, ScriptedSession, Stage  # noqa: E402
@@ -32,9 +33,9 @@ README = {"chat": "chat-middle-dark", "race": "race-middle-dark"}
 PROMPT = "Write a Python function that returns the n-th Fibonacci number."
 
 
-async def shoot(service: Service, pair: Pair, folder: Path, size: str, theme: str) -> None:
+async def shoot(session: Backend, pair: Pair, folder: Path, size: str, theme: str) -> None:
     """The chat, the same by origin, and a race."""
-    chat = ScriptedChat(ChatOptions({"temperature": 0.0}), lambda *_: service, pair=pair)
+    chat = ScriptedChat(ChatOptions({"temperature": 0.0}), lambda *_: session, pair=pair)
     chat.read = lambda: occupancy("cpu", {})
     greeting = f"Talking to {pair.label}. F1 shows the keys, / the commands."
     stage = Stage(ChatApp(chat, greeting), chat, ScriptedSession())
@@ -76,10 +77,10 @@ def main(folder: Path, readme: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     user = settings.load()
     pair = resolve(default_model(user).name, None, user, lambda _: None)
-    with Service(load(pair, LoadConfig(device="cpu"), None)) as service:
+    with closing(load(pair, LoadConfig(device="cpu"), None)) as session:
         for size in SIZES:
             for theme in THEMES:
-                asyncio.run(shoot(service, pair, folder, size, theme))
+                asyncio.run(shoot(session, pair, folder, size, theme))
     readme.mkdir(parents=True, exist_ok=True)
     for name, source in README.items():
         picture = (folder / f"{source}.svg").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from dflash_local import settings
 from dflash_local.app.chat_commands import Command
-from dflash_local.app.chat_session import ChatSession, Start
+from dflash_local.app.chat_session import ChatSession
 from dflash_local.app.download import BeforeDownload, OnPull
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.app.model_entries import ModelEntry
@@ -22,11 +22,12 @@ from dflash_local.errors import DFlashError, UsageError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.occupancy import Occupancy
+from dflash_local.service.backend import Backend
 from dflash_local.service.chat_options import ChatOptions
-from dflash_local.service.service import Service
 from dflash_local.ui.tui.app import ChatApp
-from tests.service.scripted import ScriptedSession
+from tests.service.scripted import ScriptedModels, ScriptedSession
 
+Start = Callable[[Pair, LoadConfig], Backend]
 Play = Callable[["Stage", Pilot[DFlashError]], Awaitable[None]]
 COLLECT_EVERY = 16  # plays
 _PLAYS = count()
@@ -45,7 +46,7 @@ class ScriptedChat(ChatSession):
         self, options: ChatOptions, start: Start, examples: Sequence[str] = (), pair: Pair | None = None
     ) -> None:
         pair = pair or Pair("scripted", Path("nowhere"), Path("nowhere"), bundled=False)
-        super().__init__(pair, LoadConfig(), options, settings.load({}), keep=False, start=start)
+        super().__init__(ScriptedModels(start), pair, LoadConfig(), options, settings.load({}), keep=False)
         self.examples = examples
         self.acts: dict[str, Callable[[], None]] = {}
         self.executed: list[str] = []
@@ -163,13 +164,7 @@ def play(
 ) -> Stage:
     """Run the application off screen, let ``act`` drive it, and give everything back."""
     session = session or ScriptedSession()
-    opened: list[Service] = []
-
-    def scripted(*_: object) -> Service:
-        opened.append(Service(session))
-        return opened[-1]
-
-    chat = ScriptedChat(options or ChatOptions(), start or scripted, examples)
+    chat = ScriptedChat(options or ChatOptions(), start or (lambda *_: session), examples)
     stage = Stage(ChatApp(chat, "welcome"), chat, session)
     look_no_more()
 

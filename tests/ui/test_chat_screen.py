@@ -15,9 +15,8 @@ from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.openai_server import attach
 from dflash_local.remote.server_checks import WantedModel
 from dflash_local.service.chat_options import ChatOptions
-from dflash_local.service.service import Service
 from tests.remote.openai_fake import Fake, running
-from tests.service.scripted import HELLO, ScriptedSession
+from tests.service.scripted import HELLO, ScriptedModels, ScriptedSession
 from tests.ui.stage import Stage, play
 
 
@@ -202,7 +201,7 @@ def test_a_reply_of_a_server_is_shown_with_what_is_known_of_it() -> None:
 
     with running(Fake()) as fake:
         session = attach(endpoint(fake.url), WantedModel())
-        stage = play(act, start=lambda *_: Service(session))
+        stage = play(act, start=lambda *_: session)
     assert roles(stage) == ["user", "assistant", "user", "assistant"]
 
 
@@ -308,9 +307,7 @@ def test_a_broken_session_is_told_and_a_model_command_mends_it() -> None:
         assert "the session broke" in stage.screen_text and stage.app.is_running
 
         def reload() -> None:
-            from dflash_local.service.service import Service
-
-            stage.chat_session._start = lambda *_: Service(fresh)
+            stage.chat_session.models = ScriptedModels(lambda *_: fresh)
             stage.chat_session.change_model(stage.chat_session.pair)
 
         stage.chat_session.acts["/model scripted"] = reload
@@ -324,7 +321,7 @@ def test_a_broken_session_is_told_and_a_model_command_mends_it() -> None:
 
 def test_a_chat_over_a_server_plans_and_downloads_nothing() -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat_session.loads_here = False
+        stage.chat_session.models = ScriptedModels(lambda *_: ScriptedSession(), "the server at x")
         await stage.send("/model another/one", pilot)
         for command in ("/models", "/pull another/one"):
             await stage.send(command, pilot)

@@ -31,7 +31,7 @@ def race(
     size: tuple[int, int] = (100, 30),
 ) -> RaceApp:
     """Show a race over a scripted session and drive it."""
-    with Service(session) as service:
+    with Service.over(session) as service:
         screen = RaceScreen("scripted", "say [bold]hello[/bold]", lambda _hear: Racer(service, user_request("hi")))
         app = RaceApp(screen)
 

@@ -8,19 +8,19 @@ import pytest
 from textual.pilot import Pilot
 
 from dflash_local.catalog.bundled import find
+from dflash_local.service.backend import Backend
 from dflash_local.service.chat_options import ChatOptions
-from dflash_local.service.service import Service
 from tests.ui.stage import Stage, play
 
 
 @pytest.mark.slow  # the same with keys in a real terminal: test_terminal_session.py
 @pytest.mark.needs_torch
 def test_a_chat_and_a_race_with_the_demo_pair() -> None:
-    def start(*_: object) -> Service:
+    def start(*_: object) -> Backend:
         from dflash_local.engine.load_pair import load
         from dflash_local.load_config import LoadConfig
 
-        return Service(load(find("demo"), LoadConfig(device="cpu"), None))
+        return load(find("demo"), LoadConfig(device="cpu"), None)
 
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("Count from 1 to 30.", pilot)

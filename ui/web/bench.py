@@ -77,7 +77,7 @@ class BenchTab:
         try:
             prompts = await asyncio.to_thread(self._served.bench_prompts)
             picked = [prompt for index, prompt in enumerate(prompts) if index in (chosen or ())]
-            run = BenchRun(self._served.resident, picked, int(tokens))
+            run = BenchRun(self._served.service, picked, int(tokens))
         except DFlashError as error:
             yield [*_shown(False, markup.failed(error)), *[gr.skip()] * 5]
             return

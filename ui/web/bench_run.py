@@ -15,7 +15,7 @@ from dflash_local.errors import EngineError, Interrupted, UsageError
 from dflash_local.events import Event, Mode, Queued, Step
 from dflash_local.request import Limits, Message, Request, check_integer
 from dflash_local.service.race import Lane, Race, Racer
-from dflash_local.service.resident import Resident
+from dflash_local.service.service import Service
 
 NAMES: dict[Mode, str] = {"ar": "AR", "dflash": "DFlash"}
 MAX_TOKENS = 4096
@@ -52,7 +52,7 @@ class BenchRun:
         rows: the prompts that are done. line: what goes on now. fraction: how far it is (0..1).
     """
 
-    def __init__(self, resident: Resident, prompts: Sequence[Prompt], max_tokens: int) -> None:
+    def __init__(self, service: Service, prompts: Sequence[Prompt], max_tokens: int) -> None:
         """Take what is to be run.
 
         Raises:
@@ -64,7 +64,7 @@ class BenchRun:
         self.rows: list[Row] = []
         self.line, self.fraction = "starting", 0.0
         self.max_tokens = max_tokens
-        self._resident, self._prompts = resident, tuple(prompts)
+        self._service, self._prompts = service, tuple(prompts)
         self._racer: Racer | None = None
         self._stopped = False
         self._tokens = 0
@@ -79,7 +79,7 @@ class BenchRun:
             self.fraction = number / len(self._prompts)
             head = f"prompt {number + 1} of {len(self._prompts)}, {prompt.kind}"
             self.line, self._tokens = f"{head}: warming up", 0
-            self._racer = Racer(self._resident, self._request(prompt))
+            self._racer = Racer(self._service, self._request(prompt))
             if self._stopped:
                 raise Interrupted("the bench was stopped")
             try:
@@ -101,7 +101,7 @@ class BenchRun:
         limits = Limits(self.max_tokens)
         if prompt.ids:
             return Request(prompt_ids=prompt.ids, limits=limits)
-        thinking = self._resident.model.thinking
+        thinking = self._service.model.thinking
         return Request(messages=(Message("user", prompt.text),), limits=limits, thinking=thinking)
 
     def _on_event(self, head: str, mode: Mode, event: Event) -> None:

@@ -82,7 +82,7 @@ class ChatTab:
         self.links = gr.HTML(elem_classes=["df-plain", "df-maybe"])
 
     def _settings(self) -> None:
-        model = self._served.resident.model
+        model = self._served.service.model
         with gr.Accordion("Settings", open=False):
             self.own = gr.HTML(elem_classes="df-plain")
             self.system = gr.Textbox(label="System prompt", lines=2, max_lines=8)
@@ -191,7 +191,7 @@ class ChatTab:
 
     def _look(self, request: gr.Request) -> Changes:
         """Look anew: another pair may have been loaded while the window was elsewhere."""
-        visitor, model = self._visitors.of(request), self._served.resident.model
+        visitor, model = self._visitors.of(request), self._served.service.model
         own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
         changes: Changes = {
             self.chatbot: gr.update(placeholder=self._welcome(), examples=self._examples()),
@@ -251,13 +251,13 @@ class ChatTab:
         return changes
 
     def _pair(self) -> str:
-        resident = self._served.resident
-        facts = resident.facts
+        service = self._served.service
+        facts = service.facts
         how = "not loaded yet: the first message loads it"
         if facts is not None:
             how = " · ".join([facts.loaded_as, *([f"context {facts.context:,}"] if facts.context else [])])
         notices = "".join(markup.paragraph(notice) for notice in facts.notices) if facts is not None else ""
-        return markup.paragraph(f"{resident.model.name} · {how}") + notices
+        return markup.paragraph(f"{service.model.name} · {how}") + notices
 
     def _welcome(self) -> str:
         return "\n\n".join(
@@ -270,7 +270,7 @@ class ChatTab:
 
     def _options(self, given: Given) -> ChatOptions:
         return chat_options(
-            self._served.resident,
+            self._served.service,
             system=given[self.system] or "",
             mode=given[self.mode] or "",
             thinking=given[self.thinking],

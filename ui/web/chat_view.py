@@ -10,7 +10,7 @@ from typing import Any
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.chat_options import ChatOptions, parse_setting
 from dflash_local.service.conversation import Answer, Conversation
-from dflash_local.service.resident import Resident
+from dflash_local.service.service import Service
 from dflash_local.store import export
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
@@ -20,12 +20,12 @@ from dflash_local.ui.web.text import SafeMarkdown, by_origin
 
 
 class ChatView:
-    """Holds one conversation with the resident pair. Its methods may be called from any thread."""
+    """Holds one conversation with the service pair. Its methods may be called from any thread."""
 
-    def __init__(self, resident: Resident) -> None:
-        self.conversation = Conversation(resident, ChatOptions())
-        self.readings = Readings(mode=resident.model.mode)
-        self._resident = resident
+    def __init__(self, service: Service) -> None:
+        self.conversation = Conversation(service, ChatOptions())
+        self.readings = Readings(mode=service.model.mode)
+        self._service = service
         self._replies: list[Reply] = []  # those of the conversation, and the last one
         self._known: SessionFacts | None = None  # what the readings are of
 
@@ -70,7 +70,7 @@ class ChatView:
     def look(self, ar_speed: float | None = None) -> Readings:
         """Return the figures of the pair that is loaded now; a race may have told how fast it is without drafting."""
         with self.conversation.lock:
-            facts = self._resident.facts
+            facts = self._service.facts
             if not self.busy and facts is not None:
                 if facts is not self._known:
                     self.readings.load(facts)
@@ -90,7 +90,7 @@ class ChatView:
     def exported(self, form: str) -> str:
         """Write the conversation as a file: ``md`` or ``json``."""
         write = export.to_json if form == "json" else export.to_markdown
-        return write(self._resident.name, self.conversation.options.system, tuple(self.conversation.turns))
+        return write(self._service.name, self.conversation.options.system, tuple(self.conversation.turns))
 
     def _start(self, ask: Callable[[], Answer]) -> Reply:
         with self.conversation.lock:
@@ -98,7 +98,7 @@ class ChatView:
             answer = ask()
             self._replies = [reply for reply in self._replies if id(reply.source.turn) in kept]
             self.readings.begin(answer.request.mode)
-            reply = Reply(answer, self._resident, self.readings, self._known, self._ended)
+            reply = Reply(answer, self._service, self.readings, self._known, self._ended)
             self._replies.append(reply)
             return reply
 
@@ -143,14 +143,14 @@ def _content(text: str) -> list[dict[str, str]]:
 
 
 def chat_options(
-    resident: Resident, system: str = "", mode: str = "", thinking: bool | None = None, **numbers: Any
+    service: Service, system: str = "", mode: str = "", thinking: bool | None = None, **numbers: Any
 ) -> ChatOptions:
     """What the fields of the page ask for; an empty one leaves the model's own.
 
     Raises:
         UsageError: a value is not allowed.
     """
-    model = resident.model
+    model = service.model
     options = ChatOptions(mode=model.mode, thinking=model.thinking if thinking is None else thinking, system=system)
     if mode:
         options = replace(options, mode=mode)  # type: ignore[arg-type]  # Request checks it

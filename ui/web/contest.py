@@ -8,7 +8,7 @@ from dflash_local.errors import Interrupted
 from dflash_local.events import Event, Finished, Mode, Queued, Step
 from dflash_local.request import Request
 from dflash_local.service.race import MODES, Race, Racer
-from dflash_local.service.resident import Resident
+from dflash_local.service.service import Service
 from dflash_local.ui.replay import COMPARING, RUNNING, Track
 from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.reply import waiting_for
@@ -21,10 +21,10 @@ class Contest(Job[Race]):
         stopped: it was asked to end. version: grows with everything that came.
     """
 
-    def __init__(self, resident: Resident, request: Request) -> None:
+    def __init__(self, service: Service, request: Request) -> None:
         self.tracks: dict[Mode, Track] = {mode: Track() for mode in MODES}
         self.version = 0
-        self._resident, self._request = resident, request
+        self._service, self._request = service, request
         self._lock = threading.Lock()
         self._racer: Racer | None = None
         self._phase = "warming both up"
@@ -32,8 +32,8 @@ class Contest(Job[Race]):
         super().__init__(self._race, self._end)
 
     def _race(self) -> Race:
-        self._resident.load()
-        self._racer = racer = Racer(self._resident, self._request)
+        self._service.load()
+        self._racer = racer = Racer(self._service, self._request)
         if self.stopped:
             raise Interrupted("the race was stopped")
         return racer.run(self._on_event)
@@ -46,7 +46,7 @@ class Contest(Job[Race]):
     @property
     def state(self) -> str:
         """Says what is going on."""
-        return waiting_for(self._resident) if self._racer is None else self._phase
+        return waiting_for(self._service) if self._racer is None else self._phase
 
     def _on_event(self, mode: Mode, event: Event) -> None:
         with self._lock:

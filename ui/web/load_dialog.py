@@ -133,7 +133,7 @@ class LoadDialog:
         visitor, number = self._visitors.of(request), next(self._numbers)
         if visitor.asked is None or visitor.asked.name != name:
             visitor.asked = Asked(number, name)
-        elif self._served.resident.status.state != "loading":  # memory is about to change, then it is planned
+        elif self._served.service.status.state != "loading":  # memory is about to change, then it is planned
             visitor.asked = visitor.asked._replace(number=number)
 
     def ask_otherwise(self, event: gr.EventData, request: gr.Request) -> None:
@@ -228,7 +228,7 @@ class LoadDialog:
         lines = [f"{choice_row(choice).remark}: {choice.model}"]
         action = "Load again" if served.is_loaded(choice) else "Load"
         if not choice.here:
-            licence, disk = served.before_download(choice)
+            licence, disk = served.before_download(choice.model)
             lines.append(f"licence {licence}{f'; {disk}' if disk else ''}")
             size = "" if choice.download_gib is None else f" {gib(choice.download_gib, choice.computed)}"
             action = f"Download{size} and load"

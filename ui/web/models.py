@@ -132,7 +132,7 @@ class ModelsTab:
         return self._status(), _pulling(self._models.pull), self._models.pulling
 
     def _status(self) -> str:
-        status = self._served.resident.status
+        status = self._served.service.status
         if status.state == "loading" and status.progress is not None:
             return markup.progress(f"Loading: {status.progress.stage}", status.progress.fraction)
         return markup.paragraph(self._models.status_line, "error" if status.state == "broken" else "note")
@@ -162,7 +162,7 @@ class ModelsTab:
         served, names = self._served, [entry.name for entry in entries]
         chosen = self._visitors.of(request).chosen or served.name
         if chosen not in names:
-            chosen = next((name for name in names if served.resident.model.answers_to(name)), names[0] if names else "")
+            chosen = next((name for name in names if served.service.model.answers_to(name)), names[0] if names else "")
         entry = next((entry for entry in entries if entry.name == chosen), None)
         table = _table(entries, chosen, served.name)
         self.dialog.ask(chosen, request)
@@ -188,15 +188,15 @@ class ModelsTab:
     def _buttons(self, entry: ModelEntry | None) -> Updates:
         """Update unload and remove."""
         served = self._served
-        kept = bool(served.resident.model.kept_by)
-        ready = served.resident.status.state == "ready"
+        kept = bool(served.service.model.kept_by)
+        ready = served.service.status.state == "ready"
         loaded = ready and entry is not None and entry.name == served.name
         removable = entry is not None and entry.state in ("local", "partial", "variant") and not loaded
         return [gr.update(interactive=ready and not kept), gr.update(interactive=removable)]
 
     def _unload(self) -> str:
         try:
-            self._served.resident.unload()
+            self._served.service.unload()
         except DFlashError as error:
             return markup.failed(error)
         return ""

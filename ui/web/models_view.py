@@ -95,13 +95,13 @@ class ModelsView:
     @property
     def version(self) -> str:
         """Is another text whenever the table may have changed."""
-        status = self.served.resident.status
+        status = self.served.service.status
         return f"{id(self.pull)} {self.pulling}/{self._removed}/{status.model}/{status.state}"
 
     @property
     def status_line(self) -> str:
         """Says in a sentence how the pair is that page and endpoint share."""
-        status, facts = self.served.resident.status, self.served.resident.facts
+        status, facts = self.served.service.status, self.served.service.facts
         if status.state == "broken":
             return f"{status.model} cannot be used: {status.error}"
         if status.state == "loading":
@@ -121,7 +121,7 @@ class ModelsView:
         Raises:
             BusyError: another download is under way. DFlashError: it cannot be loaded.
         """
-        load = partial(self.served.load, choice)
+        load = partial(self.served.service.switch, choice.model, choice.config)
         if choice.here:
             load()
         else:
@@ -135,7 +135,7 @@ class ModelsView:
         """
         entry = self.served.entry(name)
         if entry.here:
-            self.served.resident.switch(entry.name)
+            self.served.service.switch(entry.name)
         else:
             self._begin(lambda: Pull(self.served, entry.name))
 

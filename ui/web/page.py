@@ -28,7 +28,7 @@ def page(served: ServedPair, ending: Ending = lambda: False) -> Page:
     Args:
         ending: tells whether the server is about to end; windows that are open must not hold it up.
     """
-    visitors = Visitors(served.resident)
+    visitors = Visitors(served.service)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_height=True) as blocks:
         for name, tab in TABS.items():
             with gr.Tab(name, id=name.lower()) as opened:

@@ -18,7 +18,7 @@ from dflash_local.events import Mode
 from dflash_local.request import Request, user_request
 from dflash_local.service.chat_options import merged
 from dflash_local.service.race import MODES, Lane, Race
-from dflash_local.service.resident import Resident
+from dflash_local.service.service import Service
 from dflash_local.ui.reading_text import NONE, rate
 from dflash_local.ui.replay import NAMES, Replay, Track
 from dflash_local.ui.web import markup
@@ -34,15 +34,15 @@ Given = dict[Component, Any]
 Changes = dict[Component, Any]
 
 
-def race_request(resident: Resident, prompt: str, tokens: Any, temperature: Any, seed: Any) -> Request:
+def race_request(service: Service, prompt: str, tokens: Any, temperature: Any, seed: Any) -> Request:
     """What races; without a temperature it is greedy.
 
     Raises:
         UsageError: a value is not allowed.
     """
-    options = chat_options(resident, max_new_tokens=tokens, temperature=temperature or 0, seed=seed)
+    options = chat_options(service, max_new_tokens=tokens, temperature=temperature or 0, seed=seed)
     limits = options.limits if tokens else replace(options.limits, max_new_tokens=TOKENS)
-    own = replace(resident.model.sampling, temperature=0.0)
+    own = replace(service.model.sampling, temperature=0.0)
     return user_request(prompt, sampling=merged(own, options.sampling), limits=limits, thinking=options.thinking)
 
 
@@ -74,12 +74,12 @@ class RaceTab:
         prompt = given[self.prompt] or ""
         try:
             asked = race_request(
-                self._served.resident, prompt, given[self.limit], given[self.temperature], given[self.seed]
+                self._served.service, prompt, given[self.limit], given[self.temperature], given[self.seed]
             )
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
-        contest = Contest(self._served.resident, asked)
+        contest = Contest(self._served.service, asked)
         with visitor.runs("race", contest):
             yield {self.result: "", **self._drawn(contest.tracks, contest.state)}
             async for changes in self._run(visitor, contest, prompt):

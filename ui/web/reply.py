@@ -9,7 +9,7 @@ from dflash_local.errors import EngineError
 from dflash_local.events import Event, Finished, Piece, Step
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.conversation import Answer
-from dflash_local.service.resident import Resident
+from dflash_local.service.service import Service
 from dflash_local.terminal import safe_line
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.safety import SafePieces
@@ -20,10 +20,10 @@ from dflash_local.ui.web.text import SafeMarkdown
 MAX_POINTS = 120  # of the curve of one reply
 
 
-def waiting_for(resident: Resident) -> str:
+def waiting_for(service: Service) -> str:
     """Say how far the pair's load is that a request waits for."""
-    load = resident.status.progress
-    return f"loading {resident.model.name}: {safe_line(load.stage)} {load.fraction:.0%}" if load else "waiting"
+    load = service.status.progress
+    return f"loading {service.model.name}: {safe_line(load.stage)} {load.fraction:.0%}" if load else "waiting"
 
 
 class Reply(Job[None]):
@@ -42,7 +42,7 @@ class Reply(Job[None]):
     def __init__(
         self,
         source: Answer,
-        resident: Resident,
+        service: Service,
         readings: Readings,
         known: SessionFacts | None,
         then: Callable[[Reply], None],
@@ -51,7 +51,7 @@ class Reply(Job[None]):
         self.pieces: list[Piece] = []
         self.curve: list[tuple[float, float]] = []
         self.version = 0
-        self._resident, self._then = resident, then
+        self._service, self._then = service, then
         self._lock = threading.Lock()
         self._safe = SafePieces()
         self._answer, self._thoughts = SafeMarkdown(), SafeMarkdown()
@@ -65,7 +65,7 @@ class Reply(Job[None]):
         try:
             with self.source as source:
                 with self._lock:
-                    facts = self._resident.facts
+                    facts = self._service.facts
                     if facts is not None and facts is not self.facts:
                         self.facts = facts
                         self.readings.load(facts)
@@ -102,7 +102,7 @@ class Reply(Job[None]):
     def state(self) -> str:
         """Says what is going on."""
         if not self.source.submitted:
-            return waiting_for(self._resident)
+            return waiting_for(self._service)
         return "stopping" if self.source.cancelled and self.source.finished is None else self.readings.state
 
     def _take(self, event: Event) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from dflash_local.service.resident import Resident
+from dflash_local.service.service import Service
 from dflash_local.ui.web.chat_view import ChatView
 from dflash_local.ui.web.jobs import Job
 
@@ -71,8 +71,8 @@ class Visitor:
 class Visitors:
     """Knows all windows. Its methods may be called from any thread."""
 
-    def __init__(self, resident: Resident, most: int = MOST) -> None:
-        self._resident, self._most = resident, most
+    def __init__(self, service: Service, most: int = MOST) -> None:
+        self._service, self._most = service, most
         self._lock = threading.Lock()
         self._all: OrderedDict[str, Visitor] = OrderedDict()
 
@@ -80,7 +80,7 @@ class Visitors:
         """Find the window that a request came from."""
         name = request.session_hash or ""
         with self._lock:
-            visitor = self._all.pop(name, None) or Visitor(ChatView(self._resident))
+            visitor = self._all.pop(name, None) or Visitor(ChatView(self._service))
             visitor.left = None
             self._all[name] = visitor
             gone = self._forget()

@@ -14,7 +14,7 @@ from dflash_local.bench.tasks.results import Drafted, Part, PromptResult, Reply,
 from dflash_local.bench.tasks.table import Conversation, Item, Subject, TaskOptions, converse
 from dflash_local.errors import DFlashError, Interrupted, ServerError
 from dflash_local.remote import server_metrics
-from dflash_local.remote.openai_server import Answer, ServerSession
+from dflash_local.remote.openai_server import Answer, OpenAIServer
 from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable
 from dflash_local.request import Limits, Message, Request
 
@@ -30,7 +30,7 @@ class LoopOptions(TaskOptions):
 
 
 def measure(
-    session: ServerSession, subject: Subject, file: ResultsFile, options: LoopOptions, progress: Progress
+    session: OpenAIServer, subject: Subject, file: ResultsFile, options: LoopOptions, progress: Progress
 ) -> None:
     """Answer every prompt that ``file`` has no answer of, greedily.
 
@@ -56,7 +56,7 @@ def measure(
     file.end(Part(number, wall_s, drafted, reason))
 
 
-def _drafted(session: ServerSession, before: Counters | None, requests: int) -> tuple[Drafted | None, str]:
+def _drafted(session: OpenAIServer, before: Counters | None, requests: int) -> tuple[Drafted | None, str]:
     """What the server's counters tell of a whole part, or why they do not."""
     if session.facts.drafts is False:
         return None, "it does not draft"
@@ -70,7 +70,7 @@ def _drafted(session: ServerSession, before: Counters | None, requests: int) -> 
 class _Loop:
     """The workers. ``answers``: requests that were answered to their end since the warm-up."""
 
-    def __init__(self, session: ServerSession, options: LoopOptions) -> None:
+    def __init__(self, session: OpenAIServer, options: LoopOptions) -> None:
         self._session, self._options = session, options
         self._pool = ThreadPoolExecutor(options.concurrency, "dflash-bench")
         self._stopped = threading.Event()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from dflash_local.api.app import guarded_app
@@ -19,18 +20,20 @@ from dflash_local.api.guard import Rules
 from dflash_local.api.metrics import Metrics
 from dflash_local.api.server import Server, listen
 from dflash_local.app.download import BeforeDownload
-from dflash_local.app.load_choices import LoadChoice, LoadChoices
+from dflash_local.app.load_choices import LoadChoices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.app.models import InstallStatus
 from dflash_local.app.recommending import PairPlans, Summary
 from dflash_local.app.served_pair import Details, ServedPair
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog import registry
+from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.events import Notice, PullProgress
 from dflash_local.planner.machine import named
-from dflash_local.service.resident import Find, Model, Resident
-from dflash_local.service.service import Session
+from dflash_local.service.backend import Backend as Session
+from dflash_local.service.backend import Find, Model
+from dflash_local.service.service import Service
 from dflash_local.ui.web.streams import LAST_WORD, RECEIPT_PATH, STREAM_PATH
 from tests.service.scripted import ScriptedSession
 
@@ -41,7 +44,7 @@ LIMIT_S = 30
 class FakeServedPair(ServedPair):
     """A pair and a registry whose answers the test decides."""
 
-    resident: Resident
+    service: Service
     notes: Sequence[str] = ()
     examples: Sequence[str] = ("Say hello.",)
     registry: list[ModelEntry] = field(default_factory=lambda: [ModelEntry("scripted", "bundled", "fits", "")])
@@ -76,7 +79,7 @@ class FakeServedPair(ServedPair):
     def load_choices(self, name: str, context: int | None = None, draft: bool = True) -> LoadChoices | None:
         return self.planning(name, context, draft)
 
-    def before_download(self, choice: LoadChoice) -> BeforeDownload:
+    def before_download(self, name: str) -> BeforeDownload:
         return BeforeDownload("apache-2.0", "100.0 GiB free for /models")
 
     def pull(
@@ -102,7 +105,7 @@ class FakeServedPair(ServedPair):
         return self.facts
 
     def provenance(self) -> Mapping[str, Any]:
-        return {"pair": self.resident.model.name, "versions": dict(self.facts)}
+        return {"pair": self.service.model.name, "versions": dict(self.facts)}
 
     def certify(self, hear: Callable[[str, float], None], cancelled: Callable[[], bool]) -> Mapping[str, Any]:
         return self.report
@@ -113,7 +116,7 @@ class Site:
     """A running page."""
 
     port: int
-    resident: Resident
+    service: Service
     served: FakeServedPair
     server: Server
 
@@ -140,7 +143,7 @@ def site(
     *sessions: Session,
     rules: Rules | None = None,
     change: Callable[[FakeServedPair], None] = lambda _served: None,
-    make: Callable[[Resident], Any] = FakeServedPair,
+    make: Callable[[Service], Any] = FakeServedPair,
     find: Find | None = None,
     model: Model | None = None,
 ) -> Iterator[Site]:
@@ -154,11 +157,12 @@ def site(
 
     left = list(sessions)
     metrics = Metrics()
-    scripted = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), aliases=("toy",))
-    resident = Resident(model or scripted, find, None, metrics.observe)
-    served = make(resident)
+    pair = Pair("scripted", Path("nowhere"), None, bundled=False)
+    scripted = Model("scripted", lambda _progress: left.pop(0) if left else ScriptedSession(), pair, aliases=("toy",))
+    service = Service(model or scripted, find, None, metrics.observe)
+    served = make(service)
     change(served)
-    endpoint = Endpoint(resident, metrics)
+    endpoint = Endpoint(service, metrics)
     built = page(served, lambda: endpoint.draining)
     sock = _listening()
     server = Server(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
@@ -166,9 +170,9 @@ def site(
     thread.start()
     wait_until(lambda: server.started)
     try:
-        yield Site(sock.getsockname()[1], resident, served, server)
+        yield Site(sock.getsockname()[1], service, served, server)
     finally:
-        resident.close()
+        service.close()
         server.end()
         thread.join(60)
 

@@ -16,8 +16,9 @@ import pytest
 from dflash_local.bench.prompts import Prompt
 from dflash_local.errors import EngineError, Interrupted, UsageError
 from dflash_local.events import Finished, Piece, Step, Usage
+from dflash_local.service.backend import Model
 from dflash_local.service.race import Lane, Race
-from dflash_local.service.resident import Model, Resident
+from dflash_local.service.service import Service
 from tests.service.scripted import STATS, PartingSession, ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
@@ -113,7 +114,7 @@ def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Vi
         page.locator("#df-stop").click()
         page.locator("#df-bench-status").get_by_text("the bench was stopped").wait_for()
         assert page.locator("#df-bench-table tbody tr").count() == 1 and len(saved(page)["prompts"]) == 1
-        assert here.resident.status.running == 0
+        assert here.service.status.running == 0
         gate.set()
         page.locator("#df-run:enabled").click()
         page.locator("#df-bench-status").get_by_text("Measured here").wait_for()
@@ -123,9 +124,9 @@ def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Vi
 def test_a_closed_window_ends_its_run(visitor: Visitor) -> None:
     with bench(visitor, ScriptedSession(gate=threading.Event())) as (here, page):
         page.locator("#df-run").click()
-        wait_until(lambda: here.resident.status.running == 1)
+        wait_until(lambda: here.service.status.running == 1)
         page.close()
-        wait_until(lambda: here.resident.status.running == 0)
+        wait_until(lambda: here.service.status.running == 0)
 
 
 @pytest.mark.slow
@@ -178,18 +179,18 @@ def test_a_run_tells_a_stop_from_a_pair_that_went_away() -> None:
     from dflash_local.ui.web.bench_run import BenchRun
 
     for stopped, kind in ((True, Interrupted), (False, EngineError)):
-        resident = Resident(Model("scripted", lambda _progress: ScriptedSession(gate=threading.Event())), None, None)
-        run = BenchRun(resident, PROMPTS, 8)
-        end = run.stop if stopped else resident.unload
+        service = Service(Model("scripted", lambda _progress: ScriptedSession(gate=threading.Event())), None, None)
+        run = BenchRun(service, PROMPTS, 8)
+        end = run.stop if stopped else service.unload
 
-        def soon(resident: Resident = resident, end: Any = end) -> None:
-            while not resident.status.running:
+        def soon(service: Service = service, end: Any = end) -> None:
+            while not service.status.running:
                 time.sleep(0.002)
             end()
 
         threading.Thread(target=soon, daemon=True).start()
         with pytest.raises(kind):
             run.run()
-        resident.close()
+        service.close()
     with pytest.raises(UsageError, match="max_tokens"):
-        BenchRun(resident, PROMPTS, 5000)
+        BenchRun(service, PROMPTS, 5000)

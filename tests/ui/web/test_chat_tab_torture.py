@@ -35,7 +35,7 @@ def test_stop_ends_the_reply_within_a_cycle_and_keeps_the_text(visitor: Visitor)
         text = page.locator(BOT).last.inner_text()
         assert "word0 word1 word2" in text and "(stopped)" in text and "word3" not in text
         assert len(counted) == 4, "no further cycle began"
-        wait_until(lambda: here.resident.status.running == 0)
+        wait_until(lambda: here.service.status.running == 0)
         gate.set()
         send(page, "and then")
         wait_until(lambda: len(session.requests) == 2)
@@ -118,7 +118,7 @@ def test_two_windows_wait_in_line_and_keep_their_own_conversations(visitor: Visi
     with chatting(visitor, session) as (here, page):
         enter(other, here)
         send(page, "alpha")
-        wait_until(lambda: here.resident.status.running == 1)
+        wait_until(lambda: here.service.status.running == 1)
         send(other, "beta")
         status(other, "waiting, 1 before")
         gate.set()
@@ -143,7 +143,7 @@ def test_a_closed_tab_frees_the_machine(visitor: Visitor, chromium: Browser) -> 
     with chatting(visitor, session) as (here, page):
         enter(leaving, here)
         send(leaving, "for nobody")
-        wait_until(lambda: here.resident.status.running == 1)
+        wait_until(lambda: here.service.status.running == 1)
         send(page, "for me")
         status(page, "waiting, 1 before")
         context.close()

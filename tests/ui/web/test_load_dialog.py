@@ -20,7 +20,8 @@ from dflash_local.errors import DoesNotFitError, DownloadError
 from dflash_local.events import PullProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import named
-from dflash_local.service.resident import Model, Resident
+from dflash_local.service.backend import Model
+from dflash_local.service.service import Service
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import FakeServedPair, Site, wait_until
@@ -166,7 +167,7 @@ def test_a_download_is_loaded_when_it_has_come_and_each_window_keeps_its_own_cho
         start(page, "Download 20.02 GiB and load$").click()
         variant = "Lorbus/Qwen3.6-27B-int4-AutoRound"
         page.locator("#df-standing").get_by_text(f"{variant} is loaded").wait_for()
-        assert here.resident.model.name == variant and pairs.pulls == [(variant, True)]
+        assert here.service.model.name == variant and pairs.pulls == [(variant, True)]
         start(page, "Load again$")
         assert "served" in ways(page).first.inner_text()
         assert row(other, "scripted").locator("button").get_attribute("aria-pressed") == "true"
@@ -181,12 +182,12 @@ def test_a_way_that_was_not_offered_is_not_taken(pairs: Pairs) -> None:
     from dflash_local.ui.web.models_view import ModelsView
     from dflash_local.ui.web.visitors import Visitors
 
-    resident = Resident(Model("scripted", lambda _progress: ScriptedSession()), pairs.find, None)
-    served = FakeServedPair(resident)
+    service = Service(Model("scripted", lambda _progress: ScriptedSession()), pairs.find, None)
+    served = FakeServedPair(service)
     pairs.change(served)
     pairs.here = True
     with gr.Blocks():
-        dialog = LoadDialog(ModelsView(served), Visitors(resident))
+        dialog = LoadDialog(ModelsView(served), Visitors(service))
     window: Any = SimpleNamespace(session_hash="window")
     other: Any = SimpleNamespace(session_hash="other")
 
@@ -215,7 +216,7 @@ def test_a_way_that_was_not_offered_is_not_taken(pairs: Pairs) -> None:
     (drawn,) = dialog.plan(window)
     plan = int(drawn.split('data-plan="')[1].split('"')[0])
     assert dialog.start(send(plan=plan, way=0), window) == "" and pairs.loads[0][0] == found.choices[0].model
-    resident.close()
+    service.close()
 
 
 @pytest.mark.slow

@@ -9,11 +9,10 @@ import pytest
 pytest.importorskip("torch")
 from dflash_local import settings  # noqa: E402
 from dflash_local.app import load_choices  # noqa: E402
-from dflash_local.app.resident_model import model_of  # noqa: E402
-from dflash_local.app.resolve import resolve  # noqa: E402
+from dflash_local.app.model_sources import LocalModels  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.machine import named  # noqa: E402
-from dflash_local.service.resident import Model  # noqa: E402
+from dflash_local.service.backend import Model  # noqa: E402
 from tests.cli.conftest import DRAFTER, TARGET, toy_hub  # noqa: E402, F401  # a fixture
 from tests.cli.test_chat_what_fits import VARIANT, variant  # noqa: E402, F401  # a fixture
 from tests.fake_hub import FakeHub  # noqa: E402
@@ -27,8 +26,7 @@ CARD = named(None, 9)  # of Qwen3-8B only four bits fit, and a context to chat i
 
 def find(name: str, load: LoadConfig | None) -> Model:
     """What the server takes a name for, on this machine's own processor."""
-    user, load = settings.load(), load or LoadConfig()
-    return model_of(resolve(name, None, user, lambda _event: None, draft=load.draft), load, user, print, False)
+    return LocalModels(settings.load(), LoadConfig(), print, served=True).find(name, load)
 
 
 # The dialog is in test_load_dialog; the same way to a chat by keys in tests/ui/test_terminal_session, by a command in
@@ -54,7 +52,7 @@ def test_a_pair_that_fits_only_quantised_is_chatted_with_after_three_clicks(
         row(page, TARGET).get_by_text("here, quantised").wait_for()
         row(page, TARGET).locator(".df-served").wait_for()
         start(page, "Load again$")
-        assert here.resident.facts is not None and here.resident.facts.drafter is not None
+        assert here.service.facts is not None and here.service.facts.drafter is not None
 
         page.get_by_role("tab", name="Chat").click()
         send(page, "one two three")

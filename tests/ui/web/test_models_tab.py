@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dflash_local import settings
 from dflash_local.app.model_entries import ModelEntry
-from dflash_local.catalog.bundled import find
+from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import BusyError, DownloadError, Interrupted, UnknownModelError
 from dflash_local.load_config import LoadConfig
-from dflash_local.service.resident import Model, Resident
+from dflash_local.service.backend import Model
+from dflash_local.service.service import Service
 from dflash_local.ui.web.models import LOOK_S
 from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
 from tests.fake_hub import FakeHub
@@ -44,16 +46,17 @@ def enter(page: Page, here: Site) -> None:
     page.locator(".df-plans").wait_for()  # the tables are drawn: no click falls between two of them
 
 
-def real_pair(resident: Resident) -> Any:
+def real_pair(service: Service) -> Any:
     """What the command hands to the page, over the home and the hub of this test."""
+    from dflash_local.app.model_sources import LocalModels
     from dflash_local.app.served_pair import ServedPair
 
     user = settings.load()
-    return ServedPair(resident, find("demo"), LoadConfig(), user, "http://127.0.0.1:1")
+    return ServedPair(service, LocalModels(user, LoadConfig(), print), LoadConfig(), user, "http://127.0.0.1:1")
 
 
 def any_model(name: str, _load: LoadConfig | None = None) -> Model:
-    return Model(name, lambda _progress: ScriptedSession())
+    return Model(name, lambda _progress: ScriptedSession(), Pair(name, Path("nowhere"), None, bundled=False))
 
 
 def row(page: Page, name: str) -> Locator:
@@ -122,7 +125,7 @@ def test_a_pair_is_pulled_loaded_and_removed(
         start(page, "Load$").click()  # its shapes are known now, and so its plans
         page.locator("#df-standing").get_by_text(f"{TARGET} is loaded").wait_for()
         row(page, TARGET).locator(".df-served").wait_for()
-        assert here.resident.model.name == TARGET
+        assert here.service.model.name == TARGET
         assert page.locator("#df-remove").is_disabled(), "what is loaded is not removed"
 
         enabled(page, "df-unload").click()
@@ -169,7 +172,7 @@ def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
         choose(page, "other")
         start(page, "Load$").click()
         page.locator("#df-models-notice").get_by_text("a shard is missing (pull it again)").wait_for()
-        assert here.resident.model.name == "scripted"
+        assert here.service.model.name == "scripted"
 
 
 @pytest.mark.slow  # no row moves when the registry has news, below
@@ -210,7 +213,7 @@ def test_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
         here.served.registry = [
             ModelEntry(one.name, *news.get(one.name, (one.state, one.fits)), one.size) for one in here.served.registry
         ]
-        here.resident.load()
+        here.service.load()
         row(page, "d").get_by_text("needs 9 GiB").wait_for()
         assert order(page) == ["scripted", "d", "c", "b", "a"]
         page.get_by_role("tab", name="Chat").click()
@@ -225,9 +228,9 @@ def test_two_pulls_at_once_are_refused() -> None:
         wait_until(cancelled)
         raise Interrupted("stopped")
 
-    resident = Resident(any_model("scripted"))
+    service = Service(any_model("scripted"))
     entries = [ModelEntry(name, "absent", "fits", "") for name in "ab"]
-    served = FakeServedPair(resident, registry=entries)
+    served = FakeServedPair(service, registry=entries)
     served.pulling = pulling
     models_view = ModelsView(served)
     models_view.start_by_name("A")
@@ -247,4 +250,4 @@ def test_two_pulls_at_once_are_refused() -> None:
     assert again is not None and again is not pull
     again.cancel()
     wait_until(lambda: not again.running)
-    resident.close()
+    service.close()

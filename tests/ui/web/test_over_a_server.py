@@ -9,12 +9,11 @@ from functools import partial
 
 import pytest
 
-from dflash_local.app.engine_server import EngineServer, known_pair
-from dflash_local.app.resident_server import resident_server
+from dflash_local.app.model_sources import ServerModels
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
 from dflash_local.load_config import LoadConfig
-from dflash_local.service.resident import Resident
+from dflash_local.service.service import Service
 from dflash_local.settings import load as load_settings
 from tests.remote.openai_fake import Fake, running
 from tests.ui.web.conftest import Visitor
@@ -24,13 +23,13 @@ from tests.ui.web.stand import Site, site, wait_until
 @contextmanager
 def page_over(fake: Fake, plain: Fake | None = None) -> Iterator[Site]:
     """The page over a server, or over two."""
-    user, pair = load_settings(), known_pair("demo", None, load_settings())
-    server = resident_server(EngineServer(fake.url), None, user, lambda _event: None, plain.url if plain else None)
+    user = load_settings()
+    models = ServerModels(user, lambda _event: None, fake.url, plain_url=plain.url if plain else None)
 
-    def make(resident: Resident) -> ServedPair:
-        return ServedPair(resident, pair, LoadConfig(), user, "http://127.0.0.1:1", server)
+    def make(service: Service) -> ServedPair:
+        return ServedPair(service, models, LoadConfig(), user, "http://127.0.0.1:1")
 
-    with site(make=make, find=server.find, model=server.model(pair, False)) as here:
+    with site(make=make, find=models.find, model=models.model(models.pair("demo"), LoadConfig(), False)) as here:
         yield here
 
 
@@ -81,7 +80,7 @@ def test_a_dead_server_is_a_line_and_the_message_goes_again(visitor: Visitor, fa
 
 def test_the_models_tab_says_that_the_server_decides(visitor: Visitor, fake: Fake) -> None:
     with page_over(fake) as here:
-        here.resident.load()
+        here.service.load()
         enter(visitor, here, "Models")
         page = visitor.page
         page.locator("#df-load-dialog").get_by_text("decides what is loaded, and how").wait_for()
@@ -117,12 +116,12 @@ def test_what_the_server_decides_is_told_in_one_line(fake: Fake) -> None:
 
     label = f"the server at {fake.url}"
     with page_over(fake) as here:
-        served, resident = here.served, here.resident
-        contest = Contest(resident, race_request(resident, "hi", 8, 0, None))
+        served, service = here.served, here.service
+        contest = Contest(service, race_request(service, "hi", 8, 0, None))
         wait_until(lambda: not contest.running)
         told: dict[Callable[[], object], str] = {
             lambda: contest.result: "no request can switch that off",
-            resident.unload: f"{label} keeps demo loaded",
+            service.unload: f"{label} keeps demo loaded",
             partial(served.load_choices, "demo", 512): label,
             partial(served.certify, lambda *_: None, lambda: False): f"{label} proves nothing of its text by itself",
             partial(served.remove, "demo"): f"demo is loaded .end {label} first",

@@ -61,7 +61,7 @@ def test_a_first_difference_and_a_missing_drafter_are_told(visitor: Visitor) -> 
         verdict = visitor.page.locator(".df-verdict")
         verdict.wait_for()
         assert verdict.inner_text().startswith("identical: no; first difference at token 1, margin 0.03")
-        here.resident.unload()
+        here.service.unload()
         start(visitor)
         line = visitor.page.get_by_text("a race needs a drafter, and none was loaded (name one with --drafter)")
         line.wait_for()
@@ -76,10 +76,10 @@ def test_a_race_stops_and_the_next_one_runs(visitor: Visitor) -> None:
     with site(session) as here:
         enter(visitor, here)
         start(visitor)
-        wait_until(lambda: here.resident.status.running == 1)
+        wait_until(lambda: here.service.status.running == 1)
         page.locator("button:visible").get_by_text("Stop", exact=True).click()
         page.get_by_text("the race was stopped").wait_for()
-        wait_until(lambda: here.resident.status.running == 0)
+        wait_until(lambda: here.service.status.running == 0)
         assert len(session.requests) == 1
         gate.set()
         start(visitor)

@@ -88,8 +88,8 @@ def test_a_slow_reader_holds_nobody_up() -> None:
         slow.sendall(f"GET {STREAM_PATH}?session_hash=slow HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         assert slow.recv(64).startswith(b"HTTP/1.1 200")
         begun = time.monotonic()
-        wait_until(lambda: bool(session.requests) and here.resident.status.running == 0)
+        wait_until(lambda: bool(session.requests) and here.service.status.running == 0)
         assert time.monotonic() - begun < 30
         join(here, "next", "_send", *asked)
-        wait_until(lambda: len(session.requests) == 2 and here.resident.status.running == 0)
+        wait_until(lambda: len(session.requests) == 2 and here.service.status.running == 0)
         slow.close()

@@ -1,4 +1,4 @@
-"""A running vLLM or SGLang server in place of a pair loaded here: which model it must serve, and a service over it.
+"""What is known here of a pair that a vLLM or SGLang server has, and what such a server must serve for it.
 
 Files of the pair are not needed on this machine: tokenizer and chat template are the server's.
 """
@@ -6,105 +6,23 @@ Files of the pair are not needed on this machine: tokenizer and chat template ar
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from dflash_local.app.loading import Start, warn_of
 from dflash_local.app.models import model_store, registry
-from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import UnknownModelError
-from dflash_local.events import Notice
-from dflash_local.load_config import LoadConfig
-from dflash_local.service.service import Service, Session
 from dflash_local.settings import Settings
 
 if TYPE_CHECKING:
-    from dflash_local.remote.endpoint import Endpoint
-    from dflash_local.remote.openai_server import ServerSession
-    from dflash_local.remote.server_checks import Program, WantedModel
-
-
-class ReplySource(Protocol):
-    """What gives replies in place of a pair loaded here: a running server, or one that is launched."""
-
-    def pair(self, model: str | None, drafter: str | None, user: Settings) -> Pair:
-        """The pair that a name means."""
-
-    def session(self, pair: Pair, drafter: str | None, user: Settings, notify: Notify) -> Session:
-        """The session of it."""
-
-
-def starter(source: ReplySource, drafter: str | None) -> Start:
-    """What takes the place of ``app.loading.start_service``.
-
-    Args:
-        drafter: that the server is to draft with, instead of the registry's.
-    """
-
-    def start(pair: Pair, _load: LoadConfig, user: Settings, notify: Notify) -> Service:
-        return Service(source.session(pair, drafter, user, notify))
-
-    return start
-
-
-@dataclass(frozen=True, slots=True)
-class EngineServer:
-    """A server that replies come from.
-
-    Attributes:
-        program: that it must be; None takes vLLM and SGLang. token: that it wants; None for the user's variable.
-    """
-
-    url: str
-    program: Program | None = None
-    token: str | None = field(default=None, repr=False)
-
-    def pair(self, model: str | None, drafter: str | None, user: Settings) -> Pair:
-        """The pair that a name means, with what the registry knows of it; the only model of the server without a name.
-
-        Raises:
-            UsageError: a bad address or ``drafter``. UnknownModelError: no name, and it serves several models.
-            ServerError: no name, and no such server answers.
-        """
-        from dflash_local.remote import server_checks
-
-        where = self.endpoint(user)
-        if model is None:
-            facts = server_checks.probe(where, server_checks.WantedModel(), self.program)
-            model = facts.served
-        return known_pair(model, drafter, user)
-
-    def session(self, pair: Pair, drafter: str | None, user: Settings, notify: Notify) -> ServerSession:
-        """The session of the server.
-
-        Raises:
-            DFlashError: it does not answer, or serves another model.
-        """
-        session = self.attach(pair, drafter, user)
-        notify(Notice(f"replies come from {session.facts.loaded_as}"))
-        warn_of(session, notify)
-        return session
-
-    def attach(self, pair: Pair, drafter: str | None, user: Settings) -> ServerSession:
-        """As ``session``, and says nothing."""
-        from dflash_local.remote.openai_server import attach
-
-        return attach(self.endpoint(user), wanted_model(pair, drafter, user), self.program)
-
-    def endpoint(self, user: Settings) -> Endpoint:
-        """Where it listens. UsageError: that is no address."""
-        from dflash_local.remote.endpoint import TOKEN_VARIABLE, endpoint
-
-        return endpoint(self.url, self.token or user.environ.get(TOKEN_VARIABLE))
+    from dflash_local.remote.server_checks import WantedModel
 
 
 def known_pair(model: str, drafter: str | None, user: Settings) -> Pair:
-    """What is known here of a pair that a server has, whatever of it is on this machine."""
+    """Return what is known here of a pair that a server has, whatever of it is on this machine."""
     choice = _choice(model, drafter, user)
     if choice is None or choice.row is None:
         return Pair(model, _folder(choice, user), _nowhere(user), bundled=False)
@@ -123,7 +41,7 @@ def known_pair(model: str, drafter: str | None, user: Settings) -> Pair:
 
 
 def wanted_model(pair: Pair, drafter: str | None, user: Settings) -> WantedModel:
-    """What a server must serve for a pair."""
+    """Return what a server must serve for a pair."""
     from dflash_local.remote.server_checks import WantedModel
 
     choice = _choice(pair.name, drafter, user)
