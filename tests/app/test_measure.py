@@ -15,9 +15,9 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 
 from dflash_local import settings  # noqa: E402
 from dflash_local.app import measurements  # noqa: E402
-from dflash_local.app.process_records import read_records  # noqa: E402
 from dflash_local.app.local_process import measure, running_engines, stop_engine  # noqa: E402
 from dflash_local.app.notices import Notify  # noqa: E402
+from dflash_local.app.process_records import read_records  # noqa: E402
 from dflash_local.bench.prompts import Prompt  # noqa: E402
 from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.errors import BusyError, DeviceLostError, DFlashError, DoesNotFitError, Interrupted  # noqa: E402
