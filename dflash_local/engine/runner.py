@@ -219,7 +219,7 @@ class SequenceRunner:
         if start >= len(ids):
             raise EngineError("nothing of the prompt was left to process")
         self.ids = list(ids)
-        tensor = torch.tensor(self.ids, dtype=torch.long, device=self.device)
+        tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
         for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk):
             out = self.target.prefill(tensor[at:end], self._with_taps)
             self._extend(out.taps, at)
