@@ -1,15 +1,18 @@
-"""How far a download is and how fast it goes, out of a pull's events. Arithmetic only; draws nothing."""
+"""How far a download is and how fast it goes, out of a pull's events. Draws nothing."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from dflash_local.events import PullProgress
+from dflash_local.events import Notice, PullProgress
 from dflash_local.terminal import byte_size, duration
+from dflash_local.ui.job import Job
 
+OnPull = Callable[[PullProgress | Notice], None]
 WINDOW_S = 8.0  # over which the speed is taken: long enough to be calm, short enough to follow
 
 
@@ -80,3 +83,48 @@ class Download:
         if self.bytes_per_s is not None and self.left_s:
             parts += [f"{byte_size(self.bytes_per_s)}/s", f"{duration(self.left_s)} left"]
         return " · ".join(parts)
+
+
+class PullJob(Job[None]):
+    """A download on its thread; it may be looked at from any thread.
+
+    Args:
+        name: of the pair. pull: downloads, and tells how far it is. then: done once all of it is here.
+
+    Attributes:
+        notice: the last thing that was said besides figures.
+    """
+
+    def __init__(
+        self, name: str, pull: Callable[[OnPull, Callable[[], bool]], None], then: Callable[[], None] = lambda: None
+    ) -> None:
+        self.name = name
+        self.notice: Notice | None = None
+        self._download, self._lock = Download(), threading.Lock()
+        stopped = threading.Event()
+
+        def work() -> None:
+            pull(self._on_event, stopped.is_set)
+            then()
+
+        super().__init__(work, stopped.set)
+
+    def _on_event(self, event: PullProgress | Notice) -> None:
+        with self._lock:
+            if isinstance(event, PullProgress):
+                self._download.take(event)
+            else:
+                self.notice = event
+
+    @property
+    def repos(self) -> list[PullProgress]:
+        """List how far each repository is, in the order in which they were heard of."""
+        with self._lock:
+            return list(self._download.repos.values())
+
+    @property
+    def figures(self) -> tuple[int, int, str]:
+        """Give bytes done, bytes in all (0 before they are known), and all of it in words."""
+        with self._lock:
+            download = self._download
+            return download.done, download.total, download.line if download.repos else "asking the Hub what there is"

@@ -19,7 +19,8 @@ from dflash_local.checkpoint_files.source import is_on_disk
 from dflash_local.errors import DFlashError, ExactnessError, Interrupted
 from dflash_local.events import Event, Mode, Notice
 from dflash_local.request import Limits, Request, user_request
-from dflash_local.service.race import NEAR_TIE, Loaded, Race, Racer
+from dflash_local.service.race import NEAR_TIE, Race, Racer
+from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
     from dflash_local.remote.server_checks import ServerFacts
@@ -41,7 +42,7 @@ class Comparison:
         notices: what the servers gave cause to say, each once.
     """
 
-    def __init__(self, service: Loaded, prompts: Sequence[Prompt], max_new_tokens: int, thinking: bool) -> None:
+    def __init__(self, service: Service, prompts: Sequence[Prompt], max_new_tokens: int, thinking: bool) -> None:
         self.prompts, self.max_new_tokens, self.thinking = prompts, max_new_tokens, thinking
         self.notices: list[str] = []
         self._service = service

@@ -1,4 +1,4 @@
-"""One server's life, from the free port to the exit code: the endpoint over a resident pair. See ``dflash serve``."""
+"""One server's life, from the free port to the exit code: the endpoint over a pair. See ``dflash serve``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from dflash_local.store.records import Chat, Turn
 
 
 class ChatModel(Protocol):
-    """What answers in a conversation: a pair loaded for it or the resident one; ``sampling`` is the model's default."""
+    """What answers in a conversation: ``sampling`` is the model's default."""
 
     @property
     def name(self) -> str: ...

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
-from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
 from dflash_local.service.listener import Ticket
+from dflash_local.service.service import Service
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")
@@ -163,15 +163,6 @@ class Race:
         }
 
 
-class Loaded(Protocol):
-    """A loaded pair, or one that is kept loaded: ``Service`` and ``Resident``."""
-
-    @property
-    def facts(self) -> SessionFacts | None: ...
-
-    def submit(self, request: Request) -> Ticket: ...
-
-
 class Racer:
     """Runs a race; ``cancel`` may be called from any thread.
 
@@ -179,7 +170,7 @@ class Racer:
         order: of the two replies.
     """
 
-    def __init__(self, service: Loaded, request: Request, order: tuple[Mode, Mode] = MODES) -> None:
+    def __init__(self, service: Service, request: Request, order: tuple[Mode, Mode] = MODES) -> None:
         """Take the pair and the request; UsageError where it was loaded without its drafter."""
         if service.facts is not None and not service.facts.drafting:
             raise UsageError("a race needs a drafter, and none was loaded", "name one with --drafter")

@@ -54,7 +54,9 @@ async def shoot(session: Backend, pair: Pair, folder: Path, size: str, theme: st
         await pilot.pause(0.3)
         save("origins")
         await pilot.press("f5")
-        await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot, seconds=120)
+        await stage.until(
+            lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False), pilot, seconds=120
+        )
         await pilot.pause(0.3)
         save("race")
     stage.app.finish()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from difflib import unified_diff
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 from textual.pilot import Pilot
 
@@ -57,15 +56,10 @@ OFFERS = [
 
 @dataclass(frozen=True)
 class Scene:
-    """One picture.
-
-    Attributes:
-        act: leads to it. theme: the name of Textual's.
-    """
+    """One picture; ``act`` leads to it."""
 
     act: Callable[[Stage, Pilot[DFlashError]], Awaitable[None]]
     size: tuple[int, int]
-    theme: str = "textual-dark"
 
 
 async def _chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
@@ -75,10 +69,6 @@ async def _chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
 async def _whole_chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
     await _chat(stage, pilot)
     await stage.until(lambda: "Thinking (3 tokens" in stage.screen_text, pilot)
-
-
-async def _help(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-    await pilot.press("f1")
 
 
 async def _models(stage: Stage, pilot: Pilot[DFlashError]) -> None:
@@ -98,8 +88,6 @@ async def _race(stage: Stage, pilot: Pilot[DFlashError]) -> None:
 SCENES = {
     "chat-80x24": Scene(_chat, (80, 24)),
     "chat-120x36": Scene(_whole_chat, (120, 36)),
-    "chat-120x36-light": Scene(_whole_chat, (120, 36), "textual-light"),
-    "help-80x24": Scene(_help, (80, 24)),
     "models-80x24": Scene(_models, (80, 24)),
     "race-120x36": Scene(_race, (120, 36)),
 }
@@ -120,7 +108,6 @@ def draw(scene: Scene) -> str:
 
     async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
         stage.chat_session.held = Occupancy()
-        stage.app.theme = scene.theme
         stage.chat.composer.cursor_blink = False
         await scene.act(stage, pilot)
         while len(drawn) < 2 or drawn[-1] != drawn[-2]:  # until nothing moves any more
@@ -164,53 +151,6 @@ def other_versions() -> str:
     return "; ".join(found)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What a picture shows, by row: its words, and the look of each part."""
-
-    words: dict[int, str]
-    looks: dict[int, list[tuple[int, str, str]]]  # column, words, style
-    grounds: dict[int, list[tuple[int, int, str]]]  # column, cells, colour
-
-
-def rows(svg: str) -> Rows:
-    """Read a picture."""
-    styles = dict(re.findall(r"\.(t-r\d+) \{ ?([^}]*?);? ?\}", svg))
-    root = ElementTree.fromstring(svg)
-    found = Rows({}, {}, {})
-    for node in root.iter():
-        tag = node.tag.rpartition("}")[2]
-        names = node.get("class", "")
-        if tag == "text" and names in styles and node.text and node.text.strip("\n"):
-            row, column = int(float(node.get("y", "0")) // LINE), round(float(node.get("x", "0")) / CELL)
-            text = node.text.replace("\xa0", " ")
-            found.looks.setdefault(row, []).append((column, text, styles[names]))
-            found.words[row] = found.words.get(row, "").ljust(column) + text
-        elif tag == "rect" and node.get("shape-rendering"):
-            row, column = int(float(node.get("y", "0")) // LINE), round(float(node.get("x", "0")) / CELL)
-            cells = round(float(node.get("width", "0")) / CELL)
-            found.grounds.setdefault(row, []).append((column, cells, node.get("fill", "")))
-    return found
-
-
-def differences(kept: str, now: str) -> list[str]:
-    """Which words and which colours are others; empty when both look the same."""
-    if kept == now:
-        return []
-    old, new = rows(kept), rows(now)
-    told = []
-    for row in sorted({*old.words, *new.words, *old.grounds, *new.grounds}):
-        if old.words.get(row, "").rstrip() != new.words.get(row, "").rstrip():
-            told.append(f"row {row}, words:\n  kept {old.words.get(row, '')!r}\n  now  {new.words.get(row, '')!r}")
-            continue
-        for before, after in ((old.looks, new.looks), (old.grounds, new.grounds)):
-            gone: list[Any] = [part for part in before.get(row, []) if part not in after.get(row, [])]
-            come: list[Any] = [part for part in after.get(row, []) if part not in before.get(row, [])]
-            if gone or come:
-                told.append(f"row {row}, colours:\n  kept {_brief(gone)}\n  now  {_brief(come)}")
-    return told
-
-
-def _brief(parts: Sequence[tuple[int, object, str]]) -> str:
-    shown = [f"{what!r} at column {column}: {style}" for column, what, style in parts[:4]]
-    return "; ".join(shown) + ("; ..." if len(parts) > 4 else "") or "nothing"
+def differences(kept: str, now: str) -> str:
+    """Tell which parts of the picture are others, as a diff."""
+    return "\n".join(unified_diff(kept.splitlines(), now.splitlines(), "kept", "now", n=0, lineterm=""))

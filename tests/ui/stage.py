@@ -133,7 +133,7 @@ class Stage:
     async def idle(self, pilot: Pilot[DFlashError]) -> None:
         """Until no job runs and all of it is drawn."""
         await self.until(lambda: not self.chat.busy, pilot)
-        await pilot.pause()
+        await pilot.pause(0.02)
 
     async def send(self, text: str, pilot: Pilot[DFlashError]) -> None:
         """Type a message, send it and wait for what comes of it."""

@@ -14,7 +14,7 @@ from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import SettingsError
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
-from dflash_local.ui.tui.widgets.messages import UserMessage
+from dflash_local.ui.tui.transcript import UserMessage
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 

@@ -14,10 +14,11 @@ from textual.pilot import Pilot
 from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
-from dflash_local.ui.safety import MAX_BLOCK_LINES, MAX_CHARS, MarkdownGuard, SafePieces
-from dflash_local.ui.tui.widgets.composer import MAX_PASTE
-from dflash_local.ui.tui.widgets.text_view import TextView
-from dflash_local.ui.tui.widgets.transcript import MAX_REBUILT, MAX_SHOWN
+from dflash_local.ui.pieces import SafePieces, text_of
+from dflash_local.ui.safety import MAX_BLOCK_LINES, MAX_CHARS, MarkdownGuard
+from dflash_local.ui.tui.composer import MAX_PASTE
+from dflash_local.ui.tui.text_view import TextView
+from dflash_local.ui.tui.transcript import MAX_REBUILT, MAX_SHOWN
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -63,36 +64,12 @@ def test_no_sequence_of_the_model_reaches_the_terminal(by_origin: bool) -> None:
     play(act, ScriptedSession())
 
 
-def test_titles_errors_and_notes_are_made_safe() -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat_session.acts["/stats"] = lambda: stage.chat_session.say("note \x1b]0;x\x07 end")
-        await stage.send("/stats", pilot)
-        assert "note ␛]0;x␇ end" in stage.screen_text
-
-    play(act)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_sequence_cut_in_two_is_the_same(size: int) -> None:
-    text = "a\x1b]52;c;eA==\x07b\x9b31mc\r\nd\re\u202ef"
+    text = "a\x1b]52;c;eA==\x07b\x9b31mc\r\nd\re\u202ef\r"
     cutter = SafePieces()
-    pieces = [piece for at in range(0, len(text), size) for piece in cutter.feed([Piece(text[at : at + size])])]
-    assert "".join(piece.text for piece in [*pieces, *cutter.finish()]) == safe(text)
-
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await stage.send("x", pilot)
-        assert stage.chat.transcript.replies[0].text == safe(text)
-
-    play(act, saying(text, size))
-
-
-def test_a_paste_keeps_its_lines_sends_nothing_and_is_made_safe() -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat.composer.post_message(Paste("one\ntwo\n\x1b[31mthree\n"))
-        await pilot.pause()
-        assert stage.chat.composer.text == "one\ntwo\n␛[31mthree\n" and not stage.chat.busy
-
-    assert play(act).session.requests == []
+    pieces = cutter.feed(*saying(text, size).steps)
+    assert text_of([*pieces, *cutter.finish()]) == safe(text)
 
 
 def test_a_megabyte_is_refused_with_its_count() -> None:

@@ -18,8 +18,8 @@ from dflash_local.events import PullProgress
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import named
 from dflash_local.settings import load
-from dflash_local.ui.tui.screens.load import LoadScreen
-from dflash_local.ui.tui.screens.pull import PullScreen
+from dflash_local.ui.tui.dialogs import PullScreen
+from dflash_local.ui.tui.load import LoadScreen
 from tests.ui.stage import Stage, play
 
 NAME = "Qwen/Qwen3.6-27B"
@@ -138,17 +138,6 @@ def test_d_and_c_plan_all_of_it_anew_and_what_is_chosen_has_both(plan: Any) -> N
     (chosen,) = stage.chat_session.loaded
     assert f"{chosen.model}: published in 4 bits" == INTEL and chosen.plan.context == 16_384
     assert not chosen.config.draft and stage.chat_session.pulls == []
-
-
-def test_contexts_come_round_to_the_most_that_fits(plan: Any) -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat_session.plan = plan
-        await open_dialog(stage, pilot)
-        for context in ("8,192", "16,384", "32,768", "max"):
-            await press_c(stage, pilot, context)
-
-    stage = play(act)
-    assert [context for _, context, _ in stage.chat_session.plans] == [None, 8192, 16_384, 32_768, None]
 
 
 def test_planning_holds_nothing_up_and_can_be_left(plan: Any) -> None:

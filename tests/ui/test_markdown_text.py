@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from dflash_local.events import Piece, Step
 from dflash_local.ui.tui.lines import EMPTY, Line, PlainLayout, Table, rows_of, shares
 from dflash_local.ui.tui.markdown import CODE_LINES, MarkdownLayout
-from dflash_local.ui.tui.widgets.text_view import MAX_OPEN, TextView
+from dflash_local.ui.tui.text_view import MAX_OPEN, TextView
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 

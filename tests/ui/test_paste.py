@@ -9,9 +9,8 @@ from textual.events import Paste
 from textual.pilot import Pilot
 
 from dflash_local.errors import ContextError
-from dflash_local.ui.tui.widgets.composer import MAX_PASTE
-from dflash_local.ui.tui.widgets.messages import MAX_LINES
-from dflash_local.ui.tui.widgets.pastes import FOLD_CHARACTERS, FOLD_LINES, Pastes
+from dflash_local.ui.tui.composer import FOLD_CHARACTERS, FOLD_LINES, MAX_PASTE
+from dflash_local.ui.tui.transcript import MAX_LINES
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -170,14 +169,3 @@ def test_what_is_pasted_counts_whole_against_the_limit() -> None:
         assert any("50,001 characters were pasted" in note.message for note in stage.app._notifications)
 
     play(act)
-
-
-def test_what_looks_like_a_token_and_is_none_stays_as_it_is() -> None:
-    pastes = Pastes()
-    assert pastes.whole("[200 lines pasted]") == "[200 lines pasted]"
-    token = pastes.fold(LONG)
-    quoting = f"{token}\n{LONG}"
-    second = pastes.fold(quoting)
-    assert pastes.whole(second) == quoting, "what is in a paste is not read again"
-    assert pastes.folded(pastes.whole(f"a{second}b{token}")) == f"a{second}b{token}"
-    assert pastes.fold(f"see {token}") not in (f"see {token}", token), "a quoted token is no paste"

@@ -13,7 +13,7 @@ from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.ui.downloads import Download
-from dflash_local.ui.tui.screens.pull import PullScreen
+from dflash_local.ui.tui.dialogs import PullScreen
 from tests.ui.stage import Stage, play
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from dflash_local.request import user_request
 from dflash_local.service.race import Racer
 from dflash_local.service.service import Service
 from dflash_local.ui.tui.app import RaceApp
-from dflash_local.ui.tui.screens.race import RaceScreen
+from dflash_local.ui.tui.race import RaceScreen
 from tests.service.scripted import PartingSession, ScriptedSession
 from tests.ui.stage import Stage, play
 
@@ -40,7 +40,7 @@ def race(
                 await act(app, pilot)
 
         asyncio.run(run())
-        screen.jobs.join(60)
+        screen.run_of.join(60)
     return app
 
 
@@ -58,7 +58,7 @@ async def shows(app: RaceApp, pilot: Pilot[DFlashError], *parts: str) -> None:
 
 def test_both_lanes_end_with_times_speed_up_and_verdict() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
-        await until(lambda: app.race_screen.done, pilot)
+        await until(lambda: app.race_screen.run_of.shown, pilot)
         await shows(app, pilot, "■ 0.11 s · 6 tokens · 60.0 tok/s", "■ 0.06 s · 6 tokens · 120.0 tok/s")
         await shows(app, pilot, "identical: yes", "this run: 1.83x wall clock, 2.00x decode speed · ")
         await until(lambda: screen_text(app).count("Hello, world!") == 2, pilot)
@@ -72,7 +72,7 @@ def test_both_lanes_end_with_times_speed_up_and_verdict() -> None:
 
 def test_a_difference_is_shown_with_its_margin() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
-        await until(lambda: app.race_screen.done, pilot)
+        await until(lambda: app.race_screen.run_of.shown, pilot)
         await until(lambda: "first difference at token 1, margin 1.2: more than" in screen_text(app), pilot)
 
     assert race(act, PartingSession(rival=-1.7)).race_screen.race.margin == pytest.approx(1.2)
@@ -83,13 +83,13 @@ def test_the_replay_keeps_the_true_distance_and_can_be_skipped_and_repeated() ->
 
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
         await until(lambda: "first" in screen_text(app), pilot)
-        assert "last" not in screen_text(app) and not app.race_screen.done
+        assert "last" not in screen_text(app) and not app.race_screen.run_of.shown
         for _ in range(2):
             await pilot.press("space")
-            await until(lambda: app.race_screen.done, pilot)
+            await until(lambda: app.race_screen.run_of.shown, pilot)
             await until(lambda: screen_text(app).count("first last") == 2, pilot)
             await pilot.press("r")
-            await until(lambda: not app.race_screen.done, pilot)
+            await until(lambda: not app.race_screen.run_of.shown, pilot)
 
     race(act, ScriptedSession(steps=steps))
 
@@ -116,7 +116,7 @@ def test_a_failed_reply_is_told_on_the_screen() -> None:
 
 def test_model_text_in_a_lane_is_made_safe() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
-        await until(lambda: app.race_screen.done, pilot)
+        await until(lambda: app.race_screen.run_of.shown, pilot)
         await until(lambda: screen_text(app).count("a␛]0;x␇b") == 2, pilot)
         assert "\x1b" not in screen_text(app)
 
@@ -129,7 +129,7 @@ def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here() -> None:
         stage.chat.composer.put("two")
         await pilot.press("f5")
         await stage.until(lambda: isinstance(stage.app.screen, RaceScreen), pilot)
-        await stage.until(lambda: getattr(stage.app.screen, "done", False), pilot)
+        await stage.until(lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False), pilot)
         await pilot.press("escape")
         await stage.until(lambda: stage.app.screen is stage.chat, pilot)
         wanted = ("race: 1.83x wall clock", "AR here: 60.0 tok/s, 2.00x")

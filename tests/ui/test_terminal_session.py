@@ -171,14 +171,6 @@ def test_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal) -> No
     assert "got 'one\\n\\ntwo\\nthree'" in terminal.until(lambda text: "got " in text.split(">>>", 1)[-1])
 
 
-@pytest.mark.slow  # the handler is that of SIGTERM above
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as on POSIX")
-def test_a_hangup_restores_the_terminal(terminal: Terminal) -> None:
-    terminal.start("chat", "demo")
-    terminal.until(lambda text: "ready" in text)
-    restored_by(terminal, "SIGHUP")
-
-
 def test_ctrl_z_sleeps_and_fg_goes_on_after_kill_9_reset_helps(terminal: Terminal) -> None:
     terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar")
     terminal.until(lambda text: "ready" in text)
@@ -264,29 +256,3 @@ def test_without_utf8_the_screens_draw_with_what_there_is(terminal: Terminal) ->
     terminal.keys("C-q")
     text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
     assert "left with 0" in text and "Error" not in text and terminal.modes == "0 1 0"
-
-
-@pytest.mark.slow  # two commands with a real pair; tests/cli/test_main.py has the lines of one without
-def test_without_utf8_the_lines_have_replacement_characters_at_worst(tmp_path: Path) -> None:
-    code = (
-        "import sys; from dflash_local.cli.main import main\n"
-        "few = ['--max-new-tokens', '12', '--device', 'cpu']\n"
-        "sys.exit(main(['run', 'demo', *sys.argv[1:], *few]) or main(['race', 'demo', *sys.argv[1:], *few]))"
-    )
-    environ = {**os.environ, **NO_UTF8, "HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code, "naïve 模型 😀 Count from 1 to 30."]
-    done = subprocess.run(command, capture_output=True, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.isascii() and b"identical: yes" in done.stdout and b"Error" not in done.stderr
-
-
-@pytest.mark.parametrize("terminal", ["80x24"], indirect=True)
-def test_a_dumb_terminal_gets_the_lines(terminal: Terminal) -> None:
-    terminal.type("TERM=dumb; export TERM")
-    terminal.keys("Enter")
-    terminal.start("chat", "demo", "--temperature", "0")
-    terminal.until(lambda text: ">>>" in text)
-    assert terminal.modes == "0 1 0"
-    terminal.type("/quit")
-    terminal.keys("Enter")
-    assert "left with 0" in terminal.until(lambda text: re.search(r"left with \d", text) is not None)

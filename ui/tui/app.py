@@ -17,12 +17,20 @@ from textual.widgets import TextArea
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
 from dflash_local.service.race import Race
-from dflash_local.ui.tui.screens.chat import ChatScreen
-from dflash_local.ui.tui.screens.pull import PullScreen
-from dflash_local.ui.tui.screens.race import Prepare, RaceScreen
+from dflash_local.ui.race_run import Prepare
+from dflash_local.ui.tui.chat import ChatScreen
+from dflash_local.ui.tui.dialogs import PullScreen
+from dflash_local.ui.tui.race import RaceScreen
 
 TWICE_S = 2.0  # two presses within this leave
 SLEEP = Binding("ctrl+z", "suspend_process", "To the shell", show=False, priority=True)  # as in every shell
+PALETTE = (
+    ("Regenerate", "The last reply with a fresh seed", "/regen"),
+    ("Edit last message", "Back into the field", "/edit"),
+    ("Copy last reply", "To the clipboard", "/copy"),
+    ("Models", "Choose another pair", "/models"),
+    ("Race", "With and without drafting", "/race"),
+)
 STOP_S = 10.0  # a cycle or a prefill chunk ends well within this
 
 
@@ -30,6 +38,7 @@ class ChatApp(App[DFlashError]):
     """Chats with a loaded pair. It returns the error that ended it, if one did."""
 
     TITLE = "dflash"
+    CSS_PATH = "screens.tcss"
     BINDINGS = [
         Binding("ctrl+c", "interrupt", "Stop", show=False, priority=True),
         Binding("ctrl+q", "quit", "Quit", priority=True),
@@ -45,9 +54,6 @@ class ChatApp(App[DFlashError]):
     def on_mount(self) -> None:
         self.push_screen(self.chat)
         end_on_signals(self)
-
-    def on_unmount(self) -> None:
-        self.chat.memory.stop()
 
     def action_interrupt(self) -> None:
         """Ctrl+C: copy a selection, else stop the reply, else (twice) leave."""
@@ -72,24 +78,22 @@ class ChatApp(App[DFlashError]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
-        chat = self.chat
-        yield SystemCommand("Regenerate", "The last reply with a fresh seed", partial(chat.action_command, "/regen"))
-        yield SystemCommand("Edit last message", "Back into the field", partial(chat.action_command, "/edit"))
-        yield SystemCommand("Copy last reply", "To the clipboard", partial(chat.action_command, "/copy"))
-        yield SystemCommand("Models", "Choose another pair", partial(chat.action_command, "/models"))
-        yield SystemCommand("Race", "With and without drafting", partial(chat.action_command, "/race"))
-        yield SystemCommand("Token origins", "Show which tokens were drafted", chat.action_origins)
-        yield SystemCommand("Meter", "Show or hide the panel", chat.action_meter)
+        for title, about, line in PALETTE:
+            yield SystemCommand(title, about, partial(self.chat.action_command, line))
+        yield SystemCommand("Token origins", "Show which tokens were drafted", self.chat.action_origins)
+        yield SystemCommand("Meter", "Show or hide the panel", self.chat.action_meter)
 
     def finish(self) -> bool:
         """Stop what runs, after the screen is gone; False when a load goes on regardless."""
-        return self.chat.jobs.join(STOP_S if self.chat.stop_quietly() else 0.2)
+        wait_s = STOP_S if self.chat.stop_quietly() else 0.2
+        return self.chat.job is None or self.chat.job.join(wait_s)
 
 
 class RaceApp(App[DFlashError]):
     """Shows one race, with a pair that is loaded for it."""
 
     TITLE = "dflash race"
+    CSS_PATH = "screens.tcss"
     BINDINGS = [Binding("ctrl+c,ctrl+q", "leave", "Quit", show=False, priority=True), SLEEP]
 
     def __init__(self, screen: RaceScreen) -> None:
@@ -141,7 +145,7 @@ def run_race(title: str, prompt: str, prepare: Prepare) -> tuple[int, Race | Non
     """
     app = RaceApp(RaceScreen(title, prompt, prepare))
     app.run()
-    app.race_screen.jobs.join(STOP_S)
+    app.race_screen.run_of.join(STOP_S)
     if app.race_screen.error is not None and app.ended_by is None:
         raise app.race_screen.error
     return _code(app), app.race_screen.race

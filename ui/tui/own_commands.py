@@ -12,25 +12,22 @@ from textual.app import SuspendNotSupported
 
 from dflash_local import child_process, settings
 from dflash_local.app.chat_commands import ALIASES, words
-from dflash_local.app.download import BeforeDownload
-from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError, UsageError
-from dflash_local.service.race import Race, Racer
-from dflash_local.ui.tui.jobs import Ended
-from dflash_local.ui.tui.screens.help import HelpScreen
-from dflash_local.ui.tui.screens.load import LoadScreen
-from dflash_local.ui.tui.screens.models import ModelsScreen
-from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
-from dflash_local.ui.tui.screens.race import RaceScreen
+from dflash_local.service.race import Racer
+from dflash_local.ui.safety import parser
+from dflash_local.ui.tui.dialogs import HelpScreen, ModelsScreen, PullScreen
+from dflash_local.ui.tui.load import LoadScreen
+from dflash_local.ui.tui.race import RaceScreen
 
 if TYPE_CHECKING:
     from textual.app import App
 
-    from dflash_local.ui.tui.screens.chat import ChatScreen
+    from dflash_local.ui.tui.chat import ChatScreen
 
 
 ON_A_SERVER = "replies come from a server: /model NAME takes another model that it serves"
+COMING = "a reply is coming; Esc stops it"
 
 
 async def _help(screen: ChatScreen, _argument: str) -> None:
@@ -40,26 +37,26 @@ async def _help(screen: ChatScreen, _argument: str) -> None:
 async def _regenerate(screen: ChatScreen, _argument: str) -> None:
     """Make the last reply again; the old one stays where nothing comes."""
     if screen.busy or not screen.transcript.replies or not screen.conversation.turns:
-        screen.notify("a reply is coming" if screen.busy else "there is no reply to make again", markup=False)
+        screen.notify(COMING if screen.busy else "there is no reply to make again", markup=False)
         return
-    old = screen.transcript.replies[-1]
-    old.display = False
-    if screen.conversation.sampling.greedy:
-        await screen.show("greedy: the reply will be the same; /set temperature 0.7 changes that")
 
-    async def then(ended: Ended) -> None:
-        if await screen.reply_ended(ended):
+    async def again() -> None:
+        old = screen.transcript.replies[-1]
+        old.display = False
+        if screen.conversation.sampling.greedy:
+            await screen.show("greedy: the reply will be the same; /set temperature 0.7 changes that")
+        if await screen.reply(screen.conversation.regenerate):
             await old.remove()
         else:
             old.display = True
 
-    await screen.ask(screen.conversation.regenerate, then)
+    screen.start(again())
 
 
 async def _edit(screen: ChatScreen, _argument: str) -> None:
     """Put the last message back into the field, and take its reply out of the conversation."""
     if screen.busy:
-        screen.notify("a reply is coming; Esc stops it", markup=False)
+        screen.notify(COMING, markup=False)
         return
     try:
         text = screen.conversation.take_back()
@@ -78,11 +75,11 @@ async def _copy(screen: ChatScreen, argument: str) -> None:
         return
     text = replies[-1]
     if argument:
-        blocks = code_blocks(text)
-        if not (argument.isdecimal() and 0 < int(argument) <= len(blocks)):
-            screen.notify(f"the last reply has {len(blocks)} code blocks", severity="warning", markup=False)
+        fences = [token.content.removesuffix("\n") for token in parser().parse(text) if token.type == "fence"]
+        if not (argument.isdecimal() and 0 < int(argument) <= len(fences)):
+            screen.notify(f"the last reply has {len(fences)} code blocks", severity="warning", markup=False)
             return
-        text = blocks[int(argument) - 1]
+        text = fences[int(argument) - 1]
     screen.app.copy_to_clipboard(text)
     screen.notify(f"{len(text):,} characters copied", markup=False)
 
@@ -98,118 +95,89 @@ async def _editor(screen: ChatScreen, _argument: str) -> None:
 async def _race(screen: ChatScreen, argument: str) -> None:
     """Race the typed message, or the last one, with and without drafting."""
     if screen.busy:
-        screen.notify("a reply is coming; Esc stops it", markup=False)
+        screen.notify(COMING, markup=False)
         return
     text = argument or screen.composer.message.strip()
-    conversation = screen.conversation
-    try:
-        request = conversation.request(text)
+
+    async def race() -> None:
+        request = screen.conversation.request(text)
         racer = Racer(screen.session.service, request)
-    except DFlashError as error:
-        await screen.show_error(error)
-        return
+        prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
+        found = await screen.dialog(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer))
+        if found is not None:
+            screen.readings.ar_speed = found.ar.finished.stats.tokens_per_s or None
+            await screen.show(
+                f"race: {found.wall_clock:.2f}x wall clock, {found.speed_up:.2f}x decode; {found.verdict}"
+            )
 
-    async def back(race: Race | None) -> None:
-        if race is not None:
-            screen.readings.ar_speed = race.ar.finished.stats.tokens_per_s or None
-            await screen.show(f"race: {race.wall_clock:.2f}x wall clock, {race.speed_up:.2f}x decode; {race.verdict}")
-            screen.redraw()
-
-    prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
-    screen.app.push_screen(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer), back)
+    screen.start(race())
 
 
 async def _models(screen: ChatScreen, name: str) -> None:
-    """Show the registry, to choose from, that pair first."""
     if not screen.session.loads_here:
         await screen.show(ON_A_SERVER)
         return
+    screen.start(choose_pair(screen, name))
 
-    async def listed(ended: Ended) -> None:
-        if ended.error is not None:
-            await screen.show_error(ended.error)
+
+async def choose_pair(screen: ChatScreen, name: str) -> None:
+    """Show the registry, that pair first, until one is loaded or the list is left."""
+    while True:
+        entries = await screen.do(screen.session.entries)
+        entry = await screen.dialog(ModelsScreen(entries, name))
+        if entry is None or await load_dialog(screen, entry.name, f"/model {entry.name}", listed=entry):
             return
-        screen.readings.state = "ready"
-        screen.app.push_screen(ModelsScreen(ended.result, name), chosen)
-
-    async def chosen(entry: ModelEntry | None) -> None:
-        if entry is not None:
-            load_dialog(screen, entry.name, f"/model {entry.name}", listed=entry)
-
-    screen.begin(screen.session.entries, listed)
+        name = entry.name
 
 
-def load_dialog(screen: ChatScreen, name: str, line: str, listed: ModelEntry | None = None) -> bool:
-    """Show the ways to load a pair; ``line`` loads it where there is nothing to choose. False while something runs.
+async def load_dialog(screen: ChatScreen, name: str, line: str, listed: ModelEntry | None = None) -> bool:
+    """Show the ways to load a pair; ``line`` loads it where there is nothing to choose. False when that was left.
 
     Args:
-        listed: it was chosen of the registry's pairs: these are shown again where it is not loaded, and its download is
-            offered where nothing is known of it before.
+        listed: it was chosen of the registry's pairs: its download is offered where nothing is known of it before.
     """
     session, draft = screen.session, screen.conversation.options.mode == "dflash"
-
-    async def planned(ended: Ended) -> None:
-        screen.set_ready()
-        found: LoadChoices | None = ended.result
-        if ended.error is not None:
-            await screen.show_error(ended.error)
-        elif found is None and listed is not None and not listed.here:
-            await _offer_download(screen, listed.name, listed=True)
-        elif found is None or found.settled or (draft and not found.has_drafter):
-            screen.run_command(lambda: session.execute(line))
-        else:
-            screen.app.push_screen(LoadScreen(session, found), chosen)
-
-    async def chosen(choice: LoadChoice | None) -> None:
-        if choice is not None:
-            screen.run_command(lambda: session.load(choice))
-        elif listed is not None:
-            await _models(screen, listed.name)
-
-    if not screen.begin(lambda: session.load_choices(name, session.context, draft), planned):
-        return False
     screen.readings.state = "planning"
-    screen.redraw()
-    return True
+    try:
+        found = await screen.do(lambda: session.load_choices(name, session.context, draft))
+    finally:
+        screen.set_ready()
+    if found is None and listed is not None and not listed.here:
+        return await _offer_download(screen, listed.name, listed=True)
+    if found is None or found.settled or (draft and not found.has_drafter):
+        await screen.run_command(lambda: session.execute(line))
+        return True
+    choice = await screen.dialog(LoadScreen(session, found))
+    if choice is not None:
+        await screen.run_command(lambda: session.load(choice))
+    return choice is not None
 
 
 async def _pull(screen: ChatScreen, argument: str) -> None:
     """Download one pair; asked about first only where it will not run here."""
     if not screen.session.loads_here:
         await screen.show(ON_A_SERVER)
-        return
-    await _offer_download(screen, argument)
-
-
-async def _offer_download(screen: ChatScreen, argument: str, listed: bool = False) -> None:
-    if not argument:
+    elif not argument:
         await screen.show("/pull needs the name of a pair\n/models lists them", "error")
-        return
+    else:
+        screen.start(_offer_download(screen, argument))
 
-    async def found(ended: Ended) -> None:
-        if ended.error is not None:
-            await screen.show_error(ended.error)
-            return
-        entry: ModelEntry = ended.result[0]
-        before: BeforeDownload = ended.result[1]
 
-        async def back(pulled: Pulled | None) -> None:
-            if pulled is not None and pulled.start_chat:
-                await screen.action_command(f"/model {entry.name}")
-            elif pulled is not None and pulled.word:
-                more = f": /model {entry.name} talks to it" if pulled.here else ""
-                await screen.show(pulled.word + more)
-            if listed and not (pulled is not None and pulled.start_chat):
-                await _models(screen, entry.name)
-
-        if entry.here:
-            await screen.show(f"{entry.name} is here: /model {entry.name} talks to it")
-        else:
-            wanted = PullScreen(session, entry.name, entry.question, before, ask=listed or not entry.fine)
-            screen.app.push_screen(wanted, back)
-
+async def _offer_download(screen: ChatScreen, name: str, listed: bool = False) -> bool:
+    """Download a pair where the user wants it; False when it was left."""
     session = screen.session
-    screen.begin(lambda: (session.entry(argument), session.before_download(argument)), found)
+    entry, before = await screen.do(lambda: (session.entry(name), session.before_download(name)))
+    if entry.here:
+        await screen.show(f"{entry.name} is here: /model {entry.name} talks to it")
+        return True
+    question = PullScreen(session, entry.name, entry.question, before, ask=listed or not entry.fine)
+    pulled = await screen.dialog(question)
+    if pulled is not None and pulled.start_chat:
+        await load_dialog(screen, entry.name, f"/model {entry.name}")
+        return True
+    if pulled is not None and pulled.word:
+        await screen.show(pulled.word + (f": /model {entry.name} talks to it" if pulled.here else ""))
+    return False
 
 
 async def _theme(screen: ChatScreen, argument: str) -> None:
@@ -239,22 +207,6 @@ def edited(app: App[object], text: str) -> str | None:
         except (OSError, SuspendNotSupported):
             return None
         return file.read_text(encoding="utf-8", errors="replace").rstrip("\n") if done.returncode == 0 else text
-
-
-def code_blocks(text: str) -> list[str]:
-    """Return the insides of the fenced blocks of a Markdown text, in order; an unclosed one counts."""
-    blocks: list[list[str]] = []
-    fence = ""
-    for line in text.split("\n"):
-        mark = line.strip()[:3]
-        if not fence and mark in ("```", "~~~"):
-            fence = mark
-            blocks.append([])
-        elif fence and line.strip().startswith(fence) and not line.strip().strip(fence[0]):
-            fence = ""
-        elif fence:
-            blocks[-1].append(line)
-    return ["\n".join(lines) for lines in blocks]
 
 
 Act = Callable[["ChatScreen", str], Awaitable[None]]

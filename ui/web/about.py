@@ -10,8 +10,8 @@ import gradio as gr
 
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
+from dflash_local.ui.job import Job
 from dflash_local.ui.web import markup
-from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.visitors import Visitors
 
 FILE = "dflash-certificate.json"

@@ -13,9 +13,9 @@ import pandas as pd
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.bench.prompts import Prompt
 from dflash_local.errors import DFlashError
+from dflash_local.ui.job import Job
 from dflash_local.ui.web import bench_run, markup
 from dflash_local.ui.web.bench_run import BenchRun
-from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.visitors import Visitors
 
 TOKENS = 128

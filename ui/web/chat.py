@@ -14,11 +14,11 @@ from gradio.components.chatbot import ExampleMessage
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions
-from dflash_local.ui.origins import LEGEND
-from dflash_local.ui.reading_text import reply_line
+from dflash_local.ui.figures import reply_line
+from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.web import follow, markup
 from dflash_local.ui.web.chat_view import ChatView, chat_options, shown
-from dflash_local.ui.web.figures import figures
+from dflash_local.ui.web.figures_panel import panel
 from dflash_local.ui.web.reply import Reply
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
@@ -166,7 +166,7 @@ class ChatTab:
     def _clear(self, request: gr.Request) -> Changes:
         chat = self._visitors.of(request).chat
         chat.clear()
-        return {self.chatbot: [], self.status: "", self.links: "", self.figures: figures(chat.look())}
+        return {self.chatbot: [], self.status: "", self.links: "", self.figures: panel(chat.look())}
 
     def _export(self, request: gr.Request) -> Changes:
         """Offer the conversation as Markdown and as JSON with its figures."""
@@ -197,7 +197,7 @@ class ChatTab:
             self.chatbot: gr.update(placeholder=self._welcome(), examples=self._examples()),
             self.pair: self._pair(),
             self.own: markup.paragraph(own),
-            self.figures: figures(visitor.chat.look()),
+            self.figures: panel(visitor.chat.look()),
         }
         if visitor.model != model.name:
             visitor.model = model.name
@@ -230,7 +230,7 @@ class ChatTab:
         return {
             self.chatbot: visitor.chat.messages(visitor.origins),
             self.status: markup.paragraph(reply.state),
-            self.figures: figures(reply.readings, tuple(reply.curve)),
+            self.figures: panel(reply.readings, tuple(reply.curve)),
         }
 
     def _ended(self, visitor: Visitor, reply: Reply, text: str) -> Changes:

@@ -241,7 +241,7 @@ def _pulling(pull: Pull | None) -> str:
     if not pull.running:
         return markup.paragraph(pull.verdict, "error" if pull.failed else "note")
     done, total, line = pull.figures
-    notice = f" {pull.notice}" if pull.notice else ""
+    notice = f" {pull.notice.message}" if pull.notice else ""
     words = f"Downloading {pull.name}: {line}. It goes on when this page is closed.{notice}"
     return markup.progress(words, done / total if total else None)
 

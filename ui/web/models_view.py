@@ -12,64 +12,35 @@ from functools import partial
 from dflash_local.app.load_choices import LoadChoice
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import BusyError, Interrupted
-from dflash_local.events import Notice, PullProgress
-from dflash_local.ui.downloads import Download
-from dflash_local.ui.web.jobs import Job
+from dflash_local.ui.downloads import PullJob
+from dflash_local.ui.job import Job
 
 
-class Pull(Job[None]):
-    """A download. It goes on when every window is closed.
-
-    Args:
-        draft: False leaves the drafter out. then: done once all of it is here, such as loading it.
-
-    Attributes:
-        notice: the last thing that the store said besides figures.
-    """
+class Pull(PullJob):
+    """A download, and the load that follows it. It goes on when every window is closed."""
 
     def __init__(
-        self, served: ServedPair, name: str, draft: bool = True, then: Callable[[], None] | None = None
+        self, served: ServedPair, name: str, draft: bool = True, load: Callable[[], None] | None = None
     ) -> None:
-        self.name, self.notice = name, ""
-        self._download = Download()
-        self._lock = threading.Lock()
-        self._following: Job[None] | None = None
-        stopped = threading.Event()
+        self.load: Job[None] | None = None
 
-        def work() -> None:
-            served.pull(name, self._on_event, stopped.is_set, draft)
-            if then is not None:
-                self._following = Job(then)
+        def then() -> None:
+            self.load = Job(load) if load is not None else None
 
-        super().__init__(work, stopped.set)
-
-    def _on_event(self, event: PullProgress | Notice) -> None:
-        with self._lock:
-            if isinstance(event, PullProgress):
-                self._download.take(event)
-            else:
-                self.notice = event.message
-
-    @property
-    def figures(self) -> tuple[int, int, str]:
-        """Gives bytes done, bytes in all (0 before they are known), and all of it in words."""
-        with self._lock:
-            download = self._download
-            return download.done, download.total, download.line if download.repos else "asking the Hub"
+        super().__init__(name, lambda hear, cancelled: served.pull(name, hear, cancelled, draft), then)
 
     @property
     def failed(self) -> bool:
         """True when it ended without all of it here, or what was to follow failed."""
-        following = self._following
-        return self.error is not None or (following is not None and not following.running and bool(following.error))
+        return self.error is not None or (self.load is not None and self.load.error is not None)
 
     @property
     def verdict(self) -> str:
-        """Says what came of it, in a sentence."""
+        """Say what came of it, in a sentence."""
         error = self.error
         if error is None:
             here = f"{self.name} is on this machine now, every file verified."
-            return f"{here} It was not loaded: {self._following.error}" if self.failed and self._following else here
+            return f"{here} It was not loaded: {self.load.error}" if self.load is not None and self.load.error else here
         if isinstance(error, Interrupted):
             return f"The download of {self.name} was cancelled: {error}"
         return f"{self.name} was not downloaded: {error}"

@@ -17,14 +17,14 @@ from dflash_local.errors import DFlashError
 from dflash_local.events import Mode
 from dflash_local.request import Request, user_request
 from dflash_local.service.chat_options import merged
-from dflash_local.service.race import MODES, Lane, Race
+from dflash_local.service.race import MODES, Lane, Race, Racer
 from dflash_local.service.service import Service
-from dflash_local.ui.reading_text import NONE, rate
-from dflash_local.ui.replay import NAMES, Replay, Track
+from dflash_local.ui.figures import NONE, rate
+from dflash_local.ui.race_run import NAMES, RaceRun, Track
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.chat import line
 from dflash_local.ui.web.chat_view import chat_options
-from dflash_local.ui.web.contest import Contest
+from dflash_local.ui.web.reply import waiting_for
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 TOKENS = 256
@@ -79,38 +79,41 @@ class RaceTab:
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
-        contest = Contest(self._served.service, asked)
-        with visitor.runs("race", contest):
-            yield {self.result: "", **self._drawn(contest.tracks, contest.state)}
-            async for changes in self._run(visitor, contest, prompt):
+        run = RaceRun(lambda _notify: self._racer(asked))
+        with visitor.runs("race", run):
+            yield {self.result: "", **self._drawn(run, self._state(run))}
+            async for changes in self._run(visitor, run, prompt):
                 yield changes
 
-    async def _run(self, visitor: Visitor, contest: Contest, prompt: str) -> AsyncIterator[Changes]:
+    def _racer(self, asked: Request) -> Racer:
+        self._served.service.load()
+        return Racer(self._served.service, asked)
+
+    def _state(self, run: RaceRun) -> str:
+        return run.state if run.prepared else waiting_for(self._served.service)
+
+    async def _run(self, visitor: Visitor, run: RaceRun, prompt: str) -> AsyncIterator[Changes]:
         seen: tuple[int, str] | None = None
-        async for _ in contest.pulses(PULSE_S):
-            if seen != (contest.version, contest.state):
-                seen = (contest.version, contest.state)
-                yield self._drawn(contest.tracks, contest.state)
-        try:
-            race = contest.result
-        except DFlashError as error:
-            yield {self.status: markup.failed(error), self.stop: gr.update(interactive=False)}
+        async for _ in run.pulses(PULSE_S):
+            now = (run.version, self._state(run))
+            if seen != now:
+                seen = now
+                yield self._drawn(run, now[1])
+        if run.error is not None:
+            yield {self.status: markup.failed(run.error), self.stop: gr.update(interactive=False)}
             return
+        race = run.result
         visitor.chat.look(race.ar.finished.stats.tokens_per_s)
-        replay = Replay(race)
-        while not replay.done and not contest.stopped:
-            replay.advance()
-            yield self._drawn(replay.tracks, "replay at true speed; Stop goes to the end", race)
+        run.replay()
+        while not run.shown and not run.stopped:
+            run.advance()
+            yield self._drawn(run, "replay at true speed; Stop goes to the end", race)
             await asyncio.sleep(PULSE_S)
-        replay.advance(float("inf"))
+        run.advance(float("inf"))
         source = await asyncio.to_thread(self._served.provenance)
         words = {"prompt": prompt, "verdict": race.verdict, "ratios": race.ratios}
         save = markup.saved("Save as JSON", "race.json", {**source, **words, **race.as_dict()})
-        yield {
-            **self._drawn(replay.tracks, "", race),
-            self.result: result(race, save),
-            self.stop: gr.update(interactive=False),
-        }
+        yield {**self._drawn(run, "", race), self.result: result(race, save), self.stop: gr.update(interactive=False)}
 
     def _stop(self, request: gr.Request) -> None:
         self._visitors.of(request).cancel("race")
@@ -122,11 +125,11 @@ class RaceTab:
         self._offered.update(texts)
         return texts[0] if stale and texts else gr.skip()
 
-    def _drawn(self, tracks: dict[Mode, Track], state: str, race: Race | None = None) -> Changes:
+    def _drawn(self, run: RaceRun, state: str, race: Race | None = None) -> Changes:
         """Draw all of a race that goes on, so that no update depends on one that came before."""
         return {
             self.status: markup.paragraph(state),
-            self.lanes: lanes(tracks, race),
+            self.lanes: lanes(run.tracks, race),
             self.stop: gr.update(interactive=True),
         }
 
@@ -137,7 +140,7 @@ def lanes(tracks: dict[Mode, Track], race: Race | None = None) -> str:
 
 
 def _lane(mode: Mode, track: Track, lane: Lane | None) -> str:
-    share = round(100 * track.tokens / max(1, lane.tokens)) if lane is not None else 100 * track.done
+    share = round(100 * track.tokens / max(1, lane.tokens)) if lane is not None else 100 * (track.speed is not None)
     return (
         f'<section class="df-lane df-lane-{mode}"><h3>{NAMES[mode]}</h3>'
         f'<div class="df-track"><div style="width:{share}%"></div></div>'

@@ -11,10 +11,9 @@ from dflash_local.loaded import SessionFacts
 from dflash_local.service.conversation import Answer
 from dflash_local.service.service import Service
 from dflash_local.terminal import safe_line
+from dflash_local.ui.job import Job
+from dflash_local.ui.pieces import SafePieces
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.safety import SafePieces
-from dflash_local.ui.thinking_time import ThinkingTime
-from dflash_local.ui.web.jobs import Job
 from dflash_local.ui.web.text import SafeMarkdown
 
 MAX_POINTS = 120  # of the curve of one reply
@@ -55,7 +54,6 @@ class Reply(Job[None]):
         self._lock = threading.Lock()
         self._safe = SafePieces()
         self._answer, self._thoughts = SafeMarkdown(), SafeMarkdown()
-        self._thinking = ThinkingTime()
         self._began: float | None = None
         self._every = 1  # steps for one point of the curve
         self._steps = 0
@@ -91,7 +89,7 @@ class Reply(Job[None]):
 
     @property
     def thinking_title(self) -> str:
-        return self._thinking.title
+        return self._safe.thinking_title
 
     @property
     def is_thinking(self) -> bool:
@@ -110,14 +108,13 @@ class Reply(Job[None]):
             self.readings.take(event)
             if isinstance(event, Step):
                 self._count(event)
-                self._show(self._safe.feed(event.pieces))
+                self._show(self._safe.feed(event))
             elif isinstance(event, Finished):
                 self._show(self._safe.finish())
             self.version += 1
 
     def _count(self, step: Step) -> None:
         self._began = step.t_s if self._began is None else self._began
-        self._thinking.take(step)
         self._steps += 1
         if self.readings.now is not None and self._steps % self._every == 0:
             self.curve.append((step.t_s - self._began, self.readings.now))

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from dflash_local.events import Piece
-from dflash_local.ui.origins import marked
+from dflash_local.ui.pieces import marked
 from dflash_local.ui.safety import MarkdownGuard
 
 LANGUAGES = {"py": "python", "js": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash", "mermaid": "text"}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from dflash_local.service.service import Service
+from dflash_local.ui.job import Job
 from dflash_local.ui.web.chat_view import ChatView
-from dflash_local.ui.web.jobs import Job
 
 if TYPE_CHECKING:
     from dflash_local.ui.web.bench_run import BenchRun

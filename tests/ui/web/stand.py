@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from dflash_local.api.app import guarded_app
 from dflash_local.api.endpoint import Endpoint
@@ -71,7 +73,7 @@ class FakeServedPair(ServedPair):
     def details(self, name: str) -> Details:
         demo = registry.load().find("demo")
         assert demo is not None
-        row = replace(demo, name=f"all about {name}")
+        row = structs.replace(demo, name=f"all about {name}")
         return Details(
             InstallStatus(row, None, None), PairPlans(named("H200", None), None, Summary(row.name, "unknown")), None
         )

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from dflash_local.errors import Interrupted
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
@@ -39,17 +37,6 @@ def about(visitor: Visitor, change: Callable[[FakeServedPair], None]) -> Iterato
         assert visitor.foreign == [] and visitor.complaints == []
 
 
-@pytest.mark.slow
-def test_the_facts_are_a_table_of_plain_text(visitor: Visitor) -> None:
-    def change(served: FakeServedPair) -> None:
-        served.facts = {"dflash-local": "0.1.0", "runs on": "CPU <b>and</b> \x1b[31mnothing else"}
-
-    with about(visitor, change) as (_, page):
-        assert page.locator("#df-about tr").first.inner_text().split() == ["dflash-local", "0.1.0"]
-        shown = page.locator("#df-about td").nth(1).inner_text()
-        assert "<b>and</b>" in shown and "\x1b" not in shown
-
-
 def test_a_certificate_shows_its_progress_its_verdict_and_is_saved(visitor: Visitor) -> None:
     go_on = threading.Event()
 
@@ -74,18 +61,6 @@ def test_a_certificate_shows_its_progress_its_verdict_and_is_saved(visitor: Visi
         words = page.locator("#df-certificate").inner_text()
         assert f"Verdict: {REPORT['statement']}" in words and "toy pair" in words
         assert page.locator("#df-certificate-runs tbody").inner_text().split() == "1 greedy 8 56 7.86 identical".split()
-
-
-@pytest.mark.slow
-def test_a_bug_is_shown_as_an_error(visitor: Visitor) -> None:
-    bug = {
-        **REPORT,
-        "verdict": "BUG",
-        "statement": "BUG: prompt 1, greedy, block 8: token 3 is not the target's choice",
-    }
-    with about(visitor, lambda served: setattr(served, "report", bug)) as (_, page):
-        page.locator("#df-certify").click()
-        page.locator("#df-certificate [role=alert]").get_by_text("BUG: prompt 1").wait_for()
 
 
 def test_a_certificate_is_cancelled_by_its_button_and_by_closing_the_window(visitor: Visitor) -> None:

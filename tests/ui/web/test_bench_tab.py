@@ -19,9 +19,9 @@ from dflash_local.events import Finished, Piece, Step, Usage
 from dflash_local.service.backend import Model
 from dflash_local.service.race import Lane, Race
 from dflash_local.service.service import Service
-from tests.service.scripted import STATS, PartingSession, ScriptedSession
+from tests.service.scripted import STATS, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, Site, site
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -88,15 +88,6 @@ def test_a_run_fills_the_table_and_the_plots(visitor: Visitor) -> None:
         assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"AR", "DFlash"}
 
 
-@pytest.mark.slow  # as it is in test_race_tab
-def test_a_difference_is_said_with_its_margin(visitor: Visitor) -> None:
-    with bench(visitor, PartingSession()) as (_, page):
-        page.locator("#df-prompts label").nth(1).click()  # one will do
-        page.locator("#df-run").click()
-        page.locator("#df-bench-table td").filter(has_text="first difference at token 1, margin 0.03").wait_for()
-        assert page.locator("#df-bench-table tbody tr").count() == 1
-
-
 def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Visitor) -> None:
     gate = threading.Event()
     gate.set()
@@ -118,26 +109,6 @@ def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Vi
         gate.set()
         page.locator("#df-run:enabled").click()
         page.locator("#df-bench-status").get_by_text("Measured here").wait_for()
-
-
-@pytest.mark.slow  # a closed window ends a reply in test_chat_tab_torture, a certificate in test_about_tab
-def test_a_closed_window_ends_its_run(visitor: Visitor) -> None:
-    with bench(visitor, ScriptedSession(gate=threading.Event())) as (here, page):
-        page.locator("#df-run").click()
-        wait_until(lambda: here.service.status.running == 1)
-        page.close()
-        wait_until(lambda: here.service.status.running == 0)
-
-
-@pytest.mark.slow
-def test_what_cannot_be_run_is_one_line(visitor: Visitor) -> None:
-    with bench(visitor, ScriptedSession(faults=[EngineError("the kernel died")])) as (_, page):
-        page.locator("#df-run").click()
-        page.locator("#df-bench-status").get_by_text("the kernel died").wait_for()
-        for box in range(2):
-            page.locator("#df-prompts label").nth(box).click()
-        page.locator("#df-run:enabled").click()
-        page.locator("#df-bench-status").get_by_text("no prompt is chosen").wait_for()
 
 
 def lane(mode: Any, *steps: tuple[int, float], seconds: float = 1.0, lengths: tuple[int, ...] = ()) -> Lane:

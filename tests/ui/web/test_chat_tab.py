@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from dflash_local.errors import ContextError, EngineError
 from dflash_local.events import Piece, Step
 from dflash_local.request import SamplingParams
@@ -104,14 +102,6 @@ def test_a_reply_is_made_again_edited_and_cleared(visitor: Visitor) -> None:
         send(page, "three")
         wait_until(lambda: len(session.requests) == 4)
         assert [message.content for message in session.requests[3].messages] == ["three"]
-
-
-@pytest.mark.slow
-def test_a_reply_cut_off_at_its_limit_says_so(visitor: Visitor) -> None:
-    with chatting(visitor, ScriptedSession(end="length")) as (_, page):
-        send(page, "hi")
-        status(page, "cut off at its limit of 6 tokens · 6 tokens")
-        page.locator(BOT).get_by_text("(cut off at its limit of 6 tokens)").wait_for()
 
 
 def test_an_empty_conversation_offers_prompts_and_a_click_sends_one(visitor: Visitor) -> None:

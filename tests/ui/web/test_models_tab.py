@@ -13,11 +13,10 @@ import pytest
 from dflash_local import settings
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import BusyError, DownloadError, Interrupted, UnknownModelError
+from dflash_local.errors import BusyError, Interrupted, UnknownModelError
 from dflash_local.load_config import LoadConfig
 from dflash_local.service.backend import Model
 from dflash_local.service.service import Service
-from dflash_local.ui.web.models import LOOK_S
 from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
 from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedSession
@@ -83,33 +82,6 @@ def enabled(page: Page, button: str) -> Locator:
     return found
 
 
-# A whole pull by one window is below, two windows beside a download are in test_load_dialog.
-@pytest.mark.slow
-def test_a_pull_is_seen_by_every_window_and_goes_on_when_its_own_is_closed(
-    visitor: Visitor,
-    toy_hub: FakeHub,  # noqa: F811
-) -> None:
-    toy_hub.fault("*.safetensors", "trickle", times=9, rate=SLOW)
-    with models(visitor, make=real_pair, find=any_model) as (here, page):
-        choose(page, TARGET)
-        start(page, "Download$").click()
-        bar = page.locator("#df-pulling [role=progressbar][aria-valuenow]")
-        bar.wait_for()
-        other = page.context.new_page()
-        enter(other, here)
-        other.locator("#df-pulling").get_by_text("/s").wait_for()
-        assert "goes on when this page is closed" in other.locator("#df-pulling").inner_text()
-        began = int(bar.get_attribute("aria-valuenow") or 0)
-        page.wait_for_function(
-            f"+document.querySelector('#df-pulling [role=progressbar]').getAttribute('aria-valuenow') > {began}"
-        )
-        page.close()
-        other.locator("#df-cancel-pull").click()
-        other.locator("#df-pulling").get_by_text("cancelled").wait_for()
-        row(other, TARGET).get_by_text("in part").wait_for()
-        assert not other.locator("#df-cancel-pull").is_visible()
-
-
 def test_a_pair_is_pulled_loaded_and_removed(
     visitor: Visitor,
     toy_hub: FakeHub,  # noqa: F811
@@ -155,34 +127,6 @@ def test_a_pull_that_fails_is_one_plain_line(
         line.wait_for()
         assert "was not downloaded" in line.inner_text() and "\n" not in line.inner_text()
         start(page, "Download$")
-
-
-@pytest.mark.slow
-def test_a_load_that_fails_leaves_the_pair_chosen(visitor: Visitor) -> None:
-    def broken(name: str, _load: LoadConfig | None) -> Model:
-        def load(_progress: object) -> ScriptedSession:
-            raise DownloadError("a shard is missing", "pull it again")
-
-        return Model(name, load)
-
-    def change(served: FakeServedPair) -> None:
-        served.registry.append(ModelEntry("other", "local", "fits", "1.00 GiB"))
-
-    with models(visitor, change=change, find=broken) as (here, page):
-        choose(page, "other")
-        start(page, "Load$").click()
-        page.locator("#df-models-notice").get_by_text("a shard is missing (pull it again)").wait_for()
-        assert here.service.model.name == "scripted"
-
-
-@pytest.mark.slow  # no row moves when the registry has news, below
-def test_nothing_moves_under_the_pointer_when_the_tab_has_opened(visitor: Visitor) -> None:
-    with models(visitor) as (_, page):
-        box = row(page, "scripted").bounding_box()
-        page.locator("#df-unload").wait_for()
-        page.locator("#df-standing").get_by_text("scripted").wait_for()
-        page.wait_for_timeout(2000 * LOOK_S)
-        assert row(page, "scripted").bounding_box() == box
 
 
 def test_names_come_from_the_registry_and_are_shown_as_text(visitor: Visitor) -> None:

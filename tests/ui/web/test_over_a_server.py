@@ -17,7 +17,7 @@ from dflash_local.service.service import Service
 from dflash_local.settings import load as load_settings
 from tests.remote.openai_fake import Fake, running
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, site, wait_until
+from tests.ui.web.stand import Site, site
 
 
 @contextmanager
@@ -111,16 +111,16 @@ def test_two_servers_race(visitor: Visitor, kind: str) -> None:
 
 
 def test_what_the_server_decides_is_told_in_one_line(fake: Fake) -> None:
-    from dflash_local.ui.web.contest import Contest
+    from dflash_local.service.race import Racer
     from dflash_local.ui.web.race import race_request
 
     label = f"the server at {fake.url}"
     with page_over(fake) as here:
         served, service = here.served, here.service
-        contest = Contest(service, race_request(service, "hi", 8, 0, None))
-        wait_until(lambda: not contest.running)
+        service.load()
+        racer = Racer(service, race_request(service, "hi", 8, 0, None))
         told: dict[Callable[[], object], str] = {
-            lambda: contest.result: "no request can switch that off",
+            racer.run: "no request can switch that off",
             service.unload: f"{label} keeps demo loaded",
             partial(served.load_choices, "demo", 512): label,
             partial(served.certify, lambda *_: None, lambda: False): f"{label} proves nothing of its text by itself",

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import threading
 
-import pytest
-
-from dflash_local.catalog.bundled import find
 from tests.service.scripted import PartingSession, ScriptedFacts, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
+from tests.ui.web.stand import Site, site, wait_until
 
 
 def enter(visitor: Visitor, here: Site) -> None:
@@ -84,38 +81,4 @@ def test_a_race_stops_and_the_next_one_runs(visitor: Visitor) -> None:
         gate.set()
         start(visitor)
         page.locator(".df-verdict").wait_for()
-        leave(visitor)
-
-
-# Each half is here by itself: the page over a scripted pair, and the bundled one served (tests/api/test_clients.py).
-@pytest.mark.slow
-@pytest.mark.needs_torch
-def test_the_bundled_pair_chats_and_races_in_the_page(visitor: Visitor) -> None:
-    from dflash_local.engine.load_pair import load
-    from dflash_local.load_config import LoadConfig
-
-    def change(served: FakeServedPair) -> None:
-        served.examples = ("Count from 1 to 30.",)
-
-    page = visitor.page
-    with site(load(find("demo"), LoadConfig(device="cpu"), None), change=change) as here:
-        enter(visitor, here)
-        start(visitor)
-        page.locator(".df-verdict").wait_for(timeout=60_000)
-        assert page.locator(".df-verdict").inner_text() == "identical: yes"
-        one, two = (lane.inner_text() for lane in page.locator(".df-said").all())
-        assert one == two and one.endswith("29, 30")
-        with page.expect_download() as saving:
-            page.get_by_role("link", name="Save as JSON").click()
-        content = json.loads(saving.value.path().read_text(encoding="utf-8"))
-        ratio = content["ar"]["decode_s"] / content["dflash"]["decode_s"]
-        assert content["decode_ratio"] == pytest.approx(ratio), "the ratio is that of this run's own times"
-        assert f"{content['decode_ratio']:.2f}x decode speed" in page.locator(".df-result").inner_text()
-        assert content["dflash"]["mean_acceptance_length"] > 2
-        page.get_by_role("tab", name="Chat").click()
-        page.locator("#df-field textarea").fill("Count from 3 to 7.")
-        page.keyboard.press("Enter")
-        page.locator("[data-testid=bot]").get_by_text("3, 4, 5, 6, 7").wait_for()
-        page.locator(".df-status:visible").get_by_text("x AR · seed").wait_for()
-        assert "float32: exact" in page.locator("#df-figures").inner_text()
         leave(visitor)

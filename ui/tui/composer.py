@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from textual import events
@@ -11,10 +12,47 @@ from textual.widgets import TextArea
 from textual.widgets.text_area import Edit, EditResult, Location, Selection
 
 from dflash_local.terminal import safe
-from dflash_local.ui.tui.widgets.pastes import Pastes
 
 MAX_PASTE = 100_000  # characters; a longer text belongs into a file: dflash run MODEL < FILE
+FOLD_LINES = 5  # more of them, or of characters, fold
+FOLD_CHARACTERS = 1_000
+_TOKEN = re.compile(r"\[[\d,]+ (?:lines|characters) pasted(?:, \d+)?\]")
 NEW_LINE = ("shift+enter", "ctrl+j", "alt+enter")
+
+
+class Pastes:
+    """Keeps the texts behind tokens such as ``[200 lines pasted]``; all of them: undo and history bring tokens back."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def fold(self, text: str) -> str:
+        """Return what stands for a pasted text: itself, or a token where it is long or quotes a token."""
+        lines = text.count("\n") + (not text.endswith("\n"))
+        if lines <= FOLD_LINES and len(text) <= FOLD_CHARACTERS and not self.spans(text):
+            return text
+        what = f"{lines:,} lines" if lines > 1 else f"{len(text):,} characters"
+        token, number = f"[{what} pasted]", 1
+        while self._texts.setdefault(token, text) != text:
+            number += 1
+            token = f"[{what} pasted, {number}]"
+        return token
+
+    def whole(self, text: str) -> str:
+        """Return a field's text with what its tokens stand for."""
+        return _TOKEN.sub(lambda found: self._texts.get(found.group(), found.group()), text)
+
+    def folded(self, text: str) -> str:
+        """Reverse ``whole``: return tokens in place of what was pasted before."""
+        behind = {pasted: token for token, pasted in self._texts.items()}
+        longest = sorted(behind, key=len, reverse=True)
+        if not longest:
+            return text
+        return re.sub("|".join(map(re.escape, longest)), lambda found: behind[found.group()], text)
+
+    def spans(self, line: str) -> list[tuple[int, int]]:
+        """Find where the tokens of a text begin and end."""
+        return [found.span() for found in _TOKEN.finditer(line) if found.group() in self._texts]
 
 
 class Composer(TextArea):
@@ -62,7 +100,7 @@ class Composer(TextArea):
 
     @property
     def message(self) -> str:
-        """The text with what was pasted in place of its tokens."""
+        """Return the text with what was pasted in place of its tokens."""
         return self._pastes.whole(self.text)
 
     def put(self, message: str) -> None:
@@ -75,12 +113,12 @@ class Composer(TextArea):
             self.put(message)
 
     def edit(self, edit: Edit) -> EditResult:
-        """As TextArea's; a token that would lose a part goes whole."""
+        """Edit as TextArea does; a token that would lose a part goes whole."""
         edit.from_location, edit.to_location = self._around(edit.top), self._around(edit.bottom, end=True)
         return super().edit(edit)
 
     def validate_selection(self, selection: Selection) -> Selection:
-        """No end of a selection lies within a token: it goes on to the side that it moved to."""
+        """Let no end of a selection lie within a token: it goes on to the side that it moved to."""
         cursor = self._around(selection.end, end=selection.end > self.selection.end)
         if selection.is_empty:
             return Selection.cursor(cursor)
@@ -91,7 +129,7 @@ class Composer(TextArea):
         self.clear()
 
     def action_paste(self) -> None:
-        """What was copied within this program, as a terminal would paste it."""
+        """Put in what was copied within this program, as a terminal would paste it."""
         self._take(self.app.clipboard)
 
     async def _on_key(self, event: events.Key) -> None:
@@ -152,7 +190,7 @@ class Composer(TextArea):
         self.move_cursor(self.document.end)
 
     def _around(self, place: Location, end: bool = False) -> Location:
-        """The place itself, or the beginning or end of the token around it."""
+        """Return the place itself, or the beginning or end of the token around it."""
         row, column = place
         if row < self.document.line_count:
             for first, last in self._pastes.spans(self.document.get_line(row)):

@@ -18,11 +18,22 @@ from textual.widget import Widget
 from dflash_local.ui.safety import MarkdownGuard
 from dflash_local.ui.tui.lines import Item, Line, PlainLayout, Row, rows_of
 from dflash_local.ui.tui.markdown import MarkdownLayout
-from dflash_local.ui.tui.widgets.painting import filtered
 
 MAX_OPEN = 12_000  # characters that each addition lays out anew
 MAX_PAINTED = 150  # rows that are kept painted; a screen has about as many
 BIT = 4_000  # characters taken at once
+
+
+def ground(widget: Widget, crop: Region) -> list[Strip]:
+    """Return the rows of a container that shows nothing of its own, without asking Textual to style each of them."""
+    return [filtered(widget, Strip.blank(crop.width, widget.visual_style.rich_style))] * crop.height
+
+
+def filtered(widget: Widget, strip: Strip) -> Strip:
+    """Return the row as the application's filters want it (no colour, say). For widgets without border and outline."""
+    for line_filter in widget.get_line_filters():
+        strip = strip.apply_filter(line_filter, widget.background_colors[1])
+    return strip
 
 
 class TextView(Widget):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -14,16 +13,17 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 
 from dflash_local.app.chat_session import ChatSession
-from dflash_local.app.download import BeforeDownload
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
+from dflash_local.errors import DFlashError
 from dflash_local.load_config import FUSED
 from dflash_local.tables import amount, gib, natural_width, table, tokens
 from dflash_local.terminal import safe_line
 from dflash_local.ui.choice_text import COLUMNS, NO_DRAFTER, basis, choice_row
-from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs
-from dflash_local.ui.tui.screens.pull import Pulled, PullScreen
+from dflash_local.ui.job import Job
+from dflash_local.ui.tui.dialogs import PullScreen
 
 PULSE_S = 0.05
+R = TypeVar("R")
 WIDEST = 116  # columns of the dialog
 AROUND = 7  # of them beside a row: borders, paddings and the bar that scrolls
 SHORTER = {
@@ -42,16 +42,13 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         Binding("c", "context", "Context"),
         Binding("escape,q", "dismiss", "Close"),
     ]
-    CSS_PATH = "sheet.tcss"
 
     def __init__(self, session: ChatSession, choices: LoadChoices) -> None:
         super().__init__()
         self._session, self._choices = session, choices
         self._contexts: tuple[int, ...] = choices.contexts
-        self._inbox = Inbox()
-        self._jobs = Jobs(self._inbox)
-        self._then: Callable[[Any], None] | None = None  # what to do with the result of the running job
-        self._word = ""
+        self._busy = False
+        self._word = ""  # in the place of a remark
 
     def compose(self) -> ComposeResult:
         with Vertical(id="load", classes="sheet"):
@@ -63,7 +60,6 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
             yield Static("", id="keys", classes="heading apart", markup=False)
 
     def on_mount(self) -> None:
-        self.set_interval(PULSE_S, self._pulse)
         self._fill(self._choices.preselected)
         self.query_one(OptionList).focus()
 
@@ -84,20 +80,18 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
 
     def action_drafter(self) -> None:
         if self._choices.has_drafter:
-            self._plan(self._choices.asked.context, not self._choices.asked.draft)
+            self._start(self._plan(self._choices.asked.context, not self._choices.asked.draft))
 
     def action_context(self) -> None:
         """Take the next of: as much context as fits, and the lengths that are offered."""
         offered = (None, *self._contexts)
         asked = self._choices.asked.context
         at = offered.index(asked) if asked in offered else -1
-        self._plan(offered[(at + 1) % len(offered)], self._choices.asked.draft)
+        self._start(self._plan(offered[(at + 1) % len(offered)], self._choices.asked.draft))
 
-    def _plan(self, context: int | None, draft: bool) -> None:
+    async def _plan(self, context: int | None, draft: bool) -> None:
         name = self._choices.name
-        self._work("planning", lambda: self._session.load_choices(name, context, draft), self._planned)
-
-    def _planned(self, choices: LoadChoices | None) -> None:
+        choices = await self._do("planning", lambda: self._session.load_choices(name, context, draft))
         if choices is None:
             return
         before, moved = self._highlighted, self._list.highlighted != self._choices.preselected
@@ -107,34 +101,42 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         same = [at for at, each in enumerate(choices.choices) if before is not None and _key(each) == _key(before)]
         self._fill(same[0] if same and moved else choices.preselected)
 
-    def _work(self, word: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Do on a thread what takes a while; one thing at a time."""
-        if self._then is None:
-            self._word, self._then = word, then
-            self._jobs.start(work)
-            self._show()
+    def _start(self, course: Coroutine[Any, Any, None]) -> None:
+        """Do what takes a while, one thing at a time."""
+        if self._busy:
+            course.close()
+        else:
+            self._busy = True
+            self.run_worker(self._run(course))
 
-    def _pulse(self) -> None:
-        for item in self._inbox.take():
-            if isinstance(item, Ended) and self._then is not None:
-                then, self._then, self._word = self._then, None, ""
-                if item.error is not None:
-                    self._word = f"error: {item.error}"
-                else:
-                    then(item.result)
-                self._show()
+    async def _run(self, course: Coroutine[Any, Any, None]) -> None:
+        try:
+            await course
+        except DFlashError as error:
+            self._word = f"error: {error}"
+        self._busy = False
+        self._show()
+
+    async def _do(self, word: str, work: Callable[[], R]) -> R:
+        self._word = word
+        self._show()
+        job = Job(work)
+        async for _ in job.pulses(PULSE_S):
+            pass
+        self._word = ""
+        return job.result
 
     # choosing
 
     def on_option_list_option_highlighted(self) -> None:
-        if self._then is None:
+        if not self._busy:
             self._word = ""
         self._show()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Load it, downloading first what is missing."""
         choice = self._choices.choices[event.option_index]
-        if self._then is not None:
+        if self._busy:
             return
         if not choice.fits:
             self._word = f"cannot be loaded: {_remark(choice)}"
@@ -142,18 +144,17 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         elif choice.here:
             self.dismiss(choice)
         else:
-            look = partial(self._session.before_download, choice.model)
-            self._work("looking at the disk", look, partial(self._pull, choice))
+            self._start(self._pull(choice))
 
-    def _pull(self, choice: LoadChoice, before: BeforeDownload) -> None:
-        def back(pulled: Pulled | None) -> None:
-            if pulled is not None and pulled.here:
-                self.dismiss(choice)
-            else:  # some of it may be here now
-                self._plan(self._choices.asked.context, self._choices.asked.draft)
-
+    async def _pull(self, choice: LoadChoice) -> None:
+        before = await self._do("looking at the disk", lambda: self._session.before_download(choice.model))
         question, draft = f"It takes {gib(choice.download_gib, choice.computed)} of disk.", choice.config.draft
-        self.app.push_screen(PullScreen(self._session, choice.model, question, before, draft=draft, leave=True), back)
+        screen = PullScreen(self._session, choice.model, question, before, draft=draft, leave=True)
+        pulled = await self.app.push_screen_wait(screen)
+        if pulled.here:
+            self.dismiss(choice)
+        else:  # some of it may be here now
+            await self._plan(self._choices.asked.context, self._choices.asked.draft)
 
     # drawing
 

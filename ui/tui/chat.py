@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -12,35 +13,33 @@ from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.screen import Screen
-from textual.timer import Timer
 from textual.widgets import Footer, Static, TextArea
 
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
-from dflash_local.events import LoadProgress, Notice, Step
+from dflash_local.events import Event, LoadProgress, Notice, Step
+from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.conversation import Answer
 from dflash_local.terminal import safe_line
-from dflash_local.ui.origins import LEGEND
-from dflash_local.ui.reading_text import reply_line
+from dflash_local.ui.figures import reply_line
+from dflash_local.ui.job import Job
+from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.tui.jobs import Ended, Inbox, Jobs, Notification
-from dflash_local.ui.tui.memory_watch import MemoryWatch
+from dflash_local.ui.tui.composer import Composer
+from dflash_local.ui.tui.meter import Meter, one_line
 from dflash_local.ui.tui.own_commands import OWN, load_dialog, named_model, own_command
-from dflash_local.ui.tui.widgets.composer import Composer
-from dflash_local.ui.tui.widgets.messages import Note, UserMessage
-from dflash_local.ui.tui.widgets.meter import Meter, one_line
-from dflash_local.ui.tui.widgets.reply import ReplyView
-from dflash_local.ui.tui.widgets.transcript import Transcript
+from dflash_local.ui.tui.transcript import Note, ReplyView, Transcript, UserMessage
 
 PULSE_S = 0.03  # how often what came is drawn
 METER_S = 0.1  # figures that change faster cannot be read
+MEMORY_S = 2.0
 NOTHING_CAME = "nothing came of it; your message is back in the field"
+R = TypeVar("R")
 
 
 class ChatScreen(Screen[None]):
-    """Shows one conversation; everything that takes time is a job, and one job runs at a time."""
+    """Shows one conversation. What takes time is a job on a thread, one at a time; events wait for the next drawing."""
 
-    CSS_PATH = "chat.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (40, "-tall")]
     BINDINGS = [
@@ -65,15 +64,15 @@ class ChatScreen(Screen[None]):
         self.readings = Readings(mode=self.conversation.options.mode, state="loading")
         self.commands = {command.usage: command.help for command in session.commands.values() if command.act}
         self.commands |= {usage: about for usage, (about, _) in OWN.items()}
-        self._board = Board(self, session, self.readings)
-        self._inbox = Inbox()
-        self.jobs = Jobs(self._inbox)
-        self.memory = MemoryWatch(session.memory, self._inbox.put)
-        self._job: Callable[[Ended], Any] | None = None  # what to do at the end of the running job
+        self._came: SimpleQueue[Event | Occupancy | tuple[str, str]] = SimpleQueue()
+        self.job: Job[Any] | None = None
+        self._memory: Job[None] | None = None
+        self.busy = False
         self._answer: Answer | None = None
         self._stopping = False
         self._view: ReplyView | None = None
         self._by_origin = False
+        self._metered, self._stale = -METER_S, False  # when the panel was drawn, and whether more is to be drawn
         self.drawings = 0
 
     def compose(self) -> ComposeResult:
@@ -92,20 +91,19 @@ class ChatScreen(Screen[None]):
         if self._greeting:
             await self.show(self._greeting)
         await self.transcript.offer(self.session.examples)
-        self.begin(self.session.open, self._loaded)
-        self.memory.start()
+        self.start(self._open())
         self.set_interval(PULSE_S, self._drain)
-        self.query_one(Composer).focus()
+        self.set_interval(MEMORY_S, self.look_at_memory)
+        self.composer.focus()
 
     def _receive(self, event: Notice | LoadProgress) -> None:
         """Take an event from any thread: the program's notice becomes a note, a reply's an alarm of the meter."""
-        warning = isinstance(event, Notice) and event.level == "warning"
-        level: Literal["note", "warning"] = "warning" if warning else "note"
-        self._inbox.put(Notification(event.message, level) if isinstance(event, Notice) else event)
+        self._came.put((event.message, event.level) if isinstance(event, Notice) else event)
 
-    @property
-    def busy(self) -> bool:
-        return self._job is not None
+    def look_at_memory(self) -> None:
+        """Ask how full the device is, unless the last answer is still awaited: a driver may take seconds."""
+        if self._memory is None or not self._memory.running:
+            self._memory = Job(lambda: self._came.put(self.session.memory()))
 
     @property
     def composer(self) -> Composer:
@@ -121,15 +119,56 @@ class ChatScreen(Screen[None]):
     async def show_error(self, error: DFlashError) -> None:
         await self.show(f"{error.message}\n{error.hint}" if error.hint else error.message, "error")
 
-    def begin(self, work: Callable[[], Any], then: Callable[[Ended], Any]) -> bool:
-        """Start a job, unless one runs; ``then`` gets its end."""
-        if self._job is not None:
+    # what takes time
+
+    def start(self, course: Coroutine[Any, Any, object]) -> bool:
+        """Begin what takes time, unless something runs; an error that it ends with is shown."""
+        if self.busy:
+            course.close()
             self.notify("one thing at a time: Esc stops the reply", markup=False)
             return False
-        self._job, self._stopping = then, False
-        self.jobs.start(work)
-        self.redraw()
+        self.busy, self._stopping = True, False
+        self.run_worker(self._run(course))
         return True
+
+    async def _run(self, course: Coroutine[Any, Any, object]) -> None:
+        failed = False
+        try:
+            await course
+        except DFlashError as error:
+            failed = True
+            await self.show_error(error)
+        self.busy = False
+        self.redraw()
+        held = self.transcript.let_go()
+        if held and not failed and self.app.screen is self:
+            await self._take(held)
+        elif held:
+            self.composer.give_back(held)
+
+    async def do(self, work: Callable[[], R]) -> R:
+        """Return what ``work`` returns, done on a thread; all that was said meanwhile is drawn by then.
+
+        Raises:
+            DFlashError: it failed.
+        """
+        self.job = job = Job(work)
+        self.redraw()
+        async for _ in job.pulses(PULSE_S):
+            pass
+        await self._drain()
+        return job.result
+
+    async def dialog(self, screen: Screen[R]) -> R | None:
+        """Show a screen over the chat and return what it is dismissed with; nothing runs meanwhile."""
+        if held := self.transcript.let_go():
+            self.composer.give_back(held)
+        self.busy = False
+        self.set_ready()
+        self.redraw()
+        found = await self.app.push_screen_wait(screen)
+        self.busy = True
+        return found
 
     def stop(self) -> bool:
         """End the running reply early, or take back what waits to be sent; False when there is neither."""
@@ -138,65 +177,83 @@ class ChatScreen(Screen[None]):
             self.notify(NOTHING_CAME, markup=False)
         if self._view is None or (self._answer is not None and self._answer.finished is not None):
             return bool(held)
-        self._stopping = True
-        if self._answer is not None:
-            self._answer.cancel()
         self.readings.state = "stopping"
+        self.stop_quietly()
         self.redraw()
         return True
 
     def stop_quietly(self) -> bool:
-        """Cancel the reply without drawing: the screen is gone. False when no reply is under way."""
+        """Cancel the reply without drawing: the screen may be gone. False when no reply is under way."""
         self._stopping = True
         if self._answer is not None:
             self._answer.cancel()
         return self._view is not None
 
+    # drawing
+
     async def _drain(self) -> None:
         """Draw all that came since the last time, at once."""
-        items = self._inbox.take()
-        if not items:
-            return
-        self.drawings += 1
+        items = []
+        while not self._came.empty():
+            items.append(self._came.get())
+        if items:
+            self.drawings += 1
         steps = [item for item in items if isinstance(item, Step)]
         if steps and self._view is not None:
             await self._view.feed(steps)
         for item in items:
-            if isinstance(item, Notification):
-                await self.show(item.text, item.level)
+            if isinstance(item, tuple):
+                await self.show(*item)
             elif isinstance(item, LoadProgress):
                 self.readings.state = f"{safe_line(item.stage)} {item.fraction:.0%}"
-            elif isinstance(item, Ended):
-                await self._end(item)
             else:
                 self.readings.take(item)
-        self.redraw(at_once=not self.busy)
-
-    async def _end(self, ended: Ended) -> None:
-        then, self._job = self._job, None
-        if then is not None:
-            await then(ended)
-        await self._go_on(failed=ended.error is not None)
+        if items or self._stale:
+            self.redraw(at_once=not self.busy)
 
     def redraw(self, at_once: bool = True) -> None:
-        """Show the figures and the pair as they are now."""
-        self._board.draw(at_once)
+        """Show the figures and the pair as they are now; the panel a moment later unless ``at_once``."""
+        facts = self.session.facts
+        how = f" · {facts.loaded_as}" if facts is not None else ""
+        mode = "" if self.readings.mode == "dflash" else " · without drafting (ar)"
+        self._set_text("#title", safe_line(f"dflash · {self.session.pair.label}{how}{mode}"))
+        self._set_text("#status", one_line(self.readings))
+        now = time.monotonic()
+        self._stale = not at_once and now - self._metered < METER_S
+        if not self._stale:
+            self._metered = now
+            if self.has_class("-wide") and self.has_class("-metered"):
+                self.query_one(Meter).show(self.readings)
 
-    async def _loaded(self, ended: Ended) -> None:
-        if ended.error is not None:
-            self.app.exit(ended.error)
-            return
-        self.take_facts()
+    def _set_text(self, where: str, text: str) -> None:
+        place = self.query_one(where, Static)
+        if str(place.content) != text:
+            place.update(Content(text), layout=False)
 
-    def take_facts(self) -> None:
+    # the pair
+
+    async def _open(self) -> None:
+        try:
+            await self.do(self.session.open)
+        except DFlashError as error:
+            self.app.exit(error)
+        else:
+            self._take_facts()
+
+    def _take_facts(self) -> None:
         """Take over what is loaded, which may be another pair."""
         facts = self.session.facts
-        self.memory.look()
+        self.look_at_memory()
         if facts is not None:
             self.readings.load(facts)
-            self.readings.mode = self.conversation.options.mode
-        else:
-            self.set_ready()
+        self.set_ready()
+
+    def set_ready(self) -> None:
+        """Say that nothing runs any more."""
+        self.readings.state = "ready" if self.session.facts is not None else "no model is loaded"
+        self.readings.mode = self.conversation.options.mode
+
+    # what the user sends
 
     @on(Composer.Sent)
     async def _sent(self, message: Composer.Sent) -> None:
@@ -212,65 +269,49 @@ class ChatScreen(Screen[None]):
         elif command:
             await self.action_command(line)
         else:
-            await self.send(line[1:] if line.startswith("//") else line)
+            self.start(self._send(line[1:] if line.startswith("//") else line))
 
-    async def _go_on(self, failed: bool) -> None:
-        """Send what waited for the end of a command, unless that failed or led elsewhere."""
-        held = "" if self.busy else self.transcript.let_go()
-        if held and not failed and self.app.screen is self:
-            await self._take(held)
-        elif held:
-            self.composer.give_back(held)
-
-    async def send(self, text: str) -> None:
+    async def _send(self, text: str) -> None:
         """Send a message and show the reply as it comes."""
         await self.transcript.offer(())
         shown = UserMessage(text)
         await self.transcript.add(shown)
+        if not await self.reply(lambda: self.conversation.answer(text)):
+            await shown.remove()
+            self.composer.give_back(text)
 
-        async def then(ended: Ended) -> None:
-            if not await self.reply_ended(ended):
-                await shown.remove()
-                self.composer.give_back(text)
-
-        await self.ask(lambda: self.conversation.answer(text), then)
-
-    async def ask(self, ask: Callable[[], Answer], then: Callable[[Ended], Any]) -> None:
-        """Start a reply; ``then`` closes its view by ``reply_ended``."""
-        self._view = ReplyView(self._by_origin)
-        await self.transcript.add(self._view)
+    async def reply(self, ask: Callable[[], Answer]) -> bool:
+        """Show a reply as it comes; False when it was not kept."""
+        self._view = view = ReplyView(self._by_origin)
+        await self.transcript.add(view)
         self.transcript.anchor()
         self.readings.begin(self.conversation.options.mode)
-        self.begin(lambda: self._listen(ask), then)
+        failed = False
+        try:
+            await self.do(lambda: self._listen(ask))
+        except DFlashError as error:
+            failed, self.readings.state = True, "failed"
+            await self.show_error(error)
+            if self.session.broken:
+                await self.show("the session broke: /model NAME loads a pair again, Ctrl+Q leaves", "error")
+        answer = self._answer
+        self._view = self._answer = None
+        if answer is None or answer.turn is None:
+            await view.remove()
+            if not failed:
+                await self.show(NOTHING_CAME)
+            return False
+        await view.finish(reply_line(self.readings), answer.turn.ending)
+        return True
 
-    def _listen(self, ask: Callable[[], Answer]) -> Answer:
+    def _listen(self, ask: Callable[[], Answer]) -> None:
         """Listen to a reply, on the job's thread."""
         with ask() as answer:
             self._answer = answer
             if self._stopping:
                 answer.cancel()
             for event in answer:
-                self._inbox.put(event)
-        return answer
-
-    async def reply_ended(self, ended: Ended) -> bool:
-        """Close the view of a reply; False when it was not kept."""
-        view, answer = self._view, self._answer
-        self._view = self._answer = None
-        if ended.error is not None:
-            self.readings.state = "failed"
-            await self.show_error(ended.error)
-            if self.session.broken:
-                await self.show("the session broke: /model NAME loads a pair again, Ctrl+Q leaves", "error")
-        if view is None:
-            return False
-        if answer is None or answer.turn is None:
-            await view.remove()
-            if ended.error is None:
-                await self.show(NOTHING_CAME)
-            return False
-        await view.finish(reply_line(self.readings), answer.turn.ending)
-        return True
+                self._came.put(event)
 
     async def action_command(self, line: str) -> None:
         """Run a command: the screen's own, or one that every chat has."""
@@ -280,33 +321,25 @@ class ChatScreen(Screen[None]):
             await own(self, argument.strip())
             return
         name = named_model(word, argument) if self.session.loads_here else ""
-        started = load_dialog(self, name, line) if name else self.run_command(lambda: self.session.execute(line))
-        if not started:
+        course = load_dialog(self, name, line) if name else self.run_command(lambda: self.session.execute(line))
+        if not self.start(course):
             self.composer.put(line)
 
-    def run_command(self, work: Callable[[], str]) -> bool:
-        """Start what every chat can do, show what it returns and what it changed; False while something runs."""
+    async def run_command(self, work: Callable[[], str]) -> None:
+        """Do what every chat can do; show what it returns and what it changed, also where it fails."""
         before, loaded = list(self.conversation.turns), self.session.facts
-
-        async def then(ended: Ended) -> None:
-            if ended.error is not None:
-                await self.show_error(ended.error)
-            elif ended.result:
-                await self.show(ended.result)
-            if self.conversation.turns != before:
+        try:
+            if text := await self.do(work):
+                await self.show(text)
+        finally:
+            said, other = self.conversation.turns != before, self.session.facts is not loaded
+            if said:
                 await self.transcript.rebuild(self.conversation.turns, self._by_origin)
-            if self.session.facts is not loaded:
-                self.take_facts()
-            if self.conversation.turns != before or self.session.facts is not loaded:
+            if other:
+                self._take_facts()
+            if said or other:
                 await self.transcript.offer(() if self.conversation.turns else self.session.examples)
             self.set_ready()
-            self.readings.mode = self.conversation.options.mode
-
-        return self.begin(work, then)
-
-    def set_ready(self) -> None:
-        """Say that nothing runs any more."""
-        self.readings.state = "ready" if self.session.facts is not None else "no model is loaded"
 
     def action_stop(self) -> None:
         self.stop()
@@ -342,38 +375,3 @@ class ChatScreen(Screen[None]):
         hint = self.query_one("#hint", Static)
         hint.display = bool(text)
         hint.update(Content(text))
-
-
-class Board:
-    """Draws the title, the line below the conversation and the panel; the panel less often than the text."""
-
-    def __init__(self, screen: Screen[None], session: ChatSession, readings: Readings) -> None:
-        self._screen, self._session, self._readings = screen, session, readings
-        self._drawn = -METER_S
-        self._later: Timer | None = None
-
-    def draw(self, at_once: bool) -> None:
-        """Show the figures as they are now; the panel a moment later unless ``at_once``."""
-        pair, facts = self._session.pair, self._session.facts
-        how = f" · {facts.loaded_as}" if facts is not None else ""
-        mode = "" if self._readings.mode == "dflash" else " · without drafting (ar)"
-        self._set_text("#title", safe_line(f"dflash · {pair.label}{how}{mode}"))
-        self._set_text("#status", one_line(self._readings))
-        due = self._drawn + METER_S - time.monotonic()
-        if at_once or due <= 0:
-            self._meter()
-        elif self._later is None:
-            self._later = self._screen.set_timer(due, self._meter)
-
-    def _meter(self) -> None:
-        if self._later is not None:
-            self._later.stop()
-            self._later = None
-        self._drawn = time.monotonic()
-        if self._screen.has_class("-wide") and self._screen.has_class("-metered"):
-            self._screen.query_one(Meter).show(self._readings)
-
-    def _set_text(self, where: str, text: str) -> None:
-        place = self._screen.query_one(where, Static)
-        if str(place.content) != text:
-            place.update(Content(text), layout=False)

@@ -1,4 +1,4 @@
-"""Work that takes long, on a thread of its own, followed from a handler of the page without holding up the others."""
+"""Work that takes long, on a thread of its own, so that neither a screen nor the page's other windows wait for it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ class Job(Generic[T]):
     """
 
     def __init__(self, work: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> None:
-        self._work, self._cancel = work, cancel
+        self.cancel, self._work = cancel, work
         self._result: list[T] = []
-        self._error: DFlashError | None = EngineError("it ended without a result", "see the server's messages")
-        self._thread = threading.Thread(target=self._run, name="dflash-page-job", daemon=True)
+        self._error: DFlashError | None = None
+        self._thread = threading.Thread(target=self._run, name="dflash-screen-job", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._result.append(self._work())
-            self._error = None
         except DFlashError as error:
             self._error = error
+        except Exception as fault:  # as in the service's worker: whoever looks must not be left waiting
+            what = f"unexpected failure: {type(fault).__name__}: {fault}"
+            self._error = EngineError(what, "the conversation goes on")
+            self._error.__cause__ = fault
 
     @property
     def running(self) -> bool:
@@ -41,12 +44,12 @@ class Job(Generic[T]):
 
     @property
     def error(self) -> DFlashError | None:
-        """Says why nothing came of it, when it is not running any more."""
+        """Tell why nothing came of it, once it does not run any more."""
         return self._error
 
     @property
     def result(self) -> T:
-        """What came of it, when it is not running any more.
+        """Return what came of it, once it does not run any more.
 
         Raises:
             DFlashError: nothing came of it.
@@ -55,9 +58,10 @@ class Job(Generic[T]):
             raise self._error
         return self._result[0]
 
-    def cancel(self) -> None:
-        """Ask it to end early."""
-        self._cancel()
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end; False when it still runs."""
+        self._thread.join(timeout_s)
+        return not self.running
 
     async def pulses(self, every_s: float = PULSE_S) -> AsyncIterator[None]:
         """Yield again and again while it runs. Who stops listening before the end also calls ``cancel``."""

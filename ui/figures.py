@@ -1,0 +1,89 @@
+"""The figures of replies in words and shares, the same on the terminal screen and the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_local.terminal import byte_size
+from dflash_local.ui.readings import Readings
+
+NONE = "–"
+NO_DRAFTS = "no drafts in this mode"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One part of the panel.
+
+    Attributes:
+        main: the figure now, on average, and its unit. bars: names and their shares (0..1). lines: what is said below.
+    """
+
+    title: str
+    lines: tuple[str, ...] = ()
+    bars: tuple[tuple[str, float], ...] = ()
+    main: tuple[str, str, str] | None = None
+
+
+def figures(readings: Readings) -> list[Figure]:
+    """Tell all of them, always as many in the same order."""
+    drafted = Figure("Acceptance length", (NO_DRAFTS,))
+    if readings.mode != "ar":
+        now, mean = (NONE if n is None else f"{n:.2f}" for n in (readings.acceptance_now, readings.acceptance_mean))
+        unit = f"of {readings.block_size}" if readings.block_size else ""
+        drafted = Figure("Acceptance length", readings.verifying, main=(now, mean, unit))
+    unknown = "not known of this reply"
+    places = tuple((f"{slot}", share) for slot, share in enumerate(readings.per_position, 1))
+    why = NO_DRAFTS if readings.mode == "ar" else "after the first drafts" if readings.stats is None else unknown
+    split = tuple(zip(("draft", "verify", "other"), readings.split or ()))
+    return [
+        Figure("Speed", (_versus(readings),), main=(rate(readings.now), rate(readings.mean), "tok/s")),
+        drafted,
+        Figure("Accepted per draft position", () if places else (why,), places),
+        Figure("Time of the reply", () if split else ("at its end" if readings.stats is None else unknown,), split),
+        _context(readings),
+        _memory(readings),
+        Figure("Promise", (readings.precision or "unknown until the pair is loaded",)),
+    ]
+
+
+def rate(value: float | None) -> str:
+    """Write tokens per second; a dash where they are not known."""
+    return NONE if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def reply_line(readings: Readings) -> str:
+    """Write the figures of a finished reply that matter most."""
+    stats = readings.stats
+    parts = [f"{readings.tokens} tokens", f"{rate(readings.mean)} tok/s"]
+    if readings.acceptance_mean is not None:
+        parts.append(f"acceptance {readings.acceptance_mean:.2f}")
+    elif readings.mode == "ar":
+        parts.append("without drafting")
+    if readings.speed_up is not None:
+        parts.append(f"{readings.speed_up:.2f}x AR")
+    return " · ".join([*parts, f"seed {stats.seed}"] if stats is not None else parts)
+
+
+def _versus(readings: Readings) -> str:
+    """Compare with this machine's own AR step, when one was seen."""
+    if readings.ar_speed is None:
+        return "AR here: unknown until a race"
+    ratio = f", {readings.speed_up:.2f}x" if readings.speed_up is not None else ""
+    return f"AR here: {rate(readings.ar_speed)} tok/s{ratio}"
+
+
+def _context(readings: Readings) -> Figure:
+    if not readings.context:
+        return Figure("Context", ("unknown until the pair is loaded",))
+    used = (("used", readings.used / readings.context),)
+    return Figure("Context", (f"{readings.used:,} of {readings.context:,} tokens",), used)
+
+
+def _memory(readings: Readings) -> Figure:
+    """Tell how full the memory is that holds the pair."""
+    used, total, whose = readings.memory.used, readings.memory.total, readings.memory.whose
+    title = f"Memory of {whose}" if whose else "Memory"
+    if used is None or not total:
+        return Figure(title, ("unknown",))
+    return Figure(title, (f"{byte_size(used)} of {byte_size(total)}",), (("used", used / total),))

@@ -1,1 +1,0 @@
-"""The full-window views of the terminal application."""

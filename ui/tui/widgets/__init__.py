@@ -1,1 +1,0 @@
-"""The parts the screens are made of, one to a file."""
