@@ -404,7 +404,7 @@ def _drafter(text: str) -> Repo | Path:
     from dflash_local.catalog.row import Repo
 
     if is_on_disk(text):
-        return Path(os.path.expanduser(text))
+        return Path(os.path.expanduser(text)).absolute()
     if not is_repo_id(text):
         raise UsageError(
             f"--drafter {text!r} is neither on this machine nor a repository",

@@ -79,11 +79,12 @@ def find(model: str, drafter: str | None = None) -> Pair:
     """
     if drafter is not None and not is_on_disk(drafter):
         raise UsageError(f"--drafter {drafter!r} does not exist", "give the folder or GGUF file of a DFlash drafter")
-    chosen = Path(os.path.expanduser(drafter)) if drafter is not None else None
+    # Absolute: the engine's process has another current folder.
+    chosen = Path(os.path.expanduser(drafter)).absolute() if drafter is not None else None
     if model in BUNDLED:
         return _bundled(model, chosen)
     if is_on_disk(model):
-        return Pair(model, Path(os.path.expanduser(model)), chosen, bundled=False)
+        return Pair(model, Path(os.path.expanduser(model)).absolute(), chosen, bundled=False)
     raise _unknown(model)
 
 
