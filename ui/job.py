@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
@@ -65,6 +64,8 @@ class Job(Generic[T]):
 
     async def pulses(self, every_s: float = PULSE_S) -> AsyncIterator[None]:
         """Yield again and again while it runs. Who stops listening before the end also calls ``cancel``."""
+        import asyncio  # not at the top: a command that shows a download does without
+
         while self.running:
             yield
             await asyncio.sleep(every_s)

@@ -67,7 +67,7 @@ def server_command(
         raise UsageError(f"nothing is known of where the files of {choice.name} are")
     launch = _launch_of(program, row)
     if launch is None:
-        block = _block_of(choice, store) if drafts else None
+        block = _block_of(choice, store) if drafts else 1  # left out again below
         launch = _generic(program, _kind(choice, store), block)
     if launch.wants_remote_code and not trusts:
         raise UsageError(
@@ -147,17 +147,17 @@ def _launch_of(program: Program, row: Row | None) -> Launch | None:
     return row.server.vllm if program == "vllm" else row.server.sglang
 
 
-def _generic(program: Program, kind: str, block: int | None) -> Launch:
-    """The command for a pair without a row; without a block size it does not draft."""
+def _generic(program: Program, kind: str, block: int) -> Launch:
+    """Return the command for a pair without a row."""
     drafter = config_of(kind)
     if program == "vllm":
-        words, drafts = ["vllm", "serve", "TARGET"], (block or 1) - drafter.first_draft
+        drafts = block - drafter.first_draft
         config = {"method": drafter.servers.method, "model": "DRAFTER", "num_speculative_tokens": drafts}
-        words += ["--speculative-config", json.dumps(config)] if block else []
+        words = ["vllm", "serve", "TARGET", "--speculative-config", json.dumps(config)]
     else:
         words = ["python", "-m", "sglang.launch_server", "--model-path", "TARGET"]
         drafting = ["--speculative-algorithm", drafter.servers.algorithm, "--speculative-draft-model-path", "DRAFTER"]
-        words += [*drafting, drafter.servers.block_option, str(block)] if block else []
+        words += [*drafting, drafter.servers.block_option, str(block)]
     return Launch(shlex.join(words))
 
 

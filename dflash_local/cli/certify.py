@@ -19,7 +19,6 @@ from dflash_local.cli.server_options import TwoServerOptions, compared
 from dflash_local.errors import DFlashError, ExactnessError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import MAX_NEW_TOKENS, check_integer
-from dflash_local.service.service import Service
 
 if TYPE_CHECKING:
     from dflash_local.app.model_sources import ServerModels
@@ -94,6 +93,7 @@ def _over_servers(
 ) -> tuple[Found, DFlashError | None]:
     """The certificate of two servers, and the error that it ends with."""
     from dflash_local.bench import certify_servers
+    from dflash_local.service.service import Service
 
     console = call.console
     with console.progress():

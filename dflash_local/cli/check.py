@@ -12,7 +12,6 @@ import typer
 from dflash_local.app import measurements
 from dflash_local.app.resolve import choose
 from dflash_local.catalog.bundled import Pair
-from dflash_local.catalog.row import TASKS
 from dflash_local.check.findings import ENGINE_BROKEN, EXIT_CODES, VERDICTS, Finding, exit_code
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
@@ -107,6 +106,8 @@ def _check_drafter(call: Invocation, pair: Pair, load: LoadConfig, published: Pu
 
 def _published(model: str, drafter: str | None, call: Invocation) -> Published:
     row = choose(model, drafter, call.user).drafter_row
+    from dflash_local.catalog.row import TASKS
+
     lengths = {kind: row.published_lengths(kind) for kind in TASKS} if row is not None else {}
     return {kind: (min(found), max(found)) for kind, found in lengths.items() if found}
 

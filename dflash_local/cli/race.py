@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,9 @@ from dflash_local.events import Event, Finished, Mode
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Lane, Race, Racer
-from dflash_local.service.service import Service
+
+if TYPE_CHECKING:
+    from dflash_local.service.service import Service
 
 MAX_NEW_TOKENS = 256
 TITLES: dict[Mode, str] = {

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
 from dflash_local.service.listener import Ticket
-from dflash_local.service.service import Service
+
+if TYPE_CHECKING:
+    from dflash_local.service.service import Service
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")

@@ -250,7 +250,7 @@ def test_a_certificate_asks_all_of_one_before_the_other_is_launched(
     argv = ("certify", "demo", "--prompt", "hi", "--prompt-ids", "3,1", "--engine", "vllm", "--json")
     found = cli(*argv)
     assert found.code == 0 and not opened.sessions, found.err
-    assert found.json["verdict"] == "equal" and len(found.json["runs"]) == 2 and len(logs(own_home)) == 2
+    assert found.json["verdict"] == "identical" and len(found.json["runs"]) == 2 and len(logs(own_home)) == 2
     assert [found.json["servers"][name]["drafts"] for name in ("drafting", "plain")] == [True, False]
     refused = cli(*argv, "--planted")
     assert refused.code == 2 and "a server drafts as it was started" in refused.err and len(logs(own_home)) == 2

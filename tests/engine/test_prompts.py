@@ -55,11 +55,14 @@ def test_a_hopeless_prompt_is_refused_by_its_length(monkeypatch: pytest.MonkeyPa
     session.generate(user_request("warm"))
     assert session.tokenizer is not None
     child = session.tokenizer._worker.pid
-    monkeypatch.setattr(session.tokenizer._worker, "request", lambda *_: pytest.fail("the text was tokenised"))
-    for request in (Request(prompt="lorem ipsum " * 600_000), user_request("lorem ipsum " * 300_000)):
+    request, sizes = session.tokenizer._worker.request, []
+    monkeypatch.setattr(
+        session.tokenizer._worker, "request", lambda data, *rest: (sizes.append(len(data)), request(data, *rest))[1]
+    )
+    for asked in (Request(prompt="lorem ipsum " * 600_000), user_request("lorem ipsum " * 300_000)):
         with pytest.raises(ContextError, match="at least [0-9]+ tokens, the context holds 256"):
-            session.generate(request)
-    assert session.tokenizer._worker.pid == child
+            session.generate(asked)
+    assert session.tokenizer._worker.pid == child and max(sizes) < 10_000, "no more than a beginning is tokenised"
 
 
 def test_cancel_while_the_prompt_is_prepared_ends_there_and_stays_healthy(

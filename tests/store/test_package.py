@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
@@ -116,7 +117,7 @@ def test_room_on_the_disk_is_looked_for_first(pip: FakePip, plan: PackagePlan, m
 def test_a_row_that_describes_the_wheel_wrongly_is_refused(
     plan: PackagePlan, changed: dict[str, object], complaint: str
 ) -> None:
-    wrong = replace(plan, package=replace(plan.package, **changed))  # type: ignore[arg-type]
+    wrong = replace(plan, package=structs.replace(plan.package, **changed))
     with pytest.raises(DownloadError, match=complaint):
         fetch(wrong, None, False)
     assert left(plan) == []
