@@ -34,7 +34,7 @@ from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
-from dflash_local.planner.speed import Launch, SpeedTable, times_of
+from dflash_local.planner.speed import LaunchTime, SpeedTable, times_of
 
 CARD = "NVIDIA H200"
 RESULTS = Path(__file__).parent / "results"
@@ -155,10 +155,10 @@ def combinations() -> list[Measured]:
     return found
 
 
-def products() -> dict[str, dict[int, Launch]]:
+def products() -> dict[str, dict[int, LaunchTime]]:
     """A line through the times of ten shapes, for each format and number of rows."""
     measured = json.loads((RESULTS / "h200_few_row_gemm.json").read_text(encoding="utf-8"))["us"]
-    found: dict[str, dict[int, Launch]] = {}
+    found: dict[str, dict[int, LaunchTime]] = {}
     for name, stored in FORMATS.items():
         form = weight_format(stored)
         for rows in ROWS:
@@ -173,7 +173,7 @@ def products() -> dict[str, dict[int, Launch]]:
     return found | {alike: found[kept] for alike, kept in ALIKE.items()}
 
 
-def experts(products: Mapping[str, Mapping[int, Launch]]) -> dict[str, dict[int, Launch]]:
+def experts(products: Mapping[str, Mapping[int, LaunchTime]]) -> dict[str, dict[int, LaunchTime]]:
     """Both launches of a layer: one constant for all formats, a rate for each, none faster than the card reads. Formats
     that were not measured have the rate of their products; four rows have that of eight.
     """
@@ -185,7 +185,7 @@ def experts(products: Mapping[str, Mapping[int, Launch]]) -> dict[str, dict[int,
             if isinstance(figures, dict):
                 one = figures["bytes"] / 1e6, figures["products"]
                 points.setdefault(int(case.split()[0]), {}).setdefault(name, []).append(one)
-    found: dict[str, dict[int, Launch]] = {}
+    found: dict[str, dict[int, LaunchTime]] = {}
     for rows, formats in points.items():
         names = list(formats)
         seen = [(name, mb, us) for name in names for mb, us in formats[name]]
@@ -194,13 +194,13 @@ def experts(products: Mapping[str, Mapping[int, Launch]]) -> dict[str, dict[int,
         known = {name: LEAST + rate for name, rate in zip(names, more)}
         for name, launches in products.items():
             rate = known.get(name, launches[rows].per_megabyte)
-            found.setdefault(name, {})[rows] = Launch(constant, rate)
+            found.setdefault(name, {})[rows] = LaunchTime(constant, rate)
     return {name: {1: at[1], 4: at[8], 8: at[8], 16: at[16]} for name, at in found.items()}
 
 
-def line(points: Sequence[tuple[float, float]]) -> Launch:
+def line(points: Sequence[tuple[float, float]]) -> LaunchTime:
     """Through megabytes and microseconds, by relative error."""
-    return Launch(*weighted([[1.0, megabytes] for megabytes, _ in points], [us for _, us in points]))
+    return LaunchTime(*weighted([[1.0, megabytes] for megabytes, _ in points], [us for _, us in points]))
 
 
 def weighted(matrix: Sequence[Sequence[float]], us: Sequence[float]) -> list[float]:
@@ -257,8 +257,8 @@ def fitted(measured: Sequence[Measured]) -> SpeedTable:
 
 
 def overlapped(
-    products: Mapping[str, Mapping[int, Launch]], shares: Mapping[int, float]
-) -> dict[str, dict[int, Launch]]:
+    products: Mapping[str, Mapping[int, LaunchTime]], shares: Mapping[int, float]
+) -> dict[str, dict[int, LaunchTime]]:
     """Launches with a share of their constants, by rows."""
     return {
         name: {rows: replace(launch, constant=shares[rows] * launch.constant) for rows, launch in by_rows.items()}
@@ -275,7 +275,7 @@ def scaled(counts: Sequence[Sequence[float]], rest: Sequence[float], total: Sequ
 def as_json(table: SpeedTable) -> dict[str, Any]:
     """As ``planner.speed`` reads it."""
 
-    def launches(kinds: Mapping[str, Mapping[int, Launch]]) -> dict[str, Any]:
+    def launches(kinds: Mapping[str, Mapping[int, LaunchTime]]) -> dict[str, Any]:
         return {
             name: {str(rows): [round(at.constant, 2), round(at.per_megabyte, 4)] for rows, at in by_rows.items()}
             for name, by_rows in kinds.items()

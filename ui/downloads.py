@@ -16,7 +16,7 @@ OnPull = Callable[[PullProgress | Notice], None]
 WINDOW_S = 8.0  # over which the speed is taken: long enough to be calm, short enough to follow
 
 
-class Download:
+class DownloadProgress:
     """The repositories of a pull, in the order in which they were heard of.
 
     Args:
@@ -100,7 +100,7 @@ class PullJob(Job[None]):
     ) -> None:
         self.name = name
         self.notice: Notice | None = None
-        self._download, self._lock = Download(), threading.Lock()
+        self._download, self._lock = DownloadProgress(), threading.Lock()
         stopped = threading.Event()
 
         def work() -> None:

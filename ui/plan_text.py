@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dflash_local.app.recommending import PairPlans, VariantPlan
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.speed import Acceptance, Prediction, Times
+    from dflash_local.planner.speed import ExpectedAcceptance, Prediction, Times
 
 HELPS = 1.1  # times plain speed from which drafting is said to help: predictions are no finer
 
@@ -87,7 +87,7 @@ def _verdict(found: Prediction) -> list[str]:
     return [f"drafting helps here: {span}" if low >= HELPS else f"drafting helps with some texts only: {span}"]
 
 
-def _span(lengths: Acceptance) -> str:
+def _span(lengths: ExpectedAcceptance) -> str:
     low, high = f"{lengths.low:.3g}", f"{lengths.high:.3g}"
     return low if low == high else f"{low} to {high}"
 

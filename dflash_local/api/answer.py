@@ -22,7 +22,7 @@ from dflash_local.events import Event, Finished, Queued
 JSON_TYPE = "application/json"
 
 
-class Answer:
+class HttpAnswer:
     """An ASGI response that produces the reply while it is sent; a client that leaves cancels it.
 
     The status line waits for the first sign of the engine, so that a request it refuses gets its own

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from dflash_local import __version__
 from dflash_local.api import chat_completions, completions
-from dflash_local.api.answer import JSON_TYPE, Answer
+from dflash_local.api.answer import JSON_TYPE, HttpAnswer
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
@@ -87,7 +87,7 @@ class _Routes:
         async def answer(request: HttpRequest) -> Any:  # an ASGI app, as a response is one
             parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
             reply = dialect.reply(parsed, self._endpoint.service.model, self._endpoint.fingerprint)
-            return Answer(self._endpoint, parsed, reply)
+            return HttpAnswer(self._endpoint, parsed, reply)
 
         return answer
 

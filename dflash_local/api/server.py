@@ -121,7 +121,7 @@ class _Protocol(H11Protocol):
             self._cut = None
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     """Ends in order: new requests get 503, replies a moment to finish, the rest an error event.
 
     Args:
@@ -227,6 +227,6 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.02)
 
 
-def run(server: Server, sock: socket.socket) -> None:
+def run(server: ApiServer, sock: socket.socket) -> None:
     """Serve on a bound socket until a signal ends it."""
     asyncio.run(server.serve([sock]))

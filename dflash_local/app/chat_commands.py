@@ -25,7 +25,7 @@ Act = Callable[["ChatSession", str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ChatCommand:
     """One slash command; ``act`` gets the chat and the rest of the line. Without one it is each screen's own."""
 
     usage: str
@@ -177,19 +177,19 @@ def words(argument: str) -> list[str]:
         raise UsageError(f"{argument!r}: {error}", "close the quotes") from error
 
 
-COMMANDS: dict[str, Command] = {
-    "/help": Command("/help", "this list"),
-    "/model": Command("/model [NAME [DRAFTER]]", "show or change the pair", _model),
-    "/check": Command("/check", "what the check of the pair on this card found", _check),
-    "/mode": Command("/mode [dflash|ar]", "draft and verify, or one token at a time", _mode),
-    "/set": Command("/set [NAME VALUE]", "show or change sampling and limits", _set),
-    "/system": Command("/system [TEXT|off]", "show or change the system message", _system),
-    "/stats": Command("/stats", "the last reply's figures in full", _stats),
-    "/regen": Command("/regen", "the last reply again, with a fresh seed"),
-    "/save": Command("/save NAME", "keep this chat under a name", _save),
-    "/load": Command("/load [NAME]", "list the chats, or go on with one", _load),
-    "/clear": Command("/clear", "begin a new conversation", _clear),
-    "/export": Command("/export FILE", "write the chat as .md or .json", _export),
-    "/quit": Command("/quit", "leave (/bye, /exit)"),
+COMMANDS: dict[str, ChatCommand] = {
+    "/help": ChatCommand("/help", "this list"),
+    "/model": ChatCommand("/model [NAME [DRAFTER]]", "show or change the pair", _model),
+    "/check": ChatCommand("/check", "what the check of the pair on this card found", _check),
+    "/mode": ChatCommand("/mode [dflash|ar]", "draft and verify, or one token at a time", _mode),
+    "/set": ChatCommand("/set [NAME VALUE]", "show or change sampling and limits", _set),
+    "/system": ChatCommand("/system [TEXT|off]", "show or change the system message", _system),
+    "/stats": ChatCommand("/stats", "the last reply's figures in full", _stats),
+    "/regen": ChatCommand("/regen", "the last reply again, with a fresh seed"),
+    "/save": ChatCommand("/save NAME", "keep this chat under a name", _save),
+    "/load": ChatCommand("/load [NAME]", "list the chats, or go on with one", _load),
+    "/clear": ChatCommand("/clear", "begin a new conversation", _clear),
+    "/export": ChatCommand("/export FILE", "write the chat as .md or .json", _export),
+    "/quit": ChatCommand("/quit", "leave (/bye, /exit)"),
 }
 ALIASES = {"/bye": "/quit", "/exit": "/quit", "/q": "/quit", "/?": "/help", "/h": "/help"}

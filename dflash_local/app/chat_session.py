@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_local.app.chat_commands import ALIASES, COMMANDS, Command
+from dflash_local.app.chat_commands import ALIASES, COMMANDS, ChatCommand
 from dflash_local.app.load_choices import LoadChoice
 from dflash_local.app.model_catalog import ModelCatalog
 from dflash_local.app.model_sources import ModelSource
@@ -153,7 +153,7 @@ class ChatSession(ModelCatalog):
     # commands
 
     @property
-    def commands(self) -> Mapping[str, Command]:
+    def commands(self) -> Mapping[str, ChatCommand]:
         """The commands of every chat, by name; those without an ``act`` are the screen's own."""
         return COMMANDS
 

@@ -41,7 +41,7 @@ from dflash_local.settings import Settings
 from dflash_local.tables import amount
 
 if TYPE_CHECKING:
-    from dflash_local.remote.endpoint import Endpoint
+    from dflash_local.remote.endpoint import ServerEndpoint
     from dflash_local.remote.openai_server import OpenAIServer
     from dflash_local.remote.server_checks import Program
 
@@ -354,7 +354,7 @@ class ServerModels(ModelSource):
 
         return attach(self.endpoint(url), wanted_model(pair, drafter, self.user), self.program)
 
-    def endpoint(self, url: str) -> Endpoint:
+    def endpoint(self, url: str) -> ServerEndpoint:
         """Return where a server listens. UsageError: that is no address."""
         from dflash_local.remote.endpoint import TOKEN_VARIABLE, endpoint
 

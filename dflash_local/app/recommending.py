@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.recommend import Option, Preference, Recommendation
-    from dflash_local.planner.speed import Acceptance
+    from dflash_local.planner.speed import ExpectedAcceptance
     from dflash_local.settings import Settings
 
 SLOW = 3.0  # tokens/s below which nobody waits for a reply
@@ -296,7 +296,7 @@ def recommended(
     return recommend(weights, drafter, where, config, preference, lengths, measured, accepted)
 
 
-def _expected_lengths(choice: Choice, drafter: Drafter, user: Settings) -> Acceptance | None:
+def _expected_lengths(choice: Choice, drafter: Drafter, user: Settings) -> ExpectedAcceptance | None:
     """Return what is published of a drafter with its own block, else what is typical of others. None of a toy."""
     from dflash_local.planner.speed import acceptance, typical
 

@@ -21,7 +21,7 @@ from dflash_local.app.server_command import ServerCommand, server_command
 from dflash_local.catalog.row import REMOTE_CODE
 from dflash_local.errors import MissingDependencyError, SettingsError, UsageError
 from dflash_local.events import LoadProgress, Notice
-from dflash_local.remote.endpoint import Endpoint
+from dflash_local.remote.endpoint import ServerEndpoint
 from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import make_private
@@ -74,7 +74,7 @@ def launch(
     for name in command.fetched:
         notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
     granted = _granted(user, command, executable, token)
-    where = Endpoint(endpoint.url, token)
+    where = ServerEndpoint(endpoint.url, token)
     process = ServerProcess(program, [*argv, *extra], user.environ, granted, where, log, choice.name)
 
     def progress(line: str, share: float) -> None:
@@ -123,10 +123,10 @@ def _granted(user: Settings, command: ServerCommand, executable: Path, token: st
     return granted | ({"HF_TOKEN": user.hub.token} if command.fetched and user.hub.token else {})
 
 
-def _free_endpoint() -> Endpoint:
+def _free_endpoint() -> ServerEndpoint:
     with socket.socket() as free:
         free.bind((HOST, 0))
-        return Endpoint(f"http://{HOST}:{free.getsockname()[1]}")
+        return ServerEndpoint(f"http://{HOST}:{free.getsockname()[1]}")
 
 
 def _log_file(program: Program, user: Settings) -> Path:

@@ -35,7 +35,7 @@ PROMISE = (
 )
 
 
-class Comparison:
+class ServerComparison:
     """Every prompt plain and drafted; ``cancel`` may be called from any thread.
 
     Attributes:
@@ -165,7 +165,9 @@ def failure(runs: Sequence[Run]) -> DFlashError | None:
     )
 
 
-def presented(pair: Pair, servers: tuple[ServerFacts, ServerFacts], compared: Comparison, runs: Sequence[Run]) -> Found:
+def presented(
+    pair: Pair, servers: tuple[ServerFacts, ServerFacts], compared: ServerComparison, runs: Sequence[Run]
+) -> Found:
     """Return what is handed in, without an address or a folder of any machine, and its lines.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 from dflash_local.bench import provenance
 from dflash_local.bench.baselines import Baseline
 from dflash_local.bench.random_pair import RandomPair
-from dflash_local.bench.random_run import KEPT, AtContext, Figure, Measures, Place, RandomFigures
+from dflash_local.bench.random_run import KEPT, AtContext, MeasuredFigure, Measures, Place, RandomFigures
 from dflash_local.bench.report import SCHEMA, TOY, finite, number, table
 from dflash_local.catalog.row import Published, lengths_of
 from dflash_local.planner.cards import find_bandwidth
@@ -24,7 +24,7 @@ USUAL = (2.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class StatedAcceptance:
     """An acceptance length to project tokens per second at, of a cycle of ``rows`` (None: of any), and its source."""
 
     length: float
@@ -39,14 +39,14 @@ class Assumption:
     """Acceptance lengths and where they come from: ``given``, ``published`` or ``assumed``."""
 
     origin: str
-    lengths: tuple[Acceptance, ...]
+    lengths: tuple[StatedAcceptance, ...]
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Blocks that the lengths belong to."""
         return tuple(sorted({each.rows for each in self.lengths if each.rows is not None}))
 
-    def of(self, rows: int) -> tuple[Acceptance, ...]:
+    def of(self, rows: int) -> tuple[StatedAcceptance, ...]:
         """Those that a cycle of so many rows can reach."""
         return tuple(each for each in self.lengths if each.rows in (None, rows) and each.length <= rows)
 
@@ -54,16 +54,16 @@ class Assumption:
 def assumption(given: Sequence[float], published: Sequence[Published], block: int) -> Assumption:
     """What was given, else what is published for single requests of blocks up to ``block``, else usual lengths."""
     if given:
-        return Assumption("given", tuple(Acceptance(length) for length in given))
+        return Assumption("given", tuple(StatedAcceptance(length) for length in given))
     cells = [cell for cell in lengths_of(published, None) if (cell.block or block) <= block]
     lengths = [
-        Acceptance(cell.acceptance_length, cell.block or block, cell.task, cell.generation, cell.source)
+        StatedAcceptance(cell.acceptance_length, cell.block or block, cell.task, cell.generation, cell.source)
         for cell in cells
         if cell.acceptance_length is not None
     ]
     if lengths:
         return Assumption("published", tuple(sorted(lengths, key=lambda each: (each.rows or 0, each.length))))
-    return Assumption("assumed", tuple(Acceptance(length) for length in USUAL if length <= block))
+    return Assumption("assumed", tuple(StatedAcceptance(length) for length in USUAL if length <= block))
 
 
 def card(place: Place) -> str:
@@ -124,7 +124,7 @@ def random_report(
 
 
 def _measured(at: AtContext, bandwidth: float, specified: float | None) -> dict[str, Any]:
-    def figure(one: Figure) -> dict[str, float | None]:
+    def figure(one: MeasuredFigure) -> dict[str, float | None]:
         return {
             "ms": one.ms,
             "bytes": one.bytes,
@@ -213,7 +213,7 @@ def _table(at: AtContext, bandwidth: float, specified: float | None, stated: Ass
     free = [each.length for each in stated.lengths if each.rows is None]
     titles = [f"{at.context} tokens", "ms", "GB", "measured", "specified", "verify", *(f"at {n:g}" for n in free)]
 
-    def row(name: str, one: Figure, reach: int = 0) -> list[str]:
+    def row(name: str, one: MeasuredFigure, reach: int = 0) -> list[str]:
         verify = at.verify.get(reach)
         return [
             name,

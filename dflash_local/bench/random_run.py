@@ -72,7 +72,7 @@ class Measures:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MeasuredFigure:
     """One measured time and the bytes of weights, keys, values and states that were read in it."""
 
     ms: float
@@ -89,11 +89,11 @@ class AtContext:
     """Figures at so many committed tokens, by verified rows; ``experts``: different routed ones of a layer in each."""
 
     context: int
-    step: Figure
-    draft: Figure
-    inject: Figure
-    verify: dict[int, Figure]
-    cycle: dict[int, Figure]
+    step: MeasuredFigure
+    draft: MeasuredFigure
+    inject: MeasuredFigure
+    verify: dict[int, MeasuredFigure]
+    cycle: dict[int, MeasuredFigure]
     experts: dict[int, float] = field(default_factory=dict)
 
 
@@ -227,19 +227,19 @@ def at_context(
 
     experts: dict[int, float] = {}
 
-    def block_figure(verified: int, work: Callable[[], object], beside: int = 0) -> Figure:
+    def block_figure(verified: int, work: Callable[[], object], beside: int = 0) -> MeasuredFigure:
         with fixed_routing(target.mixtures, verified, routing):
             ms = timed(work, min(KEPT, verified))
         distinct = runner.distinct_experts(verified)
         if distinct is not None:
             experts[verified] = distinct
-        return Figure(ms, beside + verify_bytes(target, context, verified) + expert_bytes(target, verified))
+        return MeasuredFigure(ms, beside + verify_bytes(target, context, verified) + expert_bytes(target, verified))
 
-    def cycle_of(verified: int, drafting: bool, beside: int = 0) -> Figure:
+    def cycle_of(verified: int, drafting: bool, beside: int = 0) -> MeasuredFigure:
         key = CycleKey(verified, drafting, drafting, False, max_seq_len)
         return block_figure(verified, lambda: runner._cycle(key), beside)
 
-    def verify_of(verified: int) -> Figure:
+    def verify_of(verified: int) -> MeasuredFigure:
         return block_figure(verified, lambda: target.block(verified, max_seq_len, True))
 
     read, injected = drafter.block_bytes(context), drafter.inject_bytes()
@@ -248,8 +248,8 @@ def at_context(
     return AtContext(
         context,
         step=cycle_of(1, False),
-        draft=Figure(timed(lambda: runner.draft(CycleKey(block, True, True, False, max_seq_len)), 0), read),
-        inject=Figure(timed(lambda: drafter.inject(block), 0), injected),
+        draft=MeasuredFigure(timed(lambda: runner.draft(CycleKey(block, True, True, False, max_seq_len)), 0), read),
+        inject=MeasuredFigure(timed(lambda: drafter.inject(block), 0), injected),
         verify=verify,
         cycle=cycle,
         experts=experts,

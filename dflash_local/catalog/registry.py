@@ -21,12 +21,12 @@ from dflash_local.catalog.row import (
     Block,
     Gib,
     Name,
-    PairFacts,
     Published,
     Repo,
     RepoId,
     Revision,
     Row,
+    RowFacts,
     Task,
     Variant,
 )
@@ -87,7 +87,7 @@ class Table(Record, frozen=True):
     concurrency: Annotated[int, Meta(ge=1, le=65536)] | None = None
 
 
-class PairEntry(PairFacts, frozen=True, kw_only=True):
+class PairEntry(RowFacts, frozen=True, kw_only=True):
     """A pair as it stands in a file, with what its ``Row`` has in another form."""
 
     target: RepoId | None = None
@@ -278,7 +278,7 @@ def _row(pair: RawPair, *, overridden: bool = False) -> Row:
         entry = convert(_without_nulls(pair.values), PairEntry)
     except InvalidValue as error:
         raise pair.fail(error.path, str(error), error.hint) from None
-    facts = {name: getattr(entry, name) for name in keys_of(PairFacts)}
+    facts = {name: getattr(entry, name) for name in keys_of(RowFacts)}
     facts["variants"] = tuple(replace(one, name=one.name or one.format) for one in entry.variants)
     return Row(
         name=str(entry.name or entry.target or entry.bundled),

@@ -328,7 +328,7 @@ def lengths_of(published: Iterable[Published], block: int | None) -> tuple[Publi
     return tuple(best.values())
 
 
-class PairFacts(Record, frozen=True, kw_only=True):
+class RowFacts(Record, frozen=True, kw_only=True):
     """What a registry file and its row say of a pair in the same form. None is "not known" everywhere.
 
     Attributes:
@@ -365,7 +365,7 @@ class PairFacts(Record, frozen=True, kw_only=True):
     acceptance_band: Annotated[float, Meta(ge=1, le=MAX_BLOCK)] | None = None
 
 
-class Row(PairFacts, frozen=True):
+class Row(RowFacts, frozen=True):
     """One pair of the registry.
 
     Attributes:

@@ -22,10 +22,10 @@ from dflash_local.chat.tool_calls import format_of
 from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered_with, tool_prompt
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import MAX_CHARS, Effort, Message, ToolCall, read_arguments
-from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
+from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
 
 PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), ("jinja2", "markupsafe"))
-LIMITS = Limits(seconds=2.0, mebibytes=512)
+LIMITS = ChildLimits(seconds=2.0, mebibytes=512)
 SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame
 
 

@@ -24,7 +24,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         raise jinja2.sandbox.SecurityError(f"access to {attribute!r} of a {type(obj).__name__}")
 
 
-class Refused(jinja2.TemplateError):
+class TemplateRefused(jinja2.TemplateError):
     """The template itself refuses the conversation."""
 
 
@@ -64,7 +64,7 @@ def plain_dict(*args: Any, **entries: Any) -> dict[Any, Any]:
 
 def raise_exception(message: object) -> NoReturn:
     """Refuse a conversation, as a template asks for it."""
-    raise Refused(str(message))
+    raise TemplateRefused(str(message))
 
 
 def tojson(
@@ -102,7 +102,7 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
                     return {"error": "size", "message": f"more than {request['max_chars']} characters"}
                 parts.append(part)
             texts.append("".join(parts))
-    except Refused as error:
+    except TemplateRefused as error:
         return {"error": "refused", "message": str(error), "done": texts}
     except jinja2.sandbox.SecurityError as error:
         return {"error": "security", "message": str(error)}

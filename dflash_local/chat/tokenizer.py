@@ -20,7 +20,7 @@ from dflash_local.chat.stop_ids import config_stop_ids, tokenizer_stop_ids
 from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles, merged, token_text
 from dflash_local.checkpoint_files.source import Source
 from dflash_local.errors import CheckpointError, ContextError, TokenizerError
-from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
+from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
 
 HUGE_BYTES = 2**20  # after a text like this the child starts anew: the library gives little memory back
 _MIB = 2**20
@@ -138,7 +138,7 @@ class Tokenizer:
                 raise _too_long(f"at least {least}", limit)
         request = b'{"do": "encode", "limit": %s}\n' % json.dumps(limit).encode() + text.encode()
         size = len(request)
-        limits = Limits(10 + 20 * size / _MIB, self._memory + max(size, HUGE_BYTES) * 512 // _MIB)
+        limits = ChildLimits(10 + 20 * size / _MIB, self._memory + max(size, HUGE_BYTES) * 512 // _MIB)
         try:
             head, _, data = self._worker.request(request, limits, cancelled).partition(b"\n")
         except WorkerError as error:
@@ -241,7 +241,7 @@ class Tokenizer:
         self._memory = 512 + 32 * len(data) // _MIB
         tokens = [self._private.get(token.text, token.text) for token in self.added.values()]
         setup = json.dumps({"do": "load", "tokens": tokens}).encode() + b"\n" + data
-        limits = Limits(30 + 5 * len(data) / _MIB, self._memory)
+        limits = ChildLimits(30 + 5 * len(data) / _MIB, self._memory)
         return WorkerProcess(Path(__file__).with_name("tokenizer_worker.py"), ("tokenizers",), setup, limits, _ENVIRON)
 
 

@@ -99,7 +99,7 @@ def _over_servers(
     with console.progress():
         sessions = servers.both(pair, console.notify)
     with Service.over(sessions) as service:
-        comparison = certify_servers.Comparison(service, prompts, max_new_tokens, thinking)
+        comparison = certify_servers.ServerComparison(service, prompts, max_new_tokens, thinking)
         with console.progress() as line, first_interrupt(comparison.cancel):
             runs = comparison.run(line)
         facts = sessions.both

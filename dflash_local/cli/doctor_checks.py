@@ -17,7 +17,7 @@ from dflash_local.app.models import OVERLAY, install_status, model_store, regist
 from dflash_local.errors import SettingsError
 from dflash_local.planner import hardware, machine, software, torch_build
 from dflash_local.planner.hardware import Driver, TorchFacts
-from dflash_local.planner.software import OURS, Command, Compiler
+from dflash_local.planner.software import OURS, Compiler, VersionCommand
 from dflash_local.settings import Settings
 from dflash_local.tables import amount
 
@@ -223,7 +223,7 @@ def check_folders(cache: Path | None, data: Path | None) -> Iterator[Check]:
         yield Check("data folder", "ok", str(data))
 
 
-def check_command(command: Command) -> Check:
+def check_command(command: VersionCommand) -> Check:
     """Who answers to ``dflash``: other packages use that name too, so ``dflash-local`` always works."""
     name = f"command {command.name}"
     ours = command.here.with_name(f"{OURS}{command.here.suffix}")

@@ -12,7 +12,7 @@ from dflash_local.app.models import ModelStore
 from dflash_local.app.recommending import Summary, summary
 from dflash_local.app.resolve import Choice, Missing, Obtain
 from dflash_local.cli.console import Console
-from dflash_local.cli.progress import PullScreen
+from dflash_local.cli.progress import PullLines
 from dflash_local.cli.reply import first_interrupt
 from dflash_local.errors import DoesNotFitError, Interrupted
 from dflash_local.settings import Settings
@@ -68,7 +68,7 @@ def fetch(
     if not download.ready and not force:
         _agree(console, download)
     stop = threading.Event()
-    screen = PullScreen(console, download.totals)
+    screen = PullLines(console, download.totals)
     try:
         with first_interrupt(stop.set):
             return download, download.run(screen, stop.is_set, allow_mismatch)

@@ -13,7 +13,7 @@ from dflash_local import terminal
 from dflash_local.cli.console import Console
 from dflash_local.events import Notice, PullProgress
 from dflash_local.tables import amount, cut
-from dflash_local.ui.downloads import Download
+from dflash_local.ui.downloads import DownloadProgress
 
 UP, CLEAR_LINE, CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
 REDRAW_S = 0.1
@@ -49,12 +49,12 @@ class Board:
         return f"{UP.format(self._shown)}\r" if self._shown else ""
 
 
-class PullScreen:
+class PullLines:
     """Shows a pull's events, ``repos`` (bytes in all by name) in their order; may be called from any thread."""
 
     def __init__(self, console: Console, repos: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._download = Download(clock, repos)
+        self._download = DownloadProgress(clock, repos)
         self._finished = {repo for repo, total in repos.items() if not total}
         self._board = Board(console) if console.live else None
         self._bar = ("█", "░") if console.can_show("█░") else ("#", ".")

@@ -16,7 +16,7 @@ from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
 from dflash_local.api.log import send_lines_to
 from dflash_local.api.metrics import Metrics
-from dflash_local.api.server import Server, listen, run
+from dflash_local.api.server import ApiServer, listen, run
 from dflash_local.app.process_records import recorded
 from dflash_local.cli.address import WILDCARDS, Address, curl_line
 from dflash_local.cli.invocation import Invocation
@@ -67,7 +67,7 @@ class Serving:
             page = self._page(service, address.url, lambda: endpoint.draining) if self._page is not None else None
             routes, lifespan = ((), None) if page is None else (page.routes, page.lifespan)
             app = guarded_app(endpoint, rules_for(address), routes, lifespan)
-            listener = Server(app, endpoint, ready=lambda: self._begin(listener, service, address, keep_alive_s))
+            listener = ApiServer(app, endpoint, ready=lambda: self._begin(listener, service, address, keep_alive_s))
             stack.enter_context(recorded(self._user, address.url, model.name, address.token is not None))
             run(listener, sock)
             broken = service.status.error
@@ -76,7 +76,7 @@ class Serving:
         if isinstance(broken, EngineError):
             raise EngineError(f"the engine broke while serving: {broken.message}", broken.hint)
 
-    def _begin(self, server: Server, service: Service, address: Address, keep_alive_s: float | None) -> None:
+    def _begin(self, server: ApiServer, service: Service, address: Address, keep_alive_s: float | None) -> None:
         """Say where it is and load the model, while the first requests may already wait for it."""
         label = self._source.pair.label
         if self._page is not None:

@@ -21,7 +21,7 @@ from dflash_local import settings
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import expert_gemm, fragment_gemm
 from dflash_local.kernels.kernel_record import KernelRecord, Verdict
-from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
+from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
 
 HANDLER = Path(__file__).with_name("trial_worker.py")
 LIBRARIES = ("dflash_local", "torch", "triton")
@@ -135,7 +135,7 @@ def _verdict(process: WorkerProcess, trial: KernelTrial, device: torch.device) -
 
 
 def _request(process: WorkerProcess, request: TrialRequest, seconds: float) -> object:
-    answer = json.loads(process.request(pickle.dumps(request), Limits(seconds)))
+    answer = json.loads(process.request(pickle.dumps(request), ChildLimits(seconds)))
     if "unable" in answer:
         raise TrialsImpossibleError(answer["unable"])
     return answer.get("verdict")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_local.planner.speed import Acceptance, Prediction
+from dflash_local.planner.speed import ExpectedAcceptance, Prediction
 from dflash_local.store.kept import keep, read_kept
 
 ENOUGH = 512  # tokens from which the mean stands instead of published ones
@@ -44,7 +44,7 @@ class Count:
         if self.tokens < ENOUGH:
             return found
         mean = self.tokens / sum(self.cycles.values())
-        lengths = Acceptance(mean, mean, f"measured here over {self.tokens:,.0f} tokens")
+        lengths = ExpectedAcceptance(mean, mean, f"measured here over {self.tokens:,.0f} tokens")
         return replace(found, times=tuple(each.mixed(self.cycles) for each in found.times), acceptance=lengths)
 
 

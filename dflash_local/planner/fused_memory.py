@@ -19,7 +19,7 @@ from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANT
 from dflash_local.layout.part_layout import KV_DTYPES, EngineSpec
 from dflash_local.layout.target import part_layout, parts
 from dflash_local.planner import memory
-from dflash_local.planner.ledger import Ledger, Line
+from dflash_local.planner.ledger import Ledger, MemoryLine
 from dflash_local.planner.load import Load
 from dflash_local.planner.workspace import PHASES, Phase, choice_bytes
 
@@ -46,7 +46,7 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     spec = engine_spec(drafter, load)
     sums = pair.bytes_by_group(target, drafter, spec)
     held = _held(target, drafter, spec, sums)
-    standing = Ledger(tuple(held), Line("loading", 0)).running or 0
+    standing = Ledger(tuple(held), MemoryLine("loading", 0)).running or 0
     # The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest.
     copied = drafter is not None and spec.precision.head == "8bit"
     beside = max(_making_tables(target, drafter, spec), DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if copied else 0)
@@ -58,24 +58,26 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     embedding = sum(sums.get(group, 0) for group in HOST_GROUPS)
     copies = load.snapshots if "snapshots" in spec.offloaded else 0
     host = (
-        Line("embedding", embedding, f"{spec.dtype}, its rows are read inside the graph"),
-        Line("state snapshots", snapshot_bytes(target, spec) * copies, f"{copies} of them"),
+        MemoryLine("embedding", embedding, f"{spec.dtype}, its rows are read inside the graph"),
+        MemoryLine("state snapshots", snapshot_bytes(target, spec) * copies, f"{copies} of them"),
     )
     reserve = memory.reserve(load, fullest.peak, GAPS)
     return Ledger(lines, loading, reserve, tuple(line for line in host if line.bytes))
 
 
-def _loading(target: ModelConfig, held: Sequence[Line], reserved: int) -> Line:
+def _loading(target: ModelConfig, held: Sequence[MemoryLine], reserved: int) -> MemoryLine:
     """Return the fullest moment of loading: all that is reserved, or the last matrix that is rounded as it is read."""
     if target.quantization is not None and target.quantization.at_load:
         weights = sum(line.bytes or 0 for line in held if line.name in ("target weights", "head"))
         reading = weights + memory.quantizing_bytes(target)
         if reading > reserved:
-            return Line("loading", reading, "the weights, and one while it is rounded")
-    return Line("loading", reserved, "all that is reserved")
+            return MemoryLine("loading", reading, "the weights, and one while it is rounded")
+    return MemoryLine("loading", reserved, "all that is reserved")
 
 
-def _held(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, sums: Mapping[Group, int]) -> list[Line]:
+def _held(
+    target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, sums: Mapping[Group, int]
+) -> list[MemoryLine]:
     """Return what stands from load to close."""
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
@@ -89,7 +91,7 @@ def _held(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, sums: 
         "attention partials": "split over the keys",
         "buffers": f"of {spec.rows} rows",
     }
-    return [Line(group, sums.get(group, 0), note) for group, note in notes.items()]
+    return [MemoryLine(group, sums.get(group, 0), note) for group, note in notes.items()]
 
 
 def _format(target: ModelConfig, spec: EngineSpec) -> str:
@@ -125,7 +127,9 @@ def _making_tables(target: ModelConfig, drafter: Drafter | None, spec: EngineSpe
     return 3 * 4 * max(wide, default=0)
 
 
-def _moment(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, load: Load, phase: Phase) -> list[Line]:
+def _moment(
+    target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, load: Load, phase: Phase
+) -> list[MemoryLine]:
     """Return what a phase needs beside."""
     copies = load.snapshots - (phase == "prefill")  # the newest is taken when the prompt is done
     if "snapshots" in spec.offloaded:
@@ -136,9 +140,9 @@ def _moment(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, load
         steps = {"choice of tokens": choice_bytes(target, spec.rows)}
     note = max(steps, key=lambda name: steps[name])
     return [
-        Line("state snapshots", snapshot_bytes(target, spec) * copies, f"{copies} of them"),
-        Line("workspace", steps[note], note),
-        Line("graphs and libraries", scratch_bytes(target, spec, load.device), "their scratch"),
+        MemoryLine("state snapshots", snapshot_bytes(target, spec) * copies, f"{copies} of them"),
+        MemoryLine("workspace", steps[note], note),
+        MemoryLine("graphs and libraries", scratch_bytes(target, spec, load.device), "their scratch"),
     ]
 
 

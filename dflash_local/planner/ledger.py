@@ -9,7 +9,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MemoryLine:
     """Names an entry. ``bytes`` is None when a number it needs is not known."""
 
     name: str
@@ -31,10 +31,10 @@ class Ledger:
         host: what lies in pinned host memory instead of the device's.
     """
 
-    lines: tuple[Line, ...]
-    loading: Line
-    reserve: Line = field(default_factory=lambda: Line("reserve", 0))
-    host: tuple[Line, ...] = ()
+    lines: tuple[MemoryLine, ...]
+    loading: MemoryLine
+    reserve: MemoryLine = field(default_factory=lambda: MemoryLine("reserve", 0))
+    host: tuple[MemoryLine, ...] = ()
 
     @property
     def running(self) -> int | None:

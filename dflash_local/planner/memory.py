@@ -14,7 +14,7 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.layout.linear import DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.planner.formats import DTYPE_BYTES, SMALL, head_bytes, largest_matrix, weight_bytes
-from dflash_local.planner.ledger import Ledger, Line
+from dflash_local.planner.ledger import Ledger, MemoryLine
 from dflash_local.planner.load import Load
 from dflash_local.planner.parameters import drafter_resident, target_parameters
 from dflash_local.planner.workspace import PHASES, Conditions, Phase, largest_step
@@ -37,14 +37,16 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     if target.quantization is not None and target.quantization.bitsandbytes:
         load = replace(load, bitsandbytes=target.quantization.bitsandbytes)
     weights = [
-        Line("target weights", weight_bytes(target, load.dtype, load.bitsandbytes), _format(target, load)),
+        MemoryLine("target weights", weight_bytes(target, load.dtype, load.bitsandbytes), _format(target, load)),
         _head(target, load),
     ]
     if drafter is not None:
         dtype = drafter_dtype(load.dtype)
         size = drafter_resident(drafter, target.hidden_size) * DTYPE_BYTES[dtype]
         stored = drafter.quantization
-        weights.append(Line("drafter weights", size, dtype if stored is None else f"{stored.name} decoded to {dtype}"))
+        weights.append(
+            MemoryLine("drafter weights", size, dtype if stored is None else f"{stored.name} decoded to {dtype}")
+        )
     loaded = loading(target, weights, load)
     moments = [Ledger((*weights, *_moment(target, drafter, load, phase)), loaded) for phase in PHASES]
     fullest = max(moments, key=lambda moment: moment.running or 0)
@@ -52,12 +54,12 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     return Ledger(lines, loaded, reserve(load, fullest.peak))
 
 
-def _head(target: ModelConfig, load: Load) -> Line:
+def _head(target: ModelConfig, load: Load) -> MemoryLine:
     """Count the head: a tied one is the embedding's, unless a CPU multiplies, for which it is laid out once more."""
     counts = target_parameters(target)
     if not counts.head and load.device == "cpu" and load.dtype != "float16" and counts.total >= SMALL:
-        return Line("head", counts.embedding * DTYPE_BYTES[load.dtype], "the embedding's, laid out for products")
-    return Line("head", head_bytes(target, load.dtype), load.dtype if counts.head else "the embedding's")
+        return MemoryLine("head", counts.embedding * DTYPE_BYTES[load.dtype], "the embedding's, laid out for products")
+    return MemoryLine("head", head_bytes(target, load.dtype), load.dtype if counts.head else "the embedding's")
 
 
 def _format(target: ModelConfig, load: Load) -> str:
@@ -67,45 +69,45 @@ def _format(target: ModelConfig, load: Load) -> str:
     return load.dtype if target.quantization is None else f"{target.quantization.name} decoded to {load.dtype}"
 
 
-def reserve(load: Load, peak: int | None, gaps: float = GAPS) -> Line:
+def reserve(load: Load, peak: int | None, gaps: float = GAPS) -> MemoryLine:
     """Return what a GPU needs beside the tensors; other devices share the main memory, which has its own air."""
     if load.device != "cuda":
-        return Line("reserve", 0)
+        return MemoryLine("reserve", 0)
     needed = None if peak is None else GPU_RESERVE + round(gaps * peak)
-    return Line("reserve", needed, f"device context, {gaps:.0%} for gaps")
+    return MemoryLine("reserve", needed, f"device context, {gaps:.0%} for gaps")
 
 
-def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Phase) -> list[Line]:
+def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Phase) -> list[MemoryLine]:
     """Return caches, state and workspace of a phase at its end."""
     rows = cache_rows(load.context)
-    lines = [Line("target KV", kv_bytes_per_token(target, load.dtype) * rows, f"{rows} rows")]
+    lines = [MemoryLine("target KV", kv_bytes_per_token(target, load.dtype) * rows, f"{rows} rows")]
     grown = 0
     if drafter is not None:
         last = load.context if phase == "prefill" else load.context - 1 + load.block
         grown = context_rows(load.context, last)
         held = context_bytes_per_token(drafter, load.dtype) * grown + rope_table_bytes(drafter, load.dtype, last)
-        lines.append(Line("drafter KV", held, f"{grown} rows, and the rope table"))
+        lines.append(MemoryLine("drafter KV", held, f"{grown} rows, and the rope table"))
     if target.recurrent:
         state = state_bytes(target, load.dtype, held=True)
-        lines.append(Line("recurrent state", state + _log(target, load), "with the log of a block"))
+        lines.append(MemoryLine("recurrent state", state + _log(target, load), "with the log of a block"))
         copies = load.snapshots - (phase == "prefill")  # the newest is taken when the prompt is done
-        lines.append(Line("state snapshots", state * copies, f"{copies} of them"))
+        lines.append(MemoryLine("state snapshots", state * copies, f"{copies} of them"))
     chunk = min(PREFILL_CHUNK, load.context) if phase == "prefill" else min(load.block, load.context)
     later = phase == "decode" or load.context > PREFILL_CHUNK
     conditions = Conditions(load.dtype, load.bitsandbytes, load.context, chunk, grown, later)
     size, note = largest_step(target, drafter, phase, conditions)
-    lines.append(Line("workspace", size + library_workspace(load.device), note))
+    lines.append(MemoryLine("workspace", size + library_workspace(load.device), note))
     return lines
 
 
-def loading(target: ModelConfig, weights: Sequence[Line], load: Load) -> Line:
+def loading(target: ModelConfig, weights: Sequence[MemoryLine], load: Load) -> MemoryLine:
     """Return the fullest moment of loading: tensors go straight to their place, so it is what is loaded at its end."""
     whole = sum(line.bytes or 0 for line in weights)
     if load.bitsandbytes is not None:  # a matrix comes in 16 bits and is packed on the device
-        return Line("loading", whole + 2 * largest_matrix(target), "the weights, and one before it is packed")
+        return MemoryLine("loading", whole + 2 * largest_matrix(target), "the weights, and one before it is packed")
     if target.quantization is not None and target.quantization.at_load:
-        return Line("loading", whole + quantizing_bytes(target), "the weights, and one while it is rounded")
-    return Line("loading", whole, "the weights")
+        return MemoryLine("loading", whole + quantizing_bytes(target), "the weights, and one while it is rounded")
+    return MemoryLine("loading", whole, "the weights")
 
 
 def quantizing_bytes(target: ModelConfig) -> int:

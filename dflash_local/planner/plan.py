@@ -19,7 +19,7 @@ from dflash_local.layout.quantized import quantize_refusal, quantized
 from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.planner import formats, fused_memory, memory
-from dflash_local.planner.ledger import GIB, Ledger, Line
+from dflash_local.planner.ledger import GIB, Ledger, MemoryLine
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
@@ -316,10 +316,12 @@ def _server_plan(target: ModelConfig, machine: Machine, limit: int) -> Plan:
     published = formats.published_bytes(target)
     sizes = Ledger(
         (
-            Line("target weights", published, target.quantization.name if target.quantization else target.stored_dtype),
-            Line("target KV", kv_bytes_per_token(target) * limit, f"{limit} tokens"),
+            MemoryLine(
+                "target weights", published, target.quantization.name if target.quantization else target.stored_dtype
+            ),
+            MemoryLine("target KV", kv_bytes_per_token(target) * limit, f"{limit} tokens"),
         ),
-        Line("loading", 0),
+        MemoryLine("loading", 0),
     )
     weights = f"{_gib(published)} of weights" if published else "weights of unknown size"
     return Plan(

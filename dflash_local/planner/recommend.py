@@ -18,7 +18,7 @@ from dflash_local.planner import formats
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import USABLE, Plan, context_limit, formats_of, plan
-from dflash_local.planner.speed import Acceptance, Prediction, predict
+from dflash_local.planner.speed import ExpectedAcceptance, Prediction, predict
 from dflash_local.planner.speed_record import SpeedMeasurement, corrected
 
 Preference = Literal["balanced", "quality", "speed", "context"]
@@ -179,7 +179,7 @@ def recommend(
     machine: Machine,
     config: LoadConfig | None = None,
     preference: Preference = "balanced",
-    acceptance: Acceptance | None = None,
+    acceptance: ExpectedAcceptance | None = None,
     measured: tuple[SpeedMeasurement, ...] = (),
     accepted: Mapping[str, Count] = MappingProxyType({}),
 ) -> Recommendation:

@@ -35,7 +35,7 @@ class Compiler:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class VersionCommand:
     """Describes a command name: what the shell runs, where this environment keeps it, which packages provide it.
 
     ``is_ours``: the file this environment keeps under the name starts dflash-local.
@@ -106,7 +106,7 @@ def c_compiler(chosen: str | None) -> Compiler:
     return Compiler(found, headers=(Path(sysconfig.get_path("include")) / "Python.h").is_file())
 
 
-def command(name: str) -> Command:
+def command(name: str) -> VersionCommand:
     """Find who answers to a command name in this shell and in this environment."""
     from importlib import metadata
 
@@ -121,7 +121,7 @@ def command(name: str) -> Command:
     )
     here = Path(sysconfig.get_path("scripts")) / f"{name}{suffix}"
     found = shutil.which(name)
-    return Command(name, Path(found) if found else None, here, tuple(providers), starts_us(here))
+    return VersionCommand(name, Path(found) if found else None, here, tuple(providers), starts_us(here))
 
 
 def starts_us(script: Path) -> bool:

@@ -46,7 +46,7 @@ TYPICAL = "typical of other pairs"  # begins the source of lengths that are not 
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchTime:
     """Holds microseconds of a launch: a constant, and for each megabyte (1e6 bytes)."""
 
     constant: float
@@ -56,8 +56,8 @@ class Launch:
         """Predict one launch. ``read``: microseconds in which the table's card reads a megabyte."""
         return self.constant * scale.launch + megabytes * scale.of(self.per_megabyte, read)
 
-    def between(self, other: Launch, share: float) -> Launch:
-        return Launch(
+    def between(self, other: LaunchTime, share: float) -> LaunchTime:
+        return LaunchTime(
             self.constant + share * (other.constant - self.constant),
             self.per_megabyte + share * (other.per_megabyte - self.per_megabyte),
         )
@@ -75,8 +75,8 @@ class SpeedTable:
     """
 
     card: str
-    products: Mapping[str, Mapping[int, Launch]]
-    experts: Mapping[str, Mapping[int, Launch]]
+    products: Mapping[str, Mapping[int, LaunchTime]]
+    experts: Mapping[str, Mapping[int, LaunchTime]]
     parts: Mapping[int, Mapping[PartKind, float]]
     draft: tuple[float, float]
     kv: Mapping[int, float]
@@ -91,7 +91,7 @@ class SpeedTable:
         low, high, share = _around(tuple(self.kv), queries)
         return self.kv[low] + share * (self.kv[high] - self.kv[low])
 
-    def launch(self, kind: Mapping[str, Mapping[int, Launch]], format_name: str, rows: int) -> Launch | None:
+    def launch(self, kind: Mapping[str, Mapping[int, LaunchTime]], format_name: str, rows: int) -> LaunchTime | None:
         """Interpolate between the measured rows around; None of a format that was not measured, nor one ``LIKE`` it."""
         measured = kind.get(format_name) or kind.get(LIKE.get(format_name, ""))
         if measured is None:
@@ -110,7 +110,7 @@ class SpeedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class ExpectedAcceptance:
     """Holds mean acceptance lengths of single requests, the least and the most of the tasks; where they are from."""
 
     low: float
@@ -160,7 +160,7 @@ class Prediction:
     """Predicts a plan. basis: which card's table, and by what it was scaled."""
 
     times: tuple[Times, ...]
-    acceptance: Acceptance | None
+    acceptance: ExpectedAcceptance | None
     basis: str
 
     @property
@@ -193,7 +193,7 @@ class Prediction:
 
 
 def predict(
-    found: Plan, target: ModelConfig, drafter: Drafter | None, lengths: Acceptance | None = None
+    found: Plan, target: ModelConfig, drafter: Drafter | None, lengths: ExpectedAcceptance | None = None
 ) -> Prediction | None:
     """Predict the speed of a plan; None for another engine than the fused one but on a CPU, an unknown card or format.
 
@@ -285,7 +285,7 @@ def pass_us(
     return total
 
 
-def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
+def acceptance(published: Iterable[Published], block: int) -> ExpectedAcceptance | None:
     """Return the range of the tasks' lengths with the pair's own block, see ``lengths_of``; None where none is
     published.
 
@@ -299,10 +299,10 @@ def acceptance(published: Iterable[Published], block: int) -> Acceptance | None:
     for cell in (cells[low], cells[high]):
         many = "number of requests not stated" if cell.concurrency is None else f"{cell.concurrency} requests at once"
         sources[cell.source if cell.concurrency == 1 else f"{cell.source} ({many})"] = None
-    return Acceptance(low, high, "; ".join(sources))
+    return ExpectedAcceptance(low, high, "; ".join(sources))
 
 
-def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None = None) -> Acceptance | None:
+def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None = None) -> ExpectedAcceptance | None:
     """Return the range over the published pairs with this block: of this kind and generation of drafter, else of this
     kind,
     else of any; None where no pair with this block is published. A drafter that comes with the program is typical of
@@ -317,7 +317,7 @@ def typical(rows: Iterable[Row], kind: str, block: int, generation: str | None =
     lengths = [cell.acceptance_length or 0.0 for _, cell in nearest]
     count = len({row.name for row, _ in nearest})
     words = f"{TYPICAL}: {count} with block {block} have published lengths"
-    return Acceptance(min(lengths), max(lengths), words)
+    return ExpectedAcceptance(min(lengths), max(lengths), words)
 
 
 @cache
@@ -331,8 +331,8 @@ def tables() -> tuple[SpeedTable, ...]:
 
 
 def _table(entry: Mapping[str, Any]) -> SpeedTable:
-    def launches(kinds: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[int, Launch]]:
-        return {name: {int(rows): Launch(*pair) for rows, pair in at.items()} for name, at in kinds.items()}
+    def launches(kinds: Mapping[str, Mapping[str, list[float]]]) -> dict[str, dict[int, LaunchTime]]:
+        return {name: {int(rows): LaunchTime(*pair) for rows, pair in at.items()} for name, at in kinds.items()}
 
     return SpeedTable(
         card=entry["card"],

@@ -49,7 +49,7 @@ def within(seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Wai
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServerEndpoint:
     """Where a server listens.
 
     Attributes:
@@ -154,7 +154,7 @@ class Exchange:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: ServerEndpoint,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
@@ -229,7 +229,7 @@ class Exchange:
             self._read.put(found)
 
 
-def endpoint(url: str, token: str | None = None) -> Endpoint:
+def endpoint(url: str, token: str | None = None) -> ServerEndpoint:
     """The endpoint behind an address as users give it; ``/v1`` at its end may stand or not.
 
     Raises:
@@ -250,7 +250,7 @@ def endpoint(url: str, token: str | None = None) -> Endpoint:
     token = (token or "").strip() or None
     if token is not None and not (token.isascii() and token.isprintable()):
         raise SettingsError(f"{TOKEN_VARIABLE} holds characters that no token has", "copy it again")
-    return Endpoint(SplitResult(parts.scheme, parts.netloc, path, "", "").geturl(), token)
+    return ServerEndpoint(SplitResult(parts.scheme, parts.netloc, path, "", "").geturl(), token)
 
 
 def reason_of(error: Exception) -> str:

@@ -14,8 +14,8 @@ from dflash_local.events import Notice, Step
 from dflash_local.remote.endpoint import (
     FAILURES,
     MAX_ANSWER,
-    Endpoint,
     Exchange,
+    ServerEndpoint,
     Wait,
     message_of,
     read_object,
@@ -60,7 +60,7 @@ class EventStream:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: ServerEndpoint,
         path: str,
         body: Mapping[str, Any],
         most: int,

@@ -25,12 +25,12 @@ from dflash_local.errors import (
 from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
 from dflash_local.loaded import nothing_done
 from dflash_local.remote import server_metrics
-from dflash_local.remote.endpoint import ANSWER_S, Endpoint, within
+from dflash_local.remote.endpoint import ANSWER_S, ServerEndpoint, within
 from dflash_local.remote.event_stream import PATIENCE, EventStream, Patience, broken_off, stream_error
 from dflash_local.remote.logprobs import rows_of
 from dflash_local.remote.openai_body import MAX_SEED, body_of
 from dflash_local.remote.server_checks import Program, ServerFacts, WantedModel, probe
-from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable
+from dflash_local.remote.server_metrics import Counters, ServerAcceptance, Unattributable
 from dflash_local.request import Request, fresh_seed
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ REASONS: Mapping[str, FinishReason] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """A whole reply.
 
     Attributes:
@@ -64,7 +64,7 @@ class Answer:
     counted: bool
     reused_tokens: int
     finished: Finished
-    acceptance: Acceptance | None
+    acceptance: ServerAcceptance | None
 
 
 class OpenAIServer:
@@ -79,7 +79,7 @@ class OpenAIServer:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: ServerEndpoint,
         wanted: WantedModel,
         facts: ServerFacts,
         patience: Patience = PATIENCE,
@@ -123,7 +123,7 @@ class OpenAIServer:
             return
         if restarted:
             yield Notice(f"the server at {self.facts.url} was restarted: {self.facts.loaded_as}", "warning")
-        reply = Reply(request, self.facts, seed)
+        reply = ServerReply(request, self.facts, seed)
         yield from self._whole(request, reply, seed, cancelled)
         stopped = cancelled()
         acceptance, self._counters = reply.acceptance, before
@@ -143,7 +143,7 @@ class OpenAIServer:
             yield Notice("the server reports no token counts, so that speeds are not known")
         yield reply.finished("cancelled" if stopped else reply.reason or "stop", acceptance)
 
-    def answer(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Answer:
+    def answer(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> ServerAnswer:
         """A whole reply without a look at the server's counters: several threads may ask at the same time.
 
         Raises:
@@ -151,7 +151,7 @@ class OpenAIServer:
         """
         seed = request.sampling.seed
         seed = fresh_seed() & MAX_SEED if seed is None else seed
-        reply = Reply(request, self.facts, seed)
+        reply = ServerReply(request, self.facts, seed)
         pieces: list[Piece] = []
         ids: tuple[int, ...] = ()
         reused = 0
@@ -165,7 +165,7 @@ class OpenAIServer:
             raise Interrupted("interrupted in the middle of a reply")
         text = "".join(piece.text for piece in pieces if piece.channel == "final")
         counted = reply.usage is not None
-        return Answer(
+        return ServerAnswer(
             text, ids, counted, reused, reply.finished(reply.reason or "stop", reply.acceptance), reply.acceptance
         )
 
@@ -189,7 +189,7 @@ class OpenAIServer:
             return False
         return True
 
-    def _whole(self, request: Request, reply: Reply, seed: int, cancelled: Callable[[], bool]) -> Iterator[Event]:
+    def _whole(self, request: Request, reply: ServerReply, seed: int, cancelled: Callable[[], bool]) -> Iterator[Event]:
         """The events of a reply from its beginning to its last text."""
         path, body = body_of(request, self.facts, seed)
         try:
@@ -204,7 +204,7 @@ class OpenAIServer:
         yield from reply.begin()
 
     def _streamed(
-        self, path: str, body: Mapping[str, Any], request: Request, reply: Reply, cancelled: Callable[[], bool]
+        self, path: str, body: Mapping[str, Any], request: Request, reply: ServerReply, cancelled: Callable[[], bool]
     ) -> Iterator[Event]:
         most = request.limits.max_new_tokens
         with closing(EventStream(self._endpoint, path, body, most, self._patience)) as stream:
@@ -222,7 +222,7 @@ class OpenAIServer:
         return now.ended is None or now.ended < last.ended
 
 
-class Reply:
+class ServerReply:
     """What has come of one reply, and the events it makes.
 
     Attributes:
@@ -233,7 +233,7 @@ class Reply:
     def __init__(self, request: Request, facts: ServerFacts, seed: int) -> None:
         self.reason: FinishReason | None = None
         self.usage: Mapping[str, int] | None = None
-        self.acceptance: Acceptance | None = None
+        self.acceptance: ServerAcceptance | None = None
         self.unparsed = False
         self._request, self._facts, self._seed = request, facts, seed
         self._began = time.perf_counter()
@@ -293,7 +293,7 @@ class Reply:
                 self._count("prompt_tokens") or len(self._prompt_ids), self._count("cached_tokens"), self._ttft, ids
             )
 
-    def finished(self, reason: FinishReason, acceptance: Acceptance | None) -> Finished:
+    def finished(self, reason: FinishReason, acceptance: ServerAcceptance | None) -> Finished:
         """The end, with the figures that are known."""
         tokens = self._count("completion_tokens")
         first = self._first or (0.0, 0)
@@ -362,7 +362,7 @@ class Reply:
 
 
 def attach(
-    endpoint: Endpoint,
+    endpoint: ServerEndpoint,
     wanted: WantedModel,
     program: Program | None = None,
     patience: Patience = PATIENCE,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.loaded import SessionFacts
-from dflash_local.remote.endpoint import Endpoint, read_object, within
+from dflash_local.remote.endpoint import ServerEndpoint, read_object, within
 
 ANSWER_S = 5.0
 CONNECT_S = 0.1
@@ -19,7 +19,7 @@ CONNECT_S = 0.1
 def status_of(url: str, token: str | None) -> dict[str, Any] | None:
     """Its status; None when nobody, or another program, answers there."""
     try:
-        code, raw = Endpoint(url, token).fetch("GET", "/dflash/v1/status", within(ANSWER_S))
+        code, raw = ServerEndpoint(url, token).fetch("GET", "/dflash/v1/status", within(ANSWER_S))
     except DFlashError:
         return None
     answer = read_object(raw) if code == http.client.OK else None

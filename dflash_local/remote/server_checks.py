@@ -18,7 +18,7 @@ from dflash_local.errors import ServerError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.remote import server_metrics
-from dflash_local.remote.endpoint import Endpoint, Wait, within
+from dflash_local.remote.endpoint import ServerEndpoint, Wait, within
 
 Program = Literal["vllm", "sglang"]
 PROGRAMS: Mapping[Program, str] = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -150,7 +150,7 @@ class ServerFacts(SessionFacts):
 
 
 def probe(
-    endpoint: Endpoint,
+    endpoint: ServerEndpoint,
     wanted: WantedModel,
     program: Program | None = None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -209,7 +209,7 @@ def passed_on(status: Mapping[str, Any]) -> ServerFacts | None:
         return None
 
 
-def served_models(endpoint: Endpoint, wait: Wait) -> tuple[ServedModel, ...]:
+def served_models(endpoint: ServerEndpoint, wait: Wait) -> tuple[ServedModel, ...]:
     """The models of a server, adapters left out.
 
     Raises:
@@ -228,7 +228,7 @@ def served_models(endpoint: Endpoint, wait: Wait) -> tuple[ServedModel, ...]:
     return tuple(found)
 
 
-def _program(endpoint: Endpoint, wait: Wait) -> tuple[Program, str, Mapping[str, Any]]:
+def _program(endpoint: ServerEndpoint, wait: Wait) -> tuple[Program, str, Mapping[str, Any]]:
     """Program, version and, of SGLang, its start options.
 
     Raises:
@@ -259,13 +259,13 @@ def _chosen(models: tuple[ServedModel, ...], wanted: WantedModel, url: str) -> S
 
 
 def _with_notices(
-    facts: ServerFacts, drafter: str, wanted: WantedModel, readable: bool, endpoint: Endpoint
+    facts: ServerFacts, drafter: str, wanted: WantedModel, readable: bool, endpoint: ServerEndpoint
 ) -> ServerFacts:
     return replace(facts, notices=tuple(_notices(facts, drafter, wanted, readable, endpoint)))
 
 
 def _notices(
-    facts: ServerFacts, drafter: str, wanted: WantedModel, readable: bool, endpoint: Endpoint
+    facts: ServerFacts, drafter: str, wanted: WantedModel, readable: bool, endpoint: ServerEndpoint
 ) -> Iterator[str]:
     """Lines on what is not as it might be."""
     name = facts.title

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_local.errors import Interrupted, ServerError
-from dflash_local.remote.endpoint import ANSWER_S, Endpoint, Wait, within
+from dflash_local.remote.endpoint import ANSWER_S, ServerEndpoint, Wait, within
 
 SETTLE_S = 1.0  # a server counts a request as ended a moment after its last event
 POLL_S = 0.05
@@ -52,7 +52,7 @@ SGLANG_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class ServerAcceptance:
     """What the drafts of one request were worth.
 
     Attributes:
@@ -143,7 +143,7 @@ def parse(text: str) -> Counters:
     )
 
 
-def read(endpoint: Endpoint, wait: Wait | None = None) -> Counters | None:
+def read(endpoint: ServerEndpoint, wait: Wait | None = None) -> Counters | None:
     """The server's counters of now; None where it has no readable page.
 
     Raises:
@@ -156,7 +156,9 @@ def read(endpoint: Endpoint, wait: Wait | None = None) -> Counters | None:
     return None if found == Counters() else found
 
 
-def read_settled(endpoint: Endpoint, before: Counters, requests: int = 1, wait: Wait | None = None) -> Counters | None:
+def read_settled(
+    endpoint: ServerEndpoint, before: Counters, requests: int = 1, wait: Wait | None = None
+) -> Counters | None:
     """The counters after so many requests, once the server counts them as ended; else those of a second later."""
     deadline = time.monotonic() + SETTLE_S
     wait = wait or within(ANSWER_S)
@@ -173,7 +175,7 @@ def read_settled(endpoint: Endpoint, before: Counters, requests: int = 1, wait: 
         time.sleep(POLL_S)
 
 
-def difference(before: Counters | None, after: Counters | None, requests: int = 1) -> Acceptance:
+def difference(before: Counters | None, after: Counters | None, requests: int = 1) -> ServerAcceptance:
     """What so many requests did, where no other one ran between the two readings.
 
     Raises:
@@ -200,10 +202,10 @@ def difference(before: Counters | None, after: Counters | None, requests: int = 
         raise Unattributable("its /metrics contradict themselves")
     kept = [now - old for now, old in zip(after.per_position, (*before.per_position, *[0.0] * MAX_POSITIONS))]
     whole = bool(cycles) and drafted == cycles * len(kept)
-    return Acceptance(cycles, drafted, accepted, (), tuple(one / cycles for one in kept) if whole else ())
+    return ServerAcceptance(cycles, drafted, accepted, (), tuple(one / cycles for one in kept) if whole else ())
 
 
-def of_reply(content: Mapping[str, Any]) -> Acceptance | None:
+def of_reply(content: Mapping[str, Any]) -> ServerAcceptance | None:
     """What a server reports in an event of the reply itself; None where it reports nothing.
 
     vLLM: ``metrics.speculative_decoding``, where it was started with ``--per-request-spec-decode-metrics``. SGLang:
@@ -220,7 +222,7 @@ def of_reply(content: Mapping[str, Any]) -> Acceptance | None:
     return _reported(details, SGLANG_FIELDS) if isinstance(details, dict) else None
 
 
-def _reported(found: Mapping[str, Any], names: tuple[str, str, str, str, str]) -> Acceptance | None:
+def _reported(found: Mapping[str, Any], names: tuple[str, str, str, str, str]) -> ServerAcceptance | None:
     """The figures of a reply, unless they contradict themselves."""
     cycles, drafted, accepted = (_count(found.get(name)) for name in names[:3])
     if cycles is None or drafted is None or accepted is None or accepted > drafted:
@@ -230,7 +232,7 @@ def _reported(found: Mapping[str, Any], names: tuple[str, str, str, str, str]) -
     slots = len(histogram) - 1
     whole = cycles > 0 and slots > 0 and sum(histogram) == cycles and drafted == cycles * slots
     shares = tuple(sum(histogram[place:]) / cycles for place in range(1, slots + 1)) if whole else ()
-    return Acceptance(cycles, drafted, accepted, lengths, shares)
+    return ServerAcceptance(cycles, drafted, accepted, lengths, shares)
 
 
 def _count(value: Any) -> int | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from dflash_local import child_process, terminal
 from dflash_local.errors import DFlashError, Interrupted, MissingDependencyError, ServerError
 from dflash_local.remote import server_log
-from dflash_local.remote.endpoint import TOKEN_VARIABLE, Endpoint, within
+from dflash_local.remote.endpoint import TOKEN_VARIABLE, ServerEndpoint, within
 from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.remote.server_watch import END_S
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
@@ -63,7 +63,7 @@ class ServerProcess:
         argv: Sequence[str],
         environ: Mapping[str, str],
         granted: Mapping[str, str],
-        endpoint: Endpoint,
+        endpoint: ServerEndpoint,
         log: Path,
         model: str,
     ) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from dflash_local.errors import DownloadError, SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.settings import Settings
-from dflash_local.store.hub_client import HubClient, Patience
+from dflash_local.store.hub_client import HubClient, HubPatience
 from dflash_local.store.hub_errors import explained, hub_errors, refusal
 from dflash_local.store.names import folder_name, is_commit
 
@@ -61,7 +61,7 @@ class Hub:
     token: str | None = field(repr=False)
     offline: bool
     cache: Path
-    patience: Patience = Patience()
+    patience: HubPatience = HubPatience()
     xet: bool = False
 
     @classmethod

@@ -45,7 +45,7 @@ _BUSY = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class HubPatience:
     """Says how much of a bad line is borne.
 
     Attributes:
@@ -81,7 +81,7 @@ class AnswerBound:
     Both methods raise DownloadError: the answer is longer than ``MAX_ANSWER_BYTES`` or takes longer than ``whole_s``.
     """
 
-    def __init__(self, endpoint: str, patience: Patience) -> None:
+    def __init__(self, endpoint: str, patience: HubPatience) -> None:
         self._endpoint, self._seconds = endpoint, patience.whole_s
         self._end, self._left = time.monotonic() + patience.whole_s, MAX_ANSWER_BYTES
 
@@ -102,7 +102,7 @@ class AnswerBound:
 class FileBound:
     """Holds a file's body to a least speed; its size is the receiver's to check. ``count`` raises TooSlow."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: HubPatience) -> None:
         self._patience, self._waited, self._got = patience, 0.0, 0
 
     def timeout(self, requested: float | None) -> float | None:

@@ -25,7 +25,7 @@ from dflash_local.errors import DoesNotFitError, DownloadError
 from dflash_local.json_text import parse_json
 from dflash_local.store.file_transfer import FileDownload
 from dflash_local.store.hub import Hub, RemoteFile
-from dflash_local.store.hub_client import HubClient, Patience, is_page
+from dflash_local.store.hub_client import HubClient, HubPatience, is_page
 from dflash_local.store.hub_errors import WEB_PAGE, NotTheFile, explained, hub_errors
 from dflash_local.store.names import is_commit
 
@@ -82,7 +82,7 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     job = parse_json(sys.stdin.readline())
-    hub = Hub(job["endpoint"], job["token"], False, Path(job["cache"]), Patience(**job["patience"]))
+    hub = Hub(job["endpoint"], job["token"], False, Path(job["cache"]), HubPatience(**job["patience"]))
     download = FileDownload(job["repo"], job["commit"], RemoteFile(**job["file"]), "")
     report = partial(_report, _silence_s(hub))
     report(done=0)

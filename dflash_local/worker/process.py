@@ -38,7 +38,7 @@ class WorkerError(Exception):
         self.late = late
 
 
-class Limits(NamedTuple):
+class ChildLimits(NamedTuple):
     """Says what one answer may take; no mebibytes are no limit of memory."""
 
     seconds: float
@@ -64,12 +64,12 @@ class WorkerProcess:
         handler: Path,
         libraries: Sequence[str],
         setup: bytes = b"",
-        setup_limits: Limits | None = None,
+        setup_limits: ChildLimits | None = None,
         environ: Mapping[str, str] | None = None,
         writes: bool = False,
     ) -> None:
         self._libraries, self._environ = libraries, environ or {}
-        self._setup, self._setup_limits = setup, setup_limits or Limits(START_S)
+        self._setup, self._setup_limits = setup, setup_limits or ChildLimits(START_S)
         self._words = [str(handler), "writes" if writes else "writes nothing"]
         self._lock = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []  # the one that lives, if any
@@ -78,7 +78,7 @@ class WorkerProcess:
         self._failure: WorkerError | MissingDependencyError | None = None
         weakref.finalize(self, _end, self._children)  # also at the end of the program
 
-    def request(self, data: bytes, limits: Limits, cancelled: Callable[[], bool] = lambda: False) -> bytes:
+    def request(self, data: bytes, limits: ChildLimits, cancelled: Callable[[], bool] = lambda: False) -> bytes:
         """Answer of the handler; where something else ends the child, such as the system, a new one is asked.
 
         Raises:
@@ -140,13 +140,13 @@ class WorkerProcess:
         except OSError as error:  # no memory, or too many processes or open files
             raise WorkerError(late=False) from error
         self._children.append(process)
-        self._exchange(process, None, Limits(START_S), cancelled)
+        self._exchange(process, None, ChildLimits(START_S), cancelled)
         if self._setup:
             self._greeting = self._exchange(process, self._setup, self._setup_limits, cancelled)
         return process
 
     def _exchange(
-        self, process: subprocess.Popen[bytes], data: bytes | None, limits: Limits, cancelled: Callable[[], bool]
+        self, process: subprocess.Popen[bytes], data: bytes | None, limits: ChildLimits, cancelled: Callable[[], bool]
     ) -> bytes:
         """Send a frame (nothing for None) and read one; whatever goes wrong ends the child."""
         answer: bytes | None = None

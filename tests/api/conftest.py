@@ -19,7 +19,7 @@ from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
 from dflash_local.api.log import send_lines_to
 from dflash_local.api.metrics import Metrics
-from dflash_local.api.server import Server, listen
+from dflash_local.api.server import ApiServer, listen
 from dflash_local.service.backend import Backend as Session
 from dflash_local.service.backend import Find, Model
 from dflash_local.service.service import Service
@@ -70,7 +70,7 @@ class Running:
     """A server under test."""
 
     port: int
-    server: Server
+    server: ApiServer
     endpoint: Endpoint
     service: Service
     thread: threading.Thread
@@ -165,7 +165,7 @@ def _start(
     )
     endpoint = Endpoint(service, metrics, models, quiet_s)
     sock = listen("127.0.0.1", 0)
-    server = Server(guarded_app(endpoint, rules, more), endpoint, read_s, grace_s)
+    server = ApiServer(guarded_app(endpoint, rules, more), endpoint, read_s, grace_s)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
     thread.start()
     wait_until(lambda: server.started)

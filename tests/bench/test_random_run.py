@@ -13,7 +13,7 @@ import torch
 from dflash_local.bench import random_report, random_run
 from dflash_local.bench.baselines import Baseline
 from dflash_local.bench.random_pair import build
-from dflash_local.bench.random_report import Acceptance, Assumption
+from dflash_local.bench.random_report import Assumption, StatedAcceptance
 from dflash_local.bench.random_run import Measures
 from dflash_local.catalog.row import Published
 from dflash_local.config.features import AttentionConfig
@@ -129,7 +129,7 @@ def test_lengths_are_given_else_published_else_assumed() -> None:
     assert published.origin == "published" and [each.task for each in published.lengths] == ["c", "b"]
     assert published.rows == (8,) and not published.of(4)
     assert random_report.assumption((), [_cell("a", None, 3.0)], 8).rows == (8,)
-    assert random_report.assumption((3.0,), cells, 8) == Assumption("given", (Acceptance(3.0),))
+    assert random_report.assumption((3.0,), cells, 8) == Assumption("given", (StatedAcceptance(3.0),))
     assumed = random_report.assumption((), [], 5)
     assert assumed.origin == "assumed" and [each.length for each in assumed.lengths] == [2.0, 4.0]
 
@@ -139,7 +139,7 @@ def test_the_report_tells_measured_from_projected() -> None:
     found = random_run.measure(pair, MEASURES, PLACE, lambda _text, _part: None)
     assert found.notices == ()
     found = replace(found, notices=("a generic product is used",))
-    stated = Assumption("given", (Acceptance(3.0), Acceptance(7.5)))
+    stated = Assumption("given", (StatedAcceptance(3.0), StatedAcceptance(7.5)))
     others = (Baseline("transformers, eager", 40, 2.5), Baseline("reference engine", 40, reason="it broke"))
     report = random_report.random_report(pair, MEASURES, PLACE, found, stated, others)
     json.dumps(report, allow_nan=False)

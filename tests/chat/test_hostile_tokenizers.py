@@ -13,7 +13,7 @@ from dflash_local.chat import tokenizer as module
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError, ContextError, Interrupted, TokenizerError
-from dflash_local.worker.process import Limits
+from dflash_local.worker.process import ChildLimits
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -66,7 +66,7 @@ def test_a_text_that_takes_too_long_ends_at_its_limit(
     edited: Callable[[Edit], Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = edited(split("x+(?=y)"))  # from every x to the end of them all
-    monkeypatch.setattr(module, "Limits", lambda _seconds, mebibytes: Limits(0.2, mebibytes))
+    monkeypatch.setattr(module, "ChildLimits", lambda _seconds, mebibytes: ChildLimits(0.2, mebibytes))
     with pytest.raises(TokenizerError, match="takes over 0 s"):
         tokenizer.encode("x" * 500_000)
     monkeypatch.undo()
@@ -85,7 +85,7 @@ def test_a_text_that_nobody_wants_any_more_ends_the_child(edited: Callable[[Edit
 def test_a_file_that_breaks_its_reader_is_refused_at_the_load(
     chatml_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Limits", lambda seconds, _mebibytes: Limits(seconds, 1))
+    monkeypatch.setattr(module, "ChildLimits", lambda seconds, _mebibytes: ChildLimits(seconds, 1))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json .*takes all memory"):
         Tokenizer.load(open_source(chatml_folder))
 

@@ -15,7 +15,7 @@ from dflash_local.chat.template import PROCESS, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import Message, ToolCall
-from dflash_local.worker.process import Limits
+from dflash_local.worker.process import ChildLimits
 
 CONVERSATIONS = [
     [Message("user", "Hello, world!")],
@@ -208,7 +208,7 @@ def test_a_conversation_that_is_too_large_is_not_the_templates_fault(
         render(chatml, [Message("user", "<think>" * 300_000)], thinking=False)
     assert caught.value.http_status == 400
     slow = with_template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
-    monkeypatch.setattr(module, "LIMITS", Limits(0.1, 512))
+    monkeypatch.setattr(module, "LIMITS", ChildLimits(0.1, 512))
     with pytest.raises(ContextError, match="too large for the chat template: 300 messages"):
         render(slow, [Message("user", "x")] * 300, thinking=False)
     with pytest.raises(TemplateError, match="needs more than"):

@@ -13,7 +13,7 @@ from dflash_local.cli.main import main
 from dflash_local.errors import MissingDependencyError, SettingsError
 from dflash_local.planner import accelerators, machine
 from dflash_local.planner.hardware import Driver, Folder, Gpu, Memory, TorchFacts
-from dflash_local.planner.software import Command, Compiler
+from dflash_local.planner.software import Compiler, VersionCommand
 
 GIB = 2**30
 DRIVER = Driver("470.10", ("NVIDIA T4",))
@@ -33,7 +33,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = tmp_path / "dflash"
     here.write_text("from dflash_local.cli.main import main\n")
     monkeypatch.setattr(
-        doctor_checks.software, "command", lambda name: Command(name, here, here, ("dflash-local",), True)
+        doctor_checks.software, "command", lambda name: VersionCommand(name, here, here, ("dflash-local",), True)
     )
 
 
@@ -172,21 +172,21 @@ class TestCommandName:
 
     def test_ours_is_ok(self, scripts: tuple[Path, Path]) -> None:
         ours, _ = scripts
-        assert doctor_checks.check_command(Command("dflash", ours, ours, ("dflash-local",), True)).status == "ok"
+        assert doctor_checks.check_command(VersionCommand("dflash", ours, ours, ("dflash-local",), True)).status == "ok"
 
     def test_another_package_in_this_environment_is_named(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
         both = ("dflash-local", "dflash-mlx")
         for here, is_ours in ((ours, True), (other, False)):
-            check = doctor_checks.check_command(Command("dflash", here, here, both, is_ours))
+            check = doctor_checks.check_command(VersionCommand("dflash", here, here, both, is_ours))
             assert check.status == "problem" and "dflash-mlx" in check.value and "dflash-local" in check.fix
 
     def test_another_program_first_on_the_path(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
-        check = doctor_checks.check_command(Command("dflash", other, ours, ("dflash-local",), True))
+        check = doctor_checks.check_command(VersionCommand("dflash", other, ours, ("dflash-local",), True))
         assert check.status == "problem" and str(other) in check.value and str(ours) in check.value
         assert "another program, dflash;" in check.value and str(ours.with_name("dflash-local")) in check.fix
-        absent = Command("dflash", other, ours.with_name("absent"), (), False)
+        absent = VersionCommand("dflash", other, ours.with_name("absent"), (), False)
         check = doctor_checks.check_command(absent)
         assert check.status == "problem" and str(other) in check.value and "python -m dflash_local" in check.fix
 
@@ -194,14 +194,17 @@ class TestCommandName:
         ours, _ = scripts
         second = tmp_path / "second"
         second.write_bytes(ours.read_bytes())
-        assert doctor_checks.check_command(Command("dflash", second, ours, ("dflash-local",), True)).status == "info"
+        assert (
+            doctor_checks.check_command(VersionCommand("dflash", second, ours, ("dflash-local",), True)).status
+            == "info"
+        )
 
     def test_not_on_the_path_or_not_installed_is_information(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
         absent = ours.with_name("absent")
         for command in (
-            Command("dflash", None, ours, ("dflash-local",), True),
-            Command("dflash", None, absent, (), False),
+            VersionCommand("dflash", None, ours, ("dflash-local",), True),
+            VersionCommand("dflash", None, absent, (), False),
         ):
             assert doctor_checks.check_command(command).status == "info"
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dflash_local.cli.console import Console
-from dflash_local.cli.progress import PullScreen
+from dflash_local.cli.progress import PullLines
 from dflash_local.events import Notice, PullProgress
 from dflash_local.tables import GIB
 
@@ -25,10 +25,10 @@ class Clock:
         return self.now
 
 
-def screen(columns: int, live: bool) -> tuple[PullScreen, io.StringIO, Clock]:
+def screen(columns: int, live: bool) -> tuple[PullLines, io.StringIO, Clock]:
     err, clock = (Terminal() if live else io.StringIO()), Clock()
     console = Console({"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}, out=io.StringIO(), err=err)
-    return PullScreen(console, {"a/target": 10 * GIB, "b/drafter": 2 * GIB}, clock), err, clock
+    return PullLines(console, {"a/target": 10 * GIB, "b/drafter": 2 * GIB}, clock), err, clock
 
 
 def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_each_end() -> None:
@@ -74,5 +74,5 @@ def test_what_lay_here_says_nothing_about_the_speed_and_what_is_verified_is_told
 
 def test_a_repository_of_no_bytes_counts_as_done() -> None:
     console = Console({"COLUMNS": "80"}, out=io.StringIO(), err=io.StringIO())
-    show = PullScreen(console, {"a/target": 0, "b/drafter": 50})
+    show = PullLines(console, {"a/target": 0, "b/drafter": 50})
     assert [re.findall(r"\d+%", line) for line in show.lines()] == [["100%"], ["0%"], ["0%"]]

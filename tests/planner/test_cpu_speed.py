@@ -18,7 +18,7 @@ from dflash_local.planner.cpu_probe import CpuRates
 from dflash_local.planner.cpu_speed import BLOCK_SHARE, STEP_SHARE, weights_read
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
-from dflash_local.planner.speed import Acceptance, Prediction, predict
+from dflash_local.planner.speed import ExpectedAcceptance, Prediction, predict
 from dflash_local.ui.plan_text import speed_lines
 from tests.drafter_configs import decoder_of_shape
 
@@ -96,10 +96,12 @@ def test_nothing_is_predicted_without_a_probe_of_a_toy_or_of_bitsandbytes(monkey
 def test_the_gain_of_drafting_follows_from_the_acceptance_lengths() -> None:
     found = predicted(LoadConfig())
     assert found is not None and found.gain is None
-    drafted, first = replace(found, acceptance=Acceptance(1.0, 20.0, "")), found.times[0]
+    drafted, first = replace(found, acceptance=ExpectedAcceptance(1.0, 20.0, "")), found.times[0]
     assert first.cycle_ms is not None
     assert drafted.gain == pytest.approx((first.step_ms / first.cycle_ms, 20 * first.step_ms / first.cycle_ms))
     assert not speed_lines(found, 100)[-1].strip().startswith("drafting")
     for highest, words in ((1.0, "drafting does not help here: "), (20.0, "drafting helps with some texts only: ")):
-        assert words in speed_lines(replace(found, acceptance=Acceptance(1.0, highest, "")), 100)[-1]
-    assert "drafting helps here: " in speed_lines(replace(found, acceptance=Acceptance(19.0, 20.0, "")), 100)[-1]
+        assert words in speed_lines(replace(found, acceptance=ExpectedAcceptance(1.0, highest, "")), 100)[-1]
+    assert (
+        "drafting helps here: " in speed_lines(replace(found, acceptance=ExpectedAcceptance(19.0, 20.0, "")), 100)[-1]
+    )

@@ -12,7 +12,7 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.planner import formats, memory
-from dflash_local.planner.ledger import Ledger, Line
+from dflash_local.planner.ledger import Ledger, MemoryLine
 from dflash_local.planner.memory import Load
 from tests.drafter_configs import decoder_of_shape
 
@@ -44,17 +44,17 @@ def line(ledger: Ledger, name: str) -> int:
 
 
 def test_the_sums_are_the_sums() -> None:
-    ledger = Ledger((Line("a", 5), Line("b", 7)), Line("loading", 20), Line("reserve", 3))
+    ledger = Ledger((MemoryLine("a", 5), MemoryLine("b", 7)), MemoryLine("loading", 20), MemoryLine("reserve", 3))
     assert (ledger.running, ledger.peak, ledger.total) == (12, 20, 23)
-    assert Ledger((Line("a", 25),), Line("loading", 20), Line("reserve", 3)).total == 28
+    assert Ledger((MemoryLine("a", 25),), MemoryLine("loading", 20), MemoryLine("reserve", 3)).total == 28
 
 
 @pytest.mark.parametrize(
     "ledger",
     [
-        Ledger((Line("a", None), Line("b", 7)), Line("loading", 1)),
-        Ledger((Line("a", 1),), Line("loading", None)),
-        Ledger((Line("a", 1),), Line("loading", 1), Line("reserve", None)),
+        Ledger((MemoryLine("a", None), MemoryLine("b", 7)), MemoryLine("loading", 1)),
+        Ledger((MemoryLine("a", 1),), MemoryLine("loading", None)),
+        Ledger((MemoryLine("a", 1),), MemoryLine("loading", 1), MemoryLine("reserve", None)),
     ],
 )
 def test_a_sum_with_something_unknown_is_unknown(ledger: Ledger) -> None:

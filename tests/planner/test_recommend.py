@@ -18,7 +18,7 @@ from dflash_local.planner.recommend import (
     Weights,
     recommend,
 )
-from dflash_local.planner.speed import Acceptance, acceptance
+from dflash_local.planner.speed import ExpectedAcceptance, acceptance
 
 
 def published(name: str) -> tuple[list[Weights], Drafter | None, Row]:
@@ -79,7 +79,7 @@ def test_a_published_range_counts_by_its_least_where_speed_is_preferred() -> Non
     """Weights with replies of this machine, between the two ends of the others' range."""
     weights, drafter, _ = published("qwen3.5-9b")
     card = named("RTX 4090", None)
-    lengths = Acceptance(4.0, 8.0, "a card")
+    lengths = ExpectedAcceptance(4.0, 8.0, "a card")
     first, *others = recommend(weights, drafter, card, None, "speed", lengths).fitting
     source = first.weights.target.source
     other = next(each for each in others if each.weights.target.source != source and not each.coded_kv)

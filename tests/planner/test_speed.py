@@ -20,7 +20,16 @@ from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, recorded_probe
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import Plan, plan
-from dflash_local.planner.speed import Acceptance, Launch, Times, acceptance, predict, tables, times_of, typical
+from dflash_local.planner.speed import (
+    ExpectedAcceptance,
+    LaunchTime,
+    Times,
+    acceptance,
+    predict,
+    tables,
+    times_of,
+    typical,
+)
 
 GIB = 2**30
 
@@ -101,7 +110,7 @@ def test_each_of_the_three_figures_of_a_probe_scales_its_part() -> None:
     assert Scale(1.4, 1.0, 1.0).of(0.3, 0.2) == pytest.approx(0.3), "decoding is still the slower one"
     assert Scale(2.0, 1.0, 1.0).of(0.3, 0.2) == pytest.approx(0.4), "reading is now"
     assert Scale(1.0, 2.0, 1.0).of(0.3, 0.2) == pytest.approx(0.6)
-    launch = Launch(3.0, 0.3)
+    launch = LaunchTime(3.0, 0.3)
     assert launch.us(10, 0.2, Scale(1.0, 1.0, 2.0)) == pytest.approx(2 * 3.0 + 10 * 0.3)
 
 
@@ -206,7 +215,7 @@ def test_typical_lengths_are_of_pairs_as_alike_as_there_are() -> None:
 
 def test_tokens_per_second_follow_from_acceptance(measured: dict[str, Measured]) -> None:
     each = measured["qwen35_9b_bf16_beside"]
-    found = predict(planned(each, h200()), each.target, each.drafter, Acceptance(3.0, 6.0, "a card"))
+    found = predict(planned(each, h200()), each.target, each.drafter, ExpectedAcceptance(3.0, 6.0, "a card"))
     assert found is not None
     report = found.as_dict()
     first = report["at"][0]

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from dflash_local.load_config import LoadConfig
-from dflash_local.planner.ledger import Ledger, Line
+from dflash_local.planner.ledger import Ledger, MemoryLine
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import Plan
 from dflash_local.planner.speed import Prediction, Times
 from dflash_local.planner.speed_record import KEPT, SpeedMeasurement, SpeedRecord, corrected
 
 CARD = Machine("NVIDIA GeForce RTX 4090", "cuda", 24, 23, "", "cuda:0")
-PLAN = Plan(True, "local", "fused", "bfloat16", LoadConfig(context=8192), 16, CARD, Ledger((), Line("loading", 0)), "")
+PLAN = Plan(
+    True, "local", "fused", "bfloat16", LoadConfig(context=8192), 16, CARD, Ledger((), MemoryLine("loading", 0)), ""
+)
 PREDICTED = Prediction(
     (Times(1024, 10.0, 16.0, 16, ((4, 10.0), (8, 12.0))), Times(8192, 11.0, 18.0, 16, ((8, 14.0),))), None, "scaled"
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import BusyError, DFlashError, ServerError, SettingsError, UnknownModelError, UsageError
-from dflash_local.remote.endpoint import Endpoint, endpoint, error_message, reason_of
+from dflash_local.remote.endpoint import ServerEndpoint, endpoint, error_message, reason_of
 from dflash_local.remote.server_checks import FAULTS, ServedModel, ServerFacts, WantedModel, probe
 from tests.remote.openai_fake import Fake, running
 
@@ -129,7 +129,7 @@ def test_several_models_need_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         models = [{"id": "one"}, {"id": "two"}, {"id": "adapter", "parent": "one"}, {"id": 3}, None]
         content = {"data": models}
         monkeypatch.setattr(
-            Endpoint, "get_object", lambda _self, path, *_: content if path == "/v1/models" else {"version": "1"}
+            ServerEndpoint, "get_object", lambda _self, path, *_: content if path == "/v1/models" else {"version": "1"}
         )
         with pytest.raises(UnknownModelError, match="serves one, two"):
             probe(endpoint(fake.url), WantedModel())

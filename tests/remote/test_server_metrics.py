@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable, difference, of_reply, parse
+from dflash_local.remote.server_metrics import Counters, ServerAcceptance, Unattributable, difference, of_reply, parse
 from tests.remote.openai_fake import Fake
 
 BEFORE = Counters(10, 70, 40, (9, 8, 7, 6, 5, 4, 1), 0, 0, 3)
@@ -52,7 +52,7 @@ def test_what_is_no_sample_counts_nothing(line: str) -> None:
 def test_the_difference_is_what_one_request_did() -> None:
     """1 + 4 accepted of 3 cycles, as vLLM's own documentation defines its mean acceptance length."""
     found = difference(BEFORE, AFTER)
-    assert found == Acceptance(3, 21, 4, (), (1.0, 1 / 3, 0.0, 0.0, 0.0, 0.0, 0.0))
+    assert found == ServerAcceptance(3, 21, 4, (), (1.0, 1 / 3, 0.0, 0.0, 0.0, 0.0, 0.0))
     assert found.mean == pytest.approx(7 / 3) and found.block == 8
 
 

@@ -13,13 +13,13 @@ import pytest
 from dflash_local.events import Notice, PullProgress
 from dflash_local.store.cache import Cache
 from dflash_local.store.hub import Hub
-from dflash_local.store.hub_client import Patience
+from dflash_local.store.hub_client import HubPatience
 from dflash_local.store.local import Local
 from dflash_local.store.pull import PullPlan, Wanted, prepare, pull
 from tests.fake_hub import FakeHub
 from tests.hub_files import safetensors, shards
 
-QUICK = Patience(
+QUICK = HubPatience(
     connect_s=1.0,
     answer_s=1.0,
     stall_s=0.15,
@@ -48,7 +48,7 @@ class Puller:
     home: Path
     token: str | None = None
     offline: bool = False
-    patience: Patience = QUICK
+    patience: HubPatience = QUICK
     xet: bool = False
     said: list[Any] = field(default_factory=list)
 

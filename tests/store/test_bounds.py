@@ -11,16 +11,16 @@ import pytest
 from dflash_local.errors import DownloadError, Interrupted
 from dflash_local.store.cache import Cache
 from dflash_local.store.hub import Hub
-from dflash_local.store.hub_client import MAX_ANSWER_BYTES, Patience
+from dflash_local.store.hub_client import MAX_ANSWER_BYTES, HubPatience
 from dflash_local.store.pull import Wanted, prepare, pull
 from tests.fake_hub import wait_until
 from tests.hostile_hub import LINES, LISTINGS, PLACES, REPO, HostileHub
 
-IMPATIENT = Patience(1.0, 0.2, 0.2, 0.6, tries=2, first_tries=2, pause_s=0.01, longest_wait_s=0.3)
+IMPATIENT = HubPatience(1.0, 0.2, 0.2, 0.6, tries=2, first_tries=2, pause_s=0.01, longest_wait_s=0.3)
 BUFFERED = 12 << 20  # what the two sockets hold, for each of the tries
 
 
-def refused(hostile: HostileHub, folder: Path, patience: Patience) -> DownloadError:
+def refused(hostile: HostileHub, folder: Path, patience: HubPatience) -> DownloadError:
     hub = Hub(hostile.url, None, False, folder, patience=patience)
     with pytest.raises(DownloadError) as caught:
         cache = Cache(folder)

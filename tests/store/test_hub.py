@@ -15,7 +15,7 @@ import pytest
 from dflash_local import settings
 from dflash_local.errors import DownloadError, SettingsError
 from dflash_local.store.hub import Hub
-from dflash_local.store.hub_client import Patience
+from dflash_local.store.hub_client import HubPatience
 from dflash_local.store.hub_errors import http_library, of_transport
 from tests.fake_hub import FakeHub
 
@@ -183,7 +183,7 @@ def test_a_wait_that_is_too_long_is_not_begun(puller: Any, fake: FakeHub, small:
 
 
 def test_three_times_500_is_borne_with_the_usual_patience(puller: Any, fake: FakeHub, small: Any) -> None:
-    puller.impatient(first_tries=Patience().first_tries)
+    puller.impatient(first_tries=HubPatience().first_tries)
     fake.fault("config.json", "500", times=3)
     fake.fault("api", "503", times=3)
     assert puller.pull(TARGET)[0].verified

@@ -12,7 +12,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from dflash_local import settings
-from dflash_local.app.chat_commands import Command
+from dflash_local.app.chat_commands import ChatCommand
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.app.download import BeforeDownload, OnPull
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
@@ -37,9 +37,9 @@ class ScriptedChat(ChatSession):
     """A chat whose commands are functions of the test, and whose registry and downloads are the test's."""
 
     examples: Sequence[str] = ()
-    commands: Mapping[str, Command] = {
-        "/set": Command("/set [NAME VALUE]", "change", lambda *_: ""),
-        "/stats": Command("/stats", "figures", lambda *_: ""),
+    commands: Mapping[str, ChatCommand] = {
+        "/set": ChatCommand("/set [NAME VALUE]", "change", lambda *_: ""),
+        "/stats": ChatCommand("/stats", "figures", lambda *_: ""),
     }
 
     def __init__(

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.pilot import Pilot
 
 from dflash_local.events import Piece, Step
-from dflash_local.ui.tui.lines import EMPTY, Line, PlainLayout, Table, rows_of, shares
+from dflash_local.ui.tui.lines import EMPTY, PlainLayout, TextLine, TextTable, rows_of, shares
 from dflash_local.ui.tui.markdown import CODE_LINES, MarkdownLayout
 from dflash_local.ui.tui.text_view import MAX_OPEN, TextView
 from tests.service.scripted import ScriptedSession
@@ -167,12 +167,12 @@ def test_code_of_an_unknown_language_is_not_coloured() -> None:
 
 def test_the_columns_of_a_table_share_what_room_there_is() -> None:
     assert shares([3, 40, 40], 63) == [3, 30, 30] and shares([3, 4], 80) == [3, 4] and shares([9, 9], 2) == [1, 1]
-    wide = Table(((Content("a"), Content("b")), (Content("x"), Content("some long words"))), ("left", "left"))
+    wide = TextTable(((Content("a"), Content("b")), (Content("x"), Content("some long words"))), ("left", "left"))
     assert [line.plain for line in wide.at(13)] == ["a │ b", "──┼──────────", "x │ some long", "  │ words"]
 
 
 def test_a_wrapped_row_knows_where_it_begins_in_its_line() -> None:
-    line = Line(Content("some words to wrap"), Content("• "), Content("  "))
+    line = TextLine(Content("some words to wrap"), Content("• "), Content("  "))
     rows = rows_of(line, 3, 12)
     assert [(row.start, row.hang.plain, row.text.plain) for row in rows] == [
         (0, "", "• some words"),
@@ -182,10 +182,10 @@ def test_a_wrapped_row_knows_where_it_begins_in_its_line() -> None:
 
 
 def test_plain_text_keeps_its_lines_and_cuts_what_is_too_long() -> None:
-    layout = PlainLayout([Line(EMPTY)])
+    layout = PlainLayout([TextLine(EMPTY)])
     for bit in ("one\n", "\ntw", "o\n" + "x" * 9_000):
         layout.add(bit)
-    text = [item.plain for item in (*layout.closed, *layout.open) if isinstance(item, Line)]
+    text = [item.plain for item in (*layout.closed, *layout.open) if isinstance(item, TextLine)]
     assert text[:4] == ["", "one", "", "two"] and [len(part) for part in text[4:]] == [4000, 4000, 1000]
 
 

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
-from dflash_local.ui.downloads import Download
+from dflash_local.ui.downloads import DownloadProgress
 from dflash_local.ui.tui.dialogs import PullScreen
 from tests.ui.stage import Stage, play
 
@@ -167,7 +167,7 @@ def test_leaving_in_the_middle_lets_the_download_clear_up() -> None:
 
 def test_speed_and_time_left_are_of_what_came_since() -> None:
     now = [0.0]
-    download = Download(lambda: now[0])
+    download = DownloadProgress(lambda: now[0])
     download.take(PullProgress("a", 500 * MIB, 1000 * MIB))
     download.take(PullProgress("b", 0, 100 * MIB))
     assert download.line == "0.49 GiB of 1.07 GiB" and download.left_s is None

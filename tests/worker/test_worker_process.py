@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.errors import Interrupted, MissingDependencyError
-from dflash_local.worker.process import Limits, WorkerError, WorkerProcess
+from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
 
 HANDLER = """
 import json, os, threading
@@ -43,7 +43,7 @@ def answer(request):
         return json.dumps(sorted(os.environ)).encode()
     return request
 """
-LIMITS = Limits(30, 512)
+LIMITS = ChildLimits(30, 512)
 POSIX = pytest.mark.skipif(os.name != "posix", reason="Windows has no such limits")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to a limit of address space")
 
@@ -71,7 +71,7 @@ def test_requests_are_answered_by_one_child_after_the_setup(worker: WorkerProces
 
 def test_a_late_child_is_killed_and_replaced(worker: WorkerProcess) -> None:
     with pytest.raises(WorkerError) as caught:
-        worker.request(b"sleep", Limits(0.1, 512))
+        worker.request(b"sleep", ChildLimits(0.1, 512))
     assert caught.value.late and worker.pid is None and answers(worker)
 
 
@@ -118,9 +118,9 @@ def test_a_request_that_nobody_wants_any_more_ends_the_child(worker: WorkerProce
 
 @LINUX
 def test_memory_is_limited_for_each_request(worker: WorkerProcess) -> None:
-    assert worker.request(b"take %d" % 2**28, Limits(30, 1024)) == b"%d" % 2**28
+    assert worker.request(b"take %d" % 2**28, ChildLimits(30, 1024)) == b"%d" % 2**28
     with pytest.raises(WorkerError) as caught:
-        worker.request(b"take %d" % 2**28, Limits(30, 128))
+        worker.request(b"take %d" % 2**28, ChildLimits(30, 128))
     assert not caught.value.late
 
 
@@ -157,8 +157,8 @@ def test_a_child_that_may_write_does(worker: WorkerProcess, tmp_path: Path) -> N
     with pytest.raises(WorkerError):
         worker.request(b"write " + os.fsencode(file), LIMITS)
     trusted = WorkerProcess(tmp_path / "handler.py", (), environ={"GIVEN": "1"}, writes=True)
-    trusted.request(b"write " + os.fsencode(file), Limits(30))
-    assert file.read_bytes() == b"x" and b"GIVEN" in trusted.request(b"environ", Limits(30))
+    trusted.request(b"write " + os.fsencode(file), ChildLimits(30))
+    assert file.read_bytes() == b"x" and b"GIVEN" in trusted.request(b"environ", ChildLimits(30))
 
 
 @LINUX
@@ -168,7 +168,7 @@ def test_nothing_is_left_of_children_that_were_killed(worker: WorkerProcess) -> 
     before = len(os.listdir("/proc/self/fd"))
     for end in (b"die", b"sleep"):
         with pytest.raises(WorkerError):
-            worker.request(end, Limits(0.1 if end == b"sleep" else 30, 512))
+            worker.request(end, ChildLimits(0.1 if end == b"sleep" else 30, 512))
     assert answers(worker)
     worker.close()
     assert len(os.listdir("/proc/self/fd")) == before

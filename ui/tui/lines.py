@@ -14,7 +14,7 @@ LEAST = 4  # cells for text, however much stands before it
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """A line that is wrapped where it is too long.
 
     Attributes:
@@ -33,7 +33,7 @@ class Line:
         """Is what is copied of it."""
         return self.lead.plain + self.text.plain
 
-    def at(self, _width: int) -> list[Line]:
+    def at(self, _width: int) -> list[TextLine]:
         """The line itself: it has the same words at every width."""
         return [self]
 
@@ -43,13 +43,13 @@ class Rule:
     lead: Content = EMPTY
     style: str = "$text 60%"
 
-    def at(self, width: int) -> list[Line]:
+    def at(self, width: int) -> list[TextLine]:
         """As a line of that width."""
-        return [Line(Content.styled("─" * max(1, width - self.lead.cell_length), self.style), self.lead)]
+        return [TextLine(Content.styled("─" * max(1, width - self.lead.cell_length), self.style), self.lead)]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Rows of cells, the first one the head.
 
     Attributes:
@@ -61,17 +61,17 @@ class Table:
     lead: Content = EMPTY
     hang: Content = EMPTY
 
-    def at(self, width: int) -> list[Line]:
+    def at(self, width: int) -> list[TextLine]:
         """As lines; cells are wrapped where the columns do not fit side by side."""
         room = max(LEAST, width - self.lead.cell_length) - len(BETWEEN) * (len(self.aligns) - 1)
         widths = shares([max(row[slot].cell_length for row in self.rows) for slot in range(len(self.aligns))], room)
-        lines: list[Line] = []
+        lines: list[TextLine] = []
         for number, row in enumerate(self.rows):
-            lines += [Line(text, hang=self.hang, verbatim=True) for text in self._beside(row, widths)]
+            lines += [TextLine(text, hang=self.hang, verbatim=True) for text in self._beside(row, widths)]
             if number == 0:
                 cross = "─" * (len(BETWEEN) // 2)
                 across = f"{cross}┼{cross}".join("─" * cells for cells in widths)
-                lines.append(Line(Content.styled(across, "$text 60%"), hang=self.hang, verbatim=True))
+                lines.append(TextLine(Content.styled(across, "$text 60%"), hang=self.hang, verbatim=True))
         return [replace(line, lead=self.hang if number else self.lead) for number, line in enumerate(lines)]
 
     def _beside(self, row: Sequence[Content], widths: Sequence[int]) -> list[Content]:
@@ -86,11 +86,11 @@ class Table:
         return lines
 
 
-Item = Line | Rule | Table
+Item = TextLine | Rule | TextTable
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TextRow:
     """What fits on one row of the screen.
 
     Attributes:
@@ -103,7 +103,7 @@ class Row:
     hang: Content
     paint: str
 
-    def is_same(self, other: Row) -> bool:
+    def is_same(self, other: TextRow) -> bool:
         return (
             (self.line, self.start, self.paint) == (other.line, other.start, other.paint)
             and self.text.is_same(other.text)
@@ -111,19 +111,19 @@ class Row:
         )
 
 
-def rows_of(line: Line, number: int, width: int) -> list[Row]:
+def rows_of(line: TextLine, number: int, width: int) -> list[TextRow]:
     """Wrap the line with that number."""
     room = max(LEAST, width - max(line.lead.cell_length, line.hang.cell_length))
     if line.text.cell_length <= room:
-        return [Row(number, 0, line.lead + line.text if line.lead else line.text, EMPTY, line.paint)]
-    rows: list[Row] = []
+        return [TextRow(number, 0, line.lead + line.text if line.lead else line.text, EMPTY, line.paint)]
+    rows: list[TextRow] = []
     at, plain = 0, line.text.plain
     for piece in line.text.fold(room) if line.verbatim else line.text.wrap(room):
         at = max(at, plain.find(piece.plain, at))
         if rows:
-            rows.append(Row(number, len(line.lead) + at, piece, line.hang, line.paint))
+            rows.append(TextRow(number, len(line.lead) + at, piece, line.hang, line.paint))
         else:
-            rows.append(Row(number, 0, line.lead + piece, EMPTY, line.paint))
+            rows.append(TextRow(number, 0, line.lead + piece, EMPTY, line.paint))
         at += len(piece)
     return rows
 
@@ -164,10 +164,10 @@ class PlainLayout:
         """Take the next bit; a line too long to be laid out anew each time is cut."""
         *whole, self._rest = (self._rest + Content.styled(text, style)).split("\n", allow_blank=True)
         for line in whole:
-            self.closed += map(Line, _bits(line))
+            self.closed += map(TextLine, _bits(line))
         *parts, self._rest = _bits(self._rest)
-        self.closed += map(Line, parts)
-        self.open = [Line(self._rest)] if self._rest else []
+        self.closed += map(TextLine, parts)
+        self.open = [TextLine(self._rest)] if self._rest else []
 
 
 def _bits(line: Content) -> list[Content]:

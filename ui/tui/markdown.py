@@ -16,7 +16,7 @@ from textual.highlight import highlight
 from textual.style import Style
 
 from dflash_local.ui.safety import parser
-from dflash_local.ui.tui.lines import EMPTY, Item, Line, Rule, Table
+from dflash_local.ui.tui.lines import EMPTY, Item, Rule, TextLine, TextTable
 
 CODE_LINES = 40  # of a long code block that stay open at least: each addition colours them anew
 BULLETS = "•▪‣◦"
@@ -158,7 +158,7 @@ class _Writer:
         elif kind in ("blockquote_close", "list_item_close"):
             if not self._prefixes[-1].used:  # nothing in it
                 self._begin()
-                self.items.append(Line(EMPTY, self._lead()))
+                self.items.append(TextLine(EMPTY, self._lead()))
             self._prefixes.pop()
             self.due = self.due or kind == "blockquote_close"
         elif kind.endswith("_list_open"):
@@ -171,7 +171,7 @@ class _Writer:
         """Put an empty line between blocks, with the marks of the quote that it is in."""
         if self.due:
             marks = [prefix.rest for prefix in takewhile(lambda prefix: prefix.used, self._prefixes)]
-            self.items.append(Line(EMPTY, _joined(marks).rstrip()))
+            self.items.append(TextLine(EMPTY, _joined(marks).rstrip()))
             self.due = False
 
     def _lead(self) -> Content:
@@ -192,7 +192,7 @@ class _Writer:
         self._begin()
         for part in text.split("\n", allow_blank=True):
             styled = part.stylize_before(self._style) if self._style else part
-            self.items.append(Line(styled, self._lead(), self._hang))
+            self.items.append(TextLine(styled, self._lead(), self._hang))
 
     def _code(self, token: Token) -> None:
         self._begin()
@@ -201,7 +201,7 @@ class _Writer:
         margin = Content(" ")
         for part in code.split("\n", allow_blank=True):
             lead = self._lead() + margin
-            self.items.append(Line(part, lead, self._hang + margin, CODE, verbatim=True))
+            self.items.append(TextLine(part, lead, self._hang + margin, CODE, verbatim=True))
         self.due = True
 
     def _table(self, token: Token) -> None:
@@ -218,7 +218,7 @@ class _Writer:
             head = tuple(cell.stylize_before("bold") for cell in self._cells[0])
             body = [tuple([*row, *[EMPTY] * columns][:columns]) for row in self._cells[1:]]
             lead, self._cells = self._lead(), None
-            self.items.append(Table((head, *body), tuple(self._aligns), lead, self._hang))
+            self.items.append(TextTable((head, *body), tuple(self._aligns), lead, self._hang))
             self.due = True
 
 

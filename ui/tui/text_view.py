@@ -16,7 +16,7 @@ from textual.style import Style
 from textual.widget import Widget
 
 from dflash_local.ui.safety import MarkdownGuard
-from dflash_local.ui.tui.lines import Item, Line, PlainLayout, Row, rows_of
+from dflash_local.ui.tui.lines import Item, PlainLayout, TextLine, TextRow, rows_of
 from dflash_local.ui.tui.markdown import MarkdownLayout
 
 MAX_OPEN = 12_000  # characters that each addition lays out anew
@@ -48,8 +48,8 @@ class TextView(Widget):
         self._guard = MarkdownGuard()
         self._laid = layout
         self._fitted = 0  # the width of the rows
-        self._lines: list[Line] = []
-        self._rows: list[Row] = []
+        self._lines: list[TextLine] = []
+        self._rows: list[TextRow] = []
         self._kept = (0, 0, 0)  # items, lines and rows that stay as they are
         self._strips: dict[int, Strip] = {}
 
@@ -139,7 +139,7 @@ class TextView(Widget):
             strip = self._strips[y] = self._paint(self._rows[y], placed=False)
         return strip
 
-    def _paint(self, row: Row, placed: bool) -> Strip:
+    def _paint(self, row: TextRow, placed: bool) -> Strip:
         base = self.visual_style
         style = base + Style.parse(row.paint) if row.paint else base
         text, selection = row.text, self.text_selection

@@ -191,7 +191,7 @@ def _cleared() -> Updates:
     return [gr.skip(), positions, speeds, gr.update(choices=[], value=None), time]
 
 
-def _time(row: bench_run.Row) -> Any:
+def _time(row: bench_run.BenchRow) -> Any:
     points = pd.DataFrame(bench_run.over_time(row), columns=["seconds", "mode", "tok/s"])
     return gr.LinePlot(points, y_lim=_limits(points))
 

@@ -24,7 +24,7 @@ WINDOW = 0.08  # of the longer reply: tokens per second are taken over so much o
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     prompt: Prompt
     race: Race
 
@@ -61,7 +61,7 @@ class BenchRun:
         check_integer("max_tokens", max_tokens, 1, MAX_TOKENS)
         if not prompts:
             raise UsageError("no prompt is chosen", "choose one or more")
-        self.rows: list[Row] = []
+        self.rows: list[BenchRow] = []
         self.line, self.fraction = "starting", 0.0
         self.max_tokens = max_tokens
         self._service, self._prompts = service, tuple(prompts)
@@ -88,7 +88,7 @@ class BenchRun:
                 if self._stopped:
                     raise Interrupted("the bench was stopped") from stop
                 raise EngineError("the pair was unloaded meanwhile", "run it again") from stop
-            self.rows.append(Row(prompt, race))
+            self.rows.append(BenchRow(prompt, race))
         self.fraction = 1.0
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class Totals:
         )
 
 
-def totals(rows: Sequence[Row]) -> Totals:
+def totals(rows: Sequence[BenchRow]) -> Totals:
     """Sum the rows."""
     lengths = [length for row in rows for length in row.race.dflash.finished.stats.acceptance_lengths]
     return Totals(
@@ -158,7 +158,7 @@ def _rate(lanes: Sequence[Lane]) -> float:
     return tokens / seconds if seconds else 0.0
 
 
-def per_position(rows: Sequence[Row]) -> list[tuple[int, float]]:
+def per_position(rows: Sequence[BenchRow]) -> list[tuple[int, float]]:
     """Return draft slot, from 1, and the share of cycles in which it was accepted, over all rows."""
     stats = [row.race.dflash.finished.stats for row in rows]
     found = []
@@ -171,7 +171,7 @@ def per_position(rows: Sequence[Row]) -> list[tuple[int, float]]:
     return found
 
 
-def per_prompt(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
+def per_prompt(rows: Sequence[BenchRow]) -> list[tuple[str, str, float]]:
     """Return prompt and mode as one name (bars of one name would be stacked), mode, tokens per second."""
     found = []
     for number, row in enumerate(rows, 1):
@@ -181,7 +181,7 @@ def per_prompt(rows: Sequence[Row]) -> list[tuple[str, str, float]]:
     return found
 
 
-def over_time(row: Row) -> list[tuple[float, str, float]]:
+def over_time(row: BenchRow) -> list[tuple[float, str, float]]:
     """Return seconds since the request began, mode, tokens per second around that moment."""
     ends = [lane.steps[-1].t_s for lane in (row.race.ar, row.race.dflash) if lane.steps]
     window = WINDOW * max(ends, default=0.0)

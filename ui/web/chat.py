@@ -19,7 +19,7 @@ from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.web import follow, markup
 from dflash_local.ui.web.chat_view import ChatView, chat_options, shown
 from dflash_local.ui.web.figures_panel import panel
-from dflash_local.ui.web.reply import Reply
+from dflash_local.ui.web.reply import ReplyJob
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 PULSE_S = 0.1  # the page is changed at most so often
@@ -136,7 +136,7 @@ class ChatTab:
         async for changes in self._ask("", lambda chat: chat.again(self._options(given)), request):
             yield changes
 
-    async def _ask(self, text: str, ask: Callable[[ChatView], Reply], request: gr.Request) -> AsyncIterator[Changes]:
+    async def _ask(self, text: str, ask: Callable[[ChatView], ReplyJob], request: gr.Request) -> AsyncIterator[Changes]:
         """Start a reply and show it; ``text`` leaves the field for it, empty where it is the last one again."""
         visitor = self._visitors.of(request)
         try:
@@ -206,7 +206,7 @@ class ChatTab:
 
     # What the user sees
 
-    async def _follow(self, visitor: Visitor, reply: Reply, text: str = "") -> AsyncIterator[Changes]:
+    async def _follow(self, visitor: Visitor, reply: ReplyJob, text: str = "") -> AsyncIterator[Changes]:
         seen: tuple[int, str] | None = None
         drawn = figured = 0.0
         async for _ in reply.pulses(PULSE_S):
@@ -226,14 +226,14 @@ class ChatTab:
             return
         yield {self.stop: gr.update(interactive=False), self.pair: self._pair(), **self._ended(visitor, reply, text)}
 
-    def _drawn(self, visitor: Visitor, reply: Reply) -> Changes:
+    def _drawn(self, visitor: Visitor, reply: ReplyJob) -> Changes:
         return {
             self.chatbot: visitor.chat.messages(visitor.origins),
             self.status: markup.paragraph(reply.state),
             self.figures: panel(reply.readings, tuple(reply.curve)),
         }
 
-    def _ended(self, visitor: Visitor, reply: Reply, text: str) -> Changes:
+    def _ended(self, visitor: Visitor, reply: ReplyJob, text: str) -> Changes:
         """Show a reply for the last time; a message that got none goes back into the field."""
         changes = self._drawn(visitor, reply)
         error = reply.error

@@ -15,7 +15,7 @@ from dflash_local.store import export
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
 from dflash_local.ui.readings import Readings
-from dflash_local.ui.web.reply import Reply
+from dflash_local.ui.web.reply import ReplyJob
 from dflash_local.ui.web.text import SafeMarkdown, by_origin
 
 
@@ -26,7 +26,7 @@ class ChatView:
         self.conversation = Conversation(service, ChatOptions())
         self.readings = Readings(mode=service.model.mode)
         self._service = service
-        self._replies: list[Reply] = []  # those of the conversation, and the last one
+        self._replies: list[ReplyJob] = []  # those of the conversation, and the last one
         self._known: SessionFacts | None = None  # what the readings are of
 
     @property
@@ -35,11 +35,11 @@ class ChatView:
         return self.reply is not None and self.reply.running
 
     @property
-    def reply(self) -> Reply | None:
+    def reply(self) -> ReplyJob | None:
         """Is the last reply, or the one under way; None for a new conversation."""
         return self._replies[-1] if self._replies else None
 
-    def ask(self, text: str, options: ChatOptions) -> Reply:
+    def ask(self, text: str, options: ChatOptions) -> ReplyJob:
         """Send a message; it is taken back when no reply is kept.
 
         Raises:
@@ -47,7 +47,7 @@ class ChatView:
         """
         return self._start(lambda: self.conversation.answer(text, options))
 
-    def again(self, options: ChatOptions) -> Reply:
+    def again(self, options: ChatOptions) -> ReplyJob:
         """The last reply once more, with a fresh seed; the old one stays when none comes.
 
         Raises:
@@ -92,24 +92,24 @@ class ChatView:
         write = export.to_json if form == "json" else export.to_markdown
         return write(self._service.name, self.conversation.options.system, tuple(self.conversation.turns))
 
-    def _start(self, ask: Callable[[], Answer]) -> Reply:
+    def _start(self, ask: Callable[[], Answer]) -> ReplyJob:
         with self.conversation.lock:
             kept = {id(turn) for turn in self.conversation.turns}
             answer = ask()
             self._replies = [reply for reply in self._replies if id(reply.source.turn) in kept]
             self.readings.begin(answer.request.mode)
-            reply = Reply(answer, self._service, self.readings, self._known, self._ended)
+            reply = ReplyJob(answer, self._service, self.readings, self._known, self._ended)
             self._replies.append(reply)
             return reply
 
-    def _ended(self, reply: Reply) -> None:
+    def _ended(self, reply: ReplyJob) -> None:
         with self.conversation.lock:
             self._known = reply.facts or self._known
             if reply is self.reply and reply.source.turn is None:
                 self.readings.state = "ready"
 
 
-def _rows(turn: Turn | None, reply: Reply | None, origins: bool) -> list[dict[str, Any]]:
+def _rows(turn: Turn | None, reply: ReplyJob | None, origins: bool) -> list[dict[str, Any]]:
     """Write a turn as the page's component takes it; without a turn a reply that is coming."""
     if reply is None:
         return [] if turn is None else _messages(turn.role, shown(turn.content), "", "", "done")

@@ -25,7 +25,7 @@ def waiting_for(service: Service) -> str:
     return f"loading {service.model.name}: {safe_line(load.stage)} {load.fraction:.0%}" if load else "waiting"
 
 
-class Reply(Job[None]):
+class ReplyJob(Job[None]):
     """A reply on its thread, and how the page shows it. It may be looked at from any thread.
 
     Args:
@@ -44,7 +44,7 @@ class Reply(Job[None]):
         service: Service,
         readings: Readings,
         known: SessionFacts | None,
-        then: Callable[[Reply], None],
+        then: Callable[[ReplyJob], None],
     ) -> None:
         self.source, self.readings, self.facts = source, readings, known
         self.pieces: list[Piece] = []

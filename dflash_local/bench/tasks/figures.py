@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash_local.bench.tasks.results import Drafted, PromptResult, Reply, ResultsFile
+from dflash_local.bench.tasks.results import Drafted, PromptResult, ResultsFile, TaskReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _throughput(file: ResultsFile, alone: Sequence[PromptResult], parts: Sequenc
     )
 
 
-def _accepted(file: ResultsFile, parts: Sequence[int], turns: Sequence[Reply], prompts: int) -> Accepted:
+def _accepted(file: ResultsFile, parts: Sequence[int], turns: Sequence[TaskReply], prompts: int) -> Accepted:
     """By the replies' own figures where all have them, else by the counters' differences of the whole parts."""
     own = [turn.drafted for turn in turns if turn.drafted is not None]
     if own and len(own) == len(turns):

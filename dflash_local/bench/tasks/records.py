@@ -19,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TaskRecord:
     """One object of a file. ``where`` names both in errors.
 
     Every reader raises DownloadError for a field that is missing, of another kind, too long, or that holds control
@@ -69,7 +69,7 @@ class Record:
         return DownloadError(f"{self.where}: {why}", REFUSED)
 
 
-def read(raw: bytes, form: Form, where: str) -> Iterator[Record]:
+def read(raw: bytes, form: Form, where: str) -> Iterator[TaskRecord]:
     """The objects of a file, one after the other.
 
     Raises:
@@ -93,14 +93,14 @@ def read(raw: bytes, form: Form, where: str) -> Iterator[Record]:
         yield _record(value, place)
 
 
-def _record(value: Any, where: str) -> Record:
+def _record(value: Any, where: str) -> TaskRecord:
     if not isinstance(value, dict):
         raise DownloadError(f"{where} is no object", REFUSED)
     try:
         check_json(where, value)
     except UsageError as error:
         raise DownloadError(error.message, REFUSED) from error
-    return Record(value, where)
+    return TaskRecord(value, where)
 
 
 def _parsed(text: str, where: str) -> Any:

@@ -35,7 +35,7 @@ class Drafted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class TaskReply:
     """One reply, in seconds from its request on.
 
     Attributes:
@@ -56,7 +56,7 @@ class Reply:
     text: str
     ids: str = ""
 
-    def equals(self, other: Reply) -> bool:
+    def equals(self, other: TaskReply) -> bool:
         """Compare token ids, or texts where one of the two reports no ids."""
         return self.ids == other.ids if self.ids and other.ids else self.text == other.text
 
@@ -79,12 +79,12 @@ class PromptResult:
     id: str
     part: int
     ended_s: float
-    turns: tuple[Reply, ...] = ()
+    turns: tuple[TaskReply, ...] = ()
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResultsPart:
     """A part that came to its end.
 
     Attributes:
@@ -110,7 +110,7 @@ class ResultsFile:
 
     def __init__(self, folder: Path, name: str, identity: Mapping[str, Any], fresh: bool = False) -> None:
         self.results: dict[str, PromptResult] = {}
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, ResultsPart] = {}
         self.identity = parse_json(json.dumps(identity, sort_keys=True))
         self.path = _path(folder, name, self.identity)
         try:
@@ -145,7 +145,7 @@ class ResultsFile:
         self._append(asdict(result))
         self.results[result.id] = result
 
-    def end(self, part: Part) -> None:
+    def end(self, part: ResultsPart) -> None:
         """Note that a part came to its end. UsageError: the disk is full."""
         self._append({"ended": asdict(part)})
         self.parts[part.number] = part
@@ -192,10 +192,10 @@ class ResultsFile:
         try:
             if "ended" in content:
                 ended = content["ended"]
-                part = Part(ended["number"], ended["wall_s"], _drafted(ended["drafted"]), ended["reason"])
+                part = ResultsPart(ended["number"], ended["wall_s"], _drafted(ended["drafted"]), ended["reason"])
                 self.parts[part.number] = part
             else:
-                turns = tuple(Reply(**{**turn, "drafted": _drafted(turn["drafted"])}) for turn in content["turns"])
+                turns = tuple(TaskReply(**{**turn, "drafted": _drafted(turn["drafted"])}) for turn in content["turns"])
                 named = str(content["id"]), int(content["part"]), float(content["ended_s"])
                 result = PromptResult(*named, turns, str(content["error"]))
                 self.results[result.id] = result

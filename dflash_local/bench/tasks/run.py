@@ -8,7 +8,7 @@ from functools import partial
 
 from dflash_local.bench.report import Progress
 from dflash_local.bench.speed import WARM_UP_TOKENS
-from dflash_local.bench.tasks.results import Drafted, PromptResult, Reply, ResultsFile, digest_of
+from dflash_local.bench.tasks.results import Drafted, PromptResult, ResultsFile, TaskReply, digest_of
 from dflash_local.bench.tasks.table import Conversation, Subject, TaskOptions, converse
 from dflash_local.bench.trial import write
 from dflash_local.engine.session import Session
@@ -40,7 +40,7 @@ def measure(
         missing = [block for block, file in files.items() if not file.answered([item.id])]
         start = number % max(len(missing), 1)
         for block in (*missing[start:], *missing[:start]):
-            turns: tuple[Reply, ...] = ()
+            turns: tuple[TaskReply, ...] = ()
             error = ""
             try:
                 for other in () if warm else files:
@@ -56,7 +56,7 @@ def measure(
             files[block].add(PromptResult(item.id, parts[block], time.perf_counter() - began, turns, error))
 
 
-def _ask(session: Session, block: int, options: TaskOptions, messages: Conversation) -> Reply:
+def _ask(session: Session, block: int, options: TaskOptions, messages: Conversation) -> TaskReply:
     ids = session.render(Request(messages=messages, thinking=options.thinking)).ids
     request = Request(prompt_ids=ids, limits=Limits(options.max_new_tokens), mode="ar")
     if block != PLAIN:
@@ -64,7 +64,7 @@ def _ask(session: Session, block: int, options: TaskOptions, messages: Conversat
     written = write(session, request)
     stats = written.stats
     cycles, drafts = len(stats.acceptance_lengths), sum(cycle.drafted for cycle in written.cycles)
-    return Reply(
+    return TaskReply(
         prompt_tokens=len(ids),
         reused_tokens=0,
         tokens=len(written.ids),

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dflash_local.bench.report import Progress
-from dflash_local.bench.tasks.results import Drafted, Part, PromptResult, Reply, ResultsFile, digest_of
+from dflash_local.bench.tasks.results import Drafted, PromptResult, ResultsFile, ResultsPart, TaskReply, digest_of
 from dflash_local.bench.tasks.table import Conversation, Item, Subject, TaskOptions, converse
 from dflash_local.errors import DFlashError, Interrupted, ServerError
 from dflash_local.remote import server_metrics
-from dflash_local.remote.openai_server import Answer, OpenAIServer
-from dflash_local.remote.server_metrics import Acceptance, Counters, Unattributable
+from dflash_local.remote.openai_server import OpenAIServer, ServerAnswer
+from dflash_local.remote.server_metrics import Counters, ServerAcceptance, Unattributable
 from dflash_local.request import Limits, Message, Request
 
 WARM_UP_TOKENS = 16
@@ -53,7 +53,7 @@ def measure(
             progress(f"{title}: prompt {done} of {len(items)}", done / len(items))
     wall_s = max(file.results[item.id].ended_s for item in items)
     drafted, reason = _drafted(session, before, loop.answers)
-    file.end(Part(number, wall_s, drafted, reason))
+    file.end(ResultsPart(number, wall_s, drafted, reason))
 
 
 def _drafted(session: OpenAIServer, before: Counters | None, requests: int) -> tuple[Drafted | None, str]:
@@ -120,7 +120,7 @@ class _Loop:
         return True
 
     def _result(self, item: Item, part: int) -> PromptResult:
-        turns: tuple[Reply, ...] = ()
+        turns: tuple[TaskReply, ...] = ()
         error = ""
         try:
             turns = converse(item, self._counted)
@@ -132,13 +132,13 @@ class _Loop:
         ended_s = time.perf_counter() - self._began
         return PromptResult(item.id, part, ended_s, turns, error)
 
-    def _counted(self, messages: Conversation) -> Reply:
+    def _counted(self, messages: Conversation) -> TaskReply:
         answer = self._ask(messages, self._options.max_new_tokens)
         with self._lock:
             self.answers += 1
         return _reply(answer)
 
-    def _ask(self, messages: Conversation, tokens: int) -> Answer:
+    def _ask(self, messages: Conversation, tokens: int) -> ServerAnswer:
         request = Request(messages=messages, limits=Limits(tokens), thinking=self._options.thinking)
         return self._session.answer(request, self._stopped.is_set)
 
@@ -148,9 +148,9 @@ class _Loop:
             raise ServerError(error.message, GOES_ON) from error
 
 
-def _reply(answer: Answer) -> Reply:
+def _reply(answer: ServerAnswer) -> TaskReply:
     stats, usage = answer.finished.stats, answer.finished.usage
-    return Reply(
+    return TaskReply(
         prompt_tokens=usage.prompt_tokens,
         reused_tokens=answer.reused_tokens,
         tokens=usage.completion_tokens if answer.counted else None,
@@ -164,5 +164,5 @@ def _reply(answer: Answer) -> Reply:
     )
 
 
-def _counts(found: Acceptance) -> Drafted:
+def _counts(found: ServerAcceptance) -> Drafted:
     return Drafted(found.cycles, found.drafted, found.accepted)

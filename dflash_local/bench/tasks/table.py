@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dflash_local.bench.tasks.records import REFUSED, Form, Record, read
-from dflash_local.bench.tasks.results import Reply
+from dflash_local.bench.tasks.records import REFUSED, Form, TaskRecord, read
+from dflash_local.bench.tasks.results import TaskReply
 from dflash_local.errors import DownloadError, UsageError
 from dflash_local.request import Message
 
@@ -74,7 +74,7 @@ class Task:
     split: str
     limit: int
     prompts: int
-    item: Callable[[Record], Item | None]
+    item: Callable[[TaskRecord], Item | None]
     note: str = ""
 
     def items(self, raw: bytes, limit: int | None) -> tuple[Item, ...]:
@@ -93,7 +93,7 @@ class Task:
         return items
 
 
-def converse(item: Item, ask: Callable[[Conversation], Reply]) -> tuple[Reply, ...]:
+def converse(item: Item, ask: Callable[[Conversation], TaskReply]) -> tuple[TaskReply, ...]:
     """Send each user message of a prompt after the replies to those before."""
     messages: Conversation = ()
     replies = []
@@ -104,30 +104,30 @@ def converse(item: Item, ask: Callable[[Conversation], Reply]) -> tuple[Reply, .
     return tuple(replies)
 
 
-def _gsm8k(record: Record) -> Item:
+def _gsm8k(record: TaskRecord) -> Item:
     return Item(record.where.rpartition(" ")[2], (record.text("question") + STEP_BY_STEP,))
 
 
-def _math500(record: Record) -> Item:
+def _math500(record: TaskRecord) -> Item:
     return Item(record.identity("unique_id"), (record.text("problem") + STEP_BY_STEP,))
 
 
-def _humaneval(record: Record) -> Item:
+def _humaneval(record: TaskRecord) -> Item:
     return Item(record.identity("task_id"), (f"{SOLUTION}\n```python\n{record.text('prompt')}\n```",))
 
 
-def _mbpp(record: Record) -> Item | None:
+def _mbpp(record: TaskRecord) -> Item | None:
     """The test split of MBPP is ids 11 to 510."""
     if not 11 <= record.number("task_id") <= 510:
         return None
     return Item(record.identity("task_id"), (record.text("prompt"),))
 
 
-def _mt_bench(record: Record) -> Item:
+def _mt_bench(record: TaskRecord) -> Item:
     return Item(record.identity("question_id"), record.texts("turns"))
 
 
-def _alpaca(record: Record) -> Item:
+def _alpaca(record: TaskRecord) -> Item:
     instruction, given = record.text("instruction"), record.text("input", required=False)
     turn = f"{instruction}\n\nInput:\n{given}" if given.strip() else instruction
     return Item(record.where.rpartition(" ")[2], (turn,))

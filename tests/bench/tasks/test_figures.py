@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dflash_local.bench.tasks import figures
-from dflash_local.bench.tasks.results import Drafted, Part, PromptResult, Reply, ResultsFile
+from dflash_local.bench.tasks.results import Drafted, PromptResult, ResultsFile, ResultsPart, TaskReply
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qwen3-v1-b8" / "expected.json"
-REPLY = Reply(5, 0, 10, "stop", 0.1, 1.1, 9.0, None, "text", "ids")
+REPLY = TaskReply(5, 0, 10, "stop", 0.1, 1.1, 9.0, None, "text", "ids")
 IDS = ("1", "2", "3")
 
 
@@ -26,7 +26,7 @@ def whole(folder: Path) -> ResultsFile:
     file.add(PromptResult("1", 1, 1.5, (REPLY,)))
     file.add(PromptResult("2", 1, 2.0, (replace(REPLY, tokens=30, ttft_s=0.3),)))
     file.add(PromptResult("3", 1, 0.5, error="ServerError: no"))
-    file.end(Part(1, 2.0, Drafted(4, 28, 10)))
+    file.end(ResultsPart(1, 2.0, Drafted(4, 28, 10)))
     file.add(PromptResult("3", 2, 4.0, (replace(REPLY, tokens_per_s=None),)))
     return file
 
@@ -36,7 +36,7 @@ def test_what_was_kept_is_there_again(tmp_path: Path) -> None:
     with file.path.open("ab") as stream:
         stream.write(b'{"id": "9"}\n{"ended": {"number": 3}}\n{"id": "1", "tu')
     again = opened(tmp_path)
-    assert again.results == file.results and again.parts == file.parts == {1: Part(1, 2.0, Drafted(4, 28, 10))}
+    assert again.results == file.results and again.parts == file.parts == {1: ResultsPart(1, 2.0, Drafted(4, 28, 10))}
     assert again.next_part == 3 and again.answered(IDS) == 3 and again.answered(["1", "9"]) == 1
 
 
@@ -54,7 +54,7 @@ def test_both_acceptance_lengths_of_replies_that_report_theirs(tmp_path: Path) -
     file = opened(tmp_path)
     for name, drafted in (("1", Drafted(2, 14, 8)), ("2", Drafted(8, 56, 8)), ("3", Drafted(0, 0, 0))):
         file.add(PromptResult(name, 1, 1.0, (replace(REPLY, drafted=drafted),)))
-    file.end(Part(1, 1.0, None, "other requests ran at the same time"))
+    file.end(ResultsPart(1, 1.0, None, "other requests ran at the same time"))
     found = figures.of_file(file, IDS).accepted
     assert found.length == pytest.approx((5 + 2) / 2) and found.mean == pytest.approx(1 + 16 / 10)
     assert found.source == "reported with each reply"
@@ -62,9 +62,12 @@ def test_both_acceptance_lengths_of_replies_that_report_theirs(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("ended", "reason"),
-    [(Part(1, 1.0, None, "it was restarted meanwhile"), "it was restarted meanwhile"), (None, "the run ended early")],
+    [
+        (ResultsPart(1, 1.0, None, "it was restarted meanwhile"), "it was restarted meanwhile"),
+        (None, "the run ended early"),
+    ],
 )
-def test_what_is_not_known_has_its_reason(tmp_path: Path, ended: Part | None, reason: str) -> None:
+def test_what_is_not_known_has_its_reason(tmp_path: Path, ended: ResultsPart | None, reason: str) -> None:
     file = opened(tmp_path)
     file.add(PromptResult("1", 1, 3.0, (replace(REPLY, tokens=None),)))
     if ended is not None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.bench.tasks.results import Drafted, PromptResult, Reply, ResultsFile
+from dflash_local.bench.tasks.results import Drafted, PromptResult, ResultsFile, TaskReply
 from dflash_local.errors import UsageError
 
-REPLY = Reply(5, 0, 3, "stop", 0.1, 1.1, 2.0, Drafted(2, 14, 1), "text \x1b[0m ü")
+REPLY = TaskReply(5, 0, 3, "stop", 0.1, 1.1, 2.0, Drafted(2, 14, 1), "text \x1b[0m ü")
 DONE = PromptResult("1", 1, 2.0, (REPLY,))
 FAILED = PromptResult("2", 1, 3.0, error="ContextError: too long")
 

@@ -9,17 +9,17 @@ import pytest
 pytest.importorskip("torch", reason="the head of every report is made where certificates are, which need torch")
 
 from dflash_local.bench.tasks import card_table, figures, report  # noqa: E402
-from dflash_local.bench.tasks.results import Drafted, PromptResult, Reply, ResultsFile  # noqa: E402
+from dflash_local.bench.tasks.results import Drafted, PromptResult, ResultsFile, TaskReply  # noqa: E402
 from dflash_local.bench.tasks.table import TASKS, Item, Subject, TaskOptions  # noqa: E402
 from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
 from dflash_local.catalog.registry import load  # noqa: E402
 
 OPTIONS = TaskOptions(4096)
-PLAIN = Reply(5, 0, 11, "stop", 0.1, 1.1, 10.0, None, "4")
-DRAFTED = Reply(5, 0, 11, "stop", 0.2, 0.45, 40.0, Drafted(2, 14, 4), "4")
+PLAIN = TaskReply(5, 0, 11, "stop", 0.1, 1.1, 10.0, None, "4")
+DRAFTED = TaskReply(5, 0, 11, "stop", 0.2, 0.45, 40.0, Drafted(2, 14, 4), "4")
 
 
-def side(folder: Path, title: str, reply: Reply, block: int = 0) -> report.Side:
+def side(folder: Path, title: str, reply: TaskReply, block: int = 0) -> report.Side:
     file = ResultsFile(folder, title, {})
     file.add(PromptResult("1", 1, 1.0, (reply,)))
     file.add(PromptResult("2", 1, 1.0, error="ContextError: a | b"))

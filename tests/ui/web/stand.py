@@ -20,7 +20,7 @@ from dflash_local.api.app import guarded_app
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
 from dflash_local.api.metrics import Metrics
-from dflash_local.api.server import Server, listen
+from dflash_local.api.server import ApiServer, listen
 from dflash_local.app.download import BeforeDownload
 from dflash_local.app.load_choices import LoadChoices
 from dflash_local.app.model_entries import ModelEntry
@@ -120,7 +120,7 @@ class Site:
     port: int
     service: Service
     served: FakeServedPair
-    server: Server
+    server: ApiServer
 
     @property
     def url(self) -> str:
@@ -167,7 +167,7 @@ def site(
     endpoint = Endpoint(service, metrics)
     built = page(served, lambda: endpoint.draining)
     sock = _listening()
-    server = Server(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
+    server = ApiServer(guarded_app(endpoint, rules or Rules(), built.routes, built.lifespan), endpoint, grace_s=0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), daemon=True)
     thread.start()
     wait_until(lambda: server.started)

@@ -26,7 +26,7 @@ from tests.ui.web.stand import FakeServedPair, Site, site
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from dflash_local.ui.web.bench_run import Row
+    from dflash_local.ui.web.bench_run import BenchRow
 
 PROMPTS = (Prompt("greeting", "Say <b>hello</b>."), Prompt("ids", ids=(1, 2, 3)))
 
@@ -118,12 +118,12 @@ def lane(mode: Any, *steps: tuple[int, float], seconds: float = 1.0, lengths: tu
     return Lane(mode, made, Finished("stop", Usage(1, sum(count for count, _ in steps)), stats))
 
 
-def row(*lengths: int) -> Row:
-    from dflash_local.ui.web.bench_run import Row
+def row(*lengths: int) -> BenchRow:
+    from dflash_local.ui.web.bench_run import BenchRow
 
     ar = lane("ar", (1, 0.1), (1, 0.6), (1, 1.1), seconds=1.0)
     dflash = lane("dflash", (1, 0.1), (2, 0.6), seconds=0.5, lengths=lengths)
-    return Row(Prompt("kind", "text"), Race(1, ar, dflash))
+    return BenchRow(Prompt("kind", "text"), Race(1, ar, dflash))
 
 
 def test_totals_are_of_all_tokens_and_all_cycles() -> None:
