@@ -59,7 +59,7 @@ TextOnly = Annotated[Literal["text"], Meta(description="text: other parts are un
 class CallBody(Record, frozen=True):
     """A call of a tool in a message of the assistant."""
 
-    class Function(Record, frozen=True):
+    class CalledFunction(Record, frozen=True):
         """Its name and the JSON text of its arguments."""
 
         name: ToolName
@@ -67,7 +67,7 @@ class CallBody(Record, frozen=True):
 
     id: str
     type: Literal["function"]
-    function: Function
+    function: CalledFunction
     index: int | None = None
 
 
@@ -105,7 +105,7 @@ class MessageBody(Record, frozen=True):
 class ToolBody(Record, frozen=True):
     """A function that the model may call."""
 
-    class Function(Record, frozen=True):
+    class OfferedFunction(Record, frozen=True):
         """What the model is told of it, but for ``strict``."""
 
         name: ToolName
@@ -114,7 +114,7 @@ class ToolBody(Record, frozen=True):
         strict: bool | None = None
 
     type: Literal["function"]
-    function: Function
+    function: OfferedFunction
 
 
 class ResponseFormat(Record, frozen=True):
