@@ -226,7 +226,7 @@ def test_ten_thousand_pairs_are_quick_and_a_large_file_is_not_read(load: Load, t
     many = "".join(f"  - {{target: owner/model-{i:05}, drafter: owner/model-{i:05}-DFlash}}\n" for i in range(10_000))
     began = time.process_time()
     found = load(f"schema: 1\npairs:\n{many}").find("MODEL-04711")
-    assert found and (not hasattr(yaml, "CSafeLoader") or time.process_time() - began < 4)
+    assert found and (not hasattr(yaml, "CSafeLoader") or time.process_time() - began < 20)
     with (tmp_path / "registry.yaml").open("wb") as file:
         file.truncate(50_000_000)
     with pytest.raises(SettingsError, match="larger than 1,000,000 bytes"):

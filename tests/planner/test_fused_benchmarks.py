@@ -42,9 +42,9 @@ def test_a_random_pair_keeps_its_contract(name: str, toy: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model", "stored", "name"),
     [
-        ("qwen3.5-9b", "autoround-g128", "int4 g128"),
         ("qwen3.5-9b", "q4_1", "Q4_1 and Q8_0"),
-        ("Qwen3-Coder-30B-A3B", "q4_1", "Q4_1 and Q8_0"),
+        pytest.param("qwen3.5-9b", "autoround-g128", "int4 g128", marks=pytest.mark.slow),
+        pytest.param("Qwen3-Coder-30B-A3B", "q4_1", "Q4_1 and Q8_0", marks=pytest.mark.slow),
     ],
 )
 def test_a_pair_is_written_in_a_layout_loaded_filled_and_timed(
