@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
@@ -64,6 +65,7 @@ class ChatScreen(Screen[None]):
         self.readings = Readings(mode=self.conversation.options.mode, state="loading")
         self.commands = {command.usage: command.help for command in session.commands.values() if command.act}
         self.commands |= {usage: about for usage, (about, _) in OWN.items()}
+        self._drawing = asyncio.Lock()  # who waits for all to be drawn waits for what the timer took, too
         self._came: SimpleQueue[Event | Occupancy | tuple[str, str]] = SimpleQueue()
         self.job: Job[Any] | None = None
         self._memory: Job[None] | None = None
@@ -193,23 +195,24 @@ class ChatScreen(Screen[None]):
 
     async def _drain(self) -> None:
         """Draw all that came since the last time, at once."""
-        items = []
-        while not self._came.empty():
-            items.append(self._came.get())
-        if items:
-            self.drawings += 1
-        steps = [item for item in items if isinstance(item, Step)]
-        if steps and self._view is not None:
-            await self._view.feed(steps)
-        for item in items:
-            if isinstance(item, tuple):
-                await self.show(*item)
-            elif isinstance(item, LoadProgress):
-                self.readings.state = f"{safe_line(item.stage)} {item.fraction:.0%}"
-            else:
-                self.readings.take(item)
-        if items or self._stale:
-            self.redraw(at_once=not self.busy)
+        async with self._drawing:
+            items = []
+            while not self._came.empty():
+                items.append(self._came.get())
+            if items:
+                self.drawings += 1
+            steps = [item for item in items if isinstance(item, Step)]
+            if steps and self._view is not None:
+                await self._view.feed(steps)
+            for item in items:
+                if isinstance(item, tuple):
+                    await self.show(*item)
+                elif isinstance(item, LoadProgress):
+                    self.readings.state = f"{safe_line(item.stage)} {item.fraction:.0%}"
+                else:
+                    self.readings.take(item)
+            if items or self._stale:
+                self.redraw(at_once=not self.busy)
 
     def redraw(self, at_once: bool = True) -> None:
         """Show the figures and the pair as they are now; the panel a moment later unless ``at_once``."""
