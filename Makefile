@@ -37,7 +37,7 @@ ROOMS := tests/checkpoint_files tests/catalog tests/config tests/store tests/pla
   tests/app tests/remote tests/report tests/api tests/cli tests/test_settings.py tests/test_tables.py tests/test_terminal.py \
   tests/test_child_process.py tests/test_architecture.py
 ROOMS_NEED := tokenizers huggingface_hub typer rich pyyaml jinja2 numpy psutil starlette uvicorn textual \
-  pytest pytest-timeout pytest-xdist hypothesis gguf
+  msgspec prometheus_client filelock pytest pytest-timeout pytest-xdist hypothesis gguf
 ROOMS_TAG := $(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:2])))' 2>/dev/null)
 ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 

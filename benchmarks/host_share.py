@@ -38,7 +38,7 @@ class Corrected(OracleDrafter):
     """The real drafter's work, and the known text's tokens in place of what comes of it."""
 
     def __init__(self, real: FusedDrafter, runner: FusedRunner, text: list[int]) -> None:
-        super().__init__(runner.target, text, rows=real.config.block_size)
+        super().__init__(runner.target, text)
         self._real = real
 
     def block(self, max_seq_len: int) -> None:

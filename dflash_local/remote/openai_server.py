@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 THOUGHT = "</think>"  # what a server's reasoning parser takes out of the text
 MAX_CHOICES = MAX_CALLS = 128  # of one event
+GONE_S = 2.0  # what a process that was killed may take until it has ended
 MAX_IDS = 2**20  # of one event: those of a long prompt
 MAX_ID = 2**31  # of a token; no request counts as many
 SHORTEST_S = 0.01  # a reply that came within less tells nothing of its speed
@@ -121,6 +122,11 @@ class OpenAIServer:
         except Interrupted:
             yield nothing_done(self.facts, request)
             return
+        except ServerError as error:  # a process that is being killed closes its connections before it has ended
+            end = self.process.end_within(GONE_S) if self.process is not None else None
+            if end is None:
+                raise
+            raise DeviceLostError(end.message, end.hint) from error
         if restarted:
             yield Notice(f"the server at {self.facts.url} was restarted: {self.facts.loaded_as}", "warning")
         reply = ServerReply(request, self.facts, seed)

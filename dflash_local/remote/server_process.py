@@ -189,6 +189,12 @@ class ServerProcess:
     @property
     def end(self) -> ServerError | None:
         """How it has ended, by itself or by somebody; None while it runs."""
+        return self.end_within(0.0)
+
+    def end_within(self, seconds: float) -> ServerError | None:
+        """Wait so long for its end, and return how it ended; None where it still runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
         if self.alive:
             return None
         line = server_log.last_line(self.log)
