@@ -44,7 +44,7 @@ class Entry:
     mtime_ns: int
 
 
-class PartFile(NamedTuple):
+class KeptPart(NamedTuple):
     """Holds what an earlier pull left of a blob, in bytes."""
 
     path: Path
@@ -205,13 +205,13 @@ class Cache:
         """
         return tuple(path for path, _, rest in self._incomplete(repo) if rest <= 0)
 
-    def parts(self, repo: str) -> dict[str, PartFile]:
+    def parts(self, repo: str) -> dict[str, KeptPart]:
         """Find what of the orphans a pull of ours can go on with, by the blob's name: its longest part."""
-        found: dict[str, PartFile] = {}
+        found: dict[str, KeptPart] = {}
         for path, match, rest in self._incomplete(repo):
             kind, etag = _kind(path), match["etag"]
-            if rest <= 0 and match["part"] and kind and kind.st_size > found.get(etag, PartFile(path, 0)).size:
-                found[etag] = PartFile(path, kind.st_size)
+            if rest <= 0 and match["part"] and kind and kind.st_size > found.get(etag, KeptPart(path, 0)).size:
+                found[etag] = KeptPart(path, kind.st_size)
         return found
 
     def drop_orphans(self, repo: str, keep: Collection[str] = ()) -> int:
