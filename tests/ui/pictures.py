@@ -111,7 +111,7 @@ def draw(scene: Scene) -> str:
         stage.chat.composer.cursor_blink = False
         await scene.act(stage, pilot)
         while len(drawn) < 2 or drawn[-1] != drawn[-2]:  # until nothing moves any more
-            await pilot.pause(0.3)  # every widget has had its turn to draw, also on a busy machine
+            await pilot.pause(0.05)
             drawn.append(normal(stage.app.export_screenshot(title="dflash", simplify=True)))
 
     colourless = os.environ.pop("NO_COLOR", None)
