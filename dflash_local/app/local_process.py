@@ -224,6 +224,8 @@ def _start(
     with (folder / "log").open("wb") as log:
         process = child_process.start(
             child_process.python_command(MODULE, [str(folder)]),
+            # A measurement is told of folders as the user named them; a pair that is opened has whole paths.
+            folder=child_process.USERS_FOLDER if isinstance(message, Measure) else child_process.OWN_FOLDER,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

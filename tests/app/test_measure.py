@@ -50,6 +50,17 @@ def _break(_user: Settings, _notify: Notify) -> None:
     raise ZeroDivisionError("planted")
 
 
+def _look(_user: Settings, _notify: Notify) -> tuple[Path, bool]:
+    return Path.cwd(), str(Path.cwd()) in sys.path or "" in sys.path
+
+
+def test_it_runs_where_the_command_does_and_imports_nothing_from_there(
+    user: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert measure("demo", _look, user, lambda _event: None) == (tmp_path, False)
+
+
 def test_a_command_measures_without_torch_and_leaves_no_process(user: Settings) -> None:
     code = (
         "import sys; from dflash_local.cli.main import main\n"
