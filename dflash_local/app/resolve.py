@@ -5,7 +5,6 @@ Decides by names, folders and manifests. What lies in the files is checked at lo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from dflash_local.app.models import ModelStore, model_store, registry, remote_co
 from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
-from dflash_local.checkpoint_files.source import is_on_disk, open_source
+from dflash_local.checkpoint_files.source import given_path, is_on_disk, open_source
 from dflash_local.errors import DFlashError, DoesNotFitError, DownloadError, UnknownModelError, UsageError
 from dflash_local.events import Notice
 from dflash_local.settings import Settings
@@ -404,7 +403,7 @@ def _drafter(text: str) -> Repo | Path:
     from dflash_local.catalog.row import Repo
 
     if is_on_disk(text):
-        return Path(os.path.expanduser(text)).absolute()
+        return given_path(text)
     if not is_repo_id(text):
         raise UsageError(
             f"--drafter {text!r} is neither on this machine nor a repository",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash_local.checkpoint_files.source import is_on_disk
+from dflash_local.checkpoint_files.source import given_path, is_on_disk
 from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
 
 if TYPE_CHECKING:
@@ -79,12 +78,11 @@ def find(model: str, drafter: str | None = None) -> Pair:
     """
     if drafter is not None and not is_on_disk(drafter):
         raise UsageError(f"--drafter {drafter!r} does not exist", "give the folder or GGUF file of a DFlash drafter")
-    # Absolute: the engine's process has another current folder.
-    chosen = Path(os.path.expanduser(drafter)).absolute() if drafter is not None else None
+    chosen = given_path(drafter) if drafter is not None else None
     if model in BUNDLED:
         return _bundled(model, chosen)
     if is_on_disk(model):
-        return Pair(model, Path(os.path.expanduser(model)).absolute(), chosen, bundled=False)
+        return Pair(model, given_path(model), chosen, bundled=False)
     raise _unknown(model)
 
 

@@ -57,6 +57,11 @@ def is_on_disk(text: str) -> bool:
     return os.path.exists(os.path.expanduser(text))  # os.path: a name that no path can be is simply not one
 
 
+def given_path(text: str) -> Path:
+    """Return the path that a user typed, absolute: the engine's process has another current folder."""
+    return Path(os.path.expanduser(text)).absolute()
+
+
 def open_source(path: Path) -> Source:
     """Return the checkpoint in a folder of safetensors files, or in a GGUF file."""
     if path.is_file():
