@@ -101,6 +101,8 @@ def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
         hot[torch.arange(rows), torch.arange(rows) * 97 % k] = 1
         x[:, 5] *= 1000
         want = x.double() @ wide.double().t()
+        # The kernel rounds a minimum less 128 scales to float32; every other format gives the weight's own bits.
+        slack = wide.abs().amax(1, keepdim=True) * (2**-19 if packed.format.minima else 0)
         for config in configs(packed, rows):
             out = fragment_gemm.linear(x, packed, empty(rows, n), config)
             assert error(out, want) < 3e-3, (name, config)
@@ -111,7 +113,8 @@ def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
             added = fragment_gemm.linear(x, packed, residual.clone(), config, residual)
             assert torch.equal(added, (out.float() + residual.float()).bfloat16()), (name, config)
             picked = fragment_gemm.linear(hot, packed, empty(rows, n), config)
-            assert torch.equal(picked, (hot.float() @ wide.t()).bfloat16()), (name, config)
+            least, most = ((hot.float() @ (wide + each).t()).bfloat16() for each in (-slack, slack))
+            assert ((least <= picked) & (picked <= most)).all(), (name, config)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -139,7 +142,7 @@ def test_what_is_decoded_for_prompts_is_what_the_weight_stands_for() -> None:
 
 
 def test_rows_of_an_embedding_are_what_the_weight_stands_for() -> None:
-    ids = torch.tensor([17, 0, 991, 8, 17, 500], device="cuda")
+    ids = torch.tensor([17, 0, 511, 8, 17, 500], device="cuda")
     for name, weight in weights():
         packed, want = FragmentWeight.of(weight), weight.dequantized().bfloat16()[ids]
         assert torch.equal(fragment_decode.gather(packed, ids, torch.full_like(want, float("nan"))), want), name
