@@ -131,8 +131,8 @@ def test_the_editor_has_the_users_folder_and_no_secrets(folder: Path, monkeypatc
 
 @pytest.mark.needs_torch
 def test_none_of_its_files_runs_with_the_program(folder: Path) -> None:
-    """``__main__`` and a command that starts a child; the other commands take the same two ways."""
-    assert "Hello" in call("-m", "dflash_local", *RUN)
+    """``__main__`` and a command that starts a child; the other commands take the same two ways, with transformers."""
+    assert "Hello" in call("-m", "dflash_local", *RUN, "--engine", "fused")
 
 
 @pytest.mark.slow  # the other commands that start children, each both ways: a minute, and three on a busy machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +15,17 @@ from dflash_local.store.hub import Hub
 from dflash_local.store.hub_client import MAX_ANSWER_BYTES, HubPatience
 from dflash_local.store.pull import Wanted, prepare, pull
 from tests.fake_hub import wait_until
-from tests.hostile_hub import LINES, LISTINGS, PLACES, REPO, HostileHub
+from tests.hostile_hub import LINES, LISTINGS, PLACES, REPO, HostileHub, Reply
 
 IMPATIENT = HubPatience(1.0, 0.2, 0.2, 0.6, tries=2, first_tries=2, pause_s=0.01, longest_wait_s=0.3)
+PACKED = {"listing": ("gzip bomb", "brotli by name"), "file": ("404 as a gzip bomb",)}  # not unpacked
 BUFFERED = 12 << 20  # what the two sockets hold, for each of the tries
 
 
-def refused(hostile: HostileHub, folder: Path, patience: HubPatience) -> DownloadError:
-    hub = Hub(hostile.url, None, False, folder, patience=patience)
-    with pytest.raises(DownloadError) as caught:
-        cache = Cache(folder)
+def refused(reply: Reply, place: str, folder: Path, whole_s: float) -> DownloadError:
+    patience = replace(IMPATIENT, whole_s=whole_s)
+    with HostileHub(reply, place) as hostile, pytest.raises(DownloadError) as caught:
+        hub, cache = Hub(hostile.url, None, False, folder, patience=patience), Cache(folder)
         pull(prepare([Wanted("target", REPO)], hub, cache, None), hub, cache, None, None)
     assert not hostile.outlasted, "the client waited until the server had enough"
     assert hostile.sent < MAX_ANSWER_BYTES + BUFFERED
@@ -31,25 +33,27 @@ def refused(hostile: HostileHub, folder: Path, patience: HubPatience) -> Downloa
     return caught.value
 
 
-@pytest.mark.parametrize("place", [*PLACES[:2], pytest.param(PLACES[2], marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", LINES)
-def test_a_hostile_line_ends_in_one_line(name: str, place: str, tmp_path: Path) -> None:
-    with HostileHub(LINES[name], place) as hostile:
-        refused(hostile, tmp_path, IMPATIENT)
-
-
 @pytest.mark.parametrize(
-    ("name", "place"), [("gzip bomb", "listing"), ("brotli by name", "listing"), ("404 as a gzip bomb", "file")]
+    ("place", "whole_s", "replies"),
+    [
+        *((place, 0.6, LINES) for place in PLACES[:2]),
+        pytest.param(PLACES[2], 0.6, LINES, marks=pytest.mark.slow),
+        (PLACES[0], 10.0, LISTINGS),
+    ],
+    ids=[*PLACES, "in the listing"],
 )
-def test_nothing_is_unpacked(name: str, place: str, tmp_path: Path) -> None:
-    with HostileHub(LINES[name], place) as hostile:
-        assert "compressed an answer" in refused(hostile, tmp_path, IMPATIENT).message
-
-
-@pytest.mark.parametrize("name", LISTINGS)
-def test_a_hostile_listing_ends_in_one_line(name: str, tmp_path: Path) -> None:
-    with HostileHub(LISTINGS[name]) as hostile:
-        refused(hostile, tmp_path, replace(IMPATIENT, whole_s=10.0))
+def test_every_hostile_reply_ends_in_one_line(
+    place: str, whole_s: float, replies: dict[str, Reply], tmp_path: Path
+) -> None:
+    """They mostly wait: some at a time."""
+    with ThreadPoolExecutor(8) as clients:
+        attacks = {
+            name: clients.submit(refused, reply, place, tmp_path / str(number), whole_s)
+            for number, (name, reply) in enumerate(replies.items())
+        }
+    assert {name: fault for name, attack in attacks.items() if (fault := attack.exception())} == {}
+    for name in PACKED.get(place, ()) if replies is LINES else ():
+        assert "compressed an answer" in attacks[name].result().message
 
 
 @pytest.mark.parametrize("name", ["silence", "100 for ever, slowly", "headers, a byte at a time"])
