@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, count, repeat
 from typing import Any
 
-from tests.hub_files import File, safetensors
+from tests.fake_hub import File, safetensors
 
 REPO = "owner/target"
 SECONDS, BYTES = 20.0, 64 << 20

@@ -378,10 +378,7 @@ def test_broad_excepts_are_the_known_ones() -> None:
 
 def test_json_is_parsed_with_bounds() -> None:
     found = {
-        relative(path)
-        for path in sources()
-        for node in nodes_of(path)
-        if dotted(node) in ("json.load", "json.loads")
+        relative(path) for path in sources() for node in nodes_of(path) if dotted(node) in ("json.load", "json.loads")
     }
     assert {path for path in found if not path.startswith("remote/")} <= PLAIN_JSON
 

@@ -18,8 +18,8 @@ from dflash_local.cli.console import Console
 from dflash_local.planner.machine import named
 from tests.app.test_fine_tune import GGUF, snapshot
 from tests.cli.conftest import Cli, Opened, write_overlay
+from tests.fake_hub import safetensors
 from tests.fake_pip import fake_pip
-from tests.hub_files import safetensors
 from tests.smollm2 import in_package, with_drafter
 
 CARD = named("RTX 4090", 24.0)

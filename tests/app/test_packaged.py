@@ -15,8 +15,8 @@ from dflash_local.app.resolve import choose, resolve
 from dflash_local.catalog.row import Repo
 from tests.app.test_fine_tune import snapshot
 from tests.cli.conftest import Cli, Opened, write_overlay
+from tests.fake_hub import safetensors
 from tests.fake_pip import FakePip, fake_pip
-from tests.hub_files import safetensors
 from tests.smollm2 import GGUF, TARGET, in_package, with_drafter
 
 

@@ -16,8 +16,7 @@ from dflash_local.store.hub import Hub
 from dflash_local.store.hub_client import HubPatience
 from dflash_local.store.local import Local
 from dflash_local.store.pull import PullPlan, Wanted, prepare, pull
-from tests.fake_hub import FakeHub
-from tests.hub_files import safetensors, shards
+from tests.fake_hub import FakeHub, safetensors, shards
 
 QUICK = HubPatience(
     connect_s=1.0,

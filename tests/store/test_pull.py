@@ -15,8 +15,7 @@ from dflash_local.catalog.row import Fingerprint
 from dflash_local.errors import DoesNotFitError, DownloadError, PairError
 from dflash_local.store import manifest
 from dflash_local.store.pull import Wanted
-from tests.fake_hub import FakeHub
-from tests.hub_files import safetensors, shards
+from tests.fake_hub import FakeHub, safetensors, shards
 
 TARGET, DRAFTER = "owner/target", "owner/drafter"
 KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
-from tests.fake_hub import FakeHub, wait_until
-from tests.hub_files import HTML, safetensors
+from tests.fake_hub import HTML, FakeHub, safetensors, wait_until
 from tests.store.test_pull_processes import process
 
 TARGET = "owner/target"

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import DoesNotFitError, DownloadError, Interrupted
-from tests.fake_hub import FakeHub, wait_until
-from tests.hub_files import CHUNK, HTML, safetensors
+from tests.fake_hub import CHUNK, HTML, FakeHub, safetensors, wait_until
 
 TARGET = "owner/target"
 WEIGHTS = "model.safetensors"

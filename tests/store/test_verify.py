@@ -13,7 +13,7 @@ from dflash_local.errors import CheckpointError
 from dflash_local.store.cache import Cache, Entry
 from dflash_local.store.hub import Listing, RemoteFile
 from dflash_local.store.verify import check_generation, check_index, prove
-from tests.hub_files import File
+from tests.fake_hub import File
 
 REPO, COMMIT = "owner/name", "1" * 40
 INDEX = "model.safetensors.index.json"

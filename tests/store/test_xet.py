@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
-from tests.fake_hub import FakeHub, wait_until
-from tests.hub_files import safetensors
+from tests.fake_hub import FakeHub, safetensors, wait_until
 
 TARGET, WEIGHTS = "owner/target", "model.safetensors"
 XET_CLIENT = """
