@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dflash_local.tables import GIB, Column, amount, field, listing, table
 
 
-@pytest.mark.parametrize(
-    ("size", "shown"),
-    [(None, "unknown"), (0, "0 B"), (2048, "2.0 KiB"), (51904512, "49.5 MiB"), (17.98 * GIB, "17.98 GiB")],
-)
-def test_amounts_carry_their_unit(size: float | None, shown: str) -> None:
-    assert amount(size) == shown
+def test_amounts_carry_their_unit() -> None:
+    assert amount(None) == "unknown"
     assert amount(1500 * GIB) == "1,500.0 GiB" and amount(0.3 * 2**20) == "0.3 MiB"
 
 

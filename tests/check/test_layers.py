@@ -117,18 +117,6 @@ def test_a_sound_target_agrees_under_every_option(
     assert report.first is None and report.largest.error < report.bar / 2, report.largest
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("demo", "bfloat16"), ("demo-hybrid", "float32")])
-def test_the_bundled_pairs_agree(name: str, dtype: str) -> None:
-    pair = Pair(name, FOLDER / name / "target", FOLDER / name / "drafter", bundled=True)
-    session = load(pair, LoadConfig(engine="fused", dtype=dtype, device="cpu", context=CONTEXT))
-    fractions: list[float] = []
-    report = check_layers(session, pair, ids=range(5, 53), on_fraction=fractions.append)
-    assert report.first is None and report.tokens == 48, report.finding().text
-    assert fractions == sorted(fractions) and fractions[-1] == 1
-    assert session.runner.target.length == 0 and session.runner.target.on_residual is None
-    session.close()
-
-
 @pytest.mark.parametrize("dtype", EACH_DTYPE)
 @pytest.mark.parametrize("fault", faults.LOADED, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named_where_it_is(
@@ -194,8 +182,11 @@ def test_the_session_answers_as_before(open_session: Callable[..., tuple[Session
     target, ids = session.runner.target, torch.arange(5, 20)
     target.clear()
     before = target.prefill(ids, False).hidden
-    assert check_layers(session, pair).first is None
-    assert target.length == 0 and torch.equal(target.prefill(ids, False).hidden, before)
+    fractions: list[float] = []
+    report = check_layers(session, pair, ids=range(5, 53), on_fraction=fractions.append)
+    assert report.first is None and report.tokens == 48
+    assert fractions == sorted(fractions) and fractions[-1] == 1
+    assert target.length == 0 and target.on_residual is None and torch.equal(target.prefill(ids, False).hidden, before)
 
 
 def test_one_layer_has_weights_at_a_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Products of the fused engine against the decoded weights: right as they are, named when one is wrong."""
+"""Products of the fused engine against the decoded weights, named when one is wrong; sound: test_no_false_alarms.py."""
 
 from __future__ import annotations
 
@@ -27,16 +27,6 @@ def fused(name: str = "demo-hybrid", **changes: Any) -> Iterator[Session]:
         yield session
     finally:
         session.close()
-
-
-@pytest.mark.parametrize("name", bundled.BUNDLED)
-@pytest.mark.parametrize(
-    "how", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantize": "int4"}, {"quantize": "fp8", "dtype": "bfloat16"}]
-)
-def test_products_of_bundled_pairs_are_right(name: str, how: dict[str, Any]) -> None:
-    with fused(name, **how) as session:
-        found = check_products(session)
-    assert found.state == "ok" and len(found.figures) >= 6, found.text
 
 
 def test_gate_and_up_exchanged_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from dflash_local.catalog.shapes import shape
-from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.config.features import GatedDeltaNetConfig, ModelConfig
 from dflash_local.config.read_model import read_model
-from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.planner import formats, memory, parameters
-from tests.drafter_configs import decoder_of_shape
 
 GIB = 2**30
 
@@ -49,26 +46,6 @@ QUOTED_GIB: dict[str, float] = {
     "moonshotai/Kimi-K2.5": 554.3,
     "meta-llama/Llama-3.1-8B-Instruct": 14.96,
 }
-# drafter: its target, parameters, quoted GiB
-DRAFTERS: dict[str, tuple[str, int, float]] = {
-    "z-lab/Kimi-K2.5-DFlash": ("moonshotai/Kimi-K2.5", 3479277056, 6.48),
-    "z-lab/Qwen3.5-4B-DFlash": ("Qwen/Qwen3.5-4B", 634425856, 1.18),
-    "z-lab/Qwen3.5-9B-DFlash": ("Qwen/Qwen3.5-9B", 1291904512, 2.41),
-    "z-lab/Qwen3.5-27B-DFlash": ("Qwen/Qwen3.5-27B", 2128682496, 3.96),
-    "z-lab/Qwen3.5-35B-A3B-DFlash": ("Qwen/Qwen3.5-35B-A3B", 385906176, 0.72),
-    "z-lab/Qwen3.5-122B-A10B-DFlash": ("Qwen/Qwen3.5-122B-A10B", 773893632, 1.44),
-    "z-lab/Qwen3.6-27B-DFlash": ("Qwen/Qwen3.6-27B", 1730213120, 3.22),
-    "z-lab/Qwen3.6-35B-A3B-DFlash": ("Qwen/Qwen3.6-35B-A3B", 385906176, 0.72),
-    "z-lab/Qwen3-Coder-Next-DFlash": ("Qwen/Qwen3-Coder-Next", 473995264, 0.88),
-    "z-lab/Qwen3-Coder-30B-A3B-DFlash": ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 473995264, 0.88),
-    "z-lab/gpt-oss-20b-DFlash": ("openai/gpt-oss-20b", 784767104, 1.46),
-    "z-lab/gpt-oss-120b-DFlash": ("openai/gpt-oss-120b", 784767104, 1.46),
-    "z-lab/Qwen3-4B-DFlash-b16": ("Qwen/Qwen3-4B", 537427200, 1.0),
-    "z-lab/Qwen3-8B-DFlash-b16": ("Qwen/Qwen3-8B", 1048626432, 1.95),
-    "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat": ("meta-llama/Llama-3.1-8B-Instruct", 1048626432, 1.95),
-    "z-lab/Qwen3.5-397B-A17B-DFlash": ("Qwen/Qwen3.5-397B-A17B", 1291904512, 2.41),
-    "z-lab/Qwen3.8-27B-DFlash2": ("Qwen/Qwen3.8-27B", 1924404480, 3.59),
-}
 
 
 def published(repo: str) -> dict[str, Any]:
@@ -79,10 +56,6 @@ def published(repo: str) -> dict[str, Any]:
 
 def target(repo: str) -> ModelConfig:
     return read_model(published(repo), repo)
-
-
-def drafter(repo: str) -> DFlashConfig:
-    return decoder_of_shape(published(repo), repo)
 
 
 @pytest.mark.parametrize("repo", TARGETS)
@@ -100,22 +73,7 @@ def test_kimi_keeps_latent_keys_and_values() -> None:
     assert memory.kv_bytes_per_token(target("moonshotai/Kimi-K2.5")) == 61 * 576 * 2
 
 
-@pytest.mark.parametrize("repo", DRAFTERS)
-def test_parameters_of_a_drafter_are_exact_and_its_file_has_the_quoted_size(repo: str) -> None:
-    found = parameters.drafter_parameters(drafter(repo), target(DRAFTERS[repo][0]).hidden_size)
-    assert found == DRAFTERS[repo][1]
-    assert found * 2 / GIB == pytest.approx(DRAFTERS[repo][2], abs=0.006)
-
-
 @pytest.mark.parametrize("repo", QUOTED_GIB)
 def test_a_text_models_files_are_of_the_quoted_size(repo: str) -> None:
     found = formats.published_bytes(target(repo))
     assert found is not None and found / GIB == pytest.approx(QUOTED_GIB[repo], rel=0.01)
-
-
-def test_a_null_that_is_needed_is_taken_from_what_is_likely_or_is_unknown() -> None:
-    config = published("z-lab/Qwen3.5-397B-A17B-DFlash")
-    assert decoder_of_shape(config, "x").inferred == ("attention_bias", "intermediate_size")
-    del config["_inferred"]
-    with pytest.raises(UnknownValue, match="x: intermediate_size is missing"):
-        decoder_of_shape(config, "x")
