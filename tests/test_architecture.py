@@ -17,24 +17,9 @@ PACKAGE = ROOT / "dflash_local"
 
 FLOORS = {
     **dict.fromkeys(
-        (
-            "__init__",
-            "checkpoint_files",
-            "child_process",
-            "errors",
-            "events",
-            "schema",
-            "import_path",
-            "json_text",
-            "load_config",
-            "loaded",
-            "request",
-            "settings",
-            "tables",
-            "terminal",
-        ),
-        0,
+        ("__init__", "checkpoint_files", "child_process", "errors", "events", "import_path", "json_text"), 0
     ),
+    **dict.fromkeys(("load_config", "loaded", "request", "schema", "settings", "tables", "terminal"), 0),
     **dict.fromkeys(("catalog", "config", "drafters.layout", "layout", "worker"), 1),
     **dict.fromkeys(("store", "planner"), 2),
     **dict.fromkeys(("chat", "kernels"), 3),
@@ -45,24 +30,8 @@ FLOORS = {
     **dict.fromkeys(("cli", "__main__"), 8),
 }
 TORCH_FREE = {room for room, floor in FLOORS.items() if floor == 0} | {
-    *(
-        "catalog",
-        "config",
-        "drafters.layout",
-        "layout",
-        "store",
-        "planner",
-        "worker",
-        "chat",
-        "app",
-        "service",
-        "remote",
-        "report",
-        "api",
-        "ui",
-        "cli",
-        "__main__",
-    )
+    *("catalog", "config", "drafters.layout", "layout", "store", "planner", "worker", "chat", "app", "service"),
+    *("remote", "report", "api", "ui", "cli", "__main__"),
 }
 HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla", "textual", "gradio"}
 # Where a torch-free room may import it after all, inside that function alone.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dflash_local.catalog.row import Fingerprint
 from dflash_local.events import Notice, PullProgress
 from dflash_local.store.cache import Cache
 from dflash_local.store.hub import Hub
@@ -17,6 +20,7 @@ from dflash_local.store.hub_client import HubPatience
 from dflash_local.store.local import Local
 from dflash_local.store.pull import PullPlan, Wanted, prepare, pull
 from tests.fake_hub import FakeHub, safetensors, shards
+from tests.store.cache_trees import Tree
 
 QUICK = HubPatience(
     connect_s=1.0,
@@ -31,6 +35,8 @@ QUICK = HubPatience(
 )
 TOKEN = "hf_secretsecretsecret"
 TARGET, DRAFTER = "owner/target", "owner/drafter"
+KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)
+PAIR = (Wanted("target", TARGET), Wanted("drafter", DRAFTER, None, (KNOWN,)))
 DRAFTER_CONFIG = {
     "architectures": ["DFlashDraftModel"],
     "num_hidden_layers": 2,
@@ -81,6 +87,13 @@ class Puller:
     def impatient(self, **changes: Any) -> None:
         self.patience = replace(self.patience, **changes)
 
+    def age(self) -> list[Path]:
+        """Parts that a run left, as of a minute ago: the next run would wait whether they grow."""
+        parts = [*self.cache.folder.rglob("*.incomplete")]
+        for part in parts:
+            os.utime(part, (time.time() - 60, time.time() - 60))
+        return parts
+
     @property
     def notices(self) -> list[str]:
         return [event.message for event in self.said if isinstance(event, Notice)]
@@ -99,6 +112,11 @@ class Puller:
 
     def incomplete(self, repo: str = TARGET) -> list[str]:
         return [name for name in self.blobs(repo) if name.endswith(".incomplete")]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
 
 
 @pytest.fixture
@@ -152,8 +170,6 @@ def failing() -> Callable[[int], Callable[..., Any]]:
 
     def of(number: int) -> Callable[..., Any]:
         def fail(*_: Any, **__: Any) -> Any:
-            import os
-
             raise OSError(number, os.strerror(number))
 
         return fail

@@ -16,11 +16,6 @@ from tests.store.cache_trees import COMMIT, REPO, SMALL, Tree
 links = pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
-
-
 def test_the_layout_is_that_of_huggingface_hub(tree: Tree) -> None:
     file_download = pytest.importorskip("huggingface_hub.file_download")
     tree.add()

@@ -23,11 +23,6 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
-
-
 def partial(tree: Tree, name: str = "e" * 64 + ".0123abcd.incomplete", age: float = 60.0) -> Path:
     path = tree.cache.repo_folder(REPO) / "blobs" / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,6 @@ from dflash_local.store.local import Local
 from tests.store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, safetensors
 
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
 
 
 def found(tree: Tree, revision: str | None = None) -> Local:

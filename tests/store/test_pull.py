@@ -16,10 +16,7 @@ from dflash_local.errors import DoesNotFitError, DownloadError, PairError
 from dflash_local.store import manifest
 from dflash_local.store.pull import Wanted
 from tests.fake_hub import FakeHub, safetensors, shards
-
-TARGET, DRAFTER = "owner/target", "owner/drafter"
-KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)
-PAIR = (Wanted("target", TARGET), Wanted("drafter", DRAFTER, None, (KNOWN,)))
+from tests.store.conftest import DRAFTER, PAIR, TARGET
 
 
 def test_a_pair_is_pulled_proven_and_recorded(puller: Any, fake: FakeHub, pair: Any) -> None:
@@ -33,14 +30,6 @@ def test_a_pair_is_pulled_proven_and_recorded(puller: Any, fake: FakeHub, pair: 
     assert record.endpoint == fake.url and all(file.sha256 for file in record.files) and record.pulled_at.endswith("Z")
     last = {event.repo: event for event in puller.progress}
     assert all(last[repo].done == last[repo].total for repo in pair)
-
-
-def test_a_second_pull_asks_nobody_anything(puller: Any, fake: FakeHub, pair: Any) -> None:
-    puller.pull(*PAIR)
-    before = len(fake.requests)
-    plan = puller.prepare(*PAIR)
-    assert plan.ready and plan.to_fetch == 0 and plan.need == 0
-    assert all(local.verified for local in puller.run(plan)) and len(fake.requests) == before
 
 
 def test_small_files_of_both_come_before_any_weight(puller: Any, fake: FakeHub, pair: Any) -> None:

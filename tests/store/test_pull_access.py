@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from dflash_local.catalog.row import Fingerprint
 from dflash_local.errors import DownloadError
-from dflash_local.store.pull import Wanted
 from tests.fake_hub import FakeHub
-
-TARGET, DRAFTER = "owner/target", "owner/drafter"
-KNOWN = Fingerprint("first", 2, (1, 3), 9, 8, None)
-PAIR = (Wanted("target", TARGET), Wanted("drafter", DRAFTER, None, (KNOWN,)))
-
+from tests.store.conftest import DRAFTER, PAIR, TARGET
 
 # Gates
 
@@ -69,7 +63,9 @@ def test_a_complete_cache_needs_no_socket(puller: Any, pair: Any, offline: bool,
     puller.pull(*PAIR)
     opened = request.getfixturevalue("no_sockets")
     puller.offline = offline
-    assert all(local.verified for local in puller.pull(*PAIR)) and opened == []
+    plan = puller.prepare(*PAIR)
+    assert plan.ready and plan.to_fetch == 0 and plan.need == 0
+    assert all(local.verified for local in puller.run(plan)) and opened == []
 
 
 def test_offline_takes_what_another_program_fetched(puller: Any, small: Any, request: Any) -> None:

@@ -11,11 +11,6 @@ from dflash_local.store import local, manifest, removal
 from tests.store.cache_trees import COMMIT, OLDER, REPO, SHARDS, SMALL, Tree, only, planned, pulled, safetensors
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
-
-
 @pytest.mark.parametrize("linked", [True, False])
 def test_what_we_pulled_goes_altogether(tree: Tree, linked: bool) -> None:
     pulled(tree, SHARDS, linked)

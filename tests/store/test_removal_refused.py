@@ -31,11 +31,6 @@ removal.remove(plan)
 """
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
-
-
 def test_a_repo_in_use_is_refused_with_the_process_named(tree: Tree) -> None:
     pulled(tree)
     pulled(tree, repo="lab/Drafter")

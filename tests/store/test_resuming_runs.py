@@ -1,11 +1,14 @@
-"""A file in flight goes on in the next run: after a kill, a stop, a bad line; and is dropped when it is wrong."""
+"""Two processes at one pull; a file in flight goes on in the next run, and is dropped when it is wrong."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,45 @@ import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
 from tests.fake_hub import HTML, FakeHub, safetensors, wait_until
-from tests.store.test_pull_processes import process
 
 TARGET = "owner/target"
 WEIGHTS = "model.safetensors"
 SIZE = 4_000_000
+
+
+PROCESS = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in whatever nohup or a shell's background starts
+from pathlib import Path
+from dflash_local.errors import DFlashError
+from dflash_local.store.cache import Cache
+from dflash_local.store.hub import Hub
+from dflash_local.store.pull import Wanted, prepare, pull
+url, home, repo = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+hub, cache = Hub(url, None, False, home / "hub"), Cache(home / "hub")
+def say(event):
+    print(event, flush=True)
+try:
+    plan = prepare([Wanted("target", repo)], hub, cache, home / "manifests")
+    print("ready" if plan.ready else "begin", flush=True)
+    done = pull(plan, hub, cache, home / "manifests", home / "locks", on_event=say)
+    print("verified", done[0].verified, flush=True)
+except DFlashError as error:
+    print(error, file=sys.stderr, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+@contextmanager
+def process(puller: Any, repo: str = TARGET) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROCESS, puller.fake.url, str(puller.home), repo]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
 
 
 @pytest.fixture
@@ -41,13 +78,6 @@ def part_bytes(puller: Any) -> int:
         with suppress(FileNotFoundError):
             sizes.append(path.stat().st_size)
     return sum(sizes)
-
-
-def aged(puller: Any) -> Path:
-    """The one part that a run left, as of a minute ago: the next run would wait whether it grows."""
-    (part,) = parts(puller)
-    os.utime(part, (time.time() - 60, time.time() - 60))
-    return part
 
 
 def sent_since(fake: FakeHub, requests: int) -> int:
@@ -77,7 +107,8 @@ def test_a_kill_in_the_large_file_costs_what_was_not_written(
         assert wait_until(lambda: part_bytes(puller) > 1_000_000, 60)
         child.send_signal(signal.SIGKILL)
         child.wait()
-    had, before = aged(puller).stat().st_size, len(fake.gets(WEIGHTS))
+    (part,) = puller.age()
+    had, before = part.stat().st_size, len(fake.gets(WEIGHTS))
     fake.clear_faults()
     small = len(fake.gets("*.json"))
     local = puller.pull(TARGET)[0]
@@ -94,7 +125,7 @@ def test_a_stop_in_the_large_file_costs_nothing(puller: Any, fake: FakeHub, larg
     with pytest.raises(Interrupted) as caught:
         puller.pull(TARGET, cancelled=lambda: fake.sent(WEIGHTS) > 500_000)
     assert "in the middle of a file" in caught.value.hint
-    had = aged(puller).stat().st_size
+    had = puller.age()[0].stat().st_size
     before = len(fake.gets(WEIGHTS))
     assert had > 0 and puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
     assert sent_since(fake, before) == len(large[WEIGHTS]) - had
@@ -147,3 +178,15 @@ def test_two_files_of_one_content_are_fetched_once(puller: Any, fake: FakeHub) -
     data = safetensors(200_000)
     fake.add_repo(TARGET, {"config.json": b"{}", "tokenizer.json": data, WEIGHTS: data})
     assert puller.pull(TARGET)[0].verified and fake.sent("*.json") + fake.sent(WEIGHTS) == len(data) + 2
+
+
+def test_of_two_processes_one_downloads_and_one_waits(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault("model.safetensors", "trickle", rate=200_000)
+    with process(puller) as first:
+        assert wait_until(lambda: fake.sent("model.safetensors") > 0, 60)
+        plan = puller.prepare(TARGET)
+        assert not plan.ready and puller.run(plan)[0].verified
+        out, _ = first.communicate(timeout=60)
+    assert first.returncode == 0 and "verified True" in out
+    assert [r.server for r in fake.gets("model.safetensors")] == ["hub", "cdn"]
+    assert puller.notices == [f"owner/target is being pulled by process {first.pid}: waiting for it"]
