@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dflash_local.catalog.shapes import shape
 from dflash_local.config.architecture import same_architecture
 from dflash_local.config.read_model import read_model
+from tests.drafter_configs import published
 
 LLAMA = {
     "factor": 8.0,
@@ -19,14 +19,8 @@ LLAMA = {
 }
 
 
-def known(repo: str = "Qwen/Qwen3-8B") -> dict[str, Any]:
-    found = shape(repo)
-    assert found is not None
-    return found
-
-
 def alike(repo: str, **changes: Any) -> bool:
-    return same_architecture(read_model({**known(repo), **changes}, "tuned"), read_model(known(repo), repo))
+    return same_architecture(read_model({**published(repo), **changes}, "tuned"), read_model(published(repo), repo))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +65,6 @@ def test_what_shapes_a_layer_parts_them(changes: dict[str, Any]) -> None:
 def test_settings_that_the_registry_lacks_part_nobody() -> None:
     """Its copies have what sources quote: llama's rotation without its bounds, gpt-oss's without truncation."""
     assert alike("meta-llama/Llama-3.1-8B-Instruct", rope_scaling=LLAMA)
-    scaling = {**known("openai/gpt-oss-20b")["rope_scaling"], "truncate": False}
+    scaling = {**published("openai/gpt-oss-20b")["rope_scaling"], "truncate": False}
     assert alike("openai/gpt-oss-20b", rope_scaling=scaling)
     assert not alike("openai/gpt-oss-20b", num_local_experts=128)

@@ -20,6 +20,7 @@ from dflash_local.config.quantization import StoredFp4
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters.kinds import ARCHITECTURES
 from dflash_local.errors import CheckpointError, PairError
+from tests.drafter_configs import published
 
 NAMES = [path.stem.replace("--", "/") for path in sorted(FOLDER.glob("*.json"))]
 TARGETS = [name for name in NAMES if (shape(name) or {})["architectures"][0] not in ARCHITECTURES]
@@ -44,12 +45,6 @@ LINEAR = {
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 ROUTED = {"n_routed_experts": 8, "moe_intermediate_size": 16, "n_shared_experts": 2, "first_k_dense_replace": 1}
-
-
-def published(repo: str) -> dict[str, Any]:
-    found = shape(repo)
-    assert found is not None
-    return found
 
 
 def read(architecture: str, **changes: Any) -> ModelConfig:

@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.catalog.shapes import shape
-from dflash_local.config.features import ModelConfig
-from dflash_local.config.read_model import read_model
-from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import cpu_probe, cpu_speed
 from dflash_local.planner.cpu_probe import CpuRates
@@ -20,24 +16,16 @@ from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
 from dflash_local.planner.speed import ExpectedAcceptance, Prediction, predict
 from dflash_local.ui.plan_text import speed_lines
-from tests.drafter_configs import decoder_of_shape
+from tests.drafter_configs import published_drafter, published_target
 
 GIB = 2**30
 RATES = CpuRates("a CPU", {1: 20e9, 8: 8e9, 16: 7e9})
 CPU = Machine("CPU", "cpu", 256 * GIB, 224 * GIB, "", "cpu", free_now=224 * GIB, rates=RATES)
 
 
-def target(repo: str) -> ModelConfig:
-    return read_model(shape(repo) or {}, repo)
-
-
-def drafter() -> DFlashConfig:
-    return decoder_of_shape(shape("z-lab/Qwen3-4B-DFlash-b16") or {}, "drafter")
-
-
 def predicted(config: LoadConfig, repo: str = "Qwen/Qwen3-4B", where: Machine = CPU) -> Prediction | None:
-    model = target(repo)
-    pair = drafter() if config.draft else None
+    model = published_target(repo)
+    pair = published_drafter("z-lab/Qwen3-4B-DFlash-b16") if config.draft else None
     return predict(plan(model, pair, where, config), model, pair)
 
 
@@ -57,7 +45,7 @@ def test_a_damaged_probe_is_none(tmp_path: Path, rates: object) -> None:
 def test_a_step_is_the_weights_it_reads_by_the_rate_that_the_engine_reaches() -> None:
     found = predicted(LoadConfig(draft=False))
     assert found is not None and found.times[0].cycle_ms is None
-    weights = 4 * weights_read(target("Qwen/Qwen3-4B"), 1)
+    weights = 4 * weights_read(published_target("Qwen/Qwen3-4B"), 1)
     assert weights == pytest.approx(4 * 4.02e9, rel=0.01)
     kv = 1024 * 4 * 73728
     assert found.times[0].step_ms == pytest.approx(1e3 * (weights + kv) / (STEP_SHARE * 20e9), rel=1e-3)
@@ -67,7 +55,7 @@ def test_a_step_is_the_weights_it_reads_by_the_rate_that_the_engine_reaches() ->
 def test_a_cycle_drafts_and_verifies_at_the_rate_of_its_rows() -> None:
     found = predicted(LoadConfig())
     assert found is not None and found.times[0].rows == 16
-    weights = 4 * (weights_read(target("Qwen/Qwen3-4B"), 16) + 537_427_200 + 151936 * 2560)
+    weights = 4 * (weights_read(published_target("Qwen/Qwen3-4B"), 16) + 537_427_200 + 151936 * 2560)
     assert found.times[0].cycle_ms == pytest.approx(1e3 * weights / (BLOCK_SHARE * 7e9), rel=0.03)
 
 
@@ -82,7 +70,7 @@ def test_in_bfloat16_the_bytes_are_half_and_a_cycle_is_predicted_where_the_cpu_c
 
 
 def test_a_mixture_reads_the_experts_that_its_rows_take() -> None:
-    model = target("Qwen/Qwen3-Coder-30B-A3B-Instruct")
+    model = published_target("Qwen/Qwen3-Coder-30B-A3B-Instruct")
     assert 2.5e9 < weights_read(model, 1) < 3.5e9 < 15e9 < weights_read(model, 16) < weights_read(model, 10**6) < 31e9
 
 

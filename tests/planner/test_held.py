@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_local.catalog.shapes import shape
-from dflash_local.config.read_model import read_model
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import held, plan
-from tests.drafter_configs import decoder_of_shape
+from tests.drafter_configs import published_drafter, published_target
 
-TARGET = read_model(shape("Qwen/Qwen3-8B") or {}, "target")
-DRAFTER = decoder_of_shape(shape("z-lab/Qwen3-8B-DFlash-b16") or {}, "drafter")
+TARGET = published_target("Qwen/Qwen3-8B")
+DRAFTER = published_drafter("z-lab/Qwen3-8B-DFlash-b16")
 CARD = Machine("a card", "cuda", 2**50, 2**50, "", "cuda:0")
 CPU = Machine("CPU", "cpu", 2**50, 2**50, "", "cpu")
 

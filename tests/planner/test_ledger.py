@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from dflash_local.catalog.shapes import shape
-from dflash_local.config.features import ModelConfig
-from dflash_local.config.read_model import read_model
-from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.planner import formats, memory
 from dflash_local.planner.ledger import Ledger, MemoryLine
 from dflash_local.planner.memory import Load
-from tests.drafter_configs import decoder_of_shape
+from tests.drafter_configs import published_drafter, published_target
 
 PAIRS = {
     "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
@@ -24,15 +20,8 @@ PAIRS = {
 }
 
 
-def pair(repo: str) -> tuple[ModelConfig, DFlashConfig]:
-    configs = [shape(repo), shape(PAIRS[repo])]
-    assert configs[0] is not None and configs[1] is not None
-    target = read_model(configs[0], repo)
-    return target, decoder_of_shape(configs[1], PAIRS[repo])
-
-
 def of(repo: str, context: int = 4096, *, draft: bool = True, **changes: Any) -> Ledger:
-    target, drafter = pair(repo)
+    target, drafter = published_target(repo), published_drafter(PAIRS[repo])
     load: dict[str, Any] = {"dtype": "bfloat16", "bitsandbytes": None, "context": context, "block": 16 if draft else 1}
     return memory.ledger(target, drafter if draft else None, Load(**(load | changes)))
 
@@ -63,7 +52,7 @@ def test_a_sum_with_something_unknown_is_unknown(ledger: Ledger) -> None:
 
 
 def test_a_tied_head_lies_twice_where_a_cpu_multiplies() -> None:
-    model = read_model(shape("Qwen/Qwen3-4B") or {}, "4B")
+    model = published_target("Qwen/Qwen3-4B")
     loads = {dtype: Load(dtype, None, 4096, 1, "cpu") for dtype in ("float32", "bfloat16", "float16")}
     found = {dtype: memory.ledger(model, None, load) for dtype, load in loads.items()}
     assert [line(found[dtype], "head") for dtype in ("float32", "bfloat16")] == [151936 * 2560 * 4, 151936 * 2560 * 2]
@@ -73,12 +62,12 @@ def test_a_tied_head_lies_twice_where_a_cpu_multiplies() -> None:
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 256), (256, 256), (257, 512), (8192, 8192), (8193, 16384)])
 def test_the_targets_cache_doubles(tokens: int, rows: int) -> None:
     assert memory.cache_rows(tokens) == rows
-    each = memory.kv_bytes_per_token(pair("Qwen/Qwen3-8B")[0])
+    each = memory.kv_bytes_per_token(published_target("Qwen/Qwen3-8B"))
     assert line(of("Qwen/Qwen3-8B", tokens), "target KV") == each * rows
 
 
 def test_quantised_weights_leave_head_embedding_and_norms_whole() -> None:
-    target, _ = pair("Qwen/Qwen3-8B")
+    target = published_target("Qwen/Qwen3-8B")
     whole, small = formats.weight_bytes(target, "bfloat16", None), formats.weight_bytes(target, "bfloat16", "bnb-nf4")
     embedding = 151936 * 4096
     linear = 8190735360 - 2 * embedding - 36 * (2 * 4096 + 2 * 128) - 4096
@@ -89,7 +78,7 @@ def test_quantised_weights_leave_head_embedding_and_norms_whole() -> None:
 
 
 def test_mxfp4_is_decoded_at_load() -> None:
-    target, _ = pair("openai/gpt-oss-20b")
+    target = published_target("openai/gpt-oss-20b")
     held = formats.weight_bytes(target, "bfloat16", None) + formats.head_bytes(target, "bfloat16")
     stored = formats.published_bytes(target)
     assert held == 2 * 20914757184
@@ -98,7 +87,7 @@ def test_mxfp4_is_decoded_at_load() -> None:
 
 @pytest.mark.parametrize("draft", [True, False])
 def test_loading_is_the_weights_and_of_quantised_ones_a_matrix_before_it_is_packed(draft: bool) -> None:
-    matrix = formats.largest_matrix(pair("Qwen/Qwen3-8B")[0])
+    matrix = formats.largest_matrix(published_target("Qwen/Qwen3-8B"))
     for quantize, more in ((None, 0), ("bnb-nf4", 2 * matrix)):
         ledger = of("Qwen/Qwen3-8B", draft=draft, bitsandbytes=quantize)
         weights = [entry.bytes or 0 for entry in ledger.lines if "weights" in entry.name or entry.name == "head"]

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dflash_local.catalog.shapes import shape
-from dflash_local.config.read_model import read_model
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, cards, hardware, machine, nvrtc_files
 from dflash_local.planner.accelerators import RunProbe
 from dflash_local.planner.plan import plan
+from tests.drafter_configs import published_target
 
 MIB = 2**20
 GIB = 2**30
@@ -107,7 +106,7 @@ def test_a_part_of_the_main_memory_is_for_no_plan(total: float, usable: float) -
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_what_other_programs_take_at_the_moment_changes_no_plan(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    target = read_model(shape("Qwen/Qwen3-4B") or {}, "Qwen3-4B")
+    target = published_target("Qwen/Qwen3-4B")
     found = []
     for available in (60, 30, 6):
         monkeypatch.setattr(hardware, "memory", lambda a=available: hardware.Memory(64 * GIB, a * GIB, limited=False))

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.config.quantizers import USUAL, read_quantization
-from dflash_local.config.read_model import read_model
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
@@ -31,30 +29,15 @@ from dflash_local.planner.plan import (
     plan,
     require,
 )
-from tests.drafter_configs import decoder_of_shape
+from tests.drafter_configs import published_drafter, published_target
 
 GIB = 2**30
 MB = 10**6
 
 
-def target(repo: str) -> ModelConfig:
-    config = shape(repo)
-    assert config is not None
-    return read_model(config, repo)
-
-
-def drafter(repo: str, of: ModelConfig) -> DFlashConfig:
-    config = shape(repo)
-    assert config is not None
-    return decoder_of_shape(config, repo)
-
-
-DENSE = target("Qwen/Qwen3-8B")
-DENSE_DRAFTER = drafter("z-lab/Qwen3-8B-DFlash-b16", DENSE)
-HYBRID = target("Qwen/Qwen3.5-9B")
-HYBRID_DRAFTER = drafter("z-lab/Qwen3.5-9B-DFlash", HYBRID)
-EXPERTS = target("Qwen/Qwen3.5-35B-A3B")
-EXPERTS_DRAFTER = drafter("z-lab/Qwen3.5-35B-A3B-DFlash", EXPERTS)
+DENSE, DENSE_DRAFTER = published_target("Qwen/Qwen3-8B"), published_drafter("z-lab/Qwen3-8B-DFlash-b16")
+HYBRID, HYBRID_DRAFTER = published_target("Qwen/Qwen3.5-9B"), published_drafter("z-lab/Qwen3.5-9B-DFlash")
+EXPERTS, EXPERTS_DRAFTER = published_target("Qwen/Qwen3.5-35B-A3B"), published_drafter("z-lab/Qwen3.5-35B-A3B-DFlash")
 
 
 def card(free: float) -> Machine:
@@ -167,7 +150,7 @@ def test_copies_of_recurrent_states_follow_the_embedding() -> None:
 
 
 def test_a_tied_embedding_stays() -> None:
-    tied = target("Qwen/Qwen3-4B")
+    tied = published_target("Qwen/Qwen3-4B")
     config = LoadConfig(context=8192, offload="embedding")
     assert plan(tied, None, card(200 * GIB), config).ledger.host == ()
     short = card(need(LoadConfig(context=8192, offload="none"), tied, None) - MB)
@@ -191,7 +174,7 @@ def test_the_nearest_plan_gives_up_context_then_precision_and_the_drafter_last()
 
 def test_the_nearest_to_a_format_that_the_target_cannot_have_is_the_target_as_it_is() -> None:
     """A stored target that fits as it lies was told to fit in no format when it was to be rounded once more."""
-    stored = read_model({**(shape("Qwen/Qwen3-8B") or {}), "quantization_config": USUAL["int4-g128"]}, "Qwen/Qwen3-8B")
+    stored = published_target("Qwen/Qwen3-8B", quantization_config=USUAL["int4-g128"])
     config, machine = LoadConfig(quantize="int8"), card(16 * GIB)
     refused, near = plan(stored, DENSE_DRAFTER, machine, config), nearest(stored, DENSE_DRAFTER, machine, config)
     assert not refused.fits and refused.reason == "int8 on top of int4 g128 is not supported"
@@ -268,7 +251,7 @@ def test_what_no_machine_could_do_is_a_usage_error(given: dict[str, Any]) -> Non
 
 
 def test_a_server_target_never_fits_and_says_how_large_it_is() -> None:
-    kimi = target("moonshotai/Kimi-K2.5")
+    kimi = published_target("moonshotai/Kimi-K2.5")
     found = plan(kimi, None, named("H200", None), runs_on="server")
     assert (found.fits, found.runs_on, found.engine) == (False, "server", "server")
     assert "server" in found.reason and "553.4 GiB" in found.reason

@@ -14,15 +14,13 @@ from benchmarks.predicted_speed import FORMATS, KINDS, errors, predicted_today, 
 from benchmarks.speed_table import stored_as  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
-from dflash_local.catalog.shapes import shape  # noqa: E402
 from dflash_local.config.quantization import GGUF_TYPES  # noqa: E402
-from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.machine import Machine  # noqa: E402
 from dflash_local.planner.speed import LIKE, predict_load, tables  # noqa: E402
-from tests.drafter_configs import decoder_of_shape  # noqa: E402
+from tests.drafter_configs import published_drafter, published_target  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TIME, MEMORY = 0.12, 0.03  # of what was measured
@@ -72,7 +70,7 @@ def dflash2_pairs() -> dict[str, RandomPair]:
     return {
         "qwen3.8-27b, DFlash 2": second,
         "qwen3.8-27b, without its parts": replace(second, config=plain),
-        "qwen3.8-27b, W4A16": replace(second, config=decoder_of_shape(shape(coded) or {}, coded)),
+        "qwen3.8-27b, W4A16": replace(second, config=published_drafter(coded)),
         "qwen3.6-27b, DFlash": first,
     }
 
@@ -96,7 +94,7 @@ def test_a_dflash2_drafter_is_predicted_as_well() -> None:
 @pytest.mark.parametrize("card", ["NVIDIA H200", "NVIDIA H100 80GB HBM3"])
 def test_a_gguf_target_is_predicted_by_the_nearest_format_that_was_measured(card: str) -> None:
     """A step takes as long as its bytes: between those of int4 and of int8."""
-    model = read_model(shape("Qwen/Qwen3-8B") or {}, "Qwen/Qwen3-8B")
+    model = published_target("Qwen/Qwen3-8B")
     load, machine = Load.of("cuda", LoadConfig(), 1024, 1), Machine(card, "cuda", 0, 0, "")
     steps = {}
     for stored in ("int4-g128", "q4_k_m", "q4_1", "int8-g128"):

@@ -6,14 +6,11 @@ this package (registry facts, October 2026); sizes in GiB are those quoted for t
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from dflash_local.catalog.shapes import shape
-from dflash_local.config.features import GatedDeltaNetConfig, ModelConfig
-from dflash_local.config.read_model import read_model
+from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.planner import formats, memory, parameters
+from tests.drafter_configs import published_target
 
 GIB = 2**30
 
@@ -48,20 +45,10 @@ QUOTED_GIB: dict[str, float] = {
 }
 
 
-def published(repo: str) -> dict[str, Any]:
-    found = shape(repo)
-    assert found is not None, f"the registry has no shape of {repo}"
-    return found
-
-
-def target(repo: str) -> ModelConfig:
-    return read_model(published(repo), repo)
-
-
 @pytest.mark.parametrize("repo", TARGETS)
 def test_figures_of_a_target_are_exact(repo: str) -> None:
     """Its parameters, keys and values of a token, and recurrent states, of which ours keep one column less."""
-    read, (count, per_token, states) = target(repo), TARGETS[repo]
+    read, (count, per_token, states) = published_target(repo), TARGETS[repo]
     assert parameters.target_parameters(read).total == count
     assert per_token in (None, memory.kv_bytes_per_token(read)) and memory.state_bytes(read) == states
     linear = [layer.mixer for layer in read.layers if isinstance(layer.mixer, GatedDeltaNetConfig)]
@@ -70,10 +57,10 @@ def test_figures_of_a_target_are_exact(repo: str) -> None:
 
 def test_kimi_keeps_latent_keys_and_values() -> None:
     # 61 layers x (512 latent + 64 rope) x 2 bytes
-    assert memory.kv_bytes_per_token(target("moonshotai/Kimi-K2.5")) == 61 * 576 * 2
+    assert memory.kv_bytes_per_token(published_target("moonshotai/Kimi-K2.5")) == 61 * 576 * 2
 
 
 @pytest.mark.parametrize("repo", QUOTED_GIB)
 def test_a_text_models_files_are_of_the_quoted_size(repo: str) -> None:
-    found = formats.published_bytes(target(repo))
+    found = formats.published_bytes(published_target(repo))
     assert found is not None and found / GIB == pytest.approx(QUOTED_GIB[repo], rel=0.01)

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from dflash_local.catalog.shapes import shape
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantizers import USUAL
-from dflash_local.config.read_model import read_model
 from dflash_local.layout import cycle
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.load_config import LoadConfig
@@ -17,12 +15,13 @@ from dflash_local.planner import formats
 from dflash_local.planner.ledger import GIB
 from dflash_local.planner.machine import named
 from dflash_local.planner.plan import plan
+from tests.drafter_configs import published_target
 
 SHAPE = "Qwen/Qwen3.5-9B"
 
 
 def target(repo: str, settings: Any) -> ModelConfig:
-    return read_model({**(shape(repo) or {}), "quantization_config": settings}, repo)
+    return published_target(repo, quantization_config=settings)
 
 
 def test_the_fused_plan_counts_stored_bytes_and_the_reference_plan_decoded_ones() -> None:
@@ -41,7 +40,10 @@ def test_the_fused_plan_counts_stored_bytes_and_the_reference_plan_decoded_ones(
 
 def test_room_to_decode_a_slice_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cycle, "CODED_CHUNK_NUMBERS", 0)  # chunks of as many tokens, quantised or not
-    models, gpu = (target(SHAPE, USUAL["fp8"]), target(SHAPE, None)), named("H100", 80)
+    models, gpu = (
+        (target(SHAPE, USUAL["fp8"]), target(SHAPE, None)),
+        named("H100", 80),
+    )
     stored, plain = (plan(each, None, gpu, LoadConfig(context=8192)).ledger for each in models)
     found, want = ({line.name: line.bytes or 0 for line in ledger.lines} for ledger in (stored, plain))
     assert found["workspace"] == want["workspace"] + 2 * DECODED_SLICE
