@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -121,14 +120,13 @@ def test_escapes_end_in_exit_code_6(with_template: Callable[[str], Tokenizer], t
     ],
 )
 def test_hanging_and_giant_templates_are_ended(
-    with_template: Callable[[str], Tokenizer], chatml: Tokenizer, template: str
+    with_template: Callable[[str], Tokenizer], chatml: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = with_template(template)
     render(chatml, [Message("user", "warm")], thinking=False)
-    started = time.monotonic()
-    with pytest.raises(TemplateError):
+    with monkeypatch.context() as patched, pytest.raises(TemplateError):
+        patched.setattr(module, "LIMITS", module.LIMITS._replace(seconds=0.5))
         render(tokenizer, [Message("user", "x")], thinking=False)
-    assert time.monotonic() - started < 10
     assert render(chatml, [Message("user", "x")], thinking=False).ids  # a fresh worker answers
 
 
