@@ -201,16 +201,20 @@ def scatter_to_the_wrong_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "experts_prefill", prefill)
 
 
-@pytest.mark.parametrize("stored", [("qwen3_moe", "gptq"), ("gpt_oss", "mxfp4"), ("qwen3_5_moe", "fp8")])
+GPT_OSS = ("gpt_oss", "mxfp4")
+PLANTED = (
+    (lose_last_column_of_last_expert, "few and many"),
+    (take_the_next_expert, "few"),
+    (weigh_all_the_same, "few"),
+    (exchange_gate_and_up, "few"),
+    (scatter_to_the_wrong_row, "many"),
+)
+CASES = [(*each, stored) for stored in (("qwen3_moe", "gptq"), GPT_OSS, ("qwen3_5_moe", "fp8")) for each in PLANTED]
+
+
 @pytest.mark.parametrize(
-    ("plant", "paths"),
-    [
-        (lose_last_column_of_last_expert, "few and many"),
-        (take_the_next_expert, "few"),
-        (weigh_all_the_same, "few"),
-        (exchange_gate_and_up, "few"),
-        (scatter_to_the_wrong_row, "many"),
-    ],
+    ("plant", "paths", "stored"),
+    [*CASES, (ignore_the_clamp, "few", GPT_OSS), (lose_a_bias, "few and many", GPT_OSS)],
 )
 def test_a_wrong_product_is_told(
     plant: Callable[[pytest.MonkeyPatch], None],
@@ -220,15 +224,6 @@ def test_a_wrong_product_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = open_target(*stored)
-    plant(monkeypatch)
-    assert wrong_paths(*try_experts(target)) == paths
-
-
-@pytest.mark.parametrize(("plant", "paths"), [(ignore_the_clamp, "few"), (lose_a_bias, "few and many")])
-def test_what_gpt_oss_alone_has_is_tried(
-    plant: Callable[[pytest.MonkeyPatch], None], paths: str, open_target: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = open_target("gpt_oss", "mxfp4")
     plant(monkeypatch)
     assert wrong_paths(*try_experts(target)) == paths
 

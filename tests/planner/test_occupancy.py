@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import pytest
 
 from dflash_local.planner import hardware
-from dflash_local.planner.accelerators import RunProbe
 from dflash_local.planner.occupancy import Occupancy, occupancy
+from tests.planner.test_machine import MIB, SPARK, TWO, answers
 
-MIB = 2**20
-ONE = "0, GPU-aaa, NVIDIA GeForce RTX 4090, 580.95.05, 24564, 23000, [N/A]\n"
-TWO = ONE + "1, GPU-bbb, NVIDIA RTX A6000, 580.95.05, 49140, 40000, [N/A]\n"
-SPARK = "0, GPU-ccc, NVIDIA GB10, 580.95.05, [N/A], [N/A], [N/A]\n"
 AMD = '{"card0": {"VRAM Total Memory (B)": "1000", "VRAM Total Used Memory (B)": "400", "Card Series": "x"}}'
-
-
-def answers(nvidia: str | None, amd: str | None = None) -> RunProbe:
-    def ask(command: Sequence[str]) -> str | None:
-        return amd if command[0] == "rocm-smi" else nvidia
-
-    return ask
 
 
 def test_on_a_cpu_it_is_this_process_of_the_machine() -> None:
@@ -70,4 +58,4 @@ def test_what_nobody_tells_is_not_guessed(nvidia: str | None) -> None:
 
 
 def test_amd_devices_are_asked_where_there_is_no_other() -> None:
-    assert occupancy("cuda:0", {}, probe=answers(None, AMD)) == Occupancy(400, 1000, "the GPU")
+    assert occupancy("cuda:0", {}, probe=answers(None, amd=AMD)) == Occupancy(400, 1000, "the GPU")

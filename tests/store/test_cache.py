@@ -53,18 +53,7 @@ def test_other_folders_of_the_cache_are_not_repos(tree: Tree) -> None:
 @pytest.mark.parametrize(
     "repo",
     [
-        "../x",
-        "a/../b",
-        "a/b/c",
-        "/a",
-        "a/",
-        "",
-        "a\\b",
-        "a/b\x00",
-        ".a/b",
-        "a/-b",
-        "a--b/c",
-        "a/b.removing-1",
+        *("../x", "a/../b", "a/b/c", "/a", "a/", "", "a\\b", "a/b\x00", ".a/b", "a/-b", "a--b/c", "a/b.removing-1"),
         "a" * 97,
     ],
 )
