@@ -104,7 +104,8 @@ def module_of(path: Path) -> str:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    """Of a module, which must be one of Python 3.10."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 10))
 
 
 @cache
@@ -259,7 +260,6 @@ def test_torch_free_rooms_run_on_python_310() -> None:
     wrong = []
     for path in sources():
         if room_of(path) in TORCH_FREE:
-            ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 10))
             newer = [item for item in imports_of(path) if item.name.split(".")[-1] in NEW_IN_311]
             wrong += [f"{relative(path)}:{item.line} imports {item.name}" for item in newer]
     assert not wrong, "\n".join(wrong)
@@ -278,11 +278,11 @@ def test_only_settings_reads_the_environment() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def starts_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def starts_in(path: Path) -> Iterator[tuple[str, int]]:
     """What starts a process, annotations left out: the full name and the line."""
     full: dict[str, str] = {}
     typing_only: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             full |= {item.asname: item.name for item in node.names if item.asname}
             full |= {item.name.split(".")[0]: item.name.split(".")[0] for item in node.names if not item.asname}
@@ -290,7 +290,7 @@ def starts_in(tree: ast.Module) -> Iterator[tuple[str, int]]:
             full |= {item.asname or item.name: f"{node.module}.{item.name}" for item in node.names}
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             typing_only |= set(ast.walk(annotation)) if annotation is not None else set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in typing_only:
             head, dot, rest = dotted(node).partition(".")
             name = full.get(head, "") + dot + rest
@@ -311,10 +311,10 @@ def test_only_child_process_starts_processes() -> None:
         f"{relative(path)}:{line} {name}"
         for path in sources()
         if relative(path) != "child_process.py"
-        for name, line in starts_in(tree_of(path))
+        for name, line in starts_in(path)
     ]
     assert not found, "\n".join(found)
-    assert {name for name, _ in starts_in(tree_of(PACKAGE / "child_process.py"))} == {
+    assert {name for name, _ in starts_in(PACKAGE / "child_process.py")} == {
         "subprocess.Popen",
         "subprocess.run",
     }
