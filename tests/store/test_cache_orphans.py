@@ -38,7 +38,7 @@ def test_a_partial_file_whose_lock_huggingface_hub_holds_is_left_alone(tree: Tre
     fixes = pytest.importorskip("huggingface_hub.utils")
     lock = tree.cache.hub_locks(REPO) / f"{'e' * 64}.lock"
     lock.parent.mkdir(parents=True)
-    path = partial(tree)
+    path = partial(tree, age=3600.0)
     with fixes.WeakFileLock(lock):
         assert tree.cache.orphans(REPO) == ()
         assert tree.cache.drop_orphans(REPO) == 0 and path.exists() and tree.cache.downloading(REPO)
