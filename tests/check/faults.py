@@ -362,7 +362,7 @@ FAULTS: tuple[Fault, ...] = (
     *_of_files((DEMO,), gate_and_up_exchanged, DAMAGED),
     *_of_files(BOTH, untied_head, DAMAGED),
     *_of_files((DEMO,), other_vocabulary, DAMAGED),
-    *_of_files((DEMO,), float16_overflow, "float16", dtype="float16"),
+    *_of_files((DEMO,), float16_overflow, "in float16", dtype="float16"),
     *_of_files((HYBRID,), lose_signs_of_scales, DAMAGED, prepare=partial(put_in, "auto_round")),
     *_of_files((HYBRID,), swap_stored_nibbles, DAMAGED, prepare=partial(put_in, "gptq")),
     *_of_files((HYBRID,), zero_points_off_by_one, DAMAGED, prepare=partial(put_in, "gptq_zeros")),

@@ -92,18 +92,6 @@ def test_a_drafter_that_does_not_serve_is_refused_with_advice(
         assert len(kept(own_home)) == 1
     probed = cli("check", str(folder), *DRAFTER, "--no-fit-check")
     assert probed.code == 6 and "does not serve" in probed.out and all(word in probed.err for word in ADVICE)
-
-
-@pytest.mark.slow  # a full check of such a pair is below, /check of a sound one in test_first_load
-def test_a_chat_without_the_refused_drafter_is_checked_and_json_has_the_verdict(
-    cli: Cli,  # noqa: F811
-    tune: Tune,
-    one_prompt: None,
-) -> None:
-    folder = tune(FAR)
-    assert cli("run", str(folder), *RUN).code == 0
-    talked = cli("chat", str(folder), "--no-fit-check", "--plain", stdin="/check\nhello\n")
-    assert talked.code == 0 and "drafter    failed" in talked.err and talked.out.strip()
     assert cli("check", str(folder), *DRAFTER, "--no-fit-check", "--json").json["verdict"] == "does not serve"
 
 
