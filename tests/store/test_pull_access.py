@@ -30,7 +30,7 @@ def test_a_token_without_access_is_told_apart_and_never_shown(
 ) -> None:
     fake.repos[TARGET].gated = True
     puller.token = fake.grant(secret)
-    with pytest.raises(DownloadError, match="your token has no access") as caught:
+    with pytest.raises(DownloadError, match="owner/target is gated and your token has no access") as caught:
         puller.pull(TARGET)
     steps: list[str] = []
     error: BaseException | None = caught.value
