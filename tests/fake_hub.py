@@ -192,8 +192,8 @@ class FakeHub:
         "reset" (``at`` = share sent), "corrupt", "short", "long", "stall", "trickle" (``rate`` in bytes/s),
         "ignore_range", "html", "chunked" (``extra`` bytes, no length told), "bytes" (``body`` instead). Of the
         answer (every method): a status such as "404" (``code``), "500", "429" (``retry_after``); "redirect"
-        (``to`` = a URL), "hops" (``count``), "answer" (``body``, as JSON), "headers" (the answer to HEAD of an
-        LFS file has these ``headers``).
+        (``to`` = a URL), "hops" (``count``), "answer" (``body``, as JSON), "headers" (that to HEAD of an LFS
+        file, or the file itself, has these ``headers``).
         """
         default = ("GET",) if kind in BODY_FAULTS else ("GET", "HEAD")
         self._faults.append(Fault(path, kind, times, methods or default, options))
@@ -321,6 +321,7 @@ class _Handler(BaseHTTPRequestHandler):
         if start > file.size:
             return self.error(416, "", "Range Not Satisfiable")
         headers = {"X-Repo-Commit": commit, "ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"}
+        headers |= options.get("headers", {})
         if status == 206:
             headers["Content-Range"] = f"bytes {start}-{file.size - 1}/{file.size}"
         if kind == "bytes":

@@ -23,31 +23,22 @@ SIZE = 4_000_000
 
 
 PROCESS = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in whatever nohup or a shell's background starts
+import sys
 from pathlib import Path
-from dflash_local.errors import DFlashError
 from dflash_local.store.cache import Cache
 from dflash_local.store.hub import Hub
 from dflash_local.store.pull import Wanted, prepare, pull
-url, home, repo = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-hub, cache = Hub(url, None, False, home / "hub"), Cache(home / "hub")
-def say(event):
-    print(event, flush=True)
-try:
-    plan = prepare([Wanted("target", repo)], hub, cache, home / "manifests")
-    print("ready" if plan.ready else "begin", flush=True)
-    done = pull(plan, hub, cache, home / "manifests", home / "locks", on_event=say)
-    print("verified", done[0].verified, flush=True)
-except DFlashError as error:
-    print(error, file=sys.stderr, flush=True)
-    sys.exit(error.exit_code)
+home = Path(sys.argv[2])
+hub, cache = Hub(sys.argv[1], None, False, home / "hub"), Cache(home / "hub")
+plan = prepare([Wanted("target", sys.argv[3])], hub, cache, home / "manifests")
+(done,) = pull(plan, hub, cache, home / "manifests", home / "locks", on_event=lambda event: None)
+print("verified", done.verified, flush=True)
 """
 
 
 @contextmanager
-def process(puller: Any, repo: str = TARGET) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", PROCESS, puller.fake.url, str(puller.home), repo]
+def process(puller: Any) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROCESS, puller.fake.url, str(puller.home), TARGET]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
     try:
