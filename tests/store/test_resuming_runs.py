@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +13,26 @@ import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
 from tests.fake_hub import HTML, FakeHub, safetensors, wait_until
+from tests.store.cache_trees import process
 
 TARGET = "owner/target"
 WEIGHTS = "model.safetensors"
 SIZE = 4_000_000
 
 
-PROCESS = """
+PULL = """
 import sys
 from pathlib import Path
 from dflash_local.store.cache import Cache
 from dflash_local.store.hub import Hub
 from dflash_local.store.pull import Wanted, prepare, pull
+print("begins", flush=True)
 home = Path(sys.argv[2])
 hub, cache = Hub(sys.argv[1], None, False, home / "hub"), Cache(home / "hub")
 plan = prepare([Wanted("target", sys.argv[3])], hub, cache, home / "manifests")
 (done,) = pull(plan, hub, cache, home / "manifests", home / "locks", on_event=lambda event: None)
 print("verified", done.verified, flush=True)
 """
-
-
-@contextmanager
-def process(puller: Any) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", PROCESS, puller.fake.url, str(puller.home), TARGET]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 @pytest.fixture
@@ -94,7 +81,7 @@ def test_a_kill_in_the_large_file_costs_what_was_not_written(
     puller: Any, fake: FakeHub, large: dict[str, bytes]
 ) -> None:
     fake.fault(WEIGHTS, "trickle", rate=2_500_000, times=99)
-    with process(puller) as child:
+    with process(PULL, fake.url, puller.home, TARGET) as child:
         assert wait_until(lambda: part_bytes(puller) > 1_000_000, 60)
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -173,7 +160,7 @@ def test_two_files_of_one_content_are_fetched_once(puller: Any, fake: FakeHub) -
 
 def test_of_two_processes_one_downloads_and_one_waits(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault("model.safetensors", "trickle", rate=200_000)
-    with process(puller) as first:
+    with process(PULL, fake.url, puller.home, TARGET) as first:
         assert wait_until(lambda: fake.sent("model.safetensors") > 0, 60)
         plan = puller.prepare(TARGET)
         assert not plan.ready and puller.run(plan)[0].verified
