@@ -31,16 +31,7 @@ SCRIPT = "import sys\nfrom dflash_local.cli.main import main\nsys.exit(main())\n
 SHORT = ("--max-new-tokens", "2")
 RUN = ("run", "demo", "hi", *SHORT)
 COMMANDS = tuple(str(command.name or getattr(command.callback, "__name__", "")) for command in app.registered_commands)
-# Of children that a command starts only where a card or a browser is: the same calls, by themselves.
-CERTIFICATE = """
-from dflash_local import settings
-from dflash_local.app import certificate
-from dflash_local.catalog import bundled
-from dflash_local.load_config import LoadConfig
-user = settings.load()
-argv = certificate.command(bundled.find("demo"), LoadConfig(), False, user)
-print(certificate.run(argv, user.environ, lambda *_: None, lambda: False)["verdict"])
-"""
+# Of a child that a command starts only where a card is: the same call, by itself.
 BASELINE = """
 from dflash_local.bench import baselines
 from tests.bench.test_baselines import _task
@@ -165,10 +156,16 @@ def test_sglang_is_not_taken_from_the_current_folder(folder: Path, monkeypatch: 
         launch("sglang", choose("demo", None, user), user)
 
 
-@pytest.mark.slow  # a certificate and a model of transformers, each in a process that loads torch
+@pytest.mark.slow  # two processes that load torch
 @pytest.mark.needs_torch
-@pytest.mark.parametrize("script", [CERTIFICATE, BASELINE], ids=["certificate", "baseline"])
-def test_none_of_its_files_runs_with_a_child(script: str, folder: Path) -> None:
+def test_none_of_its_files_runs_with_a_measurement(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DFLASH_IN_PROCESS")  # so that it is one of a process of its own
+    call("-m", "dflash_local", "certify", "demo", *SHORT)
+
+
+@pytest.mark.slow  # a model of transformers, in a process that loads torch
+@pytest.mark.needs_torch
+def test_none_of_its_files_runs_with_a_child(folder: Path) -> None:
     file = folder.parent / "script.py"
-    file.write_text(script, encoding="utf-8")
+    file.write_text(BASELINE, encoding="utf-8")
     call(str(file))
