@@ -25,7 +25,10 @@ LAST_WORDS = (
 
 
 def fake_program(folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str = "DFLASH_VLLM") -> Path:
-    """Make the program and name it by the variable; returns where it records how it was started."""
+    """Make the program and name it by the variable; returns where it records how it was started.
+
+    Who launches it asks often whether it answers.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "program"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.remote.launched_fake "$@"\n', encoding="utf-8")
@@ -34,6 +37,7 @@ def fake_program(folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str = 
     monkeypatch.setenv(variable, str(program))
     monkeypatch.setenv("FAKE_RECORD", str(record))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("dflash_local.remote.server_process.POLL_S", 0.05)
     return record
 
 

@@ -20,7 +20,7 @@ from tests.remote.test_openai_server import ASK, PATIENT, events_of, finished_of
 from tests.service.scripted import ScriptedFacts
 
 CHAT = "/v1/chat/completions"
-IMPATIENT = Patience(first=0.4, silence=0.4, notice=60.0)
+IMPATIENT = Patience(first=0.15, silence=0.15, notice=60.0)
 ALLOWED_S = 30  # a test that takes longer hangs
 
 pytestmark = pytest.mark.timeout(ALLOWED_S)
@@ -30,14 +30,16 @@ pytestmark = pytest.mark.timeout(ALLOWED_S)
 def impatience() -> Iterator[None]:
     """Within, nothing is waited for as long as usual; an honest server may need more on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_checks, "PROBE_S", 0.4)
+        patch.setattr(server_checks, "PROBE_S", 0.2)
         for module in (openai_server, serve_status, server_metrics):
-            patch.setattr(module, "ANSWER_S", 0.4)
+            patch.setattr(module, "ANSWER_S", 0.2)
         yield
 
 
 @pytest.fixture
-def fake() -> Iterator[Fake]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    """It counts no reply that it sends raw: nobody waits until it has."""
+    monkeypatch.setattr(server_metrics, "SETTLE_S", 0.0)
     with running(Fake()) as server:
         yield server
 
