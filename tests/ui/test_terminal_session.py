@@ -51,6 +51,10 @@ class Terminal:
     def type(self, text: str) -> None:
         self.tmux("send-keys", "-l", text)
 
+    def enter(self, line: str) -> None:
+        self.type(line)
+        self.keys("Enter")
+
     def paste(self, text: str) -> None:
         """As a terminal pastes: bracketed where the program wants that, a carriage return for each line's end."""
         self.tmux("set-buffer", text)
@@ -68,6 +72,9 @@ class Terminal:
             time.sleep(0.1)
         raise AssertionError(f"not reached; the terminal shows\n{self.text}")
 
+    def until_left(self) -> str:
+        return self.until(lambda text: re.search(r"left with \d", text) is not None)
+
     def start(self, *words: str) -> None:
         self.run("-m", "dflash_local", *words)
 
@@ -75,8 +82,7 @@ class Terminal:
         """Python with these arguments."""
         self.until(lambda text: "shell>" in text)
         command = shlex.join([sys.executable, *arguments])
-        self.type(f"clear; cd {shlex.quote(str(ROOT))}; {command}; echo left with $?")
-        self.keys("Enter")
+        self.enter(f"clear; cd {shlex.quote(str(ROOT))}; {command}; echo left with $?")
 
     @property
     def program(self) -> psutil.Process:
@@ -92,65 +98,42 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    opened = Terminal(tmp_path, getattr(request, "param", "100x30"))
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, "100x30")
     yield opened
     opened.tmux("kill-server")
 
 
-def test_start_chat_stop_race_and_quit_restores_the_terminal(terminal: Terminal) -> None:
+def test_chat_race_sleep_stop_and_quit_restore_the_terminal(terminal: Terminal) -> None:
     terminal.start("chat", "demo", "--temperature", "0")
     terminal.until(lambda text: "ready" in text)
     assert terminal.modes.startswith("1 ")
-    terminal.type("Count from 1 to 30.")
-    terminal.keys("Enter")
+    terminal.enter("Count from 1 to 30.")
     terminal.until(lambda text: "28, 29, 30" in text and "· seed" in text)
     terminal.keys("F5")
     terminal.until(lambda text: "identical: yes" in text)
     terminal.keys("Escape")
     terminal.until(lambda text: "race:" in text)
-    terminal.type("/mode ar")
-    terminal.keys("Enter")
+    terminal.enter("/mode ar")
     terminal.until(lambda text: "mode ar" in text)
-    terminal.type("Count from 1 to 99.")  # long enough to be stopped on a busy machine
-    terminal.keys("Enter")
-    terminal.until(lambda text: "1, 2, 3" in text.partition("mode ar")[2])
+    terminal.enter("Count from 1 to 30.")
+    terminal.until(lambda text: "4, 5, 6" in text.partition("mode ar")[2])
+    terminal.keys("C-z")
+    terminal.until_left()
+    assert terminal.modes == "0 1 0"
+    assert terminal.program.status() == psutil.STATUS_STOPPED, "a reply waits as well"
+    terminal.enter("clear; fg; echo left with $?")
+    terminal.until(lambda text: "Speed" in text and re.search("mode ar.*28, 29, 30.*· seed", text, re.S) is not None)
+    assert terminal.modes.startswith("1 ")
+    terminal.enter("Count from 1 to 99.")  # long enough to be stopped on a busy machine
+    terminal.until(lambda text: "1, 2, 3" in text.partition("1 to 99.")[2])
     terminal.keys("Escape")
     terminal.until(lambda text: "stopped" in text)
     terminal.keys("C-c")
     terminal.until(lambda text: "again leaves" in text)
     terminal.keys("C-c", "C-c")  # two, should the first have come too late to be the second
-    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
+    text = terminal.until_left()
     assert "left with 0" in text and "28, 29" not in text and terminal.modes == "0 1 0"
-
-
-def test_pasted_lines_reach_the_model_as_lines_a_signal_restores_the_terminal(
-    terminal: Terminal, tmp_path: Path
-) -> None:
-    few, many = "Count from 3 to 7.\n\n\tAnd no further.", "\n".join(f"line {n}" for n in range(1, 201))
-    terminal.start("chat", "demo", "--temperature", "0", "--max-new-tokens", "4")
-    terminal.until(lambda text: "ready" in text)
-    terminal.paste(few)
-    assert "␍" not in terminal.until(lambda text: "And no further." in text)
-    terminal.keys("Enter")
-    terminal.until(lambda text: "cut off" in text and "· seed" in text)
-    terminal.paste(many)
-    terminal.until(lambda text: "[200 lines pasted]" in text)
-    terminal.keys("Enter")
-    terminal.until(lambda text: "cut off" in text.partition("180 more lines were sent")[2])
-    terminal.type(f"/export {tmp_path}/talk.json")
-    terminal.keys("Enter")
-    terminal.until(lambda text: "written" in text)
-    messages = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
-    assert [message["content"] for message in messages if message["role"] == "user"] == [few, many]
-    restored_by(terminal, "SIGTERM")
-
-
-def restored_by(terminal: Terminal, name: str) -> None:
-    """The chat that runs ends by the signal, and leaves the terminal as it was."""
-    terminal.program.send_signal(getattr(signal, name))
-    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
-    assert f"left with {128 + getattr(signal, name)}" in text and terminal.modes == "0 1 0"
 
 
 @pytest.mark.skipif("GNU" not in (getattr(readline, "__doc__", "") or ""), reason="pastes need GNU readline")
@@ -160,43 +143,13 @@ def test_pasted_lines_are_one_message_of_the_line_chat(terminal: Terminal) -> No
         "repl._act = lambda message, *_: print('got', ascii(message))\n"
         "repl.repl(None, Console({}))"
     )
-    terminal.type(shlex.join(["cd", str(ROOT)]))
-    terminal.keys("Enter")
-    terminal.type(shlex.join([sys.executable, "-c", code]))
-    terminal.keys("Enter")
+    terminal.enter(shlex.join(["cd", str(ROOT)]))
+    terminal.enter(shlex.join([sys.executable, "-c", code]))
     terminal.until(lambda text: re.search("^>>> $", text, re.M) is not None or text.rstrip().endswith(">>>"))
     terminal.paste("one\n\ntwo\nthree")
     terminal.until(lambda text: "three" in text.splitlines())
     terminal.keys("Enter")
     assert "got 'one\\n\\ntwo\\nthree'" in terminal.until(lambda text: "got " in text.split(">>>", 1)[-1])
-
-
-def test_ctrl_z_sleeps_and_fg_goes_on_after_kill_9_reset_helps(terminal: Terminal) -> None:
-    terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar")
-    terminal.until(lambda text: "ready" in text)
-    terminal.type("Count from 1 to 30.")
-    terminal.keys("Enter")
-    terminal.until(lambda text: "4, 5, 6" in text)
-    terminal.keys("C-z")
-    terminal.until(lambda text: re.search(r"left with \d", text) is not None)
-    assert terminal.modes == "0 1 0"
-    chat = terminal.program
-    assert chat.status() == psutil.STATUS_STOPPED, "a reply waits as well"
-    terminal.type("fg")
-    terminal.keys("Enter")
-    terminal.until(lambda text: "28, 29, 30" in text and "· seed" in text and "Speed" in text)
-    assert terminal.modes.startswith("1 ")
-
-    family = [chat, *chat.children(recursive=True)]
-    chat.kill()
-    assert not psutil.wait_procs(family, timeout=60)[1], "a process was left behind"
-    terminal.type("reset")
-    terminal.keys("C-j")  # as README says: Enter alone may not be one yet
-    terminal.until(lambda text: text.strip() == "shell>")
-    assert terminal.modes.endswith(" 1 0"), "a cursor and no mouse"
-    terminal.type("echo it 'w'orks")
-    terminal.keys("Enter")
-    terminal.until(lambda text: "it works" in text)
 
 
 EMPTY_MACHINE = """
@@ -214,7 +167,37 @@ sys.exit(main(["chat", "demo", "--temperature", "0", "--max-new-tokens", "8"]))
 """
 
 
-def test_from_an_empty_machine_by_keys_to_a_chat_with_what_fits(terminal: Terminal, tmp_path: Path) -> None:
+def paste_lines(terminal: Terminal, folder: Path) -> None:
+    """Pasted lines reach the model as lines."""
+    few, many = "Count from 3 to 7.\n\n\tAnd no further.", "\n".join(f"line {n}" for n in range(1, 201))
+    terminal.paste(few)
+    assert "␍" not in terminal.until(lambda text: "And no further." in text)
+    terminal.keys("Enter")
+    terminal.until(lambda text: "cut off" in text and "· seed" in text)
+    terminal.paste(many)
+    terminal.until(lambda text: "[200 lines pasted]" in text)
+    terminal.keys("Enter")
+    terminal.until(lambda text: "cut off" in text.partition("180 more lines were sent")[2])
+    terminal.enter(f"/export {folder}/talk.json")
+    terminal.until(lambda text: "written" in text)
+    messages = json.loads((folder / "talk.json").read_text(encoding="utf-8"))["messages"]
+    assert [message["content"] for message in messages if message["role"] == "user"] == [few, many]
+
+
+def kill_and_reset(terminal: Terminal) -> None:
+    """After kill -9 no process is left, and reset helps as README says."""
+    family = [terminal.program, *terminal.program.children(recursive=True)]
+    terminal.program.kill()
+    assert not psutil.wait_procs(family, timeout=60)[1], "a process was left behind"
+    terminal.type("reset")
+    terminal.keys("C-j")  # Enter alone may not be one yet
+    terminal.until(lambda text: text.strip() == "shell>")
+    assert terminal.modes.endswith(" 1 0"), "a cursor and no mouse"
+    terminal.enter("echo it 'w'orks")
+    terminal.until(lambda text: "it works" in text)
+
+
+def test_from_an_empty_machine_by_pastes_and_keys_to_a_chat_with_what_fits(terminal: Terminal, tmp_path: Path) -> None:
     from tests.toy_variant import DRAFTER, TARGET, VARIANT, publish_variant
 
     with FakeHub() as hub:
@@ -223,8 +206,8 @@ def test_from_an_empty_machine_by_keys_to_a_chat_with_what_fits(terminal: Termin
         publish_variant(hub, tmp_path, tmp_path / "made")
         terminal.run("-c", EMPTY_MACHINE, hub.url)
         terminal.until(lambda text: "ready" in text)
-        terminal.type("/model toy-9b")
-        terminal.keys("Enter")
+        paste_lines(terminal, tmp_path)
+        terminal.enter("/model toy-9b")
         text = terminal.until(lambda text: "Esc closes" in text)
         assert f"Load {TARGET} on a GPU of 8 GiB" in text and f"{VARIANT}: published in 4 bits" in text
         assert "Enter downloads and loads" in text
@@ -232,20 +215,23 @@ def test_from_an_empty_machine_by_keys_to_a_chat_with_what_fits(terminal: Termin
         terminal.until(lambda text: f"Download {VARIANT}" in text and "free for" in text and "Esc does not" in text)
         terminal.keys("Enter")
         terminal.until(lambda text: f"now talking to {VARIANT}" in text and "ready" in text)
-        terminal.type("one two three")
-        terminal.keys("Enter")
+        terminal.enter("/clear")
+        terminal.until(lambda text: "now talking to" not in text)
+        terminal.enter("one two three")
         terminal.until(lambda text: " · seed" in text)
         fetched = [get.path for get in hub.gets()]
         assert all(any(f"/{repo}/" in path for path in fetched) for repo in (VARIANT, DRAFTER))
         assert not any(f"/{TARGET}/" in path for path in fetched)
+        kill_and_reset(terminal)
 
 
 NO_UTF8 = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-def test_without_utf8_the_screens_draw_with_what_there_is(terminal: Terminal) -> None:
-    terminal.type("export " + " ".join(f"{name}={value}" for name, value in NO_UTF8.items()))
-    terminal.keys("Enter")
+def test_without_utf8_the_screens_draw_with_what_there_is_and_a_signal_restores_the_terminal(
+    terminal: Terminal,
+) -> None:
+    terminal.enter("export " + " ".join(f"{name}={value}" for name, value in NO_UTF8.items()))
     terminal.start("chat", "demo", "--temperature", "0")
     terminal.until(lambda text: "ready" in text)
     terminal.type("naïve 模型 Count from 1 to 30.")
@@ -253,6 +239,6 @@ def test_without_utf8_the_screens_draw_with_what_there_is(terminal: Terminal) ->
     terminal.keys("Enter")
     text = terminal.until(lambda text: " . seed" in text)
     assert " 1 ####" in text and text.isascii()
-    terminal.keys("C-q")
-    text = terminal.until(lambda text: re.search(r"left with \d", text) is not None)
-    assert "left with 0" in text and "Error" not in text and terminal.modes == "0 1 0"
+    terminal.program.send_signal(signal.SIGTERM)
+    text = terminal.until_left()
+    assert f"left with {128 + signal.SIGTERM}" in text and "Error" not in text and terminal.modes == "0 1 0"
