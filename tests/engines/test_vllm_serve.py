@@ -51,9 +51,7 @@ def test_the_endpoint_over_it(
         seen["ps"] = lines(served(load_settings()), 200)[1]
         url = seen["loaded"]["facts"]["url"]
         os.kill(_listener(int(url.rpartition(":")[2])), signal.SIGKILL)
-        seen["lost"] = wait_for(client, "broken")
-        client.call("/dflash/v1/load", {"model": "demo"}, timeout=600)
-        seen["again"] = client.call(CHAT, ASKED)
+        seen["again"] = client.call(CHAT, ASKED, timeout=600)  # which launches another one
 
     result = serving(visit, "demo", "--engine", "vllm", "--engine-args", " ".join(ON_A_CPU))
     assert result.code == 0, result.err
@@ -67,10 +65,9 @@ def test_the_endpoint_over_it(
     assert seen["plain"][0] == 400 and "without drafts only" in seen["plain"][1]["error"]["message"]
     assert 'vllm:spec_decode_num_drafts_total{engine="0",model_name="demo"}' in seen["metrics"]
     assert "vLLM 0.32.0" in seen["ps"] and "7 drafts a cycle" in seen["ps"]
-    assert seen["lost"]["error"]["message"].startswith("vLLM ended (signal 9)")
     assert seen["again"][1]["choices"][0]["message"]["content"].strip() == "3, 4, 5, 6, 7"
     with capsys.disabled():
-        print(f"\n{seen['ps']}\n{drafted}\n{seen['tools'][1]['error']['message']}\n{seen['lost']['error']}")
+        print(f"\n{seen['ps']}\n{drafted}\n{seen['tools'][1]['error']['message']}")
 
 
 def _listener(port: int) -> int:

@@ -39,7 +39,7 @@ def impatience() -> Iterator[None]:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     """It counts no reply that it sends raw: nobody waits until it has."""
-    monkeypatch.setattr(server_metrics, "SETTLE_S", 0.0)
+    monkeypatch.setattr(server_metrics, "SETTLE_S", 0.1)
     with running(Fake()) as server:
         yield server
 
