@@ -216,11 +216,11 @@ def _divergence(session: Session, trial: _Trial, noise: Noise) -> Divergence | N
 
 @torch.inference_mode()
 def single_rows(target: ScoringTarget, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-    """Logits [n, V] on the device, row i of which chooses token i of ``text``: AR's way, from cold caches."""
-    rows = [_prefill(target, prompt).clone()]
+    """Logits [n, V] on the CPU, row i of which chooses token i of ``text``: AR's way, from cold caches."""
+    rows = [_prefill(target, prompt).cpu()]
     for token in text[:-1]:
         out = target.verify(torch.tensor([token], device=target.device), False)
-        rows.append(target.head(out.hidden).clone())
+        rows.append(target.head(out.hidden).cpu())
         target.commit(1)
     return torch.cat(rows)
 
