@@ -59,7 +59,21 @@ def test_a_repo_without_config_is_refused() -> None:
         chosen("model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["../../.ssh/x", "a/..\\..\\b", "model.safetensors\0.json", "model\n.safetensors"])
+HOSTILE = [
+    "../../.ssh/x",
+    "..",
+    "/etc/passwd",
+    "a/../../b",
+    "C:\\x",
+    "C:x.safetensors",
+    "\\\\h\\s",
+    "a/..\\..\\b",
+    "model.safetensors\0.json",
+    "model\n.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_anywhere_refuses_the_repo(name: str) -> None:
     with pytest.raises(DownloadError, match="refused") as caught:
         chosen("config.json", "model.safetensors", name)
