@@ -216,16 +216,16 @@ def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: b
         dtype = session.facts.dtype
     runs = [replace(run, notices=()) for run in one.runs]
     ends = [run.divergence.index if run.divergence else run.tokens for run in runs]
-    times = sum(run.divergence is not None for run in runs)
+    diverged = [asdict(run) for run in runs if run.divergence]
     return {
         "verdict": one.verdict,
         "statement": statement(one, dtype),
         "runs": len(runs),
-        "divergences_in_a_thousand_tokens": 1e3 * times / sum(ends),
+        "divergences_in_a_thousand_tokens": 1e3 * len(diverged) / sum(ends),
         "positions": one.positions,
         "same_bits": one.same_bits,
         "noise": asdict(one.noise),
-        "divergences": [asdict(run) for run in runs if run.divergence],
+        "divergences": diverged,
     }
 
 

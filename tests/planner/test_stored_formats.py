@@ -40,10 +40,7 @@ def test_the_fused_plan_counts_stored_bytes_and_the_reference_plan_decoded_ones(
 
 def test_room_to_decode_a_slice_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cycle, "CODED_CHUNK_NUMBERS", 0)  # chunks of as many tokens, quantised or not
-    models, gpu = (
-        (target(SHAPE, USUAL["fp8"]), target(SHAPE, None)),
-        named("H100", 80),
-    )
+    models, gpu = (target(SHAPE, USUAL["fp8"]), target(SHAPE, None)), named("H100", 80)
     stored, plain = (plan(each, None, gpu, LoadConfig(context=8192)).ledger for each in models)
     found, want = ({line.name: line.bytes or 0 for line in ledger.lines} for ledger in (stored, plain))
     assert found["workspace"] == want["workspace"] + 2 * DECODED_SLICE

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 from dflash_local.app.local_process import MODULE
+from tests.fake_hub import wait_until
 from tests.serve_process import served
 from tests.soak.load import Client, frames, streamed
 from tests.soak.requests import CHAT, LONG
 from tests.ui.test_terminal_session import TMUX, Terminal
 
 ROUNDS = int(os.environ.get("DFLASH_ROUNDS", "2"))
-HANGS_S = 60.0
 ASK = "Count from 1 to 99."
 SHORT, SAID = "What is 3 + 4?", "3 plus 4 is 7."
 pytestmark = [
@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("DFLASH_IN_PROCESS")
     yield tmp_path
-    until(lambda: not programs(tmp_path), "a process is left")
+    assert wait_until(lambda: not programs(tmp_path)), "a process is left"
 
 
 def programs(home: Path, word: str = "dflash_local") -> list[psutil.Process]:
@@ -54,15 +54,6 @@ def programs(home: Path, word: str = "dflash_local") -> list[psutil.Process]:
     return [process for process in found if "tmux" not in process.name() and process.name() != "sh"]
 
 
-def until(reached: Callable[[], bool], otherwise: str) -> float:
-    """Wait for it; the seconds that it took."""
-    began = time.monotonic()
-    while not reached():
-        assert time.monotonic() - began < HANGS_S, otherwise
-        time.sleep(0.02)
-    return time.monotonic() - began
-
-
 def kill_engine(home: Path) -> int:
     (engine,) = programs(home, MODULE)
     engine.kill()
@@ -73,15 +64,6 @@ def report(name: str, seconds: list[float]) -> None:
     print(f"\n{name}: {len(seconds)} times, median {median(seconds):.2f} s, worst {max(seconds):.2f} s")
 
 
-def _has(words: str) -> Callable[[str], bool]:
-    return lambda text: words in text
-
-
-def say(terminal: Terminal, text: str) -> None:
-    terminal.type(text)
-    terminal.keys("Enter")
-
-
 @pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
 def test_line_chat_keeps_what_was_shown_and_goes_on(home: Path) -> None:
     terminal = Terminal(home, "160x50")
@@ -90,21 +72,21 @@ def test_line_chat_keeps_what_was_shown_and_goes_on(home: Path) -> None:
         terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar", "--plain")
         terminal.until(lambda text: "/quit leaves" in text)
         for _ in range(ROUNDS):
-            say(terminal, ASK)
+            terminal.enter(ASK)
             terminal.until(lambda text: "3, 4, 5, 6" in text)
-            line = f"{kill_engine(home)} ended (SIGKILL); the pair was loaded again"
+            pid = kill_engine(home)
             began = time.monotonic()
-            shown = terminal.until(_has(line))
-            assert "3, 4, 5, 6" in shown, shown
-            say(terminal, SHORT)
-            terminal.until(_has(SAID))
+            shown = terminal.until(lambda text: "ended (SIGKILL); the pair was loaded again" in text)
+            assert f"{pid} ended" in shown and "3, 4, 5, 6" in shown, shown
+            terminal.enter(SHORT)
+            terminal.until(lambda text: SAID in text)
             seconds.append(time.monotonic() - began)
             assert len(programs(home, MODULE)) == 1
-            say(terminal, "/clear")
+            terminal.enter("/clear")
             terminal.keys("C-l")
             terminal.until(lambda text: SAID not in text)
-        say(terminal, "/quit")
-        until(lambda: not programs(home), "the chat does not end")
+        terminal.enter("/quit")
+        assert wait_until(lambda: not programs(home)), "the chat does not end"
     finally:
         terminal.tmux("kill-server")
     report("line chat: killed to the next reply", seconds)
