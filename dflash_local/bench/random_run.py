@@ -214,7 +214,7 @@ def at_context(
         raise ValueError("a pair has a drafter")
     block = drafter.config.block_size
     # The one place that looks behind the runner's public side: a cycle's launches by themselves.
-    max_seq_len = runner._bucket(context + 2 * block)
+    max_seq_len = runner.target.bucket(context + 2 * block)
 
     def timed(work: Callable[[], object], kept: int) -> float:
         def again() -> None:

@@ -31,7 +31,6 @@ from dflash_local.request import SamplingParams
 
 AHEAD = 2  # cycles on their way while the host reads an older one
 COUNTED = 16  # of as many cycles of one number of rows one brings its experts to the host
-FIRST_BUCKET = 2048  # tokens; each next one is twice as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ class FusedRunner(SequenceRunner):
         drafting = rows > 1 and self._with_taps
         # What is on its way may have moved on by a whole block each.
         max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
-        key = CycleKey(rows, drafting, self._with_taps, self._noisy, self._bucket(max_seq_len))
+        key = CycleKey(rows, drafting, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
         if not self._plain:
             return self._step_by_step(key)
         self._graphs.run(("cycle", key), lambda: self._cycle(key))
@@ -208,7 +207,7 @@ class FusedRunner(SequenceRunner):
     def replay(self, rows: int) -> None:
         """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
         drafting = rows > 1
-        key = CycleKey(rows, drafting, drafting, False, self._bucket(2 * self.target.rows))
+        key = CycleKey(rows, drafting, drafting, False, self.target.bucket(2 * self.target.rows))
         self._graphs.run((self._replayed, key), lambda: self._cycle(key))
 
     @contextmanager
@@ -221,12 +220,6 @@ class FusedRunner(SequenceRunner):
         finally:
             self._replayed = "cycle"
             self._graphs.forget(routing)
-
-    def _bucket(self, max_seq_len: int) -> int:
-        bucket = FIRST_BUCKET  # by doubling, so that a long reply records few graphs
-        while bucket < max_seq_len:
-            bucket *= 2
-        return min(bucket, self.target.capacity)
 
     def _cycle(self, key: CycleKey) -> None:
         """Draft, choose, verify, choose, keep the drafter's context, accept: all on the device."""

@@ -10,11 +10,14 @@ are 16 half + 4t + 2 pair + element: then what is multiplied at once is one grou
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import Literal
 
 import torch
 
+from dflash_local.kernels.jit import runs_kernels
+from dflash_local.kernels.move_bits import BitMoves, move_bits, trace
 from dflash_local.kernels.quantized_weight import planes
 from dflash_local.layout.linear import INT4_PER_WORD, STEP_K, TILE_N
 
@@ -43,6 +46,30 @@ def fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, ordere
     Args:
         ordered: see ``in_order``.
     """
+    if not runs_kernels(words):
+        return _fragments(words, height, steps, codes, ordered)
+    moves, low, above = _moves(codes, ordered, words.device)
+    out = words.new_empty(height // TILE_N, steps, moves.size // 4)
+    first_plane = words.shape[1] * 4 * low // (low + above)
+    move_bits(moves, words.view(torch.uint8), out.view(torch.uint8).flatten(1), (TILE_N, low, above), first_plane)
+    return out
+
+
+@cache
+def _moves(codes: Codes, ordered: bool, device: torch.device) -> tuple[BitMoves, int, int]:
+    """Return the order of a tile's step, and the bytes of a row of it in the first plane and in the second."""
+    bits = BITS.get(codes, 8)
+    low = STEP_K * (4 if codes in NIBBLES else bits) // 8
+    above = STEP_K * bits // 8 - low
+
+    def move(units: torch.Tensor) -> torch.Tensor:
+        words = units.view(len(units) * TILE_N, -1).view(torch.int32)
+        return _fragments(words, len(words), 1, codes, ordered).view(torch.uint8).flatten(1)
+
+    return trace(move, TILE_N * (low + above), device), low, above
+
+
+def _fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, ordered: bool) -> torch.Tensor:
     bits = BITS.get(codes, 8)
     if codes not in NIBBLES:
         filled = padded(words, height, steps * STEP_K * bits // 32)

@@ -29,6 +29,7 @@ from dflash_local.kernels import (
     fragment_decode,
     gather_rows,
     markov_walk,
+    move_bits,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -91,6 +92,10 @@ def small(most: int | None) -> Iterator[Work]:
     """Kernels of little memory; of those with several shapes so many, the largest first."""
     types = {"table": BF16, "ids": "*i64"}
     yield "gathered rows", gather_rows._gather_kernel, types, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
+    types = {**dict.fromkeys(("source", "out", "flips"), "*u8"), "sources": "*i32"}
+    for width in move_bits.WIDTHS[:most]:
+        sizes = {"WIDTH": width, "BLOCK": move_bits.BLOCK}
+        yield f"moved runs of {width} bits", move_bits._move_kernel, types, sizes, 4, 1
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False, "BIASED": False}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dflash_local.config.features import GatedDeltaNetConfig
+from dflash_local.config.quantization import GGUF_TYPES
 from dflash_local.drafters.dflash2.layout import SelectorConfig, candidate_buffers
 from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.kernels import (
@@ -23,6 +24,7 @@ from dflash_local.kernels import (
     decode_gemm,
     delta_step,
     fragment_decode,
+    fragment_order,
     gather_rows,
     markov_walk,
     qk_norm_rope_cache,
@@ -39,6 +41,7 @@ from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
+from dflash_local.models.fused import gguf_formats
 from tests.kernels import cache_interpreted, chunks_interpreted
 from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
@@ -52,7 +55,9 @@ MODULES: tuple[Any, ...] = (
     decode_gemm,
     delta_step,
     fragment_decode,
+    fragment_order,
     gather_rows,
+    gguf_formats,
     markov_walk,
     qk_norm_rope_cache,
     rms_norm,
@@ -115,6 +120,21 @@ PACKED: dict[str, Codable] = {
     "IQ4_NL, ragged": gguf("IQ4_NL", 40, 160),
     "IQ4_XS": gguf("IQ4_XS", 32, 256),
 }
+
+
+def packing() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+    """Blocks of a file and fragments, as bytes."""
+
+    def read(dtype: str) -> tuple[torch.Tensor, ...]:
+        return tuple(each.view(torch.uint8) for each in gguf_formats._parts(gguf(dtype, 3, 512)))
+
+    def packed(weight: Codable) -> tuple[torch.Tensor, ...]:
+        return (FragmentWeight.of(weight).codes.view(torch.uint8),)
+
+    for dtype in GGUF_TYPES:
+        yield f"bits of blocks of {dtype}", partial(read, dtype)
+    for name, weight in PACKED.items():
+        yield f"bits of fragments of {name}", partial(packed, weight)
 
 
 def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
@@ -441,7 +461,7 @@ def rooms() -> dict[str, dict[str, float]]:
     patch_once()
     assert triton_trial.why_not("cpu") is None, "the kernel by which Triton is tried"
     groups = (
-        *(products, decodes, gathered, decoded_products, norms, heads, attention, choices, convolutions, walks),
+        *(products, packing, decodes, gathered, decoded_products, norms, heads, attention, choices, convolutions, walks),
         *(markov_walks, acceptance, recurrence),
     )
     close = {name: both(run) for group in groups for name, run in group()}

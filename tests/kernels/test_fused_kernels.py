@@ -15,7 +15,7 @@ from tests.cuda_cards import SHARED_MEMORY, TRITON_CARDS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-EXACT = ("choice", "acceptance", "committed bits", "decode")  # ids, counts, differences of none, and bits
+EXACT = ("choice", "acceptance", "committed bits", "decode", "bits of")  # ids, counts, differences of none, and bits
 TOLERANCE = 1e-5
 # Here for a card with the least shared memory that also reads eight-bit caches as numbers; for the other cards, and in
 # every shape, by the long tests.

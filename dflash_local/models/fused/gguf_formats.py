@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 
 from dflash_local.checkpoint_files.tensor_info import BLOCKS
 from dflash_local.config.quantization import GGUF_TYPES
-from dflash_local.kernels.gguf_blocks import CARD_CHUNK, BlockParts, parts_of
-from dflash_local.kernels.quantized_weight import Fp4Weight, GgufWeight, IntWeight, planes
+from dflash_local.kernels.gguf_blocks import CARD_CHUNK, parts_of
+from dflash_local.kernels.jit import runs_kernels
+from dflash_local.kernels.move_bits import BitMoves, move_bits, trace
+from dflash_local.kernels.quantized_weight import Fp4Weight, GgufWeight, IntWeight, planes, row_slices
 from dflash_local.layout.linear import GgufBlocks, MatrixPart, matrix_rows
 from dflash_local.models.fused.quantized_formats import FP4, INT, Decoded
 from dflash_local.models.place import Conversion, Places
 
 Kept = GgufWeight | IntWeight | Fp4Weight
-NEGATIVE_ZERO = 8  # a code of e2m1; in GGUF it stands for zero
 SPREAD = {4: 4.6, 5: 9.2, 6: 18.5}  # root mean square of random codes around the middle one
 
 
@@ -77,29 +78,47 @@ def _rows_of(weight: Kept, rows: slice) -> Kept:
 
 def _take_blocks(weight: Kept, dtype: str, stored: torch.Tensor) -> None:
     """Fill a weight from rows of blocks, uint8 [N, bytes of a row], on its device; beside both a slice is held."""
-    n, k = weight.shape
+    (n, k), size = weight.shape, BLOCKS[dtype][1]
+    targets = [part.view(torch.uint8) for part in _parts(weight)]
     step = max(1, CARD_CHUNK // k)
-    for begin in range(0, n, step):
-        rows = slice(begin, min(begin + step, n))
-        parts = parts_of(stored[rows].reshape(-1, BLOCKS[dtype][1]), dtype)
-        _put(_rows_of(weight, rows), parts)
+    for rows in (slice(begin, begin + step) for begin in range(0, 0 if runs_kernels(stored) else n, step)):
+        for target, found in zip(targets, _kept_parts(stored[rows].reshape(-1, size), dtype), strict=True):
+            target[rows] = found.view(len(target[rows]), -1)
+    if runs_kernels(stored):
+        for moves, target in zip(_block_moves(dtype, stored.device), targets, strict=True):
+            move_bits(moves, stored, target, (1, size, 0), stored.shape[1])
+    if isinstance(weight, Fp4Weight):
+        for rows in row_slices(weight):
+            _clear_negative_zeros(weight.codes[rows])
 
 
-def _put(weight: Kept, parts: BlockParts) -> None:
-    codes = parts.codes.reshape(weight.shape)
-    weight.scales.copy_(parts.scales.reshape(weight.scales.shape))
-    if isinstance(weight, GgufWeight):
-        for kept, found in ((weight.minima, parts.minima), (weight.factors, parts.factors)):
-            if kept is not None and found is not None:
-                kept.copy_(found.reshape(kept.shape))
-        lowest, above = planes(weight.codes, weight.bits)
-        lowest.copy_(_words(codes & 15, 4))
-        if weight.bits > 4:
-            above.copy_(_words(codes >> 4, weight.bits - 4))
-    elif isinstance(weight, IntWeight):
-        weight.codes.copy_(_words(codes, weight.bits))
-    else:
-        weight.codes.copy_(_words(codes.masked_fill(codes == NEGATIVE_ZERO, 0), 4))
+def _parts(weight: Kept) -> list[torch.Tensor]:
+    """Return the tensors of a weight, each [N, numbers], its codes as planes."""
+    if not isinstance(weight, GgufWeight):
+        return [weight.codes, weight.scales]
+    lowest, above = planes(weight.codes, weight.bits)
+    found = lowest, above if weight.bits > 4 else None, weight.scales, weight.minima, weight.factors
+    return [part for part in found if part is not None]
+
+
+def _kept_parts(blocks: torch.Tensor, dtype: str) -> list[torch.Tensor]:
+    """Return what is kept of blocks [n, bytes of one], each part uint8 [n, bytes], in the order of ``_parts``."""
+    codes, *others = parts_of(blocks, dtype)
+    bits = GGUF_TYPES[dtype].bits
+    words = [_words(codes, bits)] if bits in (4, 8) else [_words(codes & 15, 4), _words(codes >> 4, bits - 4)]
+    return [part.contiguous().view(torch.uint8) for part in (*words, *others) if part is not None]
+
+
+@cache
+def _block_moves(dtype: str, device: torch.device) -> list[BitMoves]:
+    count = len(_kept_parts(torch.zeros(2, BLOCKS[dtype][1], dtype=torch.uint8), dtype))
+    return [trace(lambda blocks, at=at: _kept_parts(blocks, dtype)[at], BLOCKS[dtype][1], device) for at in range(count)]
+
+
+def _clear_negative_zeros(codes: torch.Tensor) -> None:
+    """Take the sign from codes of zero: in e2m1 it is kept, in GGUF it means nothing."""
+    magnitude = codes & 0x77777777
+    codes.bitwise_and_(magnitude | (magnitude << 1 | magnitude << 2 | magnitude << 3) & -0x77777778)
 
 
 def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -26,6 +26,8 @@ from dflash_local.models.fused.weights import LayerWeights, TargetWeights
 from dflash_local.models.rope import inverse_frequencies
 from dflash_local.models.transformers_target import Forward, TargetSnapshot
 
+FIRST_BUCKET = 2048  # tokens; each next one is twice as long
+
 
 def fill_rotation(tables: Sequence[torch.Tensor], rope: RopeParameters) -> None:
     """Fill cos and sin [positions, rotary_dim] of all positions, computed in float32."""
@@ -185,18 +187,26 @@ class FusedTarget:
         return embedding_rows(self.weights.embedding, ids, out)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [M, V] of hidden rows [M, H]; in exact mode those of a block, where one holds them."""
+        """Return logits [M, V] of hidden rows [M, H]; where a block holds them, those of a block."""
         rows = len(hidden)
-        if not self.exact or rows > self.rows:
+        if rows > self.rows:
             return self.cap_logits(self.weights.head.prefill(hidden))
         self.hidden[:rows] = hidden
-        return self.cap_logits(self.weights.head(self.hidden, self.logits))[:rows].clone()
+        held = self.rows if self.exact else rows
+        return self.cap_logits(self.weights.head(self.hidden[:held], self.logits[:held]))[:rows].clone()
+
+    def bucket(self, max_seq_len: int) -> int:
+        """Return the bound that a block's launches have for ``max_seq_len``; attention splits the keys by it."""
+        bucket = FIRST_BUCKET  # by doubling, so that a long reply records few graphs
+        while bucket < max_seq_len:
+            bucket *= 2
+        return min(bucket, self.capacity)
 
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run a block [M] without committing it; ``commit`` keeps a prefix of it. Copies of the static buffers."""
         rows = len(ids)
         self.tokens[:rows] = ids
-        self.block(rows, self.length + self.rows, with_taps)
+        self.block(rows, self.bucket(self.length + 2 * self.rows), with_taps)
         self.kept.zero_()  # what there was is committed; this block's rows count when they are committed
         for state in self.states.values():
             state.rollback()
