@@ -48,7 +48,7 @@ def fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, ordere
     """
     if not runs_kernels(words):
         return _fragments(words, height, steps, codes, ordered)
-    moves, low, above = _moves(codes, ordered, words.device)
+    moves, (low, above) = _moves(codes, ordered, words.device), _row_bytes(codes)
     out = words.new_empty(height // TILE_N, steps, moves.size // 4)
     first_plane = words.shape[1] * 4 * low // (low + above)
     move_bits(moves, words.view(torch.uint8), out.view(torch.uint8).flatten(1), (TILE_N, low, above), first_plane)
@@ -56,17 +56,28 @@ def fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, ordere
 
 
 @cache
-def _moves(codes: Codes, ordered: bool, device: torch.device) -> tuple[BitMoves, int, int]:
-    """Return the order of a tile's step, and the bytes of a row of it in the first plane and in the second."""
-    bits = BITS.get(codes, 8)
-    low = STEP_K * (4 if codes in NIBBLES else bits) // 8
-    above = STEP_K * bits // 8 - low
-
+def _moves(codes: Codes, ordered: bool, device: torch.device) -> BitMoves:
     def move(units: torch.Tensor) -> torch.Tensor:
         words = units.view(len(units) * TILE_N, -1).view(torch.int32)
         return _fragments(words, len(words), 1, codes, ordered).view(torch.uint8).flatten(1)
 
-    return trace(move, TILE_N * (low + above), device), low, above
+    return trace(move, TILE_N * sum(_row_bytes(codes)), device)
+
+
+@cache
+def _moves_back(codes: Codes, ordered: bool, device: torch.device) -> BitMoves:
+    def move(units: torch.Tensor) -> torch.Tensor:
+        words = units.view(torch.int32).unsqueeze(1)
+        return _rows_of(words, STEP_K, codes, ordered).contiguous().view(torch.uint8).view(len(units), -1)
+
+    return trace(move, TILE_N * sum(_row_bytes(codes)), device)
+
+
+def _row_bytes(codes: Codes) -> tuple[int, int]:
+    """Return the bytes of a row of a tile's step in the first plane of codes and in the second."""
+    bits = BITS.get(codes, 8)
+    low = STEP_K * (4 if codes in NIBBLES else bits) // 8
+    return low, STEP_K * bits // 8 - low
 
 
 def _fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, ordered: bool) -> torch.Tensor:
@@ -86,6 +97,21 @@ def _fragments(words: torch.Tensor, height: int, steps: int, codes: Codes, order
 
 def rows_of(given: torch.Tensor, columns: int, codes: Codes, ordered: bool) -> torch.Tensor:
     """Invert ``fragments``: the words of so many columns of rows."""
+    if not runs_kernels(given):
+        return _rows_of(given, columns, codes, ordered)
+    (tiles, steps, _), (low, above) = given.shape, _row_bytes(codes)
+    packed = given.contiguous().view(torch.uint8).view(tiles, -1)
+    out = torch.empty_like(packed)
+    unit = TILE_N * (low + above)
+    move_bits(_moves_back(codes, ordered, given.device), packed, out, (1, unit, 0), packed.shape[1])
+    rows = out.view(tiles, steps, TILE_N, low + above).transpose(1, 2)
+    planes_of_rows = (each.reshape(tiles * TILE_N, -1) for each in rows.split((low, above), 3))
+    return torch.cat([each[:, : each.shape[1] * columns // (steps * STEP_K)] for each in planes_of_rows], 1).view(
+        torch.int32
+    )
+
+
+def _rows_of(given: torch.Tensor, columns: int, codes: Codes, ordered: bool) -> torch.Tensor:
     bits = BITS.get(codes, 8)
     if codes not in NIBBLES:
         rows = _byte_rows(given)

@@ -45,21 +45,18 @@ def test_exact_mode_gives_the_same_bits_in_bfloat16(pair: str) -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_verify_gives_the_logits_of_a_recorded_cycle(exact: bool) -> None:
     """Far enough into the context for several splits of the keys."""
-    load_config = LoadConfig(dtype="bfloat16", device="cuda", exact=exact, context=2048)
-    session = load(bundled.find("demo-hybrid"), load_config)
-    runner, prompt = session.runner, random_prompt(700)
-    assert isinstance(runner, FusedRunner)
-    target = runner.target
+    target, prompt = fused_target("qwen3_5", 2100, device="cuda", exact=exact), random_prompt(700)
+    runner, ids = FusedRunner(target, None, 2048), torch.tensor(random_prompt(target.rows, 1), device="cuda")
     for rows in (1, 5, target.rows):
         with runner.idle(prompt):
-            runner.set_anchor(prompt[0])
+            target.tokens.copy_(ids)
             runner.replay(rows)
-            recorded, ids = target.logits[:rows].clone(), target.tokens[:rows].clone()
+            recorded = target.logits[:rows].clone()
         with torch.inference_mode():
             target.clear()
             for chunk in torch.tensor(prompt, device="cuda").split(target.prefill_chunk):
                 target.prefill(chunk, False)
-            assert torch.equal(target.head(target.verify(ids, False).hidden), recorded), rows
+            assert torch.equal(target.head(target.verify(ids[:rows], False).hidden), recorded), rows
 
 
 def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_give() -> None:

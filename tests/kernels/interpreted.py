@@ -129,7 +129,8 @@ def packing() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         return tuple(each.view(torch.uint8) for each in gguf_formats._parts(gguf(dtype, 3, 512)))
 
     def packed(weight: Codable) -> tuple[torch.Tensor, ...]:
-        return (FragmentWeight.of(weight).codes.view(torch.uint8),)
+        fragments = FragmentWeight.of(weight)
+        return fragments.codes.view(torch.uint8), fragments.unpacked().codes.view(torch.uint8)
 
     for dtype in GGUF_TYPES:
         yield f"bits of blocks of {dtype}", partial(read, dtype)
@@ -461,8 +462,8 @@ def rooms() -> dict[str, dict[str, float]]:
     patch_once()
     assert triton_trial.why_not("cpu") is None, "the kernel by which Triton is tried"
     groups = (
-        *(products, packing, decodes, gathered, decoded_products, norms, heads, attention, choices, convolutions, walks),
-        *(markov_walks, acceptance, recurrence),
+        *(products, packing, decodes, gathered, decoded_products, norms, heads, attention, choices, convolutions),
+        *(walks, markov_walks, acceptance, recurrence),
     )
     close = {name: both(run) for group in groups for name, run in group()}
     return {"close": close, "bits": dict(cache_interpreted.checks()), "chunks": dict(chunks_interpreted.checks())}

@@ -111,8 +111,12 @@ def _kept_parts(blocks: torch.Tensor, dtype: str) -> list[torch.Tensor]:
 
 @cache
 def _block_moves(dtype: str, device: torch.device) -> list[BitMoves]:
-    count = len(_kept_parts(torch.zeros(2, BLOCKS[dtype][1], dtype=torch.uint8), dtype))
-    return [trace(lambda blocks, at=at: _kept_parts(blocks, dtype)[at], BLOCKS[dtype][1], device) for at in range(count)]
+    def part(at: int, blocks: torch.Tensor) -> torch.Tensor:
+        return _kept_parts(blocks, dtype)[at]
+
+    size = BLOCKS[dtype][1]
+    count = len(_kept_parts(torch.zeros(2, size, dtype=torch.uint8), dtype))
+    return [trace(partial(part, at), size, device) for at in range(count)]
 
 
 def _clear_negative_zeros(codes: torch.Tensor) -> None:
