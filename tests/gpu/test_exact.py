@@ -57,6 +57,7 @@ def test_verify_gives_the_logits_of_a_recorded_cycle(exact: bool) -> None:
             for chunk in torch.tensor(prompt, device="cuda").split(target.prefill_chunk):
                 target.prefill(chunk, False)
             assert torch.equal(target.head(target.verify(ids[:rows], False).hidden), recorded), rows
+        runner.restart(0, None)
 
 
 def test_a_long_hybrid_run_ends_in_the_state_that_its_rows_give() -> None:
