@@ -96,8 +96,9 @@ def load_target(files: Checkpoint, facts: TargetFacts, where: Placement) -> Any:
     quantization = _quantization(folder, facts, where)
     try:
         coded = facts.model.quantization is not None and not facts.model.quantization.unread
-        if files.path.is_file() or (coded and not _decoded_by_transformers(facts)):
-            model, info = _built_of_codes(files, facts, where)
+        foreign = any(info.file.suffix != ".safetensors" for info in files.tensors.values())
+        if foreign or (coded and not _decoded_by_transformers(facts)):
+            model, info = _built_of_codes(files, facts, where, quantization)
         else:
             model, info = _built(files, facts, where, quantization)
     except torch.cuda.OutOfMemoryError:
@@ -135,15 +136,16 @@ def _built(files: Checkpoint, facts: TargetFacts, where: Placement, quantization
     config = text_model_config(facts.model.family, facts.text_config, stored)
     if stored is None:
         _check_size(files, config)
-    options = _options(where)
-    if quantization is not None:
-        options["quantization_config"] = quantization
-    found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(files.path, config=config, **options)
+    found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        files.path, config=config, **_options(where, quantization)
+    )
     return found
 
 
-def _built_of_codes(files: Checkpoint, facts: TargetFacts, where: Placement) -> tuple[Any, dict[str, Any]]:
-    """Return the model with what its quantised weights stand for, decoded one after the other."""
+def _built_of_codes(
+    files: Checkpoint, facts: TargetFacts, where: Placement, quantization: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return the model of the tensors of ``files``; quantised weights are decoded one after the other."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = text_model_config(facts.model.family, facts.text_config)
@@ -152,12 +154,12 @@ def _built_of_codes(files: Checkpoint, facts: TargetFacts, where: Placement) -> 
     home = torch.device("cpu" if where.device == SHARDED else where.device)
     tensors = decoded_tensors(files, facts, home, where.dtype)
     found: tuple[Any, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
-        None, config=config, state_dict=tensors, **_options(where)
+        None, config=config, state_dict=tensors, **_options(where, quantization)
     )
     return found
 
 
-def _options(where: Placement) -> dict[str, Any]:
+def _options(where: Placement, quantization: Any) -> dict[str, Any]:
     """Return the options of from_pretrained."""
     from transformers import GenerationConfig
 
@@ -167,6 +169,8 @@ def _options(where: Placement) -> dict[str, Any]:
     options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
     options["device_map"] = where.device if where.device == SHARDED else {"": where.device}
     options["output_loading_info"] = True
+    if quantization is not None:
+        options["quantization_config"] = quantization
     return options
 
 

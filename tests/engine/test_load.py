@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.random_checkpoint import build_drafter
 from dflash_local.catalog.bundled import Pair, find
+from dflash_local.checkpoint_files.safetensors_folder import SafetensorsFolder
+from dflash_local.checkpoint_files.safetensors_header import read_header
+from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from dflash_local.config.read_model import read_model
 from dflash_local.engine import LoadConfig, Session, load, load_fused
 from dflash_local.errors import CheckpointError, PairError, UsageError
 from dflash_local.kernels import timing
 from dflash_local.kernels.timing import KernelTimer
+from dflash_local.models import checkpoint
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
@@ -112,6 +117,25 @@ def test_the_automatic_dtype_of_a_cpu_is_the_plans(
     assert load(pair, config).facts.load.dtype == plan(model, None, machine, config).dtype == dtype
 
 
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_a_pair_out_of_another_source_writes_alike(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Renamed(SafetensorsFolder):
+        """Its weights have a name that nothing else looks for."""
+
+        def tensors(self) -> dict[str, TensorInfo]:
+            return read_header(self.path / "weights")
+
+    pair, options = GOLDEN / "qwen3-v1-b8", replace(CPU32, engine=engine)
+    want = ask(open_pair(pair / "target", pair / "drafter", options), PROMPT, 12).ids
+    for part in ("target", "drafter"):
+        shutil.copytree(pair / part, tmp_path / part)
+        (tmp_path / part / "model.safetensors").rename(tmp_path / part / "weights")
+    monkeypatch.setattr(checkpoint, "open_source", Renamed)
+    assert ask(open_pair(tmp_path / "target", tmp_path / "drafter", options), PROMPT, 12).ids == want
+
+
 @pytest.mark.parametrize(("pair", "quantize"), [("qwen3-v1-b8", "bnb-nf4"), ("qwen35-v2-swa-b8", "bnb-int8")])
 def test_bitsandbytes_formats_run_and_hold_quantized_weights(pair: str, quantize: str) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
@@ -122,6 +146,14 @@ def test_bitsandbytes_formats_run_and_hold_quantized_weights(pair: str, quantize
     assert session.facts.formats == f"{quantize} float32"
     assert len(ask(session, PROMPT, 12).ids) == 12
     assert len(ask(session, PROMPT, 12, mode="ar").ids) == 12
+
+
+def test_bitsandbytes_quantizes_the_weights_of_a_gguf_file() -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
+    options = LoadConfig(dtype="float32", device="cpu", quantize="bnb-int8")
+    read, want = (open_pair(GOLDEN / "gguf" / name, None, options) for name in ("qwen3.gguf", "qwen3"))
+    assert "Linear8bitLt" in {type(module).__name__ for module in read.runner.target.model.modules()}
+    assert ask(read, PROMPT, 12, mode="ar").ids == ask(want, PROMPT, 12, mode="ar").ids
 
 
 @pytest.mark.parametrize("quantize", ["bnb-nf4", "bnb-int8"])
