@@ -185,4 +185,5 @@ def test_the_table_of_the_readme_is_what_models_prints(cli: Cli) -> None:
                 seen.add(each["name"])
                 words.setdefault(each["fits"].removeprefix("fits "), []).append(each["name"].partition("/")[2])
         lines.append((gib, "; ".join(f"{word}: {', '.join(names)}" for word, names in words.items())))
-    assert [gib for gib, _ in shown] == ["12", "16", "24", "80"] and shown == lines
+    assert [gib for gib, _ in shown] == ["12", "16", "24", "80"]
+    assert shown == lines, "\n".join(f"| {gib} | {names} |" for gib, names in lines)

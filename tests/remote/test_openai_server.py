@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from dflash_local.events import Event, Finished, Notice, Started, Step, TokenLog
 from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.event_stream import Patience
 from dflash_local.remote.logprobs import rows_of
+from dflash_local.remote.openai_body import body_of
 from dflash_local.remote.openai_server import OpenAIServer, attach
 from dflash_local.remote.server_checks import WantedModel
 from dflash_local.request import Limits, Message, Request, SamplingParams, user_request
@@ -332,6 +333,21 @@ def test_what_a_server_decides_is_refused_before_it_is_asked(fake: Fake, request
     with pytest.raises(UsageError, match=words):
         session_of(fake).generate(request_)
     assert not fake.bodies
+
+
+def test_no_limit_and_no_sampling_parameter_is_kept_from_the_server(fake: Fake) -> None:
+    def changed(given: Any, name: str) -> Any:
+        before = getattr(given, name)
+        after: dict[type, Any] = {float: 0.3, int: 9, tuple: ("END",)}
+        return replace(given, **{name: after[type(before)]})
+
+    facts, request = session_of(fake).facts, replace(ASK, sampling=SamplingParams(temperature=0.7))
+    asked = [replace(request, limits=changed(request.limits, field.name)) for field in fields(Limits)]
+    for field in fields(SamplingParams):
+        if field.name != "seed":  # an argument of its own
+            asked.append(replace(request, sampling=changed(request.sampling, field.name)))
+    plain = body_of(request, facts, 1)
+    assert all(body_of(each, facts, 1) != plain for each in asked)
 
 
 def test_sampling_that_is_off_is_left_to_the_server(fake: Fake) -> None:
