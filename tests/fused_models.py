@@ -77,6 +77,12 @@ class PlantedBlocks:
         ids = self.planted.propose([*[0] * start, int(self.target.tokens[0])], len(self.drafts), self._sampler, None)
         self.drafts.zero_().scatter_(1, ids.unsqueeze(1), 1e6)  # no noise outweighs it
 
+    def reusable(self, length: int) -> int:
+        return length
+
+    def snapshot(self) -> None:
+        """There is no context."""
+
     def inject(self, rows: int) -> None:
         """The planted ones read no taps."""
 

@@ -106,6 +106,10 @@ class Drafter:
         """Count numbers of its weights that a loaded one holds a second time."""
         return 0
 
+    def snapshot_bytes(self, spec: EngineSpec) -> int:
+        """Return what a recurrent target's snapshot has of its context, in host memory, in the fused engine."""
+        return 0
+
     @property
     def context_size(self) -> int:
         """Count numbers of a token's keys and values in all layers; windows attend to less but keep all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -95,6 +95,15 @@ class FusedDrafter(Protocol):
 
     def inject(self, rows: int) -> None:
         """Write context rows of the target's last block at its ``start``; uncommitted ones are written again later."""
+
+    def reusable(self, length: int) -> int:
+        """Return how many of so many committed tokens need not be run again for the context to be complete."""
+
+    def snapshot(self) -> Any:
+        """Return what cannot be gone back to otherwise: the rings' rows that a block sees now. None: nothing."""
+
+    def restore(self, point: Any) -> None:
+        """Go back to a snapshot."""
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
         """Write context rows of committed tokens at positions ``start ..``; taps [M, taps x H]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -31,6 +32,18 @@ from dflash_local.request import SamplingParams
 
 AHEAD = 2  # cycles on their way while the host reads an older one
 COUNTED = 16  # of as many cycles of one number of rows one brings its experts to the host
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSnapshot:
+    """Hold a target's snapshot, and its drafter's where that had the context."""
+
+    target: TargetSnapshot
+    context: Any
+
+    @property
+    def length(self) -> int:
+        return self.target.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +337,23 @@ class FusedRunner(SequenceRunner):
             self._receive()
         self._ready.clear()
 
-    def restart(self, length: int, point: TargetSnapshot | None) -> None:
+    def snapshot(self) -> FusedSnapshot:
+        proposer = self.proposer
+        has_context = proposer is not None and proposer.length == self.target.length
+        return FusedSnapshot(self.target.snapshot(), proposer.snapshot() if proposer and has_context else None)
+
+    def reusable(self, length: int) -> int:
+        assert self.proposer is not None
+        held = min(length, self.proposer.length)
+        # A recurrent target goes back to a snapshot, which has the context's rows as well.
+        return held if self.is_recurrent else self.proposer.reusable(held)
+
+    def restart(self, length: int, point: FusedSnapshot | None) -> None:
         self._drain()
         if point is not None:
-            self.target.restore(point)
+            self.target.restore(point.target)
+            if point.context is not None and self.proposer is not None:
+                self.proposer.restore(point.context)
         elif length == 0:
             self.target.clear()
         elif self.target.is_recurrent and length != len(self.committed):

@@ -181,7 +181,7 @@ def reserve(runner: FusedRunner) -> None:
     runner.begin(sampler, frozenset(), runner.target.rows, runner.proposer is not None)
     for _ in runner.prefill(ids, 0):
         pass
-    kept = [runner.target.snapshot() for _ in range(SNAPSHOTS)]
+    kept = [runner.snapshot() for _ in range(SNAPSHOTS)]
     logits = runner.target.logits.zero_()
     noise = sampler.noise(len(ids), len(logits))
     sampler.choose(logits, runner.progress.tokens[1:], noise)

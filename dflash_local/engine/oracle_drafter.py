@@ -42,6 +42,12 @@ class OracleDrafter:
         ids = self._ids[place].unsqueeze(1)
         self.drafts.zero_().scatter_(1, ids, 1e6)  # no noise outweighs it
 
+    def reusable(self, length: int) -> int:
+        return length
+
+    def snapshot(self) -> None:
+        """Return nothing: there is no context."""
+
     def inject(self, rows: int) -> None:
         """Read no taps."""
 

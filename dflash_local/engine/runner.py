@@ -127,6 +127,9 @@ class Runner(Protocol):
     def rewind(self, length: int) -> None:
         """Cut the sequence to ``length`` ids, of which the last stays uncommitted."""
 
+    def reusable(self, length: int) -> int:
+        """Return how many of so many committed tokens need not be run again for the drafter to have its context."""
+
     def restart(self, length: int, point: Any) -> None:
         """Keep the first ``length`` committed tokens; ``point``: their snapshot, which a recurrent target needs."""
 
@@ -193,6 +196,7 @@ class SequenceRunner:
     """Hold what both runners share: the target, and the token sequence as the host knows it; see ``Runner``."""
 
     target: Any  # of the engine's own kind
+    proposer: Any
     ids: list[int]
     committed: list[int]  # ids whose state the target holds
     _block: int
@@ -227,8 +231,16 @@ class SequenceRunner:
             first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
             del out  # the next chunk wants its memory
             # Templates render an old reply without its thinking: the next prompt goes back to where the text is stable.
-            point = self.target.snapshot() if end == stable and self.is_recurrent else None
+            point = self.snapshot() if end == stable and self.is_recurrent else None
             yield PrefillStep(end - start, len(ids) - start, point, first)
+
+    def snapshot(self) -> Snapshot:
+        """Return what ``restart`` takes to go back to what is committed."""
+        point: Snapshot = self.target.snapshot()
+        return point
+
+    def reusable(self, length: int) -> int:
+        return min(length, self.proposer.length)
 
     def _extend(self, taps: torch.Tensor | None, start: int) -> None:
         """Give the drafter the taps [M, taps x H] of committed tokens at ``start ..``."""

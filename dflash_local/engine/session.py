@@ -144,7 +144,7 @@ class Session:
         pairs = zip(runner.committed, ids[:-1], strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if with_drafts and runner.proposer is not None:
-            common = min(common, runner.proposer.length)
+            common = runner.reusable(common)
         point: Snapshot | None = None
         if runner.is_recurrent and common < len(runner.committed):
             point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)

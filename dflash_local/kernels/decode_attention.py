@@ -90,7 +90,8 @@ def decode_attention(
     """Return attention of rows at positions ``start ..`` over the cache, their own keys included.
 
     Args:
-        queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
+        queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], a position's row being the
+            rest of its division by the capacity (``layout.attention.ring_rows``). Of the queries' dtype or
             float8_e4m3fn, which is widened to it exactly (cards that cannot read it take NaN for 480).
         start: [1] int32 on the device. out: [M, heads * head_dim], written.
         max_seq_len: no key is at or behind this.
@@ -117,8 +118,8 @@ def decode_attention(
     _attend_split_kernel[(num_kv_heads, count, tiles)](
         queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, scale or head_dim**-0.5,
         capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m, splits_per_doubling,
-        config.block_kv, mask.causal, mask.sliding_window, mask.context_window, num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        config.block_kv, mask.causal, mask.sliding_window, mask.context_window, capacity < max_seq_len,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     gate_stride = 0 if gates is None else gates.shape[1]
     _combine_splits_kernel[(rows, num_heads)](
@@ -148,7 +149,8 @@ def decode_attention_reference(
     """Compute the same in plain PyTorch, in float32."""
     rows, num_heads, head_dim = queries.shape
     end = int(start) + rows
-    keys, values = (part[:, :end].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
+    places = torch.arange(end, device=out.device) % cache[0].shape[1]
+    keys, values = (part[:, places].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
     scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * (scale or head_dim**-0.5)
     at = torch.arange(int(start), end, device=out.device).unsqueeze(1)
     key = torch.arange(end, device=out.device).unsqueeze(0)
@@ -211,7 +213,7 @@ def _attend_split_kernel(
     queries, keys, values, start, partial_outputs, softmax_stats, rows, max_rows, scale, capacity, split_size,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, SPLITS_PER_DOUBLING: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
-    SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr, RING: tl.constexpr,
 ):
     # fmt: on
     # One program: one KV head and one split of its keys, for BLOCK_M of the rows of all query heads that share that KV
@@ -250,7 +252,11 @@ def _attend_split_kernel(
         here = key < end
         if CONTEXT_WINDOW > 0:
             here = here & (key >= begin - CONTEXT_WINDOW)
-        place = rows_of_head + key
+        if RING:
+            at = offset % capacity + step
+            place = rows_of_head + tl.where(at < capacity, at, at - capacity)
+        else:
+            place = rows_of_head + key
         k = tl.load(keys + place[None, :] * head_dim + dim[:, None], mask=here[None, :] & real[:, None], other=0.0)
         score = tl.dot(query, widened(k, kind), input_precision="ieee") * scale
         seen = here[None, :] & inside[:, None]

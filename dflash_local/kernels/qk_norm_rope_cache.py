@@ -46,6 +46,7 @@ def qk_norm_rope_cache(
     cache: tuple[torch.Tensor, torch.Tensor],
     layout: HeadLayout,
     bias: torch.Tensor | None = None,
+    rings: torch.Tensor | None = None,
 ) -> None:
     """Write the normed and rotated queries, and this block's keys and values at rows ``start ..`` of the cache.
 
@@ -54,19 +55,22 @@ def qk_norm_rope_cache(
             of the keys [KV heads, head_dim] with ``per_head_norms``.
         rotation: cos and sin [positions, rotary_dim], in the model's dtype.
         start: [1] int32 on the device, the first row's position. queries: [M, heads, head_dim], written.
-        cache: keys and values [KV heads, capacity, head_dim], written. Of the model's dtype, or float8_e4m3fn
+        cache: keys and values [KV heads, rows, head_dim], written; a position's row is the rest of its division by the
+            rows. Or [rows, head_dim] with ``rings``. Of the model's dtype, or float8_e4m3fn
             without a scale, each number the nearest: three bits of mantissa, so that a text differs from the one that
             a cache of the model's dtype gives, and it differs alike in every decoding mode.
         bias: [qkv_size], added before all else; gates have it afterwards, the rest of ``qkv`` may or may not.
+        rings: [KV heads, 2] int64: the first of a head's rows in the cache, and their number.
     """
     if not runs_kernels(qkv):
-        return qk_norm_rope_cache_reference(qkv, norms, eps, rotation, start, queries, cache, layout, bias)
+        return qk_norm_rope_cache_reference(qkv, norms, eps, rotation, start, queries, cache, layout, bias, rings)
     keys, values = (as_bytes(part) for part in cache)
     weights = norms or (qkv, qkv)
     _qk_norm_rope_cache_kernel[(qkv.shape[0], layout.num_heads + 2 * layout.num_kv_heads)](
-        qkv, qkv if bias is None else bias, *weights, eps, *rotation, start, queries, keys, values, keys.shape[1],
-        layout.num_heads, layout.num_kv_heads, layout.head_dim, power_of_two(layout.head_dim), layout.rotary_dim,
-        layout.gated, norms is not None, layout.norm_plus_one, layout.per_head_norms, bias is not None, num_warps=1,
+        qkv, qkv if bias is None else bias, *weights, eps, *rotation, start, queries, keys, values,
+        start if rings is None else rings, keys.shape[1], layout.num_heads, layout.num_kv_heads, layout.head_dim,
+        power_of_two(layout.head_dim), layout.rotary_dim, layout.gated, norms is not None, layout.norm_plus_one,
+        layout.per_head_norms, bias is not None, rings is not None, num_warps=1,
     )  # fmt: skip
 
 
@@ -80,6 +84,7 @@ def qk_norm_rope_cache_reference(
     cache: tuple[torch.Tensor, torch.Tensor],
     layout: HeadLayout,
     bias: torch.Tensor | None = None,
+    rings: torch.Tensor | None = None,
 ) -> None:
     """Compute the same in plain PyTorch."""
     if bias is not None:
@@ -100,8 +105,13 @@ def qk_norm_rope_cache_reference(
         given = qkv[:, : num_heads * stride].view(rows, num_heads, stride)[..., :head_dim]
         queries.copy_(normed_and_rotated(given, 0))
     k, v = qkv[:, num_heads * stride :].view(rows, 2, layout.num_kv_heads, head_dim).unbind(1)
+    if rings is None:
+        capacity = cache[0].shape[1]
+        rings = torch.tensor([(head * capacity, capacity) for head in range(layout.num_kv_heads)], device=qkv.device)
+    places = (rings[:, :1] + at % rings[:, 1:]).flatten()
     for part, given in zip(cache, (normed_and_rotated(k, 1), v), strict=True):
-        as_bytes(part).index_copy_(1, at, as_bytes(rounded(given.transpose(0, 1), part.dtype)))
+        heads = rounded(given.transpose(0, 1), part.dtype).reshape(-1, head_dim)
+        as_bytes(part).view(-1, head_dim).index_copy_(0, places, as_bytes(heads))
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -145,13 +155,22 @@ def _biased(x, bias, inside):
     return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
 
 
+@jit
+def _ring_row(rings, head, capacity, position, RINGS: tl.constexpr):
+    """Return a position's row in the cache."""
+    if RINGS:
+        return tl.load(rings + 2 * head) + position % tl.load(rings + 2 * head + 1)
+    else:  # not behind the return, for that would be compiled too
+        return head * capacity + position % capacity
+
+
 # fmt: off
 @jit
 def _qk_norm_rope_cache_kernel(
-    qkv, bias, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, capacity, NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr, ROTARY_DIM: tl.constexpr,
-    GATED: tl.constexpr, NORMED: tl.constexpr, NORM_PLUS_ONE: tl.constexpr, PER_HEAD_NORMS: tl.constexpr,
-    BIASED: tl.constexpr,
+    qkv, bias, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, rings, capacity,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr, NORM_PLUS_ONE: tl.constexpr,
+    PER_HEAD_NORMS: tl.constexpr, BIASED: tl.constexpr, RINGS: tl.constexpr,
 ):
     # fmt: on
     # One program: one head of one row, all its dimensions in registers. A head of the queries is written to
@@ -176,7 +195,7 @@ def _qk_norm_rope_cache_kernel(
             gate = _biased(tl.load(source + head_dim + dim, mask=opens, other=0.0), added + head_dim + dim, opens)
             tl.store(source + head_dim + dim, gate, mask=opens)
     if head >= NUM_HEADS + NUM_KV_HEADS:
-        place = values + ((head - NUM_HEADS - NUM_KV_HEADS) * capacity + position) * head_dim + dim
+        place = values + _ring_row(rings, head - NUM_HEADS - NUM_KV_HEADS, capacity, position, RINGS) * head_dim + dim
         tl.store(place, _stored(value, values.dtype.element_ty), mask=inside)
         return
     # Every rotating dimension needs its partner half a head away.
@@ -211,5 +230,5 @@ def _qk_norm_rope_cache_kernel(
     if head < NUM_HEADS:
         tl.store(queries + (row * NUM_HEADS + head).to(tl.int64) * head_dim + dim, x, mask=inside)
     else:
-        place = keys + ((head - NUM_HEADS) * capacity + position) * head_dim + dim
+        place = keys + _ring_row(rings, head - NUM_HEADS, capacity, position, RINGS) * head_dim + dim
         tl.store(place, _stored(x, keys.dtype.element_ty), mask=inside)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dflash_local.config.features import AttentionConfig
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
+from dflash_local.layout.cycle import CODED_CHUNK_MOST
 from dflash_local.layout.linear import LinearSpec, MatrixPart
 from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
@@ -128,6 +129,14 @@ def rotation_buffers(owner: str, rotary_dim: int, capacity: int, dtype: str) -> 
     """Return cos and sin of every position."""
     for name in ("cos", "sin"):
         yield Buffer(f"{owner}.{name}.{rotary_dim}", (capacity, rotary_dim), dtype, "rotation tables")
+
+
+RING_SLACK = CODED_CHUNK_MOST  # rows of a ring beyond its window: a prompt's chunk is written at once
+
+
+def ring_rows(window: int | None, capacity: int) -> int:
+    """Count rows of a cache whose layer sees so many keys: row ``position % rows`` holds a position. None: all."""
+    return capacity if window is None else min(capacity, window + RING_SLACK)
 
 
 MAX_SPLITS = 64  # of an even cut; more would only be more to join

@@ -57,9 +57,12 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     # What lies in pinned host memory; the kernels read it, and copy it, where it is.
     embedding = sum(sums.get(group, 0) for group in HOST_GROUPS)
     copies = load.snapshots if "snapshots" in spec.offloaded else 0
+    states = snapshot_bytes(target, spec)
+    rings = drafter.snapshot_bytes(spec) if states and drafter is not None else 0
     host = (
         MemoryLine("embedding", embedding, f"{spec.dtype}, its rows are read inside the graph"),
-        MemoryLine("state snapshots", snapshot_bytes(target, spec) * copies, f"{copies} of them"),
+        MemoryLine("state snapshots", states * copies, f"{copies} of them"),
+        MemoryLine("drafter's rings", rings * load.snapshots, "as each snapshot has them"),
     )
     reserve = memory.reserve(load, fullest.peak, GAPS)
     return Ledger(lines, loading, reserve, tuple(line for line in host if line.bytes))
@@ -79,13 +82,14 @@ def _held(
     target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, sums: Mapping[Group, int]
 ) -> list[MemoryLine]:
     """Return what stands from load to close."""
+    rings = ", fewer where a layer has a window" if drafter is not None and drafter.snapshot_bytes(spec) else ""
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
         "head": _head_note(target, spec),
         "head for drafting": "8 bits, beside the head",
         "drafter weights": _drafter_note(drafter, spec),
         "target KV": f"{spec.capacity} rows",
-        "drafter KV": f"{spec.drafter_capacity} rows",
+        "drafter KV": f"{spec.drafter_capacity} rows{rings}",
         "rotation tables": "of every position",
         "recurrent state": "with two blocks' log",
         "attention partials": "split over the keys",

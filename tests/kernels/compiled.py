@@ -99,8 +99,9 @@ def small(most: int | None) -> Iterator[Work]:
     yield "norm", rms_norm._rms_norm_kernel, {"eps": "fp32"}, {"BLOCK": 8192, "NORM_PLUS_ONE": True}, 8, 1
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False, "BIASED": False}
+    kind["RINGS"] = True
     for cache in (BF16, "*u8"):
-        types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache}
+        types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache, "rings": "*i64"}
         kernel = qk_norm_rope_cache._qk_norm_rope_cache_kernel
         yield f"heads {cache}", kernel, types, {**layout, **kind, "BIASED": cache == BF16}, 1, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
@@ -188,7 +189,7 @@ def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[
     mask = {"CAUSAL": True, "SLIDING_WINDOW": 0, "CONTEXT_WINDOW": 0}
     for kind, per_doubling in ((BF16, 0), ("*u8", SPLITS_PER_DOUBLING), (EIGHT, 0)):
         config = split_kv.decode_config(block_m, head_dim, 2 if kind == BF16 else 1, limit)
-        splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_KV": config.block_kv}
+        splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_KV": config.block_kv, "RING": kind != BF16}
         types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind}
         kernel = decode_attention._attend_split_kernel
         yield f"attend {kind}", kernel, types, {**sizes, **splits, **mask}, config.num_warps, config.num_stages

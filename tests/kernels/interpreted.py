@@ -241,6 +241,21 @@ def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     for name, kind in kinds.items():
         yield f"heads, {name}", partial(run, kind, True)
         yield f"heads with biases, {name}", partial(run, kind, True, True)
+
+    def in_rings() -> tuple[torch.Tensor, ...]:
+        """Some of which a block's rows go around, with the caches of all heads in one."""
+        kind, rings = (
+            kinds["context of many layers"],
+            torch.tensor([(0, 7), (7, 7), (14, 40), (54, 40), (94, 9), (103, 9)]),
+        )
+        cache = torch.zeros(112, kind.head_dim), torch.zeros(112, kind.head_dim)
+        angles, start = torch.rand(40, kind.rotary_dim // 2).repeat(1, 2), torch.tensor([26], dtype=torch.int32)
+        qkv, norms = torch.randn(5, kind.qkv_size), (torch.rand(kind.head_dim), torch.rand(6, kind.head_dim))
+        rotation = angles.cos(), angles.sin()
+        qk_norm_rope_cache.qk_norm_rope_cache(qkv, norms, 1e-6, rotation, start, qkv, cache, kind, None, rings)
+        return cache
+
+    yield "heads in rings", in_rings
     yield "heads without norms", lambda: run(kinds["plain"], False)
     yield "heads with biases, without norms, of 64", lambda: run(HeadLayout(8, 1, 64, 64), False, True)
 
@@ -254,10 +269,11 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         gated: bool,
         head_dim: int = 16,
         sinks: tuple[float, ...] = (),
+        room: int = 320,
     ) -> tuple[torch.Tensor, ...]:
-        heads, room = 2 * groups, 320
+        heads = 2 * groups
         cache = (torch.randn(2, room, head_dim), torch.randn(2, room, head_dim))
-        partials = SplitKV.allocate(rows, heads, head_dim, room, torch.device("cpu"))
+        partials = SplitKV.allocate(rows, heads, head_dim, 320, torch.device("cpu"))
         gates = torch.randn(rows, heads * 2 * head_dim + 8) if gated else None
         at, out = torch.tensor([start], dtype=torch.int32), torch.empty(rows, heads * head_dim)
         queries = torch.randn(rows, heads, head_dim)
@@ -271,6 +287,17 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         "one row at the beginning": (0, 1, 4, AttentionMask(), False),
         "sliding window": (200, 8, 2, AttentionMask(causal=True, sliding_window=40), False),
         "two-sided window": (200, 8, 2, AttentionMask(causal=False, sliding_window=5), False),
+        "a ring": (200, 8, 2, AttentionMask(causal=True, sliding_window=100), False, 16, (), 130),
+        "a ring, two-sided, at its end": (
+            256,
+            8,
+            2,
+            AttentionMask(causal=False, sliding_window=120),
+            False,
+            16,
+            (),
+            129,
+        ),
         "context window": (200, 8, 2, AttentionMask(causal=False, context_window=30), False),
     }
     # What sinks do to the sum: nothing, about as much as the keys, and all; at a window's borders and beside splits

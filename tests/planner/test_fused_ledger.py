@@ -189,7 +189,7 @@ def test_the_ledger_is_what_the_engine_allocates(
     caches = [layer.mixer.cache for layer in runner.target.layers if hasattr(layer.mixer, "cache")]
     assert found["target KV"] == covered(caches)
     drafter = runner.proposer
-    assert isinstance(drafter, DFlashBlocks) and found["drafter KV"] == held(drafter.keys, drafter.values)
+    assert isinstance(drafter, DFlashBlocks) and found["drafter KV"] == held(*drafter.cache)
     chosen_by = [getattr(drafter.selector, name, ()) for name in ("codebooks", "weights")]
     matrices = held(*drafter.matrices, *chosen_by)
     assert matrices < found["drafter weights"] < 1.01 * matrices, "norms are small"

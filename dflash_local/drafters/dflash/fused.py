@@ -6,16 +6,20 @@ its matrices and its head may be coarser than the checkpoint's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 
 from dflash_local.drafters.dflash import layout
 from dflash_local.drafters.dflash.layout import DFlashConfig
-from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.allocate import Tensors, on_host
 from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
-from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, as_bytes, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import mlp as mlp_layout
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import DrafterLayerWeights, DrafterWeights, random_on_device, read_weights
 from dflash_local.models.fused.attention import Attention, AttentionWeights
@@ -25,6 +29,19 @@ from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear,
 from dflash_local.models.fused.mlp import MLP, MLPWeights
 from dflash_local.models.fused.target import FusedTarget, fill_rotation
 from dflash_local.models.fused.weight_tensors import RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSnapshot:
+    """Hold what a block behind ``length`` tokens sees in the rings.
+
+    Attributes:
+        rows: of positions from ``first`` on, [key heads, positions, head_dim]; layer by layer keys and values.
+    """
+
+    first: int
+    length: int
+    rows: list[torch.Tensor]
 
 
 class DFlashBlocks:
@@ -42,7 +59,8 @@ class DFlashBlocks:
     ) -> None:
         """Bind ``weights`` as they are read, or of ``coded``. ``draft_window``: context rows it looks back on."""
         self.config, self.target = config, target
-        self.length = 0
+        self._length, self._first = 0, 0  # context rows that the caches hold: from the second to the first
+        self._look_back = layout.look_back(config, target.spec)
         self.window = draft_window or 0
         self._fc, self._context_kv = Linear(weights.fc), Linear(weights.context_kv)
         self._norm, self._hidden_norm = self._of(weights.norm), self._of(weights.hidden_norm)
@@ -51,7 +69,8 @@ class DFlashBlocks:
         buffers = config.buffers(target.vocab_size, target.spec)
         tensors = Tensors((each for each in buffers if each.name != layout.LOGITS), target.device)
         own = layout.shared_buffers(config, target.spec)
-        self.keys, self.values = tensors.take(own.caches)
+        self.cache = tensors.take(own.caches)
+        self._rings = tensors[own.rings.name].copy_(_rings(config, target.spec))
         self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
         self._x, self._normed, self._hidden = tensors.take(own.rows)
         self._feature, self._projected = tensors.take(own.context)
@@ -125,7 +144,7 @@ class DFlashBlocks:
         mask = AttentionMask(config.causal[index], heads.sliding_window or 0, self.window)
         attention = Attention(
             loaded,
-            (self.keys[index], self.values[index]),
+            self._of_layer(index),
             self._rotation,
             SplitKV(outputs, softmax_stats),
             tensors.take(attention_layout.block_buffers(layout.OWNER, heads, rows, spec.dtype)),
@@ -139,6 +158,49 @@ class DFlashBlocks:
         mlp = MLP(feed_forward, between)
         layer = DecoderLayer(attention, mlp, self._of(weights.input_norm), self._of(weights.post_norm))
         return self._own_layer(index, layer)
+
+    def _of_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [key heads, rows, head_dim] of a layer."""
+        heads = self.config.num_kv_heads
+        rows = layout.cache_rows(self.config, self.target.spec)
+        first, count = heads * sum(rows[:index]), heads * rows[index]
+        keys, values = (part[first : first + count].view(heads, rows[index], -1) for part in self.cache)
+        return keys, values
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        spec = self.target.spec
+        written = length + spec.drafter_capacity - spec.context  # with the blocks of cycles on their way
+        self._length = length
+        self._first = max(self._first, written - self._look_back - attention_layout.RING_SLACK)
+
+    def reusable(self, length: int) -> int:
+        seen = max(0, length - self._look_back)
+        return length if not self._look_back or seen >= self._first else seen
+
+    def snapshot(self) -> ContextSnapshot | None:
+        if not self._look_back:
+            return None
+        first = max(0, self._length - self._look_back)
+        rows = [on_host(part.index_select(1, at)) for part, at in self._in_rings(first)]
+        return ContextSnapshot(first, self._length, rows)
+
+    def restore(self, point: ContextSnapshot) -> None:
+        self._first, self._length = point.first, point.length
+        for (part, at), rows in zip(self._in_rings(point.first), point.rows, strict=True):
+            part.index_copy_(1, at, rows.to(part.device))
+
+    def _in_rings(self, first: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield keys and values of each layer with a ring, and the rows of positions ``first .. length``."""
+        at = torch.arange(first, self._length, device=self.target.device)
+        for index, count in enumerate(layout.cache_rows(self.config, self.target.spec)):
+            if count < self.target.spec.drafter_capacity:
+                for part in self._of_layer(index):
+                    yield as_bytes(part), at % count
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:
@@ -176,8 +238,7 @@ class DFlashBlocks:
     def block_bytes(self, context: int) -> int:
         config = self.config
         matrices = sum(product.weight.nbytes for product in (*self.matrices[:-2], self.head))
-        # Caches are [layers, heads, tokens, width].
-        row = (self.keys.nbytes + self.values.nbytes) // self.keys.shape[2] // config.num_layers
+        row = 2 * self.cache[0][: config.num_kv_heads].nbytes
         return matrices + row * sum(min(context, window or context) + config.draft_rows for window in config.windows)
 
     def inject_bytes(self) -> int:
@@ -189,6 +250,7 @@ class DFlashBlocks:
         self._write_cache(self._context_kv(feature, self._projected[:rows]), self.target.start)
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
+        self._first = min(self._first, start)
         feature = self._fc.prefill(taps)
         self._hidden_norm(feature, feature)
         at = torch.tensor([start], dtype=torch.int32, device=taps.device)
@@ -198,10 +260,17 @@ class DFlashBlocks:
     def _write_cache(self, projected: torch.Tensor, start: torch.Tensor) -> None:
         """Write keys and values of all layers with their biases, normed and rotated, to cache rows ``start ..``."""
         # All layers' caches lie one behind the other, so their heads are treated like those of one layer.
-        cache = (self.keys.flatten(0, 1), self.values.flatten(0, 1))
         norms = (self._hidden_norm.weight, self._context_key_norm)  # there are no queries: the first is not read
         eps, heads, bias = self.config.rms_norm_eps, self._context_heads, self._context_kv_bias
-        qk_norm_rope_cache(projected, norms, eps, self._rotation, start, projected, cache, heads, bias)
+        qk_norm_rope_cache(
+            projected, norms, eps, self._rotation, start, projected, self.cache, heads, bias, self._rings
+        )
+
+
+def _rings(config: DFlashConfig, spec: EngineSpec) -> torch.Tensor:
+    """Return the first row and the number of rows of each key head of all layers, [layers x heads, 2] int64."""
+    rows = torch.tensor(layout.cache_rows(config, spec)).repeat_interleave(config.num_kv_heads)
+    return torch.stack((rows.cumsum(0) - rows, rows), 1)
 
 
 def _joined(weight: Weight) -> JoinedLinear:

@@ -18,7 +18,7 @@ from dflash_local.config.features import AttentionConfig, MLPConfig, ModelConfig
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.drafters.drafter import FULL, MAX_BLOCK, MIN_BLOCK, Drafter, Servers, Shapes
 from dflash_local.layout import attention, mlp
-from dflash_local.layout.buffer import Buffer, Group
+from dflash_local.layout.buffer import ITEM_BYTES, Buffer, Group
 from dflash_local.layout.linear import (
     UNQUANTIZED,
     FormatOf,
@@ -245,13 +245,17 @@ class DFlashConfig(Drafter):
     def buffers(self, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
         block, heads = self.draft_rows, heads_of(self)
         shared = shared_buffers(self, spec)
-        yield from (*shared.caches, shared.ids, *shared.rows, *shared.context)
+        yield from (*shared.caches, shared.rings, shared.ids, *shared.rows, *shared.context)
         yield from attention.rotation_buffers(OWNER, heads.rotary_dim, spec.drafter_capacity, spec.dtype)
         yield from partial_buffers(self, spec)
         yield from attention.block_buffers(OWNER, heads, block, spec.dtype)
         yield from mlp.block_buffers(OWNER, self.mlp, block, spec.dtype)
         yield from self.own_buffers(vocab_size, spec.dtype)
         yield draft_logits(self.block_size, drafted_ids(spec, vocab_size), spec.dtype)
+
+    def snapshot_bytes(self, spec: EngineSpec) -> int:
+        rings = sum(count < spec.drafter_capacity for count in cache_rows(self, spec))
+        return 2 * rings * heads_of(self).kv_size * look_back(self, spec) * ITEM_BYTES[spec.cache_dtype]
 
     def traffic(self, target: ModelConfig, spec: EngineSpec) -> Traffic:
         found: Counter[ProductTraffic] = Counter()
@@ -363,11 +367,13 @@ class DrafterBuffers(NamedTuple):
     """Hold what a drafter's block and its context rows work on.
 
     Attributes:
-        caches: keys and values of all layers. rows: the residual stream, its norm, the rows behind the last norm.
-        context: the taps joined, and all layers' keys and values of them.
+        caches: keys and values of all layers, [rows of ``cache_rows``, head_dim]. rings: the first row and the
+            number of rows of each key head, layer by layer. rows: the residual stream, its norm, the rows behind the
+            last norm. context: the taps joined, and all layers' keys and values of them.
     """
 
     caches: tuple[Buffer, Buffer]
+    rings: Buffer
     ids: Buffer
     rows: tuple[Buffer, Buffer, Buffer]
     context: tuple[Buffer, Buffer]
@@ -375,7 +381,7 @@ class DrafterBuffers(NamedTuple):
 
 def shared_buffers(config: DFlashConfig, spec: EngineSpec) -> DrafterBuffers:
     heads = heads_of(config)
-    caches = (config.num_layers, heads.num_kv_heads, spec.drafter_capacity, heads.head_dim)
+    caches = (heads.num_kv_heads * sum(cache_rows(config, spec)), heads.head_dim)
 
     def cache(name: str) -> Buffer:
         return Buffer(f"{OWNER}.{name}", caches, spec.cache_dtype, "drafter KV", zeroed=True)
@@ -387,10 +393,22 @@ def shared_buffers(config: DFlashConfig, spec: EngineSpec) -> DrafterBuffers:
     most = max(block, spec.rows)
     return DrafterBuffers(
         (cache("keys"), cache("values")),
+        Buffer(f"{OWNER}.rings", (config.num_layers * heads.num_kv_heads, 2), "int64", "buffers"),
         Buffer(f"{OWNER}.ids", (block,), "int64", "buffers"),
         (rows("x", block, hidden), rows("normed", block, hidden), rows("hidden", block, hidden)),
         (rows("feature", most, hidden), rows("context_kv", most, 2 * config.num_layers * heads.kv_size)),
     )
+
+
+def cache_rows(config: DFlashConfig, spec: EngineSpec) -> list[int]:
+    """Count rows of a key head's cache in each layer; the caches lie one behind the other, layer by layer."""
+    return [attention.ring_rows(window, spec.drafter_capacity) for window in config.windows]
+
+
+def look_back(config: DFlashConfig, spec: EngineSpec) -> int:
+    """Count rows before a block that layers with rings see at most; 0 where no layer has one."""
+    rows = zip(config.windows, cache_rows(config, spec), strict=True)
+    return max((window or 0 for window, count in rows if count < spec.drafter_capacity), default=0)
 
 
 def partial_buffers(config: DFlashConfig, spec: EngineSpec) -> tuple[Buffer, Buffer]:

@@ -1,0 +1,93 @@
+"""Caches of layers with a window as rings: drafts and texts are those of caches that hold every position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dflash_local.catalog import bundled
+from dflash_local.drafters.dflash.fused import DFlashBlocks
+from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.events import Step
+from dflash_local.layout import attention
+from dflash_local.request import Limits, Request, SamplingParams
+from tests.engine_sessions import random_prompt
+
+GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
+NAMES = ("demo-hybrid", "qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8")
+PAIRS = [
+    *((name, "cpu") for name in NAMES),
+    *(pytest.param((name, "cuda"), marks=pytest.mark.gpu) for name in NAMES),
+]
+CHUNK, SLACK = 32, 160  # a ring is longer than what a kernel reads at a time
+CONTEXT = 800
+NEW = 24
+
+
+def open_pair(name: str, device: str) -> Session:
+    files = bundled.find(name) if name.startswith("demo") else bundled.find(*(str(GOLDEN / name / p) for p in PARTS))
+    config = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT)
+    session = load(files, config)
+    session.runner.target.prefill_chunk = CHUNK  # type: ignore[union-attr]
+    return session
+
+
+@pytest.fixture
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, Session]:
+    """One pair with rings, and with caches of the whole context."""
+    found = []
+    for slack in (SLACK, CONTEXT):
+        monkeypatch.setattr(attention, "RING_SLACK", slack)
+        found.append(open_pair(*request.param))
+    monkeypatch.setattr(attention, "RING_SLACK", SLACK)
+    rows = [runner_of(session).proposer.cache[0].shape[0] for session in found]  # type: ignore[union-attr]
+    assert rows[0] < rows[1]
+    return found[0], found[1]
+
+
+def runner_of(session: Session) -> FusedRunner:
+    assert isinstance(session.runner, FusedRunner) and isinstance(session.runner.proposer, DFlashBlocks)
+    return session.runner
+
+
+def answer(session: Session, ids: list[int], mode: Any = "dflash") -> tuple[list[int], list[int], torch.Tensor]:
+    """The reply's ids, accepted drafts of each cycle, and logits of the last drafts."""
+    request = Request(
+        prompt_ids=tuple(ids), sampling=SamplingParams(temperature=0.7, seed=4), limits=Limits(NEW), mode=mode
+    )
+    steps = [event for event in session.generate(request) if isinstance(event, Step)]
+    drafter = runner_of(session).proposer
+    assert drafter is not None
+    text = [token for step in steps for token in step.token_ids]
+    return text, [step.accepted for step in steps], drafter.drafts.clone()
+
+
+def same(both: tuple[Session, Session], ids: list[int], mode: Any = "dflash") -> list[int]:
+    (text, accepted, drafts), want = (answer(session, ids, mode) for session in both)
+    assert (text, accepted) == want[:2], len(ids)
+    assert mode == "ar" or torch.allclose(drafts, want[2], rtol=1e-3, atol=1e-4), len(ids)
+    return text
+
+
+@pytest.mark.parametrize("both", PAIRS, indirect=True)
+def test_rings_draft_as_whole_caches_do_wherever_a_text_begins(both: tuple[Session, Session]) -> None:
+    for length in (23, 63, *range(158, 188, 5), 400):
+        for session in both:
+            session.reset()
+        same(both, random_prompt(length, length))
+
+
+@pytest.mark.parametrize("both", PAIRS, indirect=True)
+def test_a_conversation_goes_on_and_goes_back(both: tuple[Session, Session]) -> None:
+    """By less and by more than rings hold, to the beginning, and behind a plain reply."""
+    text = random_prompt(150)
+    for back, seed in ((5, 2), (60, 3), (SLACK + 60, 4), (len(text) + 10_000, 5)):
+        text += [*same(both, text), *random_prompt(130, seed)]
+        text += same(both, text)
+        text = [*text[: max(1, len(text) - back)], *random_prompt(17, seed + 10)]
+    text += same(both, text, "ar")
+    same(both, [*text, *random_prompt(30, 6)])
