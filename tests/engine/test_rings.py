@@ -56,9 +56,9 @@ def runner_of(session: Session) -> FusedRunner:
 
 def answer(session: Session, ids: list[int], mode: Any = "dflash") -> tuple[list[int], list[int], torch.Tensor]:
     """The reply's ids, accepted drafts of each cycle, and logits of the last drafts."""
-    request = Request(
-        prompt_ids=tuple(ids), sampling=SamplingParams(temperature=0.7, seed=4), limits=Limits(NEW), mode=mode
-    )
+    sampling, block = SamplingParams(temperature=0.7, seed=4), session.facts.block_size if mode == "dflash" else None
+    # The block by name: else measured costs decide on it, which differ from load to load.
+    request = Request(prompt_ids=tuple(ids), sampling=sampling, limits=Limits(NEW), mode=mode, block_size=block)
     steps = [event for event in session.generate(request) if isinstance(event, Step)]
     drafter = runner_of(session).proposer
     assert drafter is not None
