@@ -184,7 +184,7 @@ def _how(found: Plan) -> str:
     if not found.fits and total is not None:
         return f"{amount(total - found.machine.free)} too little"
     precision = found.load.drafter_precision if found.engine == "fused" else "auto"
-    host = " and ".join(line.name for line in found.ledger.host)
+    host = " and ".join(line.name for line in found.ledger.moved)
     parts = (
         standing(found) if found.fits else "",
         rounding_remark(found),

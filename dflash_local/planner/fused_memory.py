@@ -19,7 +19,7 @@ from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANT
 from dflash_local.layout.part_layout import KV_DTYPES, EngineSpec
 from dflash_local.layout.target import part_layout, parts
 from dflash_local.planner import memory
-from dflash_local.planner.ledger import Ledger, MemoryLine
+from dflash_local.planner.ledger import RINGS, Ledger, MemoryLine
 from dflash_local.planner.load import Load
 from dflash_local.planner.workspace import PHASES, Phase, choice_bytes
 
@@ -62,7 +62,7 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     host = (
         MemoryLine("embedding", embedding, f"{spec.dtype}, its rows are read inside the graph"),
         MemoryLine("state snapshots", states * copies, f"{copies} of them"),
-        MemoryLine("drafter's rings", rings * load.snapshots, "as each snapshot has them"),
+        MemoryLine(RINGS, rings * load.snapshots, "as each snapshot has them"),
     )
     reserve = memory.reserve(load, fullest.peak, GAPS)
     return Ledger(lines, loading, reserve, tuple(line for line in host if line.bytes))

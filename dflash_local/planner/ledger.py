@@ -8,6 +8,9 @@ from typing import Any
 GIB = 2**30
 
 
+RINGS = "drafter's rings"  # of snapshots; they are always in host memory
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
     """Names an entry. ``bytes`` is None when a number it needs is not known."""
@@ -55,6 +58,11 @@ class Ledger:
         if self.peak is None or self.reserve.bytes is None:
             return None
         return self.peak + self.reserve.bytes
+
+    @property
+    def moved(self) -> tuple[MemoryLine, ...]:
+        """Return what lies in host memory for want of room on the device."""
+        return tuple(line for line in self.host if line.name != RINGS)
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -301,7 +301,7 @@ class _Case:
     def _reason(self, sizes: Ledger, context: int, fits: bool) -> str:
         free, name = f"{_gib(self.machine.free)} {self.machine.room}", self.machine.name
         if fits:
-            host = "".join(f"; {line.name} in host memory, {_size(line.bytes or 0)}" for line in sizes.host)
+            host = "".join(f"; {line.name} in host memory, {_size(line.bytes or 0)}" for line in sizes.moved)
             return f"needs {_gib(sizes.total)} at context {context}; {free} on {name}{host}"
         total = sizes.total or 0
         filled = sizes.running == sizes.peak

@@ -84,6 +84,6 @@ def test_a_published_quantised_drafter_is_planned_with_what_it_takes(cli: Cli) -
     decoded = weights(*drafter, "--engine", "reference")
     assert decoded == (weights("--engine", "reference")[0], "int4 g128 decoded to bfloat16")
     page = " ".join(cli("plan", "Qwen3.8-27B", *drafter, "--gpu-memory", "24").out.split())
-    assert f"take them with: dflash chat Qwen/Qwen3.8-27B {' '.join(drafter)} --variant autoround-int4" in page
+    assert f"take them with: dflash chat Qwen/Qwen3.8-27B {' '.join(drafter)} --variant pack-quantized-int4" in page
     shown = " ".join(cli("show", "Qwen3.8-27B").out.split())
     assert "syvai/Qwen3.8-27B-DFlash2-W4A16: kind dflash2, licence unknown, the same drafter in int4" in shown

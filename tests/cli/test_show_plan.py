@@ -255,7 +255,7 @@ def test_variants_are_planned_and_the_one_that_fits_is_taken(cli: Cli) -> None:
     assert re.search(
         r"fp8 +no +2,048 +\d+\.\d\d GiB +\d+\.\d\d GiB too little", found.out.partition("pre-quantised")[2]
     )
-    tight = cli("plan", "qwen3.6-27b", "--gpu-memory", "24", "--context", "32768", "--drafter-precision", "8bit")
+    tight = cli("plan", "qwen3.6-27b", "--gpu-memory", "24", "--context", "49152", "--drafter-precision", "8bit")
     assert re.search(r"autoround-int4 +yes .* embedding in host", tight.out)
     roomy = cli("plan", "qwen3.6-27b", "--gpu-memory", "80")
     assert roomy.code == 0 and "autoround-int4" in roomy.out and "take them with" not in roomy.out
