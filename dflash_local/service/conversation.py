@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol
 
-from dflash_local.errors import BusyError, DFlashError, EngineError, ServerError, UsageError
+from dflash_local.errors import BusyError, DeviceLostError, DFlashError, EngineError, ServerError, UsageError
 from dflash_local.events import Channel, Event, Finished, Step
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
 from dflash_local.service.chat_options import ChatOptions, merged
@@ -37,7 +37,7 @@ class Gathered:
 
     Attributes:
         texts: as the model wrote them. finished: how it ended; None before, or when it failed.
-        broken_off: a server went away in the middle of it.
+        broken_off: its server, its process or its device went away in the middle of it.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Answer(Gathered):
 
     Leaving the ``with`` decides: a reply that ended is kept as a turn, one that failed, was abandoned
     or was stopped before any text is not, and the conversation is as it was before. What came of a reply before its
-    server went away is kept as if it were stopped.
+    server, its process or its device went away is kept as if it were stopped.
 
     Attributes:
         turn: what it became in the conversation; None before, and when it was not kept.
@@ -132,7 +132,7 @@ class Answer(Gathered):
             raise EngineError("the request was not submitted")
         try:
             event = next(self._ticket.events())
-        except ServerError:
+        except (DeviceLostError, ServerError):
             self.broken_off = True
             raise
         self.gather(event)

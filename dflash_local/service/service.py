@@ -430,7 +430,7 @@ class Service:
             self._change(self._model, load=True)
         except (DFlashError, RuntimeError, MemoryError, OSError) as fault:
             message, hint = (fault.message, fault.hint) if isinstance(fault, DFlashError) else (str(fault), "")
-            error = EngineError(f"{cause}; it cannot be loaded again: {message}", hint or "start the program again")
+            error = DeviceLostError(f"{cause}; it cannot be loaded again: {message}", hint or "start the program again")
             return Outcome(error, None, True, lost.started)
         if not lost.started:
             return self._answer(ticket)

@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Collapsible, Static
 
-from dflash_local.errors import CheckpointError, ContextError, EngineError, ServerError
+from dflash_local.errors import CheckpointError, ContextError, DeviceLostError, DFlashError, EngineError, ServerError
 from dflash_local.events import Notice, Piece, Step
 from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.openai_server import attach
@@ -189,14 +189,15 @@ def test_a_failed_message_comes_back_into_the_field() -> None:
     assert [turn.content for turn in stage.chat_session.conversation.turns] == ["short", "Hello, world!\n"]
 
 
-def test_what_came_before_a_server_went_away_stays() -> None:
+@pytest.mark.parametrize("error", [ServerError, DeviceLostError])
+def test_what_came_before_a_server_or_the_engine_went_away_stays(error: type[DFlashError]) -> None:
     async def act(stage: Stage, pilot: Pilot[Any]) -> None:
         await stage.send("hi", pilot)
-        assert "error: the server is gone" in stage.screen_text and "Hello, world!" in stage.screen_text
+        assert "error: it is gone" in stage.screen_text and "Hello, world!" in stage.screen_text
         assert stage.chat.composer.text == "" and "stopped" in stage.screen_text
         await stage.send("again", pilot)
 
-    stage = play(act, ScriptedSession(faults=[ServerError("the server is gone", "ask again")]))
+    stage = play(act, ScriptedSession(faults=[error("it is gone", "ask again")]))
     turns = [(turn.content, turn.stopped) for turn in stage.chat_session.conversation.turns]
     assert turns == [("hi", False), ("Hello, world!\n", True), ("again", False), ("Hello, world!\n", False)]
 

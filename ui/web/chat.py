@@ -246,7 +246,7 @@ class ChatTab:
             "nothing came of it; the message is back in the field" if text else "nothing came of it"
         )
         changes[self.status] = markup.failed(error) if error is not None else nothing
-        if text:
+        if text and reply.source.turn is None:
             changes[self.field] = text
         return changes
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.errors import ContextError, EngineError
+from dflash_local.errors import ContextError, DeviceLostError, EngineError
 from dflash_local.events import Piece, Step
 from dflash_local.request import SamplingParams
 from tests.service.scripted import ScriptedSession
@@ -167,6 +167,16 @@ def test_an_error_is_one_line_and_the_message_comes_back(visitor: Visitor) -> No
             assert page.locator(USER).count() == 0
             assert "Traceback" not in page.content()
         field(page).press("Enter")  # the pair is loaded again where it broke
+        status(page, "acceptance 2.50")
+
+
+def test_what_came_before_the_engine_went_away_stays_and_the_message_with_it(visitor: Visitor) -> None:
+    with chatting(visitor, ScriptedSession(faults=[DeviceLostError("it is gone", "wait")])) as (_, page):
+        send(page, "hi")
+        status(page, "it is gone; the pair was loaded again (send it again)")
+        assert "Hello, world!" in page.locator(BOT).inner_text() and "(stopped)" in page.locator(BOT).inner_text()
+        assert page.locator(USER).inner_text().strip() == "hi" and field(page).input_value() == ""
+        send(page, "again")
         status(page, "acceptance 2.50")
 
 
