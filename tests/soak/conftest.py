@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.programs import seconds_to_end
+from tests.soak.programs import until_all_ended
 from tests.ui.web.conftest import chromium, profile, visitor  # noqa: F401  (the browser of the page's own tests)
 
 
@@ -17,4 +17,4 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("DFLASH_IN_PROCESS")
     yield tmp_path
-    seconds_to_end(tmp_path)
+    until_all_ended(tmp_path)

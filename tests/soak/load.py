@@ -53,6 +53,13 @@ class Client:
         """A body for this server's model."""
         return json.dumps({"model": self.model, **fields, **more}).encode()
 
+    def reply(self, text: str) -> str:
+        """The greedy reply to one message."""
+        fields = {"messages": [{"role": "user", "content": text}], "temperature": 0}
+        status, answer = self.ask(CHAT, self.body(fields))
+        assert status == 200, answer
+        return whole(json.loads(answer))[0]
+
 
 def frames(lines: Any) -> Iterator[dict[str, Any]]:
     """The objects of a stream of server-sent events."""

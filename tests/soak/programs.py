@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,8 @@ from tests.fake_hub import wait_until
 from tests.ui.test_terminal_session import Terminal
 
 ROUNDS = int(os.environ.get("DFLASH_ROUNDS", "2"))
+ASK = "Count from 1 to 99."
+SHORT, SAID = "What is 3 + 4?", "3 plus 4 is 7."
 MARKS = [
     pytest.mark.slow,
     pytest.mark.needs_torch,
@@ -44,16 +45,14 @@ def kill_engine(home: Path) -> int:
     return engine.pid
 
 
-def seconds_to_end(home: Path) -> float:
-    """How long it takes until no program is left."""
-    began = time.monotonic()
+def until_all_ended(home: Path) -> None:
     assert wait_until(lambda: not programs(home)), f"left: {programs(home)}"
-    return time.monotonic() - began
 
 
 @contextmanager
 def terminal_of(home: Path) -> Iterator[Terminal]:
     """Within, a terminal, which may be closed there."""
+    home.mkdir(exist_ok=True)
     terminal = Terminal(home, "160x50")
     try:
         yield terminal

@@ -6,7 +6,6 @@ The demo pair, without drafting so that a reply lasts. Processes are found by th
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
 from pathlib import Path
 
@@ -15,22 +14,29 @@ import pytest
 from dflash_local.app.local_process import MODULE
 from tests.serve_process import served
 from tests.soak.load import Client, frames, streamed
-from tests.soak.programs import MARKS, ROUNDS, kill_engine, programs, report, seconds_to_end, terminal_of
+from tests.soak.programs import (
+    ASK,
+    MARKS,
+    ROUNDS,
+    SAID,
+    SHORT,
+    kill_engine,
+    programs,
+    report,
+    terminal_of,
+    until_all_ended,
+)
 from tests.soak.requests import CHAT, LONG
 from tests.ui.test_terminal_session import TMUX
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.test_chat_tab import BOT, USER, press, send, status
 
-ASK = "Count from 1 to 99."
-SHORT, SAID = "What is 3 + 4?", "3 plus 4 is 7."
 pytestmark = MARKS
 
 
 @pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
 @pytest.mark.parametrize("front", [pytest.param(["--plain"], id="line chat"), pytest.param([], id="screen")])
-def test_a_chat_keeps_what_was_shown_and_goes_on(
-    home: Path, front: list[str], request: pytest.FixtureRequest
-) -> None:
+def test_a_chat_keeps_what_was_shown_and_goes_on(home: Path, front: list[str], request: pytest.FixtureRequest) -> None:
     seconds = []
     with terminal_of(home) as terminal:
         terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar", *front)
@@ -50,7 +56,7 @@ def test_a_chat_keeps_what_was_shown_and_goes_on(
             terminal.keys("C-l")
             terminal.until(lambda text: SAID not in text)
         terminal.enter("/quit")
-        seconds_to_end(home)
+        until_all_ended(home)
     report(f"{request.node.callspec.id}: killed to the next reply", seconds)
 
 
@@ -93,8 +99,7 @@ def test_the_endpoint_says_it_in_the_stream_and_answers_the_next(home: Path) -> 
             _, _, reason = streamed(chunks)
             connection.close()
             assert begun.startswith("1, 2") and f"{pid} ended (SIGKILL)" in str(reason), (begun, reason)
-            status, answer = client.ask(CHAT, client.body({"messages": [{"role": "user", "content": SHORT}]}))
+            assert client.reply(SHORT).startswith(SAID)
             seconds.append(time.monotonic() - began)
-            assert status == 200 and SAID in json.loads(answer)["choices"][0]["message"]["content"]
             assert len(programs(home, MODULE)) == 1
     report("endpoint: killed to the next reply", seconds)
