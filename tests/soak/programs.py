@@ -31,12 +31,12 @@ def programs(home: Path, word: str = "") -> list[psutil.Process]:
     """Those whose home is there and whose command names the word."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if Path(process.environ().get("HOME", "/")).is_relative_to(home) and word in " ".join(process.cmdline()):
+        with suppress(psutil.Error):  # it ended, or is another user's
+            its_home, command = process.environ().get("HOME", "/"), " ".join(process.cmdline())
+            shell = process.name() == "sh" or "tmux" in process.name()
+            if Path(its_home).is_relative_to(home) and word in command and not shell:
                 found.append(process)
-        except psutil.Error:  # it ended, or is another user's
-            continue
-    return [process for process in found if "tmux" not in process.name() and process.name() != "sh"]
+    return found
 
 
 def kill_engine(home: Path) -> int:
