@@ -15,6 +15,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 from dflash_local import __version__, child_process
 from dflash_local.app.notices import Notify
@@ -42,6 +43,7 @@ from dflash_local.loaded import SessionFacts
 from dflash_local.remote.server_log import last_line
 from dflash_local.request import Request
 from dflash_local.settings import Settings
+from dflash_local.store.lock import exclusive, folder_of
 
 MODULE = "dflash_local.app.engine_process"
 Result = TypeVar("Result")
@@ -119,12 +121,14 @@ def open_process(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, k
     Raises:
         DFlashError: see ``app.loading.open_held``. DeviceLostError: the process ended while it loaded.
     """
-    for record in _engines(user) if user.attach else ():
-        shared = _shared(record, pair, load, notify)
-        if shared is not None:
-            break
-    else:
-        shared = _started(pair, load, notify)
+    starting = f"engine-{crc32(pair.name.encode()):08x}"
+    with exclusive(folder_of(user) if user.attach else None, starting, purpose="load"):  # of two at once, one loads it
+        for record in _engines(user) if user.attach else ():
+            shared = _shared(record, pair, load, notify)
+            if shared is not None:
+                break
+        else:
+            shared = _started(pair, load, notify)
     shared.keep = keep
     return shared
 

@@ -1,7 +1,7 @@
-"""Who is pulling, using or removing a repo (or writing results), shared between processes by small files in a folder.
+"""Who is pulling, using or removing a repo, loading a pair, or writing results: small files that processes share.
 
-``filelock`` decides; a record beside a lock names its holder. The worst that a wrong lock costs is traffic: files
-appear by rename alone. Where no lock can be kept (no home, a read-only one), everything runs without.
+``filelock`` decides; a record beside a lock names its holder. The worst that a wrong lock costs is traffic, or a second
+load: files appear by rename alone. Where no lock can be kept (no home, a read-only one), everything runs without.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 GRACE_S = 1.0  # how long a lock file may exist before its process has locked it
-Purpose = Literal["pull", "remove", "measure"]
+Purpose = Literal["pull", "remove", "measure", "load"]
 DOING = {"pull": "pulled or removed", "remove": "pulled or removed", "measure": "written"}
 
 
@@ -44,7 +44,7 @@ def exclusive(
     cancelled: Callable[[], bool] = lambda: False,
     title: str = "",
 ) -> Iterator[None]:
-    """Lock the repo for its only puller, remover or (of a file of results) writer.
+    """Lock the repo for its only puller or remover, a file of results for its writer, a pair for who loads it.
 
     Args:
         on_wait: called once with the holder's process id (None: unknown) when there is one.

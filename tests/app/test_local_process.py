@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Pipe
@@ -55,10 +56,11 @@ def user(monkeypatch: pytest.MonkeyPatch) -> Settings:
 def opened(user: Settings) -> Iterator[Callable[..., LocalProcess]]:
     """Opens the toy, and leaves it in the end. Sessions have what was told of them."""
     sessions: list[LocalProcess] = []
+    pair = find("demo")
 
     def open_demo(told: list[Event] | None = None, **options: object) -> LocalProcess:
         notify = (told if told is not None else []).append
-        sessions.append(open_process(find("demo"), replace(LoadConfig(), **options), user, notify))  # type: ignore[arg-type]
+        sessions.append(open_process(pair, replace(LoadConfig(), **options), user, notify))  # type: ignore[arg-type]
         return sessions[-1]
 
     yield open_demo
@@ -129,6 +131,12 @@ def test_commands_share_a_process_that_ends_with_the_last(
         assert session.facts.pid is not None
         wait_until_gone(session.facts.pid)
     assert read_records(user) == () and not Path(first.record.folder).exists()
+
+
+def test_of_two_commands_that_start_at_once_one_loads_the_pair(opened: Callable[..., LocalProcess]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: opened(), range(2))
+    assert one.facts.pid == other.facts.pid is not None
 
 
 def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Settings) -> None:
