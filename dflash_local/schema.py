@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,6 +19,7 @@ from msgspec import inspect
 MAX_SHOWN = 80  # characters of a value or key in an error
 CUTOFF = 0.7  # a key that is less like another one does not stand for it
 Kind = TypeVar("Kind")
+_CONVERTING = threading.RLock()  # msgspec crashes where two threads meet a type for the first time
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 _ABOUT_TYPE = ("Expected ", "Invalid ", "Number ", "Integer ", "Value ")
 
@@ -49,7 +51,8 @@ def convert(value: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
         InvalidValue: it is something else, or not allowed.
     """
     try:
-        return msgspec.convert(value, kind, strict=strict, str_keys=True)
+        with _CONVERTING:
+            return msgspec.convert(value, kind, strict=strict, str_keys=True)
     except UnicodeEncodeError:  # of a key, or of a text where words are expected
         raise InvalidValue("", "holds a key or word that is no valid Unicode: half of a surrogate pair") from None
     except msgspec.ValidationError as error:
