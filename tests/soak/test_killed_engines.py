@@ -42,12 +42,13 @@ def test_a_chat_keeps_what_was_shown_and_goes_on(home: Path, front: list[str], r
         terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar", *front)
         terminal.until(lambda text: "/quit leaves" in text or "ready" in text)
         for _ in range(ROUNDS):
+            (engine,) = programs(home, MODULE)  # before the reply, which is soon over
             terminal.enter(ASK)
             terminal.until(lambda text: "3, 4, 5, 6" in text)
-            pid = kill_engine(home)
+            engine.kill()
             began = time.monotonic()
             shown = terminal.until(lambda text: "ended (SIGKILL); the pair was loaded again" in text)
-            assert f"{pid} ended" in shown and "3, 4, 5, 6" in shown, shown
+            assert f"{engine.pid} ended" in shown and "3, 4, 5, 6" in shown, shown
             terminal.enter(SHORT)
             terminal.until(lambda text: "seed" in text.partition(SAID)[2])
             seconds.append(time.monotonic() - began)
