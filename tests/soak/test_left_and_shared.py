@@ -45,8 +45,8 @@ def test_a_chat_that_is_left_takes_its_engine_along(
     home: Path, front: list[str], keys: list[str], request: pytest.FixtureRequest
 ) -> None:
     name, seconds = request.node.callspec.id, []
-    for _ in range(ROUNDS):
-        with terminal_of(home) as terminal:
+    for turn in range(ROUNDS):
+        with terminal_of(home / str(turn)) as terminal:  # the last one's may still be closing
             terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar", *front)
             terminal.until(lambda text: "/quit leaves" in text or "ready" in text)
             if "in a reply" in name:
