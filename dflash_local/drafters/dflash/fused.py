@@ -69,7 +69,8 @@ class DFlashBlocks:
         buffers = config.buffers(target.vocab_size, target.spec)
         tensors = Tensors((each for each in buffers if each.name != layout.LOGITS), target.device)
         own = layout.shared_buffers(config, target.spec)
-        self.cache = tensors.take(own.caches)
+        keys, values = tensors.take(own.caches)
+        self.cache = keys, values
         self._rings = tensors[own.rings.name].copy_(_rings(config, target.spec))
         self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
         self._x, self._normed, self._hidden = tensors.take(own.rows)
