@@ -47,8 +47,9 @@ def summary_lines(name: str, plans: PairPlans, width: int) -> list[str]:
     if best.arguments:
         lines += wrapped(f"weights: {best.weights.name}, {best.fidelity}; their fidelity is not known", width)
         lines += wrapped(f"take them with: dflash chat {name} {best.arguments}", width)
-    if plans.more_context is not None:
-        lines += wrapped(f"more context: {plans.more_context.line}", width)
+    more = plans.more_context
+    if more is not None:
+        lines += wrapped(f"more context: {more.line}", width)
     lacking, computed = plans.to_fetch
     if lacking != 0:
         lines += wrapped(f"to fetch: {gib(lacking, computed)}{', computed from shapes' if computed else ''}", width)

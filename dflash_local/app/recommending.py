@@ -127,7 +127,7 @@ class PairPlans:
     Attributes:
         plan: of the best weights; of what was asked for where nothing fits. nearest: what fits where that does not.
         table: a plan for each format of the target's own weights. to_fetch: for the best weights, as
-            ``download_of`` has it. more_context: what makes room for more than the best weights' plan has.
+            ``download_of`` has it.
     """
 
     where: Machine
@@ -138,7 +138,14 @@ class PairPlans:
     table: tuple[Plan, ...] = ()
     variants: tuple[VariantPlan, ...] = ()
     to_fetch: tuple[float | None, bool] = (None, False)
-    more_context: MoreContext | None = None
+
+    @property
+    def more_context(self) -> MoreContext | None:
+        """Plan what makes room for more context than the best weights have; worked out when it is asked for."""
+        from dflash_local.planner.recommend import more_context
+
+        best = self.summary.best
+        return None if best is None or self.known is None else more_context(best, self.known.drafter, self.where)
 
 
 def pair_plans(
@@ -160,7 +167,6 @@ def pair_plans(
     if known is None:
         return PairPlans(where, None, found)
     from dflash_local.planner.plan import fits_table, plan
-    from dflash_local.planner.recommend import more_context
 
     if choice.why_not_here:
         return PairPlans(where, known, found, plan(known.target, known.drafter, where, runs_on="server"))
@@ -170,10 +176,8 @@ def pair_plans(
     near = None if best.fits else found.plan
     table = fits_table(known.target, drafter, where, config)
     variants = variant_plans(choice.target_row, known, where, config, store)
-    if found.best is None:
-        return PairPlans(where, known, found, best, near, table, variants)
-    lacking, more = download_of(choice, found.best, store, here=True), more_context(found.best, drafter, where)
-    return PairPlans(where, known, found, best, near, table, variants, lacking, more)
+    lacking = (None, False) if found.best is None else download_of(choice, found.best, store, here=True)
+    return PairPlans(where, known, found, best, near, table, variants, lacking)
 
 
 def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:

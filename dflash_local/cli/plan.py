@@ -102,6 +102,7 @@ def _show_server(console: Console, choice: Choice, known: Shapes | None, where: 
 
 def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: SeveralGpus | None, as_json: bool) -> None:
     found, known, recommendation = plans.plan, plans.known, plans.summary.recommendation
+    more = plans.more_context if as_json else None
     assert found is not None and known is not None and recommendation is not None  # it runs here, its shape is known
     report = {
         "model": choice.name,
@@ -114,7 +115,7 @@ def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: Seve
         "table": [fitting.as_json(one) for one in plans.table],
         "variants": [one.as_dict() for one in plans.variants],
         "recommended": recommendation.as_dict(),
-        "more_context": plans.more_context and asdict(plans.more_context),
+        "more_context": None if more is None else asdict(more),
         "several_gpus": None if several is None else several.as_dict(),
         "inferred": fitting.inferred(known),
     }

@@ -112,7 +112,7 @@ class Drafter:
 
     @property
     def context_size(self) -> int:
-        """Count numbers of a token's keys and values in all layers; windows attend to less but keep all."""
+        """Count numbers of a token's keys and values in all layers; the reference engine keeps all of them."""
         return 0
 
     @property

@@ -343,10 +343,9 @@ class FusedRunner(SequenceRunner):
         return FusedSnapshot(self.target.snapshot(), proposer.snapshot() if proposer and has_context else None)
 
     def reusable(self, length: int) -> int:
-        assert self.proposer is not None
-        held = min(length, self.proposer.length)
+        held = super().reusable(length)
         # A recurrent target goes back to a snapshot, which has the context's rows as well.
-        return held if self.is_recurrent else self.proposer.reusable(held)
+        return held if self.is_recurrent or self.proposer is None else self.proposer.reusable(held)
 
     def restart(self, length: int, point: FusedSnapshot | None) -> None:
         self._drain()

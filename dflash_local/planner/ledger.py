@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GIB = 2**30
-
-
 RINGS = "drafter's rings"  # of snapshots; they are always in host memory
 
 

@@ -36,10 +36,9 @@ class ContextSnapshot:
     """Hold what a block behind ``length`` tokens sees in the rings.
 
     Attributes:
-        rows: of positions from ``first`` on, [key heads, positions, head_dim]; layer by layer keys and values.
+        rows: [key heads, positions, head_dim], of those that it sees; layer by layer keys and values.
     """
 
-    first: int
     length: int
     rows: list[torch.Tensor]
 
@@ -179,29 +178,30 @@ class DFlashBlocks:
         self._length = length
         self._first = max(self._first, written - self._look_back - attention_layout.RING_SLACK)
 
+    def _seen_from(self, length: int) -> int:
+        """Return the first position that a block behind so many tokens sees in the rings."""
+        return max(0, length - self._look_back)
+
     def reusable(self, length: int) -> int:
-        seen = max(0, length - self._look_back)
+        seen = self._seen_from(length)
         return length if not self._look_back or seen >= self._first else seen
 
     def snapshot(self) -> ContextSnapshot | None:
         if not self._look_back:
             return None
-        first = max(0, self._length - self._look_back)
-        rows = [on_host(part.index_select(1, at)) for part, at in self._in_rings(first)]
-        return ContextSnapshot(first, self._length, rows)
+        return ContextSnapshot(self._length, [on_host(part.index_select(1, at)) for part, at in self._seen_in_rings()])
 
     def restore(self, point: ContextSnapshot) -> None:
-        self._first, self._length = point.first, point.length
-        for (part, at), rows in zip(self._in_rings(point.first), point.rows, strict=True):
+        self._length, self._first = point.length, self._seen_from(point.length)
+        for (part, at), rows in zip(self._seen_in_rings(), point.rows, strict=True):
             part.index_copy_(1, at, rows.to(part.device))
 
-    def _in_rings(self, first: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield keys and values of each layer with a ring, and the rows of positions ``first .. length``."""
-        at = torch.arange(first, self._length, device=self.target.device)
-        for index, count in enumerate(layout.cache_rows(self.config, self.target.spec)):
-            if count < self.target.spec.drafter_capacity:
-                for part in self._of_layer(index):
-                    yield as_bytes(part), at % count
+    def _seen_in_rings(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield keys and values of each layer with a ring, and the rows that a block sees of them."""
+        at = torch.arange(self._seen_from(self._length), self._length, device=self.target.device)
+        for index, count in layout.ring_layers(self.config, self.target.spec).items():
+            for part in self._of_layer(index):
+                yield as_bytes(part), at % count
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:

@@ -254,8 +254,8 @@ class DFlashConfig(Drafter):
         yield draft_logits(self.block_size, drafted_ids(spec, vocab_size), spec.dtype)
 
     def snapshot_bytes(self, spec: EngineSpec) -> int:
-        rings = sum(count < spec.drafter_capacity for count in cache_rows(self, spec))
-        return 2 * rings * heads_of(self).kv_size * look_back(self, spec) * ITEM_BYTES[spec.cache_dtype]
+        rows = len(ring_layers(self, spec)) * look_back(self, spec)
+        return 2 * rows * heads_of(self).kv_size * ITEM_BYTES[spec.cache_dtype]
 
     def traffic(self, target: ModelConfig, spec: EngineSpec) -> Traffic:
         found: Counter[ProductTraffic] = Counter()
@@ -405,10 +405,14 @@ def cache_rows(config: DFlashConfig, spec: EngineSpec) -> list[int]:
     return [attention.ring_rows(window, spec.drafter_capacity) for window in config.windows]
 
 
+def ring_layers(config: DFlashConfig, spec: EngineSpec) -> dict[int, int]:
+    """Return the layers whose caches do not hold every position, and the rows of these."""
+    return {index: rows for index, rows in enumerate(cache_rows(config, spec)) if rows < spec.drafter_capacity}
+
+
 def look_back(config: DFlashConfig, spec: EngineSpec) -> int:
     """Count rows before a block that layers with rings see at most; 0 where no layer has one."""
-    rows = zip(config.windows, cache_rows(config, spec), strict=True)
-    return max((window or 0 for window, count in rows if count < spec.drafter_capacity), default=0)
+    return max((config.windows[index] or 0 for index in ring_layers(config, spec)), default=0)
 
 
 def partial_buffers(config: DFlashConfig, spec: EngineSpec) -> tuple[Buffer, Buffer]:

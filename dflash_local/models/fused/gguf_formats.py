@@ -80,13 +80,15 @@ def _take_blocks(weight: Kept, dtype: str, stored: torch.Tensor) -> None:
     """Fill a weight from rows of blocks, uint8 [N, bytes of a row], on its device; beside both a slice is held."""
     (n, k), size = weight.shape, BLOCKS[dtype][1]
     targets = [part.view(torch.uint8) for part in _parts(weight)]
-    step = max(1, CARD_CHUNK // k)
-    for rows in (slice(begin, begin + step) for begin in range(0, 0 if runs_kernels(stored) else n, step)):
-        for target, found in zip(targets, _kept_parts(stored[rows].reshape(-1, size), dtype), strict=True):
-            target[rows] = found.view(len(target[rows]), -1)
     if runs_kernels(stored):
         for moves, target in zip(_block_moves(dtype, stored.device), targets, strict=True):
             move_bits(moves, stored, target, (1, size, 0), stored.shape[1])
+    else:
+        step = max(1, CARD_CHUNK // k)
+        for begin in range(0, n, step):
+            rows = slice(begin, min(begin + step, n))
+            for target, found in zip(targets, _kept_parts(stored[rows].reshape(-1, size), dtype), strict=True):
+                target[rows] = found.view(rows.stop - begin, -1)
     if isinstance(weight, Fp4Weight):
         for rows in row_slices(weight):
             _clear_negative_zeros(weight.codes[rows])
