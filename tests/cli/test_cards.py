@@ -9,7 +9,6 @@ import pytest
 
 from dflash_local.app.cards import CARDS
 from dflash_local.catalog.registry import load
-from dflash_local.ui.plan_text import speed_range
 from tests.cli.conftest import Cli
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -71,8 +70,13 @@ def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, gpu: str, gib
             assert f"| {name} |" not in page and name in page.partition("Does not fit: ")[2].rstrip(".\n").split(", ")
             continue
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
-        gib, drafted = found["download_gib"], speed_range(found["drafted_tokens_per_s"])
-        size = "-" if gib is None else f"{'~' * found['download_computed']}{gib:.1f}"
+        size = "-"
+        if found["download_gib"] is not None:
+            size = f"{'~' * found['download_computed']}{found['download_gib']:.1f}"
+        drafted = "-"
+        if found["drafted_tokens_per_s"] is not None:
+            low, high = (f"{speed:.0f}" for speed in found["drafted_tokens_per_s"])
+            drafted = low if low == high else f"{low} to {high}"
         cells = [found["weights"], size, f"{found['context']:,}", f"{found['plain_tokens_per_s']:.0f}", drafted]
         assert f"| {' | '.join(cells)}" in line
         assert found["command"].partition(name)[2].strip() in line

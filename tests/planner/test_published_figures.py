@@ -10,6 +10,7 @@ import json
 
 import pytest
 
+from dflash_local.catalog import registry
 from dflash_local.catalog.shapes import FOLDER
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.planner import formats, memory, parameters
@@ -39,6 +40,11 @@ def test_figures_of_a_target_are_exact(repo: str) -> None:
     assert memory.state_bytes(read) == states
     linear = [layer.mixer for layer in read.layers if isinstance(layer.mixer, GatedDeltaNetConfig)]
     assert memory.state_bytes(read, held=True) == states - sum(2 * part.conv_dim for part in linear)
+
+
+def test_no_target_of_the_registry_lacks_figures_but_one() -> None:
+    known = {row.target.id for row in registry.load().rows if row.target is not None} & set(SIZES)
+    assert len(TARGETS) >= 17 and known - set(TARGETS) == {"moonshotai/Kimi-K2.5"}
 
 
 def test_kimi_keeps_latent_keys_and_values() -> None:
