@@ -127,6 +127,7 @@ static u16 to_bfloat16(float value) {
   if (value != value) return 0x7fff;
   return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+static u32 to_pair(float low, float high) { return to_bfloat16(low) | u32(to_bfloat16(high)) << 16; }
 static float bfloat16_value(u32 bits) { return __uint_as_float(bits << 16); }
 static float from_float16(u32 bits) {
   _Float16 value;
@@ -159,6 +160,11 @@ static void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     c[i] = sum;
   }
   __syncwarp();
+}
+// mma.m16n8k8: the first half of its depth.
+static void mma(float (&c)[4], const u32 (&a)[2], u32 b) {
+  const u32 both[4] = {a[0], a[1], 0, 0};
+  mma(c, both, b, 0);
 }
 
 template <class T> static T of_lane(T value, int lane) {

@@ -54,7 +54,8 @@ class HostKernel:
     @classmethod
     def of(cls, source: str, options: Sequence[str]) -> HostKernel:
         """Compiled with the options of NVRTC's command line, once for all that ask for the same."""
-        return cls(_library(source, tuple(options)))
+        of_host = {"--fmad=false": "-ffp-contract=off"}
+        return cls(_library(source, tuple(of_host.get(each, each) for each in options)))
 
     def launch(self, blocks: int, arguments: Sequence[Argument]) -> None:
         """See ``cuda_driver.Kernel.launch``."""

@@ -167,7 +167,7 @@ expert_down(const u16* intermediate, const u8* __restrict__ codes, const u8* __r
         float result = whole ? slot_result(slot, column)
                              : __ldcg(slot_results + (i64)slot * features + tile * TILE_N + column);
         if (HAS_BIAS) result = rounded(result + from_bfloat16(biases[i][j]));
-        sum += weight_of[slot] * result;
+        add_product(sum, weight_of[slot], result);
       }
       out[row * out_stride + tile * TILE_N + column] = to_bfloat16(sum + from_bfloat16(before[i]));
     }
@@ -188,7 +188,7 @@ expert_down(const u16* intermediate, const u8* __restrict__ codes, const u8* __r
       for (int m = 0; m < ROW_TILES; m++) {
         if (m && count <= 8) continue;
         load_x(b[m], m, k);
-        if (!SUMS_X) continue;
+        if (!SUMS_X || NESTED_MINIMA) continue;
         const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
@@ -201,8 +201,11 @@ expert_down(const u16* intermediate, const u8* __restrict__ codes, const u8* __r
       }
       auto of_g = [&](int m, int k32) { return b[m][k32]; };
       auto of_2t = [&](int group, int m) { return sums[group][m]; };
-      if (ROW_TILES > 1 && count > 8) multiply_step<ROW_TILES>(total, stages[i], of_g, of_2t);
-      else multiply_step<1>(total, stages[i], of_g, of_2t);
+      uint2 split[ROW_TILES] = {};
+      auto split_of_g = [&](int m) { return split[m]; };
+      if (NESTED_MINIMA) sum_step(split, of_g, lane);
+      if (ROW_TILES > 1 && count > 8) multiply_step<ROW_TILES>(total, stages[i], of_g, of_2t, split_of_g, lane);
+      else multiply_step<1>(total, stages[i], of_g, of_2t, split_of_g, lane);
       const u32 row_scales_of[2] = {stages[i].row_scales[0][0], stages[i].row_scales[0][1]};
       if (begin + i + NUM_STAGES < total_steps) load_next(stages[i]);
       if (++step < PART_STEPS) continue;

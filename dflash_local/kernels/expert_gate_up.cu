@@ -19,7 +19,7 @@ constexpr int OUT_COLUMNS = COLUMNS / 2;
 constexpr int ALL_K = WARPS_K * WARP_STEPS * STEP_K;
 constexpr int X_STRIDE = ALL_K * 2 + 64;  // bytes of a row of x in shared memory; 64 modulo 128: few bank conflicts
 constexpr int X_BYTES = ROWS * X_STRIDE;
-constexpr int GROUP_SUM_BYTES = SUMS_X ? ALL_K / STEP_GROUP * ROWS * 4 : 0;
+constexpr int GROUP_SUM_BYTES = SUMS_X ? ALL_K / STEP_GROUP * ROWS * SUM_BYTES : 0;
 constexpr int SUM_STRIDE = COLUMNS + 4;  // 4 modulo 16: no bank conflicts
 constexpr int SUM_FLOATS = WARPS_K * ROWS * SUM_STRIDE;
 constexpr int LIST_BYTES = (2 * MAX_EXPERTS + 1 + ROWS * SLOTS + 3) / 4 * 16;
@@ -35,7 +35,7 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
                u16* intermediate, const int* list, i64 x_stride, int rows, int all_features, int tiles,
                int list_experts, float limit, float alpha) {
   extern __shared__ __align__(16) u8 shared[];
-  float* group_sums = (float*)(shared + X_BYTES);
+  u8* group_sums = shared + X_BYTES;
   float* warp_sums = (float*)(shared + X_BYTES + GROUP_SUM_BYTES);
   int* experts = (int*)(shared + X_BYTES + GROUP_SUM_BYTES + 2 * SUM_FLOATS * 4);
   int* starts = experts + MAX_EXPERTS;
@@ -83,7 +83,7 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
   stage_x<ALL_K, X_STRIDE, THREADS>(shared, x, x_stride, rows, rows, IN_FEATURES);
   __syncthreads();
   const u8* my_x = shared + warp_k * WARP_STEPS * STEP_K * 2 + t * 16;
-  float* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS;
+  u8* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS * SUM_BYTES;
   if (SUMS_X) {
     sum_groups<ROW_TILES, X_STRIDE, WARP_STEPS>(my_group_sums, my_x + g * X_STRIDE, lane);  // warps that share a K write the same numbers
     __syncwarp();
@@ -93,13 +93,14 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
   int at = first_unit / expert_units, unit = first_unit % expert_units, step = 0, turn = 0;
   int count = 0;
   const int* my_slots = slots;
-  const u8* x_of_g[ROW_TILES];        // the lane's part of its row of each tile
+  int row_of_g[ROW_TILES];            // the lane's row of each tile
+  const u8* x_of_g[ROW_TILES];        // and its part of it
   int row_of_2t[ROW_TILES][2];        // rows of the lane's results
   auto take_rows = [&]() {
     my_slots = slots + starts[at], count = starts[at + 1] - starts[at];
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++) {  // lanes without a row multiply another's, for nothing
-      x_of_g[m] = my_x + my_slots[min(m * 8 + g, count - 1)] / SLOTS * X_STRIDE;
+      row_of_g[m] = my_slots[min(m * 8 + g, count - 1)] / SLOTS, x_of_g[m] = my_x + row_of_g[m] * X_STRIDE;
 #pragma unroll
       for (int i = 0; i < 2; i++) row_of_2t[m][i] = my_slots[min(m * 8 + 2 * t + i, count - 1)] / SLOTS;
     }
@@ -118,14 +119,15 @@ expert_gate_up(const u16* __restrict__ x, const u8* __restrict__ codes, const u8
 #pragma unroll
     for (int i = 0; i < NUM_STAGES; i++) {
       if (begin + i >= total_steps) continue;
-      const float* step_sums = my_group_sums + step * GROUPS * ROWS;
+      const u8* step_sums = my_group_sums + step * GROUPS * ROWS * SUM_BYTES;
       auto of_g = [&](int m, int k32) { return *(const uint4*)(x_of_g[m] + step * STEP_K * 2 + k32 * 64); };
       auto of_2t = [&](int group, int m) {
-        const float* sums = step_sums + group * ROWS;
+        const float* sums = (const float*)step_sums + group * ROWS;
         return make_float2(sums[row_of_2t[m][0]], sums[row_of_2t[m][1]]);
       };
-      if (ROW_TILES > 1 && count > 8) multiply_step<ROW_TILES>(total, stages[i], of_g, of_2t);
-      else multiply_step<1>(total, stages[i], of_g, of_2t);
+      auto split_of_g = [&](int m) { return ((const uint2*)step_sums)[row_of_g[m] * 4 + t]; };
+      if (ROW_TILES > 1 && count > 8) multiply_step<ROW_TILES>(total, stages[i], of_g, of_2t, split_of_g, lane);
+      else multiply_step<1>(total, stages[i], of_g, of_2t, split_of_g, lane);
       u32 row_scales_of[TILES_PER_WARP][2];
 #pragma unroll
       for (int n = 0; n < TILES_PER_WARP; n++)

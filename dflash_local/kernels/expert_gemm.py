@@ -111,7 +111,7 @@ class GateUpConfig:
         """Return shared memory of a block: x, its sums over groups, twice the warps' sums, and the list."""
         steps = -(-in_features // STEP_K)
         all_k = -(-steps // self.warps_k) * self.warps_k * STEP_K
-        group_sums = all_k // kind.step_group * rows * 4 if kind.sums_x else 0
+        group_sums = all_k // kind.step_group * rows * kind.sum_bytes
         sums = 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
         words = 2 * mixture.most(rows) + 1 + rows * mixture.slots
         return rows * (all_k * 2 + 64) + group_sums + sums + (words + 3) // 4 * 16
@@ -180,7 +180,9 @@ def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int
     loaded = config.tiles * config.num_stages * kind.bits * 2
     if kind.of_gguf:
         loaded += config.tiles * config.num_stages * GGUF_REGISTERS[row_tiles(rows)]
-        loaded += 0 if isinstance(config, GateUpConfig) else row_tiles(rows) * (STEP_REGISTERS + kind.sums_x * 8)
+        loaded += (
+            0 if isinstance(config, GateUpConfig) else row_tiles(rows) * (STEP_REGISTERS + (kind.sum_bytes > 0) * 8)
+        )
     most = MAX_LOADED * MAX_LOADING_THREADS * 2 // (config.threads * config.blocks_per_sm)
     if loaded > min(most, 128):
         return False

@@ -21,7 +21,7 @@ constexpr int OUTPUTS = ROWS * COLUMNS;
 constexpr int BLOCK_K = WARPS_K * WARP_STEPS * STEP_K;
 constexpr int X_STRIDE = BLOCK_K * 2 + 64;  // bytes of a row of x in shared memory; 64 modulo 128: no bank conflicts
 constexpr int X_BYTES = ROWS * X_STRIDE;
-constexpr int GROUP_SUM_BYTES = SUMS_X ? BLOCK_K / STEP_GROUP * ROWS * 4 : 0;
+constexpr int GROUP_SUM_BYTES = SUMS_X ? BLOCK_K / STEP_GROUP * ROWS * SUM_BYTES : 0;
 constexpr int SUM_STRIDE = COLUMNS + 4;  // 4 modulo 16: no bank conflicts
 constexpr int SUM_FLOATS = WARPS_K * ROWS * SUM_STRIDE;
 constexpr int TAIL_STEP_BYTES = STEP_K * TILE_N * 2;  // of a tile, as eight loads of 16 bytes
@@ -89,7 +89,7 @@ fragment_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8*
              u16* out, const u16* residual, const u16* bias, float* partial_sums, int* counters, i64 x_stride, i64 out_stride, int rows,
              int out_features, int tiles, int tail_features, int tail_share) {
   extern __shared__ __align__(16) u8 shared[];
-  float* group_sums = (float*)(shared + X_BYTES);
+  u8* group_sums = shared + X_BYTES;
   float* warp_sums = (float*)(shared + X_BYTES + GROUP_SUM_BYTES);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warp_k = warp / WARPS_N, warp_n = warp % WARPS_N;
   const int g = lane >> 2, t = lane & 3;
@@ -146,7 +146,7 @@ fragment_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8*
                                       min(BLOCK_STEPS * STEP_K, IN_FEATURES - first_column));
   __syncthreads();
   const u8* my_x = shared + g * X_STRIDE + warp_k * WARP_STEPS * STEP_K * 2 + t * 16;
-  float* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS;
+  u8* my_group_sums = group_sums + warp_k * WARP_STEPS * GROUPS * ROWS * SUM_BYTES;
   if (SUMS_X) {
     sum_groups<ROW_TILES, X_STRIDE, WARP_STEPS>(my_group_sums, my_x, lane);  // warps that share a K write the same numbers
     __syncwarp();
@@ -159,10 +159,11 @@ fragment_gemm(const u16* __restrict__ x, const u8* __restrict__ codes, const u8*
     for (int i = 0; i < NUM_STAGES; i++) {
       if (begin + i >= total_steps) continue;
       const u8* step_x = my_x + step * STEP_K * 2;
-      const float* step_sums = my_group_sums + step * GROUPS * ROWS + 2 * t;
+      const u8* step_sums = my_group_sums + step * GROUPS * ROWS * SUM_BYTES;
       multiply_step<ROW_TILES>(
           total, stages[i], [&](int m, int k32) { return *(const uint4*)(step_x + m * 8 * X_STRIDE + k32 * 64); },
-          [&](int group, int m) { return *(const float2*)(step_sums + group * ROWS + m * 8); });
+          [&](int group, int m) { return ((const float2*)step_sums)[(group * ROW_TILES + m) * 4 + t]; },
+          [&](int m) { return ((const uint2*)step_sums)[m * 32 + lane]; }, lane);
       u32 row_scales[TILES_PER_WARP][2];
 #pragma unroll
       for (int n = 0; n < TILES_PER_WARP; n++)

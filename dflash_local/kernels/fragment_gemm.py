@@ -78,7 +78,7 @@ class FragmentGemmConfig:
     def shared_bytes(self, in_features: int, rows: int, weight_format: FragmentFormat) -> int:
         """Return shared memory of a block: its columns of x, their sums over groups, and twice the warps' sums."""
         block_k, rows = self.block_k(in_features), row_tiles(rows) * ROW_TILE
-        group_sums = block_k // weight_format.step_group * rows * 4 if weight_format.sums_x else 0
+        group_sums = block_k // weight_format.step_group * rows * weight_format.sum_bytes
         return rows * (block_k * 2 + 64) + group_sums + 2 * self.warps_k * rows * (self.unit_tiles * TILE_N + 4) * 4
 
     def fits(self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int) -> bool:
@@ -220,7 +220,7 @@ def fragment_constants(weight_format: FragmentFormat, in_features: int, tiles: i
 
 
 def defined(**constants: int) -> list[str]:
-    return ["--std=c++17", *(f"-D{name}={value}" for name, value in constants.items())]
+    return ["--std=c++17", "--fmad=false", *(f"-D{name}={value}" for name, value in constants.items())]
 
 
 def _runs(x: torch.Tensor) -> bool:

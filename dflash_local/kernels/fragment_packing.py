@@ -86,9 +86,11 @@ class FragmentFormat:
         return 1 if self.block is None else -(-self.block[1] // STEP_K)
 
     @property
-    def sums_x(self) -> bool:
-        """Return True where products need sums of x over groups: codes have an offset, or minima."""
-        return self.codes in ("int4", "int5") or self.zeros or self.minima
+    def sum_bytes(self) -> int:
+        """Return bytes of a row's sum over a group, which products need where codes have an offset, or minima."""
+        if self.nested and self.minima:
+            return 8  # as three bfloat16, and nothing
+        return 4 if self.codes in ("int4", "int5") or self.zeros or self.minima else 0
 
     @property
     def nested(self) -> bool:

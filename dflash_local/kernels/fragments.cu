@@ -8,7 +8,8 @@
 //
 // Codes become bfloat16 by few bit operations, each exactly.
 // int4, int5: 128 + code; (128 + zero) times the sum of the group's x is taken off after the group. Where groups have
-// minima, codes count from zero: (minimum - 128 scale) times the sum of x is added behind.
+// minima, codes count from zero: (minimum - 128 scale) times the sum of x is added behind. Where scales and minima are
+// bytes, the tensor core multiplies a step's with the sums of its groups: bytes are exact in bfloat16, and a sum is three.
 // int6: the code less 32. iq4: a table's bytes, by the code's lower three bits from its halves, by the fourth from both.
 // What int5 and int6 have above four bits lies behind the step's loads, for each lane in words of 64 and 32 columns.
 // int8: the code less 128, as 128 + its lower seven bits less 128 or 256; zero points are taken off like int4's.
@@ -31,6 +32,7 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 typedef long long i64;
+typedef unsigned long long u64;
 
 enum { INT4, INT8, E4M3, E2M1, BFLOAT16, INT5, INT6, IQ4 };  // CODES
 // SCALE_TYPE, ROW_SCALE_TYPE
@@ -44,6 +46,7 @@ constexpr bool SCALED = GROUP_SIZE > 0, ROW_SCALED = ROW_SCALE_TYPE != NO_SCALE;
 constexpr bool SCALES_CODES = SCALE_TYPE == E4M3_SCALE, SCALES_SUMS = SCALED && !SCALES_CODES;
 constexpr bool SUMS_X = CODES == INT4 || CODES == INT5 || HAS_ZEROS || HAS_MINIMA;
 constexpr bool NESTED = SCALE_TYPE == UINT8_SCALE || SCALE_TYPE == INT8_SCALE;
+constexpr bool NESTED_MINIMA = NESTED && HAS_MINIMA;
 constexpr bool ORDERED = SCALES_SUMS && GROUP_SIZE == 16;
 constexpr bool SMALL_CODES = CODES == E4M3 || CODES == E2M1;  // x is multiplied by 2^60
 // Columns of a step that share a scale, how many such groups a step has, and steps that share a scale.
@@ -58,13 +61,12 @@ constexpr int OFFSET_BYTES = HAS_MINIMA && !NESTED ? 2 : 1;  // of a minimum, or
 // [blocks of features][blocks of columns], one for a tile and step; factors as [tile][256 columns][g][two][scales, minima].
 // Of groups of 16 columns a lane has every other one: those of its half of the lanes lie side by side.
 constexpr int SCALE_WORDS = SCALES_CODES ? 2 : SCALED && BLOCK_ROWS == 1 ? (GROUPS * SCALE_BYTES + 1) / 2 : 1;
-constexpr int OFFSET_WORDS = HAS_ZEROS || HAS_MINIMA ? (GROUPS * OFFSET_BYTES + 1) / 2 : 1;
+constexpr int OFFSET_WORDS = (HAS_ZEROS || HAS_MINIMA) && !NESTED ? (GROUPS * OFFSET_BYTES + 1) / 2 : 1;
 constexpr int FACTORS = 1 + HAS_MINIMA, FACTOR_WORDS = NESTED ? FACTORS : 1, FACTOR_STEPS = 2;
 constexpr int STEP_BYTES = WEIGHT_BITS * 256;  // of a tile's codes
 constexpr int STEPS = (IN_FEATURES + STEP_K - 1) / STEP_K;
 constexpr int SCALED_STEPS = (STEPS + GROUP_STEPS - 1) / GROUP_STEPS;
 constexpr int FACTORED_STEPS = (STEPS + FACTOR_STEPS - 1) / FACTOR_STEPS;
-constexpr i64 TILE_BYTES = (i64)STEPS * STEP_BYTES;
 // What codes are too small by and x, 2^60 times too large, has not made up for; NVFP4's scales have made up for 2^7.
 constexpr float TWO_60 = 1152921504606846976.0f, REST_E4M3 = TWO_60, REST_NVFP4 = TWO_60 / 2;
 constexpr int REST_E2M1 = 66;  // 2^66
@@ -73,6 +75,7 @@ static_assert(!SCALES_CODES || (GROUP_SIZE == 16 && BLOCK_ROWS == 1), "scales of
 static_assert(SCALED || !SUMS_X, "an offset is taken off a group");
 static_assert(!HAS_MINIMA || (GROUPS > 1 && !HAS_ZEROS), "minima of groups within a step");
 static_assert(!NESTED || (BLOCK_ROWS == 1 && GROUPS > 1 && !ROW_SCALED), "scales of bytes");
+static_assert(!NESTED_MINIMA || GROUPS == 4, "sums of four groups, in three parts each, fill an operand");
 static_assert(!ORDERED || (NESTED && !SUMS_X), "groups of 16");
 static_assert(IN_FEATURES % 32 == 0, "lanes take 8 columns of 32");
 
@@ -96,6 +99,10 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[2], u32 b) {  // of half the depth
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
+}
 __device__ __forceinline__ u32 and_or(u32 value, u32 mask, u32 bits) {  // (value & mask) | bits, one instruction
   u32 d;
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(value), "r"(mask), "r"(bits));
@@ -107,10 +114,18 @@ __device__ __forceinline__ u32 fma_pairs(u32 a, u32 b, u32 c) {  // of two bfloa
   return d;
 }
 __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) { return fma_pairs(a, b, 0x80008000u); }
+// Rounded once, and said here: a compiler that may join a product and a sum rounds either product of two, and not the
+// same one in the kernels for eight and for sixteen rows. It is told to join none.
+__device__ __forceinline__ void add_product(float& total, float a, float b) { total = __fmaf_rn(a, b, total); }
 __device__ __forceinline__ u16 to_bfloat16(float value) {
   u16 h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(value));
   return h;
+}
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
 }
 __device__ __forceinline__ float from_bfloat16(u16 value) { return __uint_as_float(u32(value) << 16); }
 __device__ __forceinline__ float rounded(float value) { return from_bfloat16(to_bfloat16(value)); }
@@ -179,7 +194,7 @@ __device__ __forceinline__ void load_step(Step& step, const Weight& weight, int 
         step.codes[n][i] = has ? load_streamed(from) : make_uint4(0, 0, 0, 0);
       }
     } else {
-      const u8* codes = weight.codes + t * TILE_BYTES + at * STEP_BYTES + lane * 16;
+      const u8* codes = weight.codes + u64(u32(t * STEPS + at)) * STEP_BYTES + lane * 16;
 #pragma unroll
       for (int i = 0; i < LOADS; i++) step.codes[n][i] = load ? load_streamed(codes + i * 512) : make_uint4(0, 0, 0, 0);
       if (ABOVE) load_words(step.above[n], codes + LOADS * 512 + lane * (4 * ABOVE_WORDS - 16), load);
@@ -194,12 +209,14 @@ __device__ __forceinline__ void load_step(Step& step, const Weight& weight, int 
     }
     if (!SCALED) continue;
     if (BLOCK_ROWS == 1) {
-      const i64 pair = (((i64)t * SCALED_STEPS + at / GROUP_STEPS) * 8 + (lane >> 2)) * GROUPS;
+      const u64 pair = (u64(u32(t * SCALED_STEPS + at / GROUP_STEPS)) * 8 + (lane >> 2)) * GROUPS;
       const int half_of_lanes = SCALES_CODES ? (lane >> 1 & 1) * 8 : 0;
       load_words(step.scales[n], weight.scales + pair * 2 * SCALE_BYTES + half_of_lanes, load);
       if (HAS_ZEROS && GROUPS == 1) step.offsets[n][0] = load ? __ldg((const u16*)weight.offsets + pair) : 0;
-      if ((HAS_ZEROS && GROUPS > 1) || HAS_MINIMA) load_words(step.offsets[n], weight.offsets + pair * 2 * OFFSET_BYTES, load);
-      const i64 factors = ((i64)t * FACTORED_STEPS + at / FACTOR_STEPS) * 8 + (lane >> 2);
+      const int half_of_groups = NESTED_MINIMA ? (lane & 1) * 4 : 0;  // that a lane multiplies
+      if ((HAS_ZEROS && GROUPS > 1) || HAS_MINIMA)
+        load_words(step.offsets[n], weight.offsets + pair * 2 * OFFSET_BYTES + half_of_groups, load);
+      const u64 factors = u64(u32(t * FACTORED_STEPS + at / FACTOR_STEPS)) * 8 + (lane >> 2);
       if (NESTED) load_words(step.factors[n], weight.row_scales + factors * 4 * FACTORS, load);
     } else {
       const int block = t * TILE_N / BLOCK_ROWS * SCALED_STEPS + at / GROUP_STEPS;
@@ -282,13 +299,11 @@ template <int WORDS> __device__ __forceinline__ float byte_above_2_23(const u32 
   return __uint_as_float(__byte_perm(words[byte / 4 % WORDS], 0x4b000000u, 0x7540 + byte % 4));
 }
 
-// A byte times a factor of float16, rounded once: 2^23 times a factor is exact, so that one multiply-add takes it off.
-// Signed bytes are 2^23 + 128 too large when their sign is turned: that product would round.
-template <int WORDS> __device__ __forceinline__ float times_byte(const u32 (&words)[WORDS], int byte, float factor) {
+// A byte of scales.
+template <int WORDS> __device__ __forceinline__ float byte_value(const u32 (&words)[WORDS], int byte) {
   const float above = byte_above_2_23(words, byte);
-  if (SCALE_TYPE == INT8_SCALE)
-    return (__uint_as_float(__float_as_uint(above) ^ 0x80u) - (8388608.0f + 128.0f)) * factor;
-  return __fmaf_rn(above, factor, -8388608.0f * factor);
+  if (SCALE_TYPE != INT8_SCALE) return above - 8388608.0f;
+  return __uint_as_float(__float_as_uint(above) ^ 0x80u) - (8388608.0f + 128.0f);  // signed: 128 more, unsigned
 }
 
 // A byte as a zero point of codes as they are decoded: int4's are 128 too large, int8's 128 too small.
@@ -297,15 +312,18 @@ template <int WORDS> __device__ __forceinline__ float zero_point(const u32 (&poi
   return byte_above_2_23(points, byte) - (8388608.0f + offset);
 }
 
+// What multiplies the bytes of scales, or of minima, of feature g or g + 8.
+__device__ __forceinline__ float factor_of(const Step& step, int n, int half, bool of_minima) {
+  const int at = half * FACTORS + of_minima;
+  return from_float16(step.factors[n][at / 2 % FACTOR_WORDS] >> at % 2 * 16 & 0xffff);
+}
+
 // total += scale * (sum of the group), for the lane's two features and two rows. of_x: the group's sums of these rows.
 __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], const u32 (&scales)[SCALE_WORDS],
-                                          const u32 (&offsets)[OFFSET_WORDS], const u32 (&factors)[FACTOR_WORDS],
-                                          int group, float2 of_x) {
+                                          const u32 (&offsets)[OFFSET_WORDS], int group, float2 of_x) {
   float low, high;
   if (NESTED) {
-    const u32 of_high = HAS_MINIMA ? factors[FACTOR_WORDS - 1] : factors[0] >> 16;
-    low = times_byte(scales, group * 2, from_float16(factors[0] & 0xffff));
-    high = times_byte(scales, group * 2 + 1, from_float16(of_high & 0xffff));
+    low = byte_value(scales, group * 2), high = byte_value(scales, group * 2 + 1);
   } else if (SCALE_TYPE == E8M0_SCALE) {
     const u32 pair = scales[group / 2] >> (group % 2 * 16);
     low = __uint_as_float(((pair & 0xff) + REST_E2M1) << 23);
@@ -322,23 +340,67 @@ __device__ __forceinline__ void add_group(float (&total)[4], float (&sum)[4], co
   if (SUMS_X && !HAS_MINIMA) {
     const float zero_low = HAS_ZEROS ? zero_point(offsets, group * 2) : CODES == INT5 ? 144.0f : 136.0f;
     const float zero_high = HAS_ZEROS ? zero_point(offsets, group * 2 + 1) : CODES == INT5 ? 144.0f : 136.0f;
-    sum[0] -= zero_low * of_x.x, sum[1] -= zero_low * of_x.y;
-    sum[2] -= zero_high * of_x.x, sum[3] -= zero_high * of_x.y;
+    add_product(sum[0], -zero_low, of_x.x), add_product(sum[1], -zero_low, of_x.y);
+    add_product(sum[2], -zero_high, of_x.x), add_product(sum[3], -zero_high, of_x.y);
   }
-  total[0] += low * sum[0], total[1] += low * sum[1];
-  total[2] += high * sum[2], total[3] += high * sum[3];
-  if (HAS_MINIMA) {
-    float minimum_low, minimum_high;
-    if (NESTED) {
-      minimum_low = -times_byte(offsets, group * 2, from_float16(factors[0] >> 16));
-      minimum_high = -times_byte(offsets, group * 2 + 1, from_float16(factors[FACTOR_WORDS - 1] >> 16));
-    } else {
-      const u32 pair = offsets[group % OFFSET_WORDS];
-      minimum_low = from_float16(pair & 0xffff), minimum_high = from_float16(pair >> 16);
-    }
-    minimum_low -= 128.0f * low, minimum_high -= 128.0f * high;  // codes as they are decoded are 128 too large
-    total[0] += minimum_low * of_x.x, total[1] += minimum_low * of_x.y;
-    total[2] += minimum_high * of_x.x, total[3] += minimum_high * of_x.y;
+  add_product(total[0], low, sum[0]), add_product(total[1], low, sum[1]);
+  add_product(total[2], high, sum[2]), add_product(total[3], high, sum[3]);
+  if (HAS_MINIMA && !NESTED) {
+    const u32 pair = offsets[group % OFFSET_WORDS];
+    float minimum_low = from_float16(pair & 0xffff), minimum_high = from_float16(pair >> 16);
+    add_product(minimum_low, -128.0f, low), add_product(minimum_high, -128.0f, high);  // codes are decoded 128 too large
+    add_product(total[0], minimum_low, of_x.x), add_product(total[1], minimum_low, of_x.y);
+    add_product(total[2], minimum_high, of_x.x), add_product(total[3], minimum_high, of_x.y);
+  }
+}
+
+// A lane's sums of its row over two groups of a step as the B operand: each is the sum of three bfloat16. Lanes of t 0
+// and 1 hold the first and the second of four groups, those of t 2 and 3 the third.
+__device__ __forceinline__ uint2 split_sums(float first, float second, int t) {
+  const u32 upper = to_pair(first, second);
+  first -= low_bfloat16(upper), second -= high_bfloat16(upper);
+  const u32 middle = to_pair(first, second);
+  if (t < 2) return make_uint2(upper, middle);
+  return make_uint2(to_pair(first - low_bfloat16(middle), second - high_bfloat16(middle)), 0);
+}
+
+// Sums of rows g, and of g + 8 where there are two tiles of rows, over groups 2 (t % 2) and 2 (t % 2) + 1 of a step.
+// x: what the lane multiplies of them in each 32 columns.
+template <int M, class X> __device__ __forceinline__ void sum_step(uint2 (&sums)[M], const X& x, int lane) {
+  float c[4] = {};
+#pragma unroll
+  for (int group = 0; group < GROUPS; group++) {
+    const u32 ones = (lane >> 2) % 4 == group ? 0x3f803f80u : 0;  // in the column of this group
+    const uint4 first = x(0, group), second = M > 1 ? x(M - 1, group) : make_uint4(0, 0, 0, 0);
+    mma(c, {first.x, second.x, first.y, second.y}, ones, ones);
+    mma(c, {first.z, second.z, first.w, second.w}, ones, ones);
+  }
+  sums[0] = split_sums(c[0], c[1], lane & 3);
+  if (M > 1) sums[M - 1] = split_sums(c[2], c[3], lane & 3);
+}
+
+// Four bytes below 128, [group][feature g and g + 8], times a factor as the A operand to sums as of split_sums. FACTOR and
+// OFFSET, -128 times it: pairs of bfloat16.
+template <u32 FACTOR, u32 OFFSET> __device__ __forceinline__ void decode_bytes(u32 bytes, u32 (&a)[2]) {
+  a[0] = fma_pairs(and_or(bytes, 0x007f007fu, 0x43004300u), FACTOR, OFFSET);
+  a[1] = fma_pairs(and_or(bytes >> 8, 0x007f007fu, 0x43004300u), FACTOR, OFFSET);
+}
+
+// Minima times the sums of x over a step's groups to total, and the scales' bytes times the same to step_total: codes as
+// they are decoded are 128 too large.
+template <int M, int TILES>
+__device__ __forceinline__ void add_nested_minima(float (&total)[TILES][4], float (&step_total)[M][4], const Step& step,
+                                                  int n, const uint2 (&sums)[M], int lane) {
+  u32 of_scales[2], of_minima[2];
+  decode_bytes<0xc300c300u, 0x46804680u>(lane & 1 ? step.scales[n][SCALE_WORDS - 1] : step.scales[n][0], of_scales);
+  decode_bytes<0xbf80bf80u, 0x43004300u>(step.offsets[n][0], of_minima);
+#pragma unroll
+  for (int m = 0; m < M; m++) {
+    float minima[4] = {};
+    mma(step_total[m], of_scales, sums[m].x), mma(step_total[m], of_scales, sums[m].y);
+    mma(minima, of_minima, sums[m].x), mma(minima, of_minima, sums[m].y);
+#pragma unroll
+    for (int j = 0; j < 4; j++) add_product(total[m][j], factor_of(step, n, j >> 1, true), minima[j]);
   }
 }
 
@@ -349,11 +411,25 @@ __device__ __forceinline__ float unit_scale(u32 row_scale) {
 }
 
 // A step of a warp's tiles times M tiles of eight rows. x(m, k32): what the lane takes of 32 columns of its row of tile m,
-// g; of_x(group, m): the sums over a group of the step of rows 2t and 2t + 1, where SUMS_X.
-template <int M, int TILES, class X, class Sums>
+// g; of_x(group, m): the sums over a group of the step of rows 2t and 2t + 1, where SUMS_X; split_of_x(m): all sums of
+// row g as of split_sums, where NESTED_MINIMA.
+template <int M, int TILES, class X, class Sums, class SplitSums>
 __device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][TILES][4], const Step& step, const X& x,
-                                              const Sums& of_x) {
-  float group_sum[TILES_PER_WARP][M][4];
+                                              const Sums& of_x, const SplitSums& split_of_x, int lane) {
+  float group_sum[TILES_PER_WARP][M][4], step_total[TILES_PER_WARP][M][4];
+  if (NESTED)
+#pragma unroll
+    for (int n = 0; n < TILES_PER_WARP; n++)
+#pragma unroll
+      for (int m = 0; m < M; m++)
+        step_total[n][m][0] = step_total[n][m][1] = step_total[n][m][2] = step_total[n][m][3] = 0.0f;
+  if (NESTED_MINIMA) {
+    uint2 sums[M];
+#pragma unroll
+    for (int m = 0; m < M; m++) sums[m] = split_of_x(m);
+#pragma unroll
+    for (int n = 0; n < TILES_PER_WARP; n++) add_nested_minima(total[n], step_total[n], step, n, sums, lane);
+  }
 #pragma unroll
   for (int k32 = 0; k32 < STEP_K / 32; k32++) {
     uint4 b[M];
@@ -374,13 +450,20 @@ __device__ __forceinline__ void multiply_step(float (&total)[TILES_PER_WARP][TIL
           mma(sum, a, half ? b[m].z : b[m].x, half ? b[m].w : b[m].y);
           if (SCALES_SUMS && k16 % K16_OF_GROUP == K16_OF_GROUP - 1) {
             const int group = k16 / K16_OF_GROUP;
-            add_group(total[n][m], sum, step.scales[n], step.offsets[n], step.factors[n], group,
-                      SUMS_X ? of_x(group, m) : make_float2(0.0f, 0.0f));
+            add_group(NESTED ? step_total[n][m] : total[n][m], sum, step.scales[n], step.offsets[n], group,
+                      SUMS_X && !NESTED_MINIMA ? of_x(group, m) : make_float2(0.0f, 0.0f));
           }
         }
       }
     }
   }
+  if (NESTED)
+#pragma unroll
+    for (int n = 0; n < TILES_PER_WARP; n++)
+#pragma unroll
+      for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) add_product(total[n][m][j], factor_of(step, n, j >> 1, false), step_total[n][m][j]);
 }
 
 // x as SMALL_CODES take it: times 2^60.
@@ -430,10 +513,21 @@ __device__ __forceinline__ void stage_x(u8* shared, const u16* x, i64 x_stride, 
   }
 }
 
+enum { SUM_BYTES = NESTED_MINIMA ? 8 : 4 };  // of a row and group in shared memory
+
 // Sums of M * 8 rows of x, as they are staged, over the groups of a warp's STEPS_OF_WARP steps, by the tensor core:
-// [group][row]. x: the lane's part.
+// [group][row], or where NESTED_MINIMA [step][row][t] as of split_sums. x: the lane's part.
 template <int M, int STRIDE, int STEPS_OF_WARP>
-__device__ __forceinline__ void sum_groups(float* group_sums, const u8* x, int lane) {
+__device__ __forceinline__ void sum_groups(u8* group_sums, const u8* x, int lane) {
+  if (NESTED_MINIMA) {
+    for (int step = 0; step < STEPS_OF_WARP; step++) {
+      uint2 sums[M];
+      sum_step(sums, [&](int m, int k32) { return *(const uint4*)(x + m * 8 * STRIDE + step * STEP_K * 2 + k32 * 64); }, lane);
+#pragma unroll
+      for (int m = 0; m < M; m++) ((uint2*)(group_sums + step * GROUPS * M * 8 * SUM_BYTES))[m * 32 + lane] = sums[m];
+    }
+    return;
+  }
   const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
   for (int group = 0; group < STEPS_OF_WARP * GROUPS; group++) {
     float c[M][4] = {};
@@ -447,6 +541,6 @@ __device__ __forceinline__ void sum_groups(float* group_sums, const u8* x, int l
       }
 #pragma unroll
     for (int m = 0; m < M; m++)
-      if (lane < 4) *(float2*)(group_sums + group * M * 8 + m * 8 + 2 * lane) = make_float2(c[m][0], c[m][1]);
+      if (lane < 4) ((float2*)(group_sums + group * M * 8 * SUM_BYTES))[m * 4 + lane] = make_float2(c[m][0], c[m][1]);
   }
 }

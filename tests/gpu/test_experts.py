@@ -11,10 +11,12 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
+from dflash_local.kernels import expert_gemm
 from dflash_local.kernels.expert_prefill import experts_prefill
 from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, experts_down, experts_swiglu, route
 from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
+from dflash_local.kernels.split_kv import device_properties
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
@@ -87,6 +89,14 @@ def run(
     return routing, between, out
 
 
+def in_launches(
+    rows: int, kernels: ExpertKernels, weights: Matrices, *tensors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``run`` gives but the routing, of so many rows at a time."""
+    found = [run(kernels, weights, *part)[1:] for part in zip(*(each.split(rows) for each in tensors))]
+    return torch.cat([between for between, _ in found]), torch.cat([out for _, out in found])
+
+
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted.float()).norm() / wanted.float().norm())
 
@@ -109,6 +119,22 @@ def test_kernels_are_right_and_a_row_has_its_bits_among_any_others(name: str) ->
     for rows in ([0], [5, 39], list(range(30, 38)), list(range(15, -1, -1)), [7, 3, 7]):
         _, some, results = run(kernels, weights, x[rows], logits[rows], residual[rows])
         assert torch.equal(some, between[rows]) and torch.equal(results, out[rows]), rows
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_config_gives_a_row_its_bits_in_launches_of_any_size(name: str) -> None:
+    weights = matrices(name)
+    shared_memory = device_properties(torch.device("cuda", 0)).shared_memory
+    first = list(expert_gemm.candidates(True, weights.gate_up, MIXTURE, 16, shared_memory))
+    second = list(expert_gemm.candidates(False, weights.down, MIXTURE, 16, shared_memory))
+    x, logits, residual = random(240, HIDDEN), random(240, EXPERTS + 1, seed=1), random(240, HIDDEN, seed=2)
+    for i in range(max(len(first), len(second))):
+        pair = first[i % len(first)], second[i % len(second)]
+        kernels = ExpertKernels(MIXTURE, dict.fromkeys((8, 16), pair))  # type: ignore[arg-type]
+        want = in_launches(16, kernels, weights, x, logits, residual)
+        for rows in (1, 8):
+            found = in_launches(rows, kernels, weights, x, logits, residual)
+            assert torch.equal(found[0], want[0]) and torch.equal(found[1], want[1]), (rows, pair)
 
 
 def test_a_recorded_block_follows_its_rows_experts() -> None:

@@ -102,7 +102,8 @@ def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
         x[:, 5] *= 1000
         want = x.double() @ wide.double().t()
         # The kernel rounds a minimum less 128 scales to float32; every other format gives the weight's own bits.
-        slack = wide.abs().amax(1, keepdim=True) * (2**-19 if packed.format.minima else 0)
+        rounded = packed.format.minima and not packed.format.nested
+        slack = wide.abs().amax(1, keepdim=True) * (2**-19 if rounded else 0)
         for config in configs(packed, rows):
             out = fragment_gemm.linear(x, packed, empty(rows, n), config)
             assert error(out, want) < 3e-3, (name, config)
@@ -152,6 +153,7 @@ def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:
     for name, weight in weights():
         n, k = weight.shape
         packed, x, strangers = FragmentWeight.of(weight), random(16, k), random(16, k, seed=1) * 30
+        many = random(640, k, seed=2)  # a sum that is rounded otherwise shows in few rows of bfloat16
         for config in configs(packed, 16):
             want = fragment_gemm.linear(x, packed, empty(16, n), config)
             for place in (0, 7, 8, 15):
@@ -162,6 +164,11 @@ def test_a_row_does_not_depend_on_others_its_place_or_their_number() -> None:
             for rows in (1, 8, 40):
                 got = fragment_gemm.linear(x[3:4].repeat(rows, 1), packed, empty(rows, n), config)
                 assert torch.equal(got, want[3:4].expand(rows, n)), (name, config)
+            by_eight, by_sixteen = (
+                torch.cat([fragment_gemm.linear(each, packed, empty(rows, n), config) for each in many.split(rows)])
+                for rows in (8, 16)
+            )
+            assert torch.equal(by_eight, by_sixteen), (name, config)
 
 
 @pytest.mark.parametrize("dialect", ["gptq", "pack_quantized_zeros"])
