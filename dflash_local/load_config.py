@@ -166,7 +166,7 @@ class LoadConfig:
     )
     drafter_precision: str = _option(
         "auto",
-        "Weights and head of the drafter; no reply changes. auto: 8 bits where that pays.",
+        "Weights and head of the drafter; no reply changes. auto: 8 bits where that pays or makes room.",
         choices=("auto", *DRAFTER_PRECISIONS),
         metavar="NAME",
         not_shown=("full",),
@@ -177,7 +177,7 @@ class LoadConfig:
     offload: str = _option(
         "auto",
         "What lies in pinned host memory: none, the embedding, or all that may: also copies of recurrent states. "
-        "auto: what it takes to fit. The same bits.",
+        "auto: what makes room for 32,768 tokens. The same bits.",
         choices=("auto", *OFFLOADS),
         needs_fused=True,
         not_shown=("none",),

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from dflash_local.app.cards import CardTable
     from dflash_local.app.recommending import Summary
 
-TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "PLAIN", "DRAFTED")
+TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "LONGEST", "PLAIN", "DRAFTED")
 NOTE = (
     "Speeds are predicted at 1,024 tokens of context: fitted to one NVIDIA H200 with random weights, scaled to the "
     "H100 by a probe, to others by data sheets. GiB is the download, drafter included; ~ is computed from the shape. "
+    "CONTEXT is what a load takes by itself, LONGEST what the same weights leave with --kv-cache fp8, which changes "
+    "replies, and all that changes none (--drafter-precision 8bit-drafter --offload all). "
     "PLAIN is tokens/s without the drafter, DRAFTED at the lowest and the highest acceptance length: this machine's "
     "own, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."
 )
@@ -43,8 +45,8 @@ def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
         yield ""
         yield f"## {_head(each)}"
         yield ""
-        yield "| pair | weights | GiB | context | plain | drafted | options of `dflash chat` |"
-        yield "|---|---|---|---|---|---|---|"
+        yield "| pair | weights | GiB | context | longest | plain | drafted | options of `dflash chat` |"
+        yield "|---|---|---|---|---|---|---|---|"
         for row in each.rows:
             if row.command:
                 options = row.command.removeprefix(f"dflash chat {row.pair}").strip()
@@ -62,10 +64,11 @@ def _head(each: CardTable) -> str:
 def _row(row: Summary) -> tuple[str, ...]:
     best = row.best
     if best is None:
-        return row.pair, "does not fit", "-", "-", "-", "-"
+        return row.pair, "does not fit", "-", "-", "-", "-", "-"
     size = "-" if row.download_gib is None else f"{'~' if row.computed else ''}{row.download_gib:.1f}"
     plain = "-" if row.plain_tokens_per_s is None else f"{row.plain_tokens_per_s:.0f}"
     lengths = None if best.prediction is None else best.prediction.acceptance
     mark = "*" if lengths is not None and lengths.source.startswith(TYPICAL) else ""
     drafted = f"{speed_range(row.drafted_tokens_per_s)}{mark}"
-    return row.pair, best.name, size, tokens(best.plan.context), plain, drafted
+    context, longest = (tokens(each) for each in (best.plan.context, row.longest_context))
+    return row.pair, best.name, size, context, longest, plain, drafted

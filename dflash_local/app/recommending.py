@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from dflash_local.drafters.drafter import Drafter
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
-    from dflash_local.planner.recommend import MoreContext, Option, Preference, Recommendation
+    from dflash_local.planner.recommend import Option, Preference, Recommendation
+    from dflash_local.planner.room import MoreContext
     from dflash_local.planner.speed import ExpectedAcceptance
     from dflash_local.settings import Settings
 
@@ -72,6 +73,13 @@ class Summary:
         """Return what to count on: plain, or drafted at the lowest expected acceptance length where that is faster."""
         plain = self.plain_tokens_per_s
         return None if plain is None else max(plain, (self.drafted_tokens_per_s or (plain,))[0])
+
+    @property
+    def longest_context(self) -> int | None:
+        """Plan the most tokens that the best weights leave; worked out when it is asked for."""
+        from dflash_local.planner.room import longest_context
+
+        return None if self.best is None else longest_context(self.best)
 
     @property
     def slow(self) -> str:
@@ -142,10 +150,10 @@ class PairPlans:
     @property
     def more_context(self) -> MoreContext | None:
         """Plan what makes room for more context than the best weights have; worked out when it is asked for."""
-        from dflash_local.planner.recommend import more_context
+        from dflash_local.planner.room import more_context
 
         best = self.summary.best
-        return None if best is None or self.known is None else more_context(best, self.known.drafter, self.where)
+        return None if best is None else more_context(best)
 
 
 def pair_plans(

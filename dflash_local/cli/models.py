@@ -93,7 +93,10 @@ def _show_cards(
     found = [
         {
             "machine": each.machine.as_dict(),
-            "pairs": [{**row.as_dict(), "option": row.best and row.best.as_dict()} for row in each.rows],
+            "pairs": [
+                {**row.as_dict(), "longest_context": row.longest_context, "option": row.best and row.best.as_dict()}
+                for row in each.rows
+            ],
         }
         for each in tables
     ]

@@ -25,7 +25,8 @@ from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
 
 FLOOR = 2048  # tokens below which a chat is of no use
-USABLE = 8192  # tokens that a coarser drafter precision may make room for, where no context is requested
+USABLE = 8192  # tokens that a chat needs
+ROOMY = 32_768  # tokens that are wanted where none are requested: what changes no reply makes room for them
 STEP = 1024  # a context found automatically is a multiple of this
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none, as `engine.load` takes it
 FORMATS = (None, *LOAD_OPTIONS["quantize"].choices)
@@ -94,11 +95,15 @@ def plan(
     config: LoadConfig | None = None,
     *,
     runs_on: Literal["local", "server"] = "local",
+    wanted: int = ROOMY,
 ) -> Plan:
     """Plan a load on this machine; ``fits`` is False when it does not fit or is not known to.
 
-    Of the automatic drafter precision a coarser one is taken where only that fits, or only it leaves a usable context;
-    then of the automatic offload the first that does.
+    Of the automatic drafter precision a coarser one is taken where only that fits, or only it leaves the context that
+    is wanted; then of the automatic offload the first that does.
+
+    Args:
+        wanted: tokens of context, where none are requested.
 
     Raises:
         UsageError: what no machine could do: a context beyond the models', an engine that cannot run this.
@@ -115,7 +120,7 @@ def plan(
     case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
     if refused:
         return case.plan(config.context or limit, refused)
-    return case.best(limit)
+    return case.best(limit, config.context or min(wanted, limit))
 
 
 def nearest(
@@ -248,23 +253,20 @@ class _Case:
             low, high = (middle, high) if self.fits(middle * STEP) else (low, middle - 1)
         return low * STEP
 
-    def best(self, limit: int) -> Plan:
-        """Plan the first offload and drafter precision with enough context; else those that come nearest to it."""
-        asked = self.config.context
-        enough, fitting = asked or min(USABLE, limit), list[Plan]()
+    def best(self, limit: int, wanted: int) -> Plan:
+        """Plan the first offload and drafter precision with enough context; else those that leave the most of it."""
+        asked, fitting = self.config.context, list[Plan]()
         drafting = self.engine == "fused" and self.drafter is not None
         coarser = COARSER if drafting and self.config.drafter_precision == "auto" else ()
         for case in self._offloaded():
-            found = least = case.plan(asked or case.most(limit))
-            for precision in (None, *coarser):
-                if precision is not None:
-                    other = replace(case, config=replace(case.config, drafter_precision=precision))
-                    found = other.plan(other.most(enough))
-                if found.fits and (asked is None or found.context == enough):
-                    if (found.context or 0) >= enough:
-                        return found
+            for precision in (self.config.drafter_precision, *coarser):
+                other = replace(case, config=replace(case.config, drafter_precision=precision))
+                found = other.plan(asked or other.most(limit))
+                if found.fits and (found.context or 0) >= wanted:
+                    return found
+                if found.fits:
                     fitting.append(found)
-        return max(fitting, key=lambda each: each.context or 0, default=least)
+        return max(fitting, key=lambda each: each.context or 0, default=found)
 
     def _offloaded(self) -> list[_Case]:
         """List this case, and of the automatic offload those that leave less on a GPU that has such things."""

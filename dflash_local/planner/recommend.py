@@ -17,26 +17,18 @@ from dflash_local.load_config import BITSANDBYTES, FUSED, QUANTIZED, LoadConfig
 from dflash_local.planner import formats
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import Machine
-from dflash_local.planner.plan import USABLE, Plan, context_limit, formats_of, plan
+from dflash_local.planner.plan import ROOMY, USABLE, Plan, context_limit, formats_of, plan
+from dflash_local.planner.room import room_made
 from dflash_local.planner.speed import ExpectedAcceptance, Prediction, predict
 from dflash_local.planner.speed_record import SpeedMeasurement, corrected
 
 Preference = Literal["balanced", "quality", "speed", "context"]
-ROOMY = 32_768  # tokens of context, beyond which more weigh less than finer weights
 # Bits that are left of sixteen, coarser down the list; what is published stands before what is rounded here, since
 # its makers chose its scales with data and nobody has measured ours.
 FIDELITY = ("as trained", "published in 8 bits", "rounded to 8 bits", "published in 4 bits", "rounded to 4 bits")
 STORED = ("target weights", "head", "embedding")  # lines of a ledger that a target's files hold
 EIGHT_BITS = ("fp8", "int8")
 SIXTEEN_BITS = "measured with 16-bit targets"  # of acceptance lengths that stand for quantised ones
-
-WORTH_SAYING = 4096  # tokens of context that an option must bring to be named
-# What makes room for a context, the harmless first, and what it costs.
-ROOM_FOR_CONTEXT: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"drafter_precision": "8bit"}, "drafts in 8 bits, the same replies"),
-    ({"offload": "embedding"}, "read from host memory, the same replies"),
-    ({"kv_cache": "fp8"}, "which changes replies"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +74,7 @@ class Option:
     """
 
     weights: Weights
+    drafter: Drafter | None
     config: LoadConfig
     plan: Plan
     prediction: Prediction | None
@@ -107,12 +100,6 @@ class Option:
         return self.config.kv_cache != "auto"
 
     @property
-    def strained(self) -> bool:
-        """Say whether only parts in host memory or a coarser drafter left room for a chat."""
-        asked, load = self.config, self.plan.load
-        return (load.offload, load.drafter_precision) != (asked.offload, asked.drafter_precision)
-
-    @property
     def chat(self) -> bool:
         """Say whether it fits with room for a chat."""
         return self.fits and (self.plan.context or 0) >= min(USABLE, self.limit)
@@ -122,7 +109,13 @@ class Option:
         """Return what a command takes beside the model's name."""
         variant = "" if self.weights.variant is None else f"--variant {self.weights.variant.name}"
         own = self.config
-        config = LoadConfig(quantize=own.quantize, kv_cache=own.kv_cache, dtype=own.dtype)
+        config = LoadConfig(
+            quantize=own.quantize,
+            kv_cache=own.kv_cache,
+            dtype=own.dtype,
+            drafter_precision=own.drafter_precision,
+            offload=own.offload,
+        )
         return " ".join(filter(None, (variant, *config.arguments())))
 
     @property
@@ -202,7 +195,11 @@ def recommend(
 
     def options_of(each: Weights, config: LoadConfig = config) -> Iterator[Option]:
         limit = config.context or context_limit(each.target, drafter)
-        for asked, found in plans_of(each, drafter, machine, config, min(limit, ROOMY)):
+        wanted = limit if preference == "context" else min(limit, ROOMY)
+        for asked, found in plans_of(each, drafter, machine, config, wanted):
+            if preference == "context":  # a load by itself would stop where enough is left
+                for made in room_made(found.load):
+                    asked = made.applied(asked)
             lengths = acceptance
             if lengths is not None and each.fidelity > 0:
                 lengths = replace(lengths, source=f"{lengths.source}; {SIXTEEN_BITS}")
@@ -211,7 +208,7 @@ def recommend(
             own = accepted.get(each.target.source)
             if prediction is not None and found.load.draft and own is not None:
                 prediction = own.predict(prediction)
-            yield Option(each, asked, found, prediction, limit)
+            yield Option(each, drafter, asked, found, prediction, limit)
 
     own = published[0]
 
@@ -234,59 +231,29 @@ def recommend(
 
 
 def plans_of(
-    weights: Weights, drafter: Drafter | None, machine: Machine, config: LoadConfig, context: int
+    weights: Weights, drafter: Drafter | None, machine: Machine, config: LoadConfig, wanted: int
 ) -> Iterator[tuple[LoadConfig, Plan]]:
     """Plan certain weights; with KV in 8 bits, too, where nothing was asked for and 16 bits leave less context.
 
     Weights that would only be decoded again as they are read have none: that saves no memory.
+
+    Args:
+        wanted: tokens of context, see ``plan``.
     """
     asked = replace(config, quantize=weights.quantize)
     try:
-        found = plan(weights.target, drafter, machine, asked)
+        found = plan(weights.target, drafter, machine, asked, wanted=wanted)
         if config.quantize is None and weights.quantize in QUANTIZED and found.engine != FUSED:
             return
         yield asked, found
-        if found.engine != FUSED or config.kv_cache != "auto" or (found.fits and (found.context or 0) >= context):
+        if found.engine != FUSED or config.kv_cache != "auto" or (found.fits and (found.context or 0) >= wanted):
             return
         asked = replace(asked, kv_cache="fp8")
-        coded = plan(weights.target, drafter, machine, asked)
+        coded = plan(weights.target, drafter, machine, asked, wanted=wanted)
     except UsageError:  # an option that these weights cannot have
         return
     if coded.fits and not (found.fits and (coded.context or 0) <= (found.context or 0)):
         yield asked, coded
-
-
-@dataclass(frozen=True, slots=True)
-class MoreContext:
-    """Says which option of ``dflash chat`` brings more context, how many tokens, and what it costs."""
-
-    option: str
-    tokens: int
-    cost: str
-
-    @property
-    def line(self) -> str:
-        return f"+{self.tokens:,} tokens with {self.option}, {self.cost}"
-
-
-def more_context(best: Option, drafter: Drafter | None, machine: Machine) -> MoreContext | None:
-    """Return the first of ``ROOM_FOR_CONTEXT`` that brings ``WORTH_SAYING`` tokens; None where none does, or where a
-    context was asked for.
-    """
-    asked, now = best.config, best.plan.context
-    if asked.context is not None or now is None or best.plan.engine != FUSED:
-        return None
-    for change, cost in ROOM_FOR_CONTEXT:
-        if any(getattr(asked, name) != getattr(LoadConfig(), name) for name in change):
-            continue
-        try:
-            wider = plan(best.weights.target, drafter, machine, replace(asked, **change))
-        except UsageError:  # an option that these models cannot have
-            continue
-        gained = (wider.context or 0) - now
-        if wider.fits and gained >= WORTH_SAYING:
-            return MoreContext(" ".join(LoadConfig(**change).arguments()), gained, cost)
-    return None
 
 
 def rank(option: Option, preference: Preference, predicted: bool, published: frozenset[int]) -> tuple[float, ...]:
@@ -299,17 +266,16 @@ def rank(option: Option, preference: Preference, predicted: bool, published: fro
     4. No rounding at load where a published form of the same bits fits with room for a chat: it is a smaller download,
        and its makers chose its scales with data.
 
-    Then ``balanced`` takes keys and values in 16 bits before 8; what fits as it is before what fits only with parts in
-    host memory or a coarser drafter; 32,768 tokens of context before less; more bits before fewer, and published before
-    rounded; more context up to 32,768; larger weights; speed. ``quality`` takes more bits first, ``speed`` the fewest
-    milliseconds a token, ``context`` the most tokens.
+    Then ``balanced`` takes keys and values in 16 bits before 8; more context up to 32,768 tokens, in steps of 8,192;
+    more bits before fewer, and published before rounded; more context up to 32,768; larger weights; speed. ``quality``
+    takes more bits first, ``speed`` the fewest milliseconds a token, ``context`` the most tokens.
 
     Args:
         predicted: every option has a predicted speed; else the bytes of weights stand for it.
         published: bits of the published weights that fit with room for a chat.
     """
     context = option.plan.context or 0
-    small = float(context < min(ROOMY, option.limit))
+    roomy = min(context, ROOMY)
     short, slow, kv = float(not option.chat), float(option.plan.engine != FUSED), float(option.coded_kv)
     rounded_here = option.weights.quantize is not None
     avoidable = float(rounded_here and option.weights.bits in published)
@@ -322,7 +288,7 @@ def rank(option: Option, preference: Preference, predicted: bool, published: fro
     unmeasured = float(option.weights.fidelity == len(FIDELITY) - 1)
     weights = -float(option.bytes_of_weights)  # of one fidelity the larger ones are the finer
     order = {
-        "balanced": (kv, float(option.strained), small, fidelity, -min(context, ROOMY), weights, cost),
+        "balanced": (kv, -float(roomy // USABLE), fidelity, -roomy, weights, cost),
         "quality": (fidelity, kv, weights, -context),
         "speed": (kv, cost, fidelity, -context),
         "context": (-context, fidelity, kv, cost),

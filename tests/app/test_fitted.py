@@ -19,7 +19,7 @@ from dflash_local.errors import DoesNotFitError, DriverError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import hardware, machine
 from dflash_local.planner.machine import Machine
-from dflash_local.planner.plan import USABLE, plan
+from dflash_local.planner.plan import plan
 from tests.drafter_configs import decoder_of_shape
 
 MIB = 2**20
@@ -60,8 +60,8 @@ def test_all_of_it_where_there_is_room(pair: Pair, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_context_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, told = ask(pair, LoadConfig(), need(pair, LoadConfig(context=16384)), monkeypatch)
-    assert config == LoadConfig(context=16384) and told.count("\n") == 1 and "16,384 of 40,960" in told
+    config, told = ask(pair, LoadConfig(), need(pair, LoadConfig(context=32768)), monkeypatch)
+    assert config == LoadConfig(context=32768) and told.count("\n") == 1 and "32,768 of 40,960" in told
 
 
 def test_the_drafter_precision_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,10 @@ def test_what_lies_in_host_memory_in_one_line(pair: Pair, monkeypatch: pytest.Mo
     assert "in host memory: embedding (1.16 GiB)" in told
 
 
-def test_both_where_little_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_it_where_little_is_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     config, told = ask(pair, LoadConfig(), need(pair, LoadConfig(context=2048)), monkeypatch)
-    assert config == LoadConfig(context=USABLE, drafter_precision="8bit-drafter") and told.count("\n") == 2
+    assert config == LoadConfig(context=config.context, drafter_precision="8bit-drafter", offload="embedding")
+    assert told.count("\n") == 3 and 8192 < (config.context or 0) < 32_768
 
 
 def test_main_memory_that_other_programs_have_is_told_and_weights_that_find_no_room_are_not_read(

@@ -55,7 +55,8 @@ def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, gpu: str, gib
     listed = {one["summary"]["pair"]: one["summary"] for one in cli("models", *on, "--json").json["pairs"]}
     (card,) = cli("models", "--cards", "--gpu-memory", str(round(gib)), "--json").json["cards"]
     page = cli("models", "--cards", "--gpu-memory", str(round(gib)), "--markdown").out
-    tabled = {row["pair"]: {key: value for key, value in row.items() if key != "option"} for row in card["pairs"]}
+    extra, longest = ("option", "longest_context"), {row["pair"]: row["longest_context"] for row in card["pairs"]}
+    tabled = {row["pair"]: {key: value for key, value in row.items() if key not in extra} for row in card["pairs"]}
     assert list(listed) == ROWS and list(tabled) == LOCAL
     for name in ROWS:
         found = listed[name]
@@ -77,7 +78,9 @@ def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, gpu: str, gib
         if found["drafted_tokens_per_s"] is not None:
             low, high = (f"{speed:.0f}" for speed in found["drafted_tokens_per_s"])
             drafted = low if low == high else f"{low} to {high}"
-        cells = [found["weights"], size, f"{found['context']:,}", f"{found['plain_tokens_per_s']:.0f}", drafted]
+        assert longest[name] >= found["context"]
+        contexts = [f"{found['context']:,}", f"{longest[name]:,}"]
+        cells = [found["weights"], size, *contexts, f"{found['plain_tokens_per_s']:.0f}", drafted]
         assert f"| {' | '.join(cells)}" in line
         assert found["command"].partition(name)[2].strip() in line
 

@@ -20,7 +20,6 @@ from dflash_local.planner.plan import (
     COARSER,
     FLOOR,
     STEP,
-    USABLE,
     Plan,
     alternatives,
     context_limit,
@@ -66,9 +65,8 @@ def test_a_roomy_card_holds_the_whole_context() -> None:
 
 def test_the_context_is_the_most_that_fits() -> None:
     machine = card(need(LoadConfig(context=8192)))
-    found = plan(DENSE, DENSE_DRAFTER, machine, LoadConfig(offload="none"))
-    assert found.fits and found.context is not None and found.context % STEP == 0
-    assert found.context >= 8192 and found.load.drafter_precision == "auto"
+    found = plan(DENSE, DENSE_DRAFTER, machine, LoadConfig(drafter_precision="full", offload="none"))
+    assert found.fits and found.context is not None and found.context % STEP == 0 and found.context >= 8192
     assert not plan(
         DENSE,
         DENSE_DRAFTER,
@@ -93,11 +91,16 @@ def test_a_coarser_drafter_precision_is_taken_where_only_that_fits() -> None:
         ).fits
 
 
-def test_a_coarser_drafter_precision_makes_room_for_a_usable_context_and_no_more() -> None:
-    free = need(LoadConfig(context=4096))
-    found = plan(DENSE, DENSE_DRAFTER, card(free), LoadConfig(offload="none"))
-    assert found.fits and found.load.drafter_precision in COARSER and found.context == USABLE
-    assert plan(DENSE, DENSE_DRAFTER, card(free), LoadConfig(drafter_precision="full", offload="none")).context == 4096
+def test_what_changes_no_reply_makes_room_for_the_context_that_is_wanted() -> None:
+    free, loads = card(need(LoadConfig(context=4096))), []
+    for wanted in (4096, 8192, 12_288, 40_960):
+        found = plan(DENSE, DENSE_DRAFTER, free, wanted=wanted)
+        assert found.fits and found.context is not None and (found.context >= wanted or wanted == 40_960)
+        loads.append((found.load.drafter_precision, found.load.offload))
+        assert (
+            found.load.context == plan(DENSE, DENSE_DRAFTER, free, replace(found.load, context=None), wanted=1).context
+        )
+    assert loads == [("auto", "auto"), ("8bit-drafter", "auto"), ("8bit", "embedding"), ("8bit-drafter", "embedding")]
 
 
 def test_one_megabyte_more_than_free_is_exit_5_with_the_nearest_plan() -> None:

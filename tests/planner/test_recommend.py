@@ -15,14 +15,9 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import named
-from dflash_local.planner.plan import plan
-from dflash_local.planner.recommend import (
-    Preference,
-    Recommendation,
-    Weights,
-    more_context,
-    recommend,
-)
+from dflash_local.planner.plan import ROOMY, plan
+from dflash_local.planner.recommend import Preference, Recommendation, Weights, recommend
+from dflash_local.planner.room import more_context, room_made
 from dflash_local.planner.speed import ExpectedAcceptance, acceptance
 
 
@@ -108,9 +103,9 @@ def test_the_next_better_weights_say_what_they_lack() -> None:
     ("asked", "option"),
     [
         ({}, "--drafter-precision 8bit"),
-        ({"drafter_precision": "8bit"}, "--offload embedding"),
-        ({"drafter_precision": "8bit", "offload": "embedding"}, "--kv-cache fp8"),
-        ({"drafter_precision": "8bit", "offload": "embedding", "kv_cache": "fp8"}, None),
+        ({"drafter_precision": "8bit-drafter"}, "--offload embedding"),
+        ({"drafter_precision": "8bit-drafter", "offload": "embedding"}, "--kv-cache fp8"),
+        ({"drafter_precision": "8bit-drafter", "offload": "all", "kv_cache": "fp8"}, None),
         ({"context": 8192}, None),
     ],
 )
@@ -119,7 +114,7 @@ def test_more_context_is_brought_by_the_option_that_is_named(asked: dict[str, An
     where = named(None, 24)
     found = recommend(weights, drafter, where, LoadConfig(**asked)).best
     assert found is not None
-    more = more_context(found, drafter, where)
+    more = more_context(found)
     assert (more and more.option) == option
     if more is not None:
         field, value = more.option.removeprefix("--").replace("-", "_").split()
@@ -145,13 +140,40 @@ def test_what_is_published_in_as_few_bits_goes_before_rounding_at_load() -> None
         names = [option.weights.name for option in found.fitting]
         assert names[0] == "gptq-int8" and names[-1] == "int4, rounded at load"
         rounded = next(option for option in found.fitting if option.weights.name == "int8, rounded at load")
-        assert (rounded.plan.context or 0) > 2 * (found.fitting[0].plan.context or 0)
+        assert (rounded.plan.context or 0) > (found.fitting[0].plan.context or 0)
 
 
-def test_what_fits_as_it_is_goes_before_more_bits() -> None:
-    small = best("qwen3.5-9b", None, 12)
-    assert small.best is not None and not small.best.strained
-    strained = [option for option in small.fitting if option.strained]
-    assert strained and all(option.weights.bits == 8 for option in strained), (
-        "finer, but only with what lies on the host"
-    )
+def test_a_context_of_32768_tokens_goes_before_more_bits_and_more_bits_before_a_longer_one() -> None:
+    small, large = best("qwen3.5-9b", None, 12), best("qwen3.5-9b", None, 24)
+    assert small.best is not None and (small.best.plan.context or 0) >= ROOMY and small.best.weights.bits == 4
+    assert any(each.weights.bits == 8 and (each.plan.context or 0) < ROOMY for each in small.fitting)
+    assert large.best is not None and (large.best.plan.context or 0) >= ROOMY and large.best.weights.bits == 16
+    assert any((each.plan.context or 0) > (large.best.plan.context or 0) for each in large.fitting)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "asked", "least"),
+    [
+        ("qwen3.8-27b", "RTX 4090", {}, 57_000),
+        ("qwen3.8-27b", "RTX 4090", {"kv_cache": "fp8"}, 128_000),
+        ("qwen3.6-35b-a3b", "RTX 4090", {}, 130_000),
+        ("qwen3.5-9b", "RTX 4090", {"dtype": "bfloat16"}, 85_000),
+        ("qwen3.5-9b", "RTX 4070 Ti", {"quantize": "int4"}, 64_000),
+    ],
+)
+def test_a_long_context_is_reached_by_all_that_changes_no_reply(
+    name: str, gpu: str, asked: dict[str, Any], least: int
+) -> None:
+    """And by keys and values in 8 bits where they are asked for."""
+    weights, drafter, _ = published(name)
+    config = LoadConfig(**asked)
+    longest = recommend(weights, drafter, named(gpu, None), config, "context")
+    fitting = [each for each in longest.fitting if each.weights.fidelity == 0 or "dtype" not in asked]
+    own = [each for each in fitting if each.coded_kv is ("kv_cache" in asked)]
+    found = max(own, key=lambda each: each.plan.context or 0)
+    assert (found.plan.context or 0) >= least
+    # What it says loads the same.
+    again = plan(found.weights.target, drafter, named(gpu, None), found.config)
+    assert again.fits and again.context == found.plan.context
+    for each in room_made(found.plan.load):
+        assert each.option in found.arguments

@@ -81,7 +81,7 @@ def test_the_best_is_first_and_preselected_and_all_of_it_can_be_read(plan: Any, 
         assert "Enter downloads and loads · d: drafter on · c: context max · Esc closes" in text
         heading, best = row(stage, "Memory"), row(stage, "autoround-int4 ")
         assert all(word in heading for word in ("Weights", "Context", "Plain", "Drafted", "Download"))
-        assert all(cell in best for cell in ("28,672", "23.54 GiB", "53", "161 to 342", "20.02 GiB"))
+        assert all(cell in best for cell in ("35,840", "23.54 GiB", "53", "161 to 342", "20.02 GiB"))
         assert text.index("autoround-int4 ") < text.index("pack-quantized-int4") < text.index("published weights")
         assert ("Engine" in heading) == (size[0] > 100), "all run on the fused one: not worth a narrow column"
         await pilot.press("down")
@@ -99,8 +99,8 @@ def test_what_does_not_fit_says_why_and_cannot_be_chosen(plan: Any) -> None:
         stage.chat_session.plan = plan
         await open_dialog(stage, pilot)
         await pilot.press("end")
-        await stage.until(lambda: "unsloth/Qwen3.6-27B-NVFP4 in nvfp4 needs 27.6 GiB" in stage.screen_text, pilot)
-        assert "4.0 GiB too little" in words(stage)
+        await stage.until(lambda: "unsloth/Qwen3.6-27B-NVFP4 in nvfp4 needs 26.0 GiB" in stage.screen_text, pilot)
+        assert "2.4 GiB too little" in words(stage)
         assert "Enter" not in row(stage, "Esc closes")
         await pilot.press("enter")
         await stage.until(lambda: "cannot be loaded: unsloth" in stage.screen_text, pilot)
