@@ -39,7 +39,7 @@ def engine_line(found: Plan) -> str:
 
 def summary_lines(name: str, plans: PairPlans, width: int) -> list[str]:
     """Tell how to take the best weights, what is fetched, why finer ones do not fit, and how fast they will be."""
-    from dflash_local.planner.room import room_made
+    from dflash_local.planner.room import described, room_made
 
     found = plans.summary
     best = found.best
@@ -49,9 +49,8 @@ def summary_lines(name: str, plans: PairPlans, width: int) -> list[str]:
     if best.arguments:
         lines += wrapped(f"weights: {best.weights.name}, {best.fidelity}; their fidelity is not known", width)
         lines += wrapped(f"take them with: dflash chat {name} {best.arguments}", width)
-    made = [f"{each.what}, {each.cost}" for each in room_made(best.plan.load)]
-    if made:
-        lines += wrapped(f"for this context: {'; '.join(made)}", width)
+    if made := described(room_made(best.plan.load)):
+        lines += wrapped(f"for this context: {made}", width)
     more = plans.more_context
     if more is not None:
         lines += wrapped(f"more context: {more.line}", width)

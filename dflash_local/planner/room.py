@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.errors import UsageError
 from dflash_local.load_config import FUSED, LOAD_OPTIONS, LoadConfig
-from dflash_local.planner.plan import plan
+from dflash_local.planner.plan import Plan, plan
 
 if TYPE_CHECKING:
     from dflash_local.planner.recommend import Option
@@ -50,15 +52,15 @@ ROOM_MAKERS = (
 
 @dataclass(frozen=True, slots=True)
 class MoreContext:
-    """Says which option brings more context, how many tokens, and what it costs."""
+    """Says which options bring more context, how many tokens, and what they cost."""
 
-    option: str
+    options: str
     tokens: int
     cost: str
 
     @property
     def line(self) -> str:
-        return f"+{self.tokens:,} tokens with {self.option}: {self.cost}"
+        return f"+{self.tokens:,} tokens with {self.options}: {self.cost}"
 
 
 def room_made(load: LoadConfig) -> list[RoomMaker]:
@@ -66,28 +68,35 @@ def room_made(load: LoadConfig) -> list[RoomMaker]:
     return [each for each in ROOM_MAKERS if getattr(load, each.field) == each.value]
 
 
+def described(made: Sequence[RoomMaker]) -> str:
+    """Say what they do, and what becomes of the replies."""
+    return "; ".join(
+        f"{' and '.join(each.what for each in of)}, {cost}" for cost, of in groupby(made, attrgetter("cost"))
+    )
+
+
 def longest_context(best: Option) -> int | None:
     """Return the most tokens that the same weights leave with keys and values in 8 bits; None where none do."""
-    config = replace(best.config, kv_cache="fp8") if best.plan.engine == FUSED else best.config
-    found = plan(best.weights.target, best.drafter, best.plan.machine, config, wanted=best.limit)
+    found = _widest(best, replace(best.config, kv_cache="fp8") if best.plan.engine == FUSED else best.config)
     return found.context if found.fits else None
 
 
 def more_context(best: Option) -> MoreContext | None:
-    """Return the first of ``ROOM_MAKERS`` that brings ``WORTH_SAYING`` tokens to a plan; None where none does, or where
-    a context was asked for.
+    """Return what brings ``WORTH_SAYING`` tokens to a plan, by what changes no reply if that does; None where nothing
+    does, or where a context was asked for.
     """
     asked, now = best.config, best.plan.context
     if asked.context is not None or now is None or best.plan.engine != FUSED:
         return None
-    for each in ROOM_MAKERS:
-        if getattr(asked, each.field) != getattr(LoadConfig(), each.field):
-            continue
-        try:
-            wider = plan(best.weights.target, best.drafter, best.plan.machine, each.applied(asked))
-        except UsageError:  # an option that these models cannot have
-            continue
+    for config in (asked, replace(asked, kv_cache="fp8")):
+        wider = _widest(best, config)
         gained = (wider.context or 0) - now
         if wider.fits and gained >= WORTH_SAYING:
-            return MoreContext(each.option, gained, f"{each.what}, {each.cost}")
+            made = [each for each in room_made(wider.load) if getattr(asked, each.field) != each.value]
+            options = " ".join(each.option for each in made)
+            return MoreContext(options, gained, described(made))
     return None
+
+
+def _widest(best: Option, config: LoadConfig) -> Plan:
+    return plan(best.weights.target, best.drafter, best.plan.machine, config, wanted=best.limit)

@@ -99,29 +99,32 @@ def test_the_next_better_weights_say_what_they_lack() -> None:
     assert "too little" in found.next_better.plan.reason
 
 
+SAME = {"drafter_precision": "8bit-drafter", "offload": "all"}
+
+
 @pytest.mark.parametrize(
-    ("asked", "option"),
+    ("asked", "options"),
     [
-        ({}, "--drafter-precision 8bit"),
-        ({"drafter_precision": "8bit-drafter"}, "--offload embedding"),
-        ({"drafter_precision": "8bit-drafter", "offload": "embedding"}, "--kv-cache fp8"),
-        ({"drafter_precision": "8bit-drafter", "offload": "all", "kv_cache": "fp8"}, None),
+        ({}, "--drafter-precision 8bit-drafter --offload all"),
+        ({"drafter_precision": "8bit-drafter"}, "--offload all"),
+        (SAME, "--kv-cache fp8"),
+        ({**SAME, "kv_cache": "fp8"}, None),
         ({"context": 8192}, None),
     ],
 )
-def test_more_context_is_brought_by_the_option_that_is_named(asked: dict[str, Any], option: str | None) -> None:
+def test_more_context_is_brought_by_the_options_that_are_named(asked: dict[str, Any], options: str | None) -> None:
     weights, drafter, _ = published("qwen3.5-27b")
     where = named(None, 24)
     found = recommend(weights, drafter, where, LoadConfig(**asked)).best
     assert found is not None
     more = more_context(found)
-    assert (more and more.option) == option
+    assert (more and more.options) == options
     if more is not None:
-        field, value = more.option.removeprefix("--").replace("-", "_").split()
-        change: dict[str, Any] = {field: value}
+        words = more.options.removeprefix("--").replace(" --", " ").split()
+        change: dict[str, Any] = {name.replace("-", "_"): value for name, value in zip(words[::2], words[1::2])}
         wider = plan(found.weights.target, drafter, where, replace(found.config, **change))
         assert wider.fits and wider.context == (found.plan.context or 0) + more.tokens
-        assert ("changes replies" in more.cost) == (field == "kv_cache")
+        assert ("changes replies" in more.cost) == ("kv_cache" in change)
 
 
 def test_a_format_that_was_asked_for_leaves_only_that() -> None:
