@@ -185,6 +185,7 @@ class FusedRunner(SequenceRunner):
         drafting = rows > 1 and self._with_taps
         # What is on its way may have moved on by a whole block each.
         max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
+        self.target.written = max(self.target.written, max_seq_len)
         key = CycleKey(rows, drafting, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
         if not self._plain:
             return self._step_by_step(key)
@@ -309,7 +310,9 @@ class FusedRunner(SequenceRunner):
         return Cycle(ids, drafted, min(record.accepted, drafted), record.rows, 0.0, 0.0, experts=experts)
 
     def rewind(self, length: int) -> None:
-        """Go back; a recurrent target by its last cycle's rows at most, else the next prompt finds a snapshot."""
+        """Go back; a recurrent target by its last cycle's rows at most, rings by what they hold, else the next prompt
+        finds a snapshot.
+        """
         self._drain()
         back = len(self.committed) - (length - 1)
         # The device commits a cycle's rows to the recurrent state with the next cycle: until then fewer can be kept.
@@ -318,6 +321,8 @@ class FusedRunner(SequenceRunner):
                 return
             self._kept -= back
             self.target.keep(self._kept)
+        elif not self.target.holds(length - 1):
+            return
         del self.ids[length:]
         self._set_length(length - 1)
 
@@ -344,8 +349,15 @@ class FusedRunner(SequenceRunner):
 
     def reusable(self, length: int) -> int:
         held = super().reusable(length)
-        # A recurrent target goes back to a snapshot, which has the context's rows as well.
-        return held if self.is_recurrent or self.proposer is None else self.proposer.reusable(held)
+        # A target that goes back to a snapshot has the context's rows in it as well.
+        return held if not self.holds(held) or self.proposer is None else self.proposer.reusable(held)
+
+    @property
+    def takes_snapshots(self) -> bool:
+        return self.target.is_recurrent or bool(self.target.rings)
+
+    def holds(self, length: int) -> bool:
+        return super().holds(length) and self.target.holds(length)
 
     def restart(self, length: int, point: FusedSnapshot | None) -> None:
         self._drain()
@@ -355,8 +367,8 @@ class FusedRunner(SequenceRunner):
                 self.proposer.restore(point.context)
         elif length == 0:
             self.target.clear()
-        elif self.target.is_recurrent and length != len(self.committed):
-            raise EngineError(f"a recurrent target cannot go back to {length} tokens without a snapshot")
+        elif not self.holds(length):
+            raise EngineError(f"this target cannot go back to {length} tokens without a snapshot")
         self.ids = self.committed[:length]
         self._set_length(length)
 

@@ -67,8 +67,11 @@ class Runner(Protocol):
         """Return where the tensors of a request's sampler are to be."""
 
     @property
-    def is_recurrent(self) -> bool:
-        """Return True when committed tokens can only be forgotten by going back to a snapshot."""
+    def takes_snapshots(self) -> bool:
+        """Return True when some committed tokens can only be forgotten by going back to a snapshot."""
+
+    def holds(self, length: int) -> bool:
+        """Return whether ``restart`` can keep so many committed tokens without a snapshot."""
 
     @property
     def exact(self) -> bool:
@@ -131,7 +134,7 @@ class Runner(Protocol):
         """Return how many of so many committed tokens need not be run again for the drafter to have its context."""
 
     def restart(self, length: int, point: Any) -> None:
-        """Keep the first ``length`` committed tokens; ``point``: their snapshot, which a recurrent target needs."""
+        """Keep the first ``length`` committed tokens; ``point``: their snapshot, where ``holds`` says no."""
 
     def oracle_drafter(self, text: Sequence[int]) -> Any:
         """Return a proposer that knows a text and is wrong now and then, for certificates. Raises UsageError: none
@@ -143,7 +146,7 @@ class Runner(Protocol):
 
 
 class Snapshot(Protocol):
-    """A point that a recurrent target can be brought back to. Only the runner that made it looks inside."""
+    """A point that a target can be brought back to. Only the runner that made it looks inside."""
 
     @property
     def length(self) -> int:
@@ -212,8 +215,11 @@ class SequenceRunner:
         return device
 
     @property
-    def is_recurrent(self) -> bool:
+    def takes_snapshots(self) -> bool:
         return bool(self.target.is_recurrent)
+
+    def holds(self, length: int) -> bool:
+        return length == len(self.committed) or not self.target.is_recurrent
 
     def set_block(self, block: int) -> None:
         self._block = block
@@ -231,7 +237,7 @@ class SequenceRunner:
             first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
             del out  # the next chunk wants its memory
             # Templates render an old reply without its thinking: the next prompt goes back to where the text is stable.
-            point = self.snapshot() if end == stable and self.is_recurrent else None
+            point = self.snapshot() if end == stable and self.takes_snapshots else None
             yield PrefillStep(end - start, len(ids) - start, point, first)
 
     def snapshot(self) -> Snapshot:

@@ -137,8 +137,7 @@ class Session:
 
     def reuse(self, ids: tuple[int, ...], with_drafts: bool) -> int:
         """Keep what the caches hold of a new prompt; returns how many of its tokens, of which the last is always run
-        again. A KV-only target keeps the longest common prefix, a recurrent one the longest snapshot (or present state)
-        in it.
+        again: the longest common prefix where the caches still hold it, else the longest snapshot in it.
         """
         runner = self.runner
         pairs = zip(runner.committed, ids[:-1], strict=False)
@@ -146,7 +145,7 @@ class Session:
         if with_drafts and runner.proposer is not None:
             common = runner.reusable(common)
         point: Snapshot | None = None
-        if runner.is_recurrent and common < len(runner.committed):
+        if not runner.holds(common):
             point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
             common = point.length if point else 0
         runner.restart(common, point)
@@ -154,8 +153,8 @@ class Session:
         return common
 
     def remember(self, point: Snapshot | None) -> None:
-        """Keep a snapshot for later turns (recurrent targets only)."""
-        if point is not None and self.runner.is_recurrent:
+        """Keep a snapshot for later turns."""
+        if point is not None:
             self._snapshots = [*self._snapshots, point][-KEPT_SNAPSHOTS:]
 
     def reset(self) -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
+from dflash_local.kernels.qk_norm_rope_cache import as_bytes
 from dflash_local.layout.attention import SINK_DIMS
 
 FLASH_WIDTH = 8  # its heads are a multiple of so wide
@@ -28,18 +29,29 @@ def prefill_attention(
 
     Args:
         queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
-            float8_e4m3fn, the M rows written. scale: of the scores; None is ``head_dim ** -0.5``.
+            float8_e4m3fn, the M rows written, a position's row being the rest of its division by the capacity.
+        scale: of the scores; None is ``head_dim ** -0.5``.
         sliding_window: keys that a row sees including its own; None is all.
         sinks: [heads] float32, a logit of each head's own in its softmax, for which there is no value; not scaled.
     """
     rows, _, head_dim = queries.shape
     scale = head_dim**-0.5 if scale is None else scale
     first = 0 if sliding_window is None else max(0, committed + 1 - sliding_window)
-    keys, values = (part[:, first : committed + rows] for part in cache)
+    keys, values = (_straight(part, first, committed + rows) for part in cache)
     mask = None if sliding_window is None else _window_mask(rows, committed - first, sliding_window, queries.device)
     if keys.dtype == queries.dtype and sinks is None:
         return _attended(queries, keys, values, scale, mask).transpose(0, 1).reshape(rows, -1)
     return _by_kv_head(queries, keys, values, scale, mask, sinks)
+
+
+def _straight(part: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """Return the rows [KV heads, end - first, head_dim] of positions in their order, a copy where a ring wraps."""
+    capacity = part.shape[1]
+    low = first % capacity
+    over = low + end - first - capacity
+    if over <= 0:
+        return part[:, low : low + end - first]
+    return torch.cat((as_bytes(part)[:, low:], as_bytes(part)[:, :over]), 1).view(part.dtype)
 
 
 def _by_kv_head(

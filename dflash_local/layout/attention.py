@@ -64,10 +64,13 @@ class AttentionLayout(PartLayout):
             vector("sinks", config.num_heads, "float32", config.sinks),
         )
 
+    def cache_rows(self, spec: EngineSpec) -> int:
+        return ring_rows(self.config.sliding_window, spec.capacity)
+
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
         """Return keys and values. Zeros: a masked key is never used, but NaN times nothing would be."""
         config = self.config
-        shape = (config.num_kv_heads, spec.capacity, config.head_dim)
+        shape = (config.num_kv_heads, self.cache_rows(spec), config.head_dim)
         for name in ("keys", "values"):
             yield Buffer(f"{at}.{name}", shape, spec.cache_dtype, "target KV", zeroed=True)
 
@@ -92,13 +95,20 @@ class AttentionLayout(PartLayout):
         keys and values in the activations' dtype; with sinks wider ones, so the queries and one group's result too.
         """
         config, item = self.config, ITEM_BYTES[spec.dtype]
-        if not config.sinks and spec.cache_dtype == spec.dtype:
-            return 0
         seen = spec.context if config.sliding_window is None else min(spec.context, rows + config.sliding_window)
+        straight = 0  # a ring's keys and values in their order
+        if self.cache_rows(spec) < spec.capacity:
+            straight = 2 * seen * config.kv_size * ITEM_BYTES[spec.cache_dtype]
         if not config.sinks:
-            return 2 * seen * config.head_dim * item
+            return straight + (0 if spec.cache_dtype == spec.dtype else 2 * seen * config.head_dim * item)
         heads = config.num_heads + config.num_heads // config.num_kv_heads
-        return (2 * (seen + 1) + rows * heads) * (config.head_dim + SINK_DIMS) * item
+        return straight + (2 * (seen + 1) + rows * heads) * (config.head_dim + SINK_DIMS) * item
+
+    def ring_bytes(self, spec: EngineSpec) -> int:
+        config = self.config
+        if config.sliding_window is None or self.cache_rows(spec) == spec.capacity:
+            return 0
+        return 2 * config.sliding_window * config.kv_size * ITEM_BYTES[spec.cache_dtype]
 
 
 def block_buffers(owner: str, config: AttentionConfig, rows: int, dtype: str) -> Iterator[Buffer]:

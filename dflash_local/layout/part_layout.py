@@ -70,6 +70,10 @@ class PartLayout:
         """Return bytes of a copy of the state that cannot be cut back; 0 for a cache."""
         return 0
 
+    def ring_bytes(self, spec: EngineSpec) -> int:
+        """Return what a snapshot has of a cache that does not hold every position; 0 where it does."""
+        return 0
+
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
         """Return what its products take for a moment while a block of rows runs."""
         return 0

@@ -43,10 +43,16 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class TargetSnapshot:
-    """A point the target can return to: its length and, for recurrent targets, copies of the state."""
+    """A point the target can return to.
+
+    Attributes:
+        recurrent: copies of recurrent states. rings: keys and values of each cache that does not hold every position,
+            as far as the next token sees them, on the host.
+    """
 
     length: int
     recurrent: tuple[RecurrentSnapshot, ...]
+    rings: tuple[tuple[torch.Tensor, ...], ...] = ()
 
 
 class TransformersTarget:

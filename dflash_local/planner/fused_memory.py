@@ -58,7 +58,9 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     embedding = sum(sums.get(group, 0) for group in HOST_GROUPS)
     copies = load.snapshots if "snapshots" in spec.offloaded else 0
     states = snapshot_bytes(target, spec)
-    rings = drafter.snapshot_bytes(spec) if states and drafter is not None else 0
+    rings = ring_bytes(target, spec)
+    if (states or rings) and drafter is not None:
+        rings += drafter.snapshot_bytes(spec)
     host = (
         MemoryLine("embedding", embedding, f"{spec.dtype}, its rows are read inside the graph"),
         MemoryLine("state snapshots", states * copies, f"{copies} of them"),
@@ -82,14 +84,14 @@ def _held(
     target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, sums: Mapping[Group, int]
 ) -> list[MemoryLine]:
     """Return what stands from load to close."""
-    rings = ", fewer where a layer has a window" if drafter is not None and drafter.snapshot_bytes(spec) else ""
+    fewer = ", fewer where a layer has a window"
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
         "head": _head_note(target, spec),
         "head for drafting": "8 bits, beside the head",
         "drafter weights": _drafter_note(drafter, spec),
-        "target KV": f"{spec.capacity} rows",
-        "drafter KV": f"{spec.drafter_capacity} rows{rings}",
+        "target KV": f"{spec.capacity} rows{fewer if ring_bytes(target, spec) else ''}",
+        "drafter KV": f"{spec.drafter_capacity} rows{fewer if drafter and drafter.snapshot_bytes(spec) else ''}",
         "rotation tables": "of every position",
         "recurrent state": "with two blocks' log",
         "attention partials": "split over the keys",
@@ -154,6 +156,11 @@ def snapshot_bytes(target: ModelConfig, spec: EngineSpec) -> int:
     """Return a copy of all recurrent states."""
     item = ITEM_BYTES[spec.dtype]
     return sum(part_layout(layer.mixer).snapshot_bytes(item) * count for layer, count in target.layer_kinds.items())
+
+
+def ring_bytes(target: ModelConfig, spec: EngineSpec) -> int:
+    """Return what a snapshot has of the target's caches with a window."""
+    return sum(part_layout(layer.mixer).ring_bytes(spec) * count for layer, count in target.layer_kinds.items())
 
 
 def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, device: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GIB = 2**30
-RINGS = "drafter's rings"  # of snapshots; they are always in host memory
+RINGS = "rings"  # of snapshots; they are always in host memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ import torch
 
 from dflash_local.catalog import bundled
 from dflash_local.drafters.dflash.fused import DFlashBlocks
-from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine import LoadConfig, Session
+from dflash_local.engine import load as load_pair
 from dflash_local.engine.fused_runner import FusedRunner
-from dflash_local.events import Step
+from dflash_local.engine.oracle_drafter import OracleDrafter
+from dflash_local.events import Started, Step
 from dflash_local.layout import attention
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request, SamplingParams
-from tests.engine_sessions import random_prompt
+from tests.engine_sessions import BLOCK, ask, random_prompt
+from tests.fused_models import fused_target
 
 GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
 NAMES = ("demo-hybrid", "qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8")
@@ -31,7 +36,7 @@ NEW = 24
 def open_pair(name: str, device: str) -> Session:
     files = bundled.find(name) if name.startswith("demo") else bundled.find(*(str(GOLDEN / name / p) for p in PARTS))
     config = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT)
-    session = load(files, config)
+    session = load_pair(files, config)
     session.runner.target.prefill_chunk = CHUNK  # type: ignore[union-attr]
     return session
 
@@ -91,3 +96,80 @@ def test_a_conversation_goes_on_and_goes_back(both: tuple[Session, Session]) -> 
         text = [*text[: len(text) - back], *random_prompt(17, seed + 10)]
     text += same(both, text, "ar")
     same(both, [*text, *random_prompt(30, 6)])
+
+
+WINDOWED = ("mistral", "gpt_oss_dense")  # windows of 8 in all layers, and in every other one
+TARGETS = [
+    *((family, "cpu") for family in WINDOWED),
+    *(pytest.param(family, "cuda", marks=pytest.mark.gpu) for family in WINDOWED),
+]
+
+
+def windowed(family: str, device: str) -> Session:
+    target = fused_target(family, CONTEXT, BLOCK, device)
+    target.prefill_chunk = CHUNK
+    load = LoadConfig(engine="fused", dtype="float32", device=device, context=CONTEXT)
+    facts = SessionFacts(family, "oracle", BLOCK, False, load)
+    return Session(FusedRunner(target, None, CONTEXT), facts, None, frozenset())
+
+
+def next_reply(rings: Session, whole: Session, text: list[int]) -> tuple[list[int], int]:
+    """The reply, drafted by who knows it, equal to the plain one of whole caches; and prompt tokens that were kept."""
+    want = ask(whole, text, NEW, mode="ar").ids
+    runner = rings.runner
+    assert isinstance(runner, FusedRunner)
+    oracle = OracleDrafter(runner.target, [*text, *want])
+    oracle.length = len(runner.committed)
+    runner.proposer = oracle  # type: ignore[assignment]
+    found = ask(rings, text, NEW, block_size=BLOCK)
+    assert found.ids == want
+    return want, found.find(Started)[0].reused_tokens
+
+
+@pytest.mark.parametrize(("family", "device"), TARGETS)
+def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what rings hold, and by more: to a snapshot, or to the beginning where that is older than all snapshots."""
+    monkeypatch.setattr(attention, "RING_SLACK", CONTEXT)
+    whole = windowed(family, device)
+    monkeypatch.setattr(attention, "RING_SLACK", SLACK)
+    rings = windowed(family, device)
+    runner = rings.runner
+    assert isinstance(runner, FusedRunner) and runner.target.rings
+    text = random_prompt(150)
+    for seed in range(3):
+        text += next_reply(rings, whole, text)[0]
+        end = len(text)
+        text += random_prompt(110, seed)
+    assert next_reply(rings, whole, text)[1] == end - 1
+    near = [*text[:-20], *random_prompt(9, 7)]
+    reply, kept = next_reply(rings, whole, near)
+    assert kept == len(text) - 20
+    later = [*near, *reply, *random_prompt(120, 5)]
+    next_reply(rings, whole, later)
+    assert next_reply(rings, whole, [*later[: len(near) + 9], *random_prompt(9, 8)])[1] == len(near), "a snapshot"
+    assert next_reply(rings, whole, [*text[:100], *random_prompt(9, 9)])[1] == 0
+
+
+@pytest.mark.parametrize(("family", "device"), TARGETS)
+@pytest.mark.parametrize("exact", [False, True])
+def test_blocks_and_prompts_cross_the_border_of_a_ring_at_every_offset(
+    family: str, device: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of up to 60 rows, whose first row still sees the oldest key, and blocks of which any number is kept."""
+    found = []
+    for slack in (CONTEXT, SLACK):
+        monkeypatch.setattr(attention, "RING_SLACK", slack)
+        target, rows, random = fused_target(family, CONTEXT, BLOCK, device, exact=exact), [], Random(4)
+        text = iter(random_prompt(20_000))
+        for _ in range(8):
+            target.clear()
+            while target.length < CONTEXT - SLACK:
+                size = random.choice((1, BLOCK, SLACK if random.random() < 0.1 else 60))
+                ids = torch.tensor([next(text) for _ in range(size)], device=device)
+                if size <= BLOCK:
+                    rows.append(target.verify(ids, False).hidden)
+                    target.commit(random.randrange(1, size + 1))
+                else:
+                    rows.append(target.prefill(ids, False).hidden)
+        found.append(torch.cat(rows))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -148,7 +148,7 @@ def test_copies_of_recurrent_states_follow_the_embedding() -> None:
     short = card(need(embedding, HYBRID, HYBRID_DRAFTER) - MB)
     found = plan(HYBRID, HYBRID_DRAFTER, short, config)
     assert found.fits and found.load.offload == "all"
-    assert [each.name for each in found.ledger.host] == ["embedding", "state snapshots", "drafter's rings"]
+    assert [each.name for each in found.ledger.host] == ["embedding", "state snapshots", "rings"]
     assert line(found, "state snapshots") == 0
 
 

@@ -8,7 +8,7 @@ from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import expert_gemm, fragment_gemm, nvrtc
 
 # Of names that come from elsewhere nothing but numbers of a kernel reaches the compiler.
-OPTION = re.compile(r"--std=c\+\+\d\d|-D[A-Z][A-Z0-9_]{0,40}=-?\d{1,9}")
+OPTION = re.compile(r"--std=c\+\+\d\d|--fmad=false|-D[A-Z][A-Z0-9_]{0,40}=-?\d{1,9}")
 
 
 def recompiled(kernel: str, capability: tuple[int, int]) -> str:

@@ -6,23 +6,22 @@ its matrices and its head may be coarser than the checkpoint's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from dflash_local.drafters.dflash import layout
 from dflash_local.drafters.dflash.layout import DFlashConfig
-from dflash_local.kernels.allocate import Tensors, on_host
+from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
-from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, as_bytes, qk_norm_rope_cache
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import mlp as mlp_layout
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import DrafterLayerWeights, DrafterWeights, random_on_device, read_weights
-from dflash_local.models.fused.attention import Attention, AttentionWeights
+from dflash_local.models.fused.attention import Attention, AttentionWeights, put_rows, rows_on_host
 from dflash_local.models.fused.decoder_layer import DecoderLayer
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, embedding_rows, quantise_layer
@@ -36,11 +35,11 @@ class ContextSnapshot:
     """Hold what a block behind ``length`` tokens sees in the rings.
 
     Attributes:
-        rows: [key heads, positions, head_dim], of those that it sees; layer by layer keys and values.
+        rows: keys and values [key heads, positions, head_dim] of those that it sees, layer by layer.
     """
 
     length: int
-    rows: list[torch.Tensor]
+    rows: list[tuple[torch.Tensor, ...]]
 
 
 class DFlashBlocks:
@@ -189,19 +188,19 @@ class DFlashBlocks:
     def snapshot(self) -> ContextSnapshot | None:
         if not self._look_back:
             return None
-        return ContextSnapshot(self._length, [on_host(part.index_select(1, at)) for part, at in self._seen_in_rings()])
+        first = self._seen_from(self._length)
+        return ContextSnapshot(
+            self._length, [rows_on_host(cache, first, self._length) for cache in self._ring_caches()]
+        )
 
     def restore(self, point: ContextSnapshot) -> None:
         self._length, self._first = point.length, self._seen_from(point.length)
-        for (part, at), rows in zip(self._seen_in_rings(), point.rows, strict=True):
-            part.index_copy_(1, at, rows.to(part.device))
+        for cache, rows in zip(self._ring_caches(), point.rows, strict=True):
+            put_rows(cache, rows, point.length)
 
-    def _seen_in_rings(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield keys and values of each layer with a ring, and the rows that a block sees of them."""
-        at = torch.arange(self._seen_from(self._length), self._length, device=self.target.device)
-        for index, count in layout.ring_layers(self.config, self.target.spec).items():
-            for part in self._of_layer(index):
-                yield as_bytes(part), at % count
+    def _ring_caches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return keys and values of each layer with a ring."""
+        return [self._of_layer(index) for index in layout.ring_layers(self.config, self.target.spec)]
 
     @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from dflash_local.config.features import AttentionConfig
+from dflash_local.kernels.allocate import on_host
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
 from dflash_local.kernels.prefill_attention import prefill_attention
-from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
+from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, as_bytes, qk_norm_rope_cache
 from dflash_local.layout import attention as layout
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.linear import matrix_rows
@@ -86,6 +88,19 @@ class AttentionWeights(PartWeights["Attention"]):
         return Attention(self, (keys, values), (cos, sin), partials, scratch, run.start, mask)
 
 
+def rows_on_host(cache: Pair, first: int, end: int) -> tuple[torch.Tensor, ...]:
+    """Copy keys and values [key heads, end - first, head_dim] of some positions to the host."""
+    at = torch.arange(first, end, device=cache[0].device) % cache[0].shape[1]
+    return tuple(on_host(as_bytes(part).index_select(1, at)) for part in cache)
+
+
+def put_rows(cache: Pair, rows: Sequence[torch.Tensor], end: int) -> None:
+    """Write back what ``rows_on_host`` gave of the positions before ``end``."""
+    at = torch.arange(end - rows[0].shape[1], end, device=cache[0].device) % cache[0].shape[1]
+    for part, given in zip(cache, rows, strict=True):
+        as_bytes(part).index_copy_(1, at, given.to(part.device))
+
+
 class Attention:
     """One layer's. ``cache``: keys and values [key heads, capacity, head_dim]. ``mask``: what a block's rows see."""
 
@@ -144,6 +159,18 @@ class Attention:
             attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)
         result, bias = self.weights.output.prefill(attended), self.weights.output_bias
         return result if bias is None else result.add_(bias)
+
+    @property
+    def window(self) -> int:
+        """Return keys that a row sees at most; 0 for all."""
+        return self.mask.sliding_window
+
+    def snapshot(self, length: int) -> tuple[torch.Tensor, ...]:
+        """Copy to the host what a block behind ``length`` tokens sees, where the cache is a ring."""
+        return rows_on_host(self.cache, max(0, length - self.window), length)
+
+    def restore(self, rows: Sequence[torch.Tensor], length: int) -> None:
+        put_rows(self.cache, rows, length)
 
     def state_bytes(self, positions: int) -> int:
         return sum(part[:, :1].numel() * part.element_size() for part in self.cache) * positions

@@ -18,6 +18,7 @@ from dflash_local.layout import target as layout
 from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.load_config import Offloaded
+from dflash_local.models.fused.attention import Attention
 from dflash_local.models.fused.decoder_layer import DecoderLayer, OnResidual
 from dflash_local.models.fused.linear import embedding_rows
 from dflash_local.models.fused.moe import MoE
@@ -50,7 +51,8 @@ class FusedTarget:
         start: [1] int32 on the device: committed tokens. kept: [1], of these, rows of the last block that the
             recurrent layers have not committed yet. cycle: [1], blocks so far. tokens: [rows] int64, the block's ids.
         embedding_scale: of embedding rows as the layers take them, rounded as the published models do.
-        states: the recurrent layers by their index.
+        states: the recurrent layers by their index. rings: attentions whose caches do not hold every position.
+        written: no position at or behind it has been written to the caches.
         distinct_experts: [mixtures, launches] int32, see ``distinct_of``; None where there are none.
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
         on_residual: called with the residual stream [M, H], which the next part writes over, behind the embedding and
@@ -93,6 +95,9 @@ class FusedTarget:
         self.states: dict[int, RecurrentMixer] = {
             index: layer.mixer for index, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentMixer)
         }
+        mixers = [layer.mixer for layer in self.layers]
+        caches = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+        self.rings = tuple(each for each in caches if each.cache[0].shape[1] < self.capacity)
         self.distinct_experts = shared.get("distinct_experts")
         for index, part in enumerate(self.mixtures):
             part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
@@ -101,6 +106,7 @@ class FusedTarget:
             fill_rotation(tensors.take(tables), model.rotation)
         self.use_taps(taps)
         self.length = 0  # the host's view of ``start``, where it knows
+        self.written = 0
         self.on_residual: OnResidual | None = None
 
     @property
@@ -223,9 +229,13 @@ class FusedTarget:
             raise RuntimeError("a recurrent state cannot be truncated")
         self.set_length(min(length, self.length))
 
+    def holds(self, length: int) -> bool:
+        """Return whether rings still have what a block behind so many tokens sees."""
+        return all(max(0, length - ring.window) >= self.written - ring.cache[0].shape[1] for ring in self.rings)
+
     def set_length(self, length: int) -> None:
         """Tell the host what the device has committed, or cut it back to that; the caller knows that it can be."""
-        self.length = length
+        self.length, self.written = length, max(self.written, length + 2 * self.rows)
         self.start.fill_(length)
 
     def keep(self, rows: int) -> None:
@@ -234,18 +244,25 @@ class FusedTarget:
 
     def snapshot(self) -> TargetSnapshot:
         self._commit_pending()
-        return TargetSnapshot(self.length, tuple(state.snapshot() for state in self.states.values()))
+        states = tuple(state.snapshot() for state in self.states.values())
+        return TargetSnapshot(self.length, states, tuple(ring.snapshot(self.length) for ring in self.rings))
 
     def restore(self, point: TargetSnapshot) -> None:
         for state, copy in zip(self.states.values(), point.recurrent, strict=True):
             state.restore(copy)
+        for ring, rows in zip(self.rings, point.rings, strict=True):
+            ring.restore(rows, point.length)
         self.kept.zero_()
+        self.written = (
+            point.length + attention_layout.RING_SLACK
+        )  # as if all but what is restored had been written over
         self.set_length(point.length)
 
     def clear(self) -> None:
         for state in self.states.values():
             state.clear()
         self.kept.zero_()
+        self.written = 0
         self.set_length(0)
 
     def _commit_pending(self) -> None:
