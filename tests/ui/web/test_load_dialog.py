@@ -105,7 +105,7 @@ def test_the_ways_to_load_a_pair_stand_in_order_and_what_does_not_fit_cannot_be_
         found = pairs.plan(PAIR, None, True)
         assert found is not None and found.preselected == 0
         assert len(names) == sum(each.fits for each in found.choices) and names[0] == picked(page) == "autoround-int4"
-        assert "28,672" in ways(page).first.inner_text() and "fused" in ways(page).first.inner_text()
+        assert "35,840" in ways(page).first.inner_text() and "fused" in ways(page).first.inner_text()
         unfit = page.locator(".df-unfit tbody tr")
         assert unfit.count() == len(found.choices) - len(names)
         assert all("too little" in text for text in unfit.all_inner_texts())
@@ -113,7 +113,7 @@ def test_the_ways_to_load_a_pair_stand_in_order_and_what_does_not_fit_cannot_be_
         unfit.first.click()
         assert picked(page) == "autoround-int4"
         assert "scaled by data sheets" in page.locator(".df-basis").inner_text()
-        label = page.get_by_role("radio", name=re.compile("^autoround-int4, Context 28,672, Memory 23.54 GiB"))
+        label = page.get_by_role("radio", name=re.compile("^autoround-int4, Context 35,840, Memory 23.54 GiB"))
         assert label.is_checked()
 
 
@@ -129,15 +129,15 @@ def test_what_belongs_to_the_picked_way_is_shown_at_once_also_by_the_keyboard(vi
             picked(page) == "autoround-int4-intel"
             and section.locator("button").inner_text() == "Download ~19.69 GiB and load"
         )
-        page.get_by_text("int4, rounded at load, 8-bit KV").click()
-        assert "rounded to 4 bits, KV cache in 8 bits" in section.inner_text()
+        page.get_by_text("int4, rounded at load").click()
+        assert "rounded to 4 bits" in section.inner_text()
         page.keyboard.press("Tab")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "df-start", "after what does not fit"
         page.keyboard.press("Enter")
         wait_until(lambda: bool(pairs.loads))
         assert pairs.pulls == [(PAIR, True)]
-        assert pairs.loads[0][1] == LoadConfig(quantize="int4", kv_cache="fp8")
+        assert pairs.loads[0][1] == LoadConfig(quantize="int4")
 
 
 def test_the_drafter_and_the_context_are_planned_anew_and_a_pick_is_kept(visitor: Visitor, pairs: Pairs) -> None:
@@ -145,7 +145,7 @@ def test_the_drafter_and_the_context_are_planned_anew_and_a_pick_is_kept(visitor
         page.get_by_text("int4, rounded at load", exact=True).click()
         page.get_by_role("combobox", name="Context").focus()
         page.get_by_role("combobox", name="Context").select_option(label="8,192")
-        ways(page).get_by_text("28,672").first.wait_for(state="detached")
+        ways(page).get_by_text("35,840").first.wait_for(state="detached")
         assert all("8,192" in text for text in ways(page).all_inner_texts())
         assert picked(page) == "int4, rounded at load"
         assert page.evaluate("document.activeElement.name") == "df-context", "the keyboard's place is kept"
