@@ -25,7 +25,7 @@ from dflash_local.request import MAX_CHARS, Effort, Message, ToolCall, read_argu
 from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
 
 PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), ("jinja2", "markupsafe"))
-LIMITS = ChildLimits(seconds=2.0, mebibytes=512)
+LIMITS = ChildLimits(seconds=20.0, mebibytes=512, processor_seconds=2.0)  # a busy machine is no fault of a template
 SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame
 
 
@@ -220,7 +220,7 @@ def _render_texts(
     try:
         answer: dict[str, Any] = json.loads(PROCESS.request(request, LIMITS, cancelled))
     except WorkerError:
-        needs = f"needs more than {LIMITS.seconds:g} s, too much memory, or breaks its process"
+        needs = f"needs more than {LIMITS.processor_seconds:g} s, too much memory, or breaks its process"
         answer = {"error": "worker", "message": needs}
     texts = answer.get("texts", answer.get("done"))
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):

@@ -1,8 +1,9 @@
 """What runs in a child of ``worker.process``: limits, frames, and one handler's ``answer(bytes) -> bytes``.
 
 Run by path with ``python -I``: imports the standard library only, nothing of the package. Arguments: the
-handler's file, whether it writes files, then folders to find its libraries in. A request is a frame of three
-big-endian numbers (bytes that follow, seconds, MiB of memory or 0) and the bytes; an answer one number and the bytes.
+handler's file, whether it writes files, then folders to find its libraries in. A request is a frame of four
+big-endian numbers (bytes that follow, seconds, milliseconds of processor time or 0, MiB of memory or 0) and the bytes;
+an answer one number and the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-REQUEST = struct.Struct(">III")
+REQUEST = struct.Struct(">IIII")
 ANSWER = struct.Struct(">I")
 ALARM_S = 10  # on top of the parent's limit: only reached when it died and cannot kill this process
 
@@ -36,6 +37,12 @@ def alarm(seconds: int) -> None:
     """Have the system end this process after so long; 0 calls it off."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
+
+
+def limit_processor_time(milliseconds: int) -> None:
+    """Have the system end this process with SIGPROF after so much of it; 0 calls it off."""
+    if hasattr(signal, "setitimer"):  # Windows: the parent's time cap is what remains
+        signal.setitimer(signal.ITIMER_PROF, milliseconds / 1000)
 
 
 def load(handler: str, folders: list[str]) -> Callable[[bytes], bytes]:
@@ -62,15 +69,17 @@ def serve(handle: Callable[[bytes], bytes]) -> None:
 
     send(b"")
     while len(head := requests.read(REQUEST.size)) == REQUEST.size:
-        size, seconds, mebibytes = REQUEST.unpack(head)
+        size, seconds, milliseconds, mebibytes = REQUEST.unpack(head)
         alarm(seconds + ALARM_S)
         if mebibytes:
             limit("RLIMIT_AS", mebibytes * 2**20)
         data = requests.read(size)
         if len(data) < size:
             return
+        limit_processor_time(milliseconds)
         send(handle(data))
         del data
+        limit_processor_time(0)
         alarm(0)
 
 

@@ -25,7 +25,9 @@ WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C
 MAX_FRAME_BYTES = 64 * 2**20
 KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()  # no fault of a child's own ends it so
 Result = TypeVar("Result")
-_REQUEST = struct.Struct(">III")  # bytes that follow, seconds and MiB of memory that the answer may take
+SPENT = -signal.SIGPROF if os.name == "posix" else None  # so ends a child whose processor time is used up
+# Bytes that follow; seconds, milliseconds of processor time and MiB of memory that the answer may take.
+_REQUEST = struct.Struct(">IIII")
 _ANSWER = struct.Struct(">I")
 _RUNNER = Path(__file__).with_name("child.py")
 
@@ -39,10 +41,11 @@ class WorkerError(Exception):
 
 
 class ChildLimits(NamedTuple):
-    """Says what one answer may take; no mebibytes are no limit of memory."""
+    """Says what one answer may take; 0 is no limit of memory or of processor time."""
 
     seconds: float
     mebibytes: int = 0
+    processor_seconds: float = 0.0
 
 
 class WorkerProcess:
@@ -155,7 +158,9 @@ class WorkerProcess:
         try:
             with watch:
                 if data is not None and process.stdin is not None:
-                    process.stdin.write(_REQUEST.pack(len(data), round(limits.seconds), limits.mebibytes))
+                    milliseconds = round(limits.processor_seconds * 1000)
+                    numbers = len(data), round(limits.seconds), milliseconds, limits.mebibytes
+                    process.stdin.write(_REQUEST.pack(*numbers))
                     process.stdin.write(data)
                     process.stdin.flush()
                 taken = True
@@ -168,8 +173,9 @@ class WorkerProcess:
         if watch.cancelled:
             raise Interrupted("cancelled while a child process was at work")
         if answer is None:
+            late = watch.late or process.returncode == SPENT
             blameless = not taken or process.returncode in KILLED
-            raise _EndedError if blameless and not watch.late else WorkerError(watch.late)
+            raise _EndedError if blameless and not late else WorkerError(late)
         return answer
 
 

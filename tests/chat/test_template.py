@@ -123,10 +123,10 @@ def test_hanging_and_giant_templates_are_ended(
     with_template: Callable[[str], Tokenizer], chatml: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = with_template(template)
-    assert module.LIMITS.seconds == 2.0
+    assert module.LIMITS.processor_seconds == 2.0
     render(chatml, [Message("user", "warm")], thinking=False)
     with monkeypatch.context() as patched, pytest.raises(TemplateError):
-        patched.setattr(module, "LIMITS", module.LIMITS._replace(seconds=0.5))
+        patched.setattr(module, "LIMITS", module.LIMITS._replace(processor_seconds=0.5))
         render(tokenizer, [Message("user", "x")], thinking=False)
     assert render(chatml, [Message("user", "x")], thinking=False).ids  # a fresh worker answers
 

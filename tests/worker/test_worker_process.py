@@ -28,6 +28,11 @@ def answer(request):
         return str(count).encode()
     if word == b"sleep":
         threading.Event().wait()
+    if word == b"rest":
+        threading.Event().wait(0.3)
+        return b"rested"
+    while word == b"spin":
+        pass
     if word == b"wait":
         print(end="", file=open(rest, "a"))
         while not os.path.exists(rest + b".go"):
@@ -72,6 +77,17 @@ def test_requests_are_answered_by_one_child_after_the_setup(worker: WorkerProces
 def test_a_late_child_is_killed_and_replaced(worker: WorkerProcess) -> None:
     with pytest.raises(WorkerError) as caught:
         worker.request(b"sleep", ChildLimits(0.1, 512))
+    assert caught.value.late and worker.pid is None and answers(worker)
+
+
+@POSIX
+def test_processor_time_ends_a_child_and_waiting_does_not_count(worker: WorkerProcess) -> None:
+    """However long others keep the processor from it, and however often it is asked."""
+    limits = ChildLimits(30, 512, 0.2)
+    for _ in range(3):
+        assert worker.request(b"rest", limits) == b"rested"
+    with pytest.raises(WorkerError) as caught:
+        worker.request(b"spin", limits)
     assert caught.value.late and worker.pid is None and answers(worker)
 
 
