@@ -12,7 +12,7 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, Sto
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.layout.linear import weight_format
+from dflash_local.layout.prompt_work import prompt_work
 from dflash_local.layout.quantized import quantized
 from dflash_local.layout.traffic import PARTS, Traffic, target_traffic
 from dflash_local.load_config import LoadConfig
@@ -34,12 +35,13 @@ from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, scale_of
 from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
-from dflash_local.planner.speed import LaunchTime, SpeedTable, times_of
+from dflash_local.planner.speed import LaunchTime, SpeedTable, prompt_ms, times_of
 
 CARD = "NVIDIA H200"
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(speed.__file__).with_name(speed.TABLES)
 ROWS = (1, 4, 8, 16)
+WORK = ("products", "attention", "recurrent", "decoded")  # of ``PromptWork``, beside experts
 LEAST = 1e3 / 4390  # microseconds of a megabyte: what a sum over memory reads on this card
 # Microseconds of a megabyte of keys and values by the queries of a key head: passes of predicted_speed.py's pairs at
 # 8,192 tokens less those at 1,024.
@@ -96,6 +98,7 @@ class Measured:
     drafter: DFlashConfig
     at: Mapping[str, Any]
     scale: Scale = SAME
+    prompt: Mapping[str, Any] = field(default_factory=dict)  # its tokens, and the seconds that they took
 
     @property
     def load(self) -> Load:
@@ -123,8 +126,9 @@ def records() -> list[Measured]:
         if known is None or known.drafter is None:
             raise SystemExit(f"no shape of {name}")
         text = (RESULTS / f"h200_bench_{file}.json").read_text(encoding="utf-8")
-        at = json.loads(text)["measured"]["at"][0]
-        found.append(Measured(file, quantized(known.target, quantize), known.drafter, at))
+        of_card = json.loads(text)["measured"]
+        model = quantized(known.target, quantize)
+        found.append(Measured(file, model, known.drafter, of_card["at"][0], prompt=of_card["prefill"]))
     return found
 
 
@@ -230,6 +234,7 @@ def fitted(measured: Sequence[Measured]) -> SpeedTable:
         parts={rows: dict.fromkeys(PARTS, 0.0) for rows in ROWS},
         draft=(0.0, 0.0),
         kv=KV,
+        prompt={},
     )
     parts, shares = {}, {}
     for rows in ROWS:
@@ -253,7 +258,18 @@ def fitted(measured: Sequence[Measured]) -> SpeedTable:
         rest.append(us - speed.draft_us(drafting, each.drafter.draft_rows, each.load.context, table, SAME))
         total.append(us)
     once, each_layer = scaled(counts, rest, total)
-    return replace(table, draft=(once, each_layer))
+    return replace(table, draft=(once, each_layer), prompt=prompts(measured))
+
+
+def prompts(measured: Sequence[Measured]) -> dict[str, float]:
+    """Milliseconds for each unit of ``PromptWork``."""
+    works = [prompt_work(each.target, each.prompt["tokens"]) for each in measured]
+    formats = sorted({form for work in works for form in work.experts})
+    matrix = [
+        [*(getattr(work, kind) for kind in WORK), *(work.experts.get(form, 0.0) for form in formats)] for work in works
+    ]
+    found = weighted(matrix, [1e3 * each.prompt["s"] for each in measured])
+    return dict(zip((*WORK, *formats), found))
 
 
 def overlapped(
@@ -288,6 +304,7 @@ def as_json(table: SpeedTable) -> dict[str, Any]:
         "parts": {str(rows): {part: round(us, 2) for part, us in at.items()} for rows, at in table.parts.items()},
         "draft": [round(us, 1) for us in table.draft],
         "kv": {str(queries): us for queries, us in table.kv.items()},
+        "prompt": {name: round(ms, 4) for name, ms in table.prompt.items()},
     }
 
 
@@ -298,15 +315,17 @@ def main() -> None:
     args = parser.parse_args()
     measured = records()
     table = fitted(measured)
-    print(f"{'':40} step: predicted measured      cycle: predicted measured")
+    print(f"{'':40} step: predicted measured      cycle: predicted measured     prompt: predicted measured")
     for each in measured:
         times = times_of(each.target, each.drafter, each.load, table, SAME)
         step, cycle = each.at["ar_step"]["ms"], each.at["cycle"].get(str(each.drafter.block_size))
-        if times is None or times.cycle_ms is None or cycle is None:
+        prompt, wanted = prompt_ms(each.target, each.prompt["tokens"], table, SAME), 1e3 * each.prompt["s"]
+        if times is None or times.cycle_ms is None or cycle is None or prompt is None:
             raise SystemExit(f"{each.name}: a format or a cycle is missing")
         print(
             f"{each.name:40} {times.step_ms:15.2f} {step:8.2f} {times.step_ms / step - 1:+6.1%}"
             f" {times.cycle_ms:15.2f} {cycle['ms']:8.2f} {times.cycle_ms / cycle['ms'] - 1:+6.1%}"
+            f" {prompt:15.0f} {wanted:8.0f} {prompt / wanted - 1:+6.1%}"
         )
     if args.write:
         note = "made by benchmarks/speed_table.py: microseconds of a launch [constant, for each 1e6 bytes], by rows"

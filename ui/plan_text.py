@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.speed import ExpectedAcceptance, Prediction, Times
 
+MEASURED_PROMPT = 8192  # tokens of the prompts that predictions were fitted to
 HELPS = 1.1  # times plain speed from which drafting is said to help: predictions are no finer
 
 
@@ -68,13 +69,17 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     """Predict tokens per second by context, and say what that rests on."""
     if found is None:
         return []
-    columns = (Column("CONTEXT", right=True), Column("PLAIN", right=True), Column("DRAFTED", right=True))
+    titles = ("CONTEXT", "PLAIN", "DRAFTED", "FIRST TOKEN")
+    columns = tuple(Column(title, right=True) for title in titles)
     rows = []
     for one in found.times:
         plain, drafted = f"{rate(one.plain_tokens_per_s)} tok/s", drafted_speed(found, one)
-        rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s"))
+        first = "-" if one.prompt_ms is None else f"{one.prompt_ms / 1e3:.2g} s"
+        rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s", first))
     lengths = found.acceptance
     source = [] if lengths is None else [f"acceptance length {_span(lengths)}: {lengths.source}"]
+    if any(one.prompt_ms is not None for one in found.times):
+        source.append(f"first token: of a prompt as long as the context; beyond {tokens(MEASURED_PROMPT)} extrapolated")
     return [
         "",
         *wrapped(f"predicted speed, {found.basis}", width),

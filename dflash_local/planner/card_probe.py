@@ -14,7 +14,7 @@ from typing import Any
 
 from dflash_local import child_process
 from dflash_local.json_text import parse_json
-from dflash_local.planner.cards import file_stem, find_bandwidth, find_clock_rate, same_card
+from dflash_local.planner.cards import file_stem, find_bandwidth, find_clock_rate, find_matrix_rate, same_card
 from dflash_local.store.kept import keep, read_kept
 
 RECORDED = "card_probes.json"
@@ -39,18 +39,21 @@ class CardProbe:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Says how many times as long a card takes to read a byte, to decode and multiply one, to launch a kernel."""
+    """Says how many times as long a card takes to read a byte, to decode and multiply one, to launch a kernel, and to
+    multiply large matrices in bfloat16.
+    """
 
     bytes: float
     work: float
     launch: float
+    matrix: float
 
     def of(self, per_megabyte: float, read: float) -> float:
         """Scale the microseconds of a megabyte on the other card, where reading alone takes ``read``."""
         return max(per_megabyte * self.work, min(per_megabyte, read) * self.bytes)
 
 
-SAME = Scale(1.0, 1.0, 1.0)
+SAME = Scale(1.0, 1.0, 1.0, 1.0)
 
 
 def read(folder: Path | None, card: str) -> CardProbe | None:
@@ -97,20 +100,22 @@ def scale_of(card: str, other: str, probe: CardProbe | None) -> tuple[Scale, str
     """
     reference = recorded_probe(other)
     own = probe or recorded_probe(card)
+    matrix, other_matrix = find_matrix_rate(card), find_matrix_rate(other)
     if own is not None and reference is not None:
         scale = Scale(
             bytes=reference.read_gb_s / own.read_gb_s,
             work=own.product_us / reference.product_us,
             launch=own.launch_us / reference.launch_us,
+            matrix=other_matrix / matrix if matrix and other_matrix else own.product_us / reference.product_us,
         )
         whose = "this card" if probe is not None else f"one {own.card}"
         return scale, f"scaled by a probe of {whose}, which reads {own.read_gb_s:,.0f} GB/s"
     bandwidth, other_bandwidth = find_bandwidth(card), find_bandwidth(other)
     rate, other_rate = find_clock_rate(card), find_clock_rate(other)
-    if bandwidth is None or other_bandwidth is None or rate is None or other_rate is None:
+    if not (bandwidth and other_bandwidth and rate and other_rate and matrix and other_matrix):
         return None
     words = f"scaled by data sheets, {bandwidth:,.0f} of {other_bandwidth:,.0f} GB/s; never measured on such a card"
-    return Scale(other_bandwidth / bandwidth, other_rate / rate, 1.0), words
+    return Scale(other_bandwidth / bandwidth, other_rate / rate, 1.0, other_matrix / matrix), words
 
 
 @cache

@@ -86,6 +86,12 @@ DATA_SHEETS: dict[str, tuple[float, int, float]] = {
     "H200": (4800, 132, 1.98),
     "B200": (8000, 148, 1.965),
 }
+# Operations of bfloat16 matrices, with sums in float32, of a multiprocessor in a cycle: the first name that begins so.
+# Of GeForce cards half of what the same chips do under other names; of Hopper what the library reaches of 4,096.
+MATRIX_OPERATIONS = (
+    *(("RTX A", 1024), ("RTX 6000 Ada", 1024), ("RTX PRO", 1024), ("RTX", 512)),
+    *(("A100", 2048), ("A10", 1024), ("L4", 1024), ("H", 2450), ("B200", 8192)),
+)
 # Sold before bfloat16 was in the tensor cores (compute capability below 8.0).
 OLD = ("T4", "V100", "P100", "P40", "TITAN", "GTX", "RTX 2060", "RTX 2070", "RTX 2080", "Quadro")
 FILLER = ("nvidia", "geforce", "amd", "radeon", "instinct", "tesla", "gpu", "graphics")
@@ -132,6 +138,13 @@ def find_clock_rate(name: str) -> float | None:
     """Return specified cycles of all multiprocessors in a nanosecond; None as of ``find_bandwidth``."""
     found = _data_sheet(name)
     return None if found is None else found[1] * found[2]
+
+
+def find_matrix_rate(name: str) -> float | None:
+    """Return specified 1e9 operations of bfloat16 matrices a second; None as of ``find_bandwidth``."""
+    rate = find_clock_rate(name)
+    cycle = next((count for start, count in MATRIX_OPERATIONS if _key(name).startswith(_key(start))), None)
+    return None if rate is None or cycle is None else rate * cycle
 
 
 def _data_sheet(name: str) -> tuple[float, int, float] | None:

@@ -22,6 +22,7 @@ from dflash_local.errors import SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.part_layout import EngineSpec
+from dflash_local.layout.prompt_work import prompt_work
 from dflash_local.layout.quantized import quantized
 from dflash_local.layout.traffic import PartKind, Traffic, target_traffic
 from dflash_local.planner import cpu_speed
@@ -32,8 +33,9 @@ from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import Plan
 
-CONTEXTS = (1024, 8192, 32768)
+CONTEXTS = (1024, 8192, 32_768, 131_072)
 TABLES = "speed_tables.json"
+DECODED_BYTES = 4.5  # of a weight that a prompt's chunk decodes: a code is read, bfloat16 written and read again
 # Types of GGUF blocks that were not measured, and the format with as much to decode for a byte: a byte of codes of five
 # and six bits takes less than one of four, and about as long as one of eight.
 LIKE = {
@@ -71,7 +73,8 @@ class SpeedTable:
         card: as its driver names it. products, experts: format -> rows -> launch;
             of experts both launches of a layer. parts: rows -> microseconds beside the products of a layer's part.
             draft: microseconds of a block beside its layers, and of each of its layers. kv: queries of a key head ->
-            microseconds for each megabyte of keys and values.
+            microseconds for each megabyte of keys and values. prompt: milliseconds of a prompt for each unit of
+            ``PromptWork``; its experts' by their format.
     """
 
     card: str
@@ -80,6 +83,7 @@ class SpeedTable:
     parts: Mapping[int, Mapping[PartKind, float]]
     draft: tuple[float, float]
     kv: Mapping[int, float]
+    prompt: Mapping[str, float]
 
     @property
     def read(self) -> float:
@@ -125,6 +129,7 @@ class Times:
     Attributes:
         rows: of the whole block; the mean of a mix. shorter: rows and milliseconds of each known cycle that verifies
             fewer than the block. measured: on this card at about this context, not predicted or scaled.
+        prompt_ms: from a prompt of as many tokens to its first token; None where that is not predicted.
     """
 
     context: int
@@ -133,6 +138,7 @@ class Times:
     rows: float
     shorter: tuple[tuple[int, float], ...] = ()
     measured: bool = False
+    prompt_ms: float | None = None
 
     @property
     def plain_tokens_per_s(self) -> float:
@@ -216,11 +222,11 @@ def predict(
         load = replace(load, drafter_precision="8bit")
     times = []
     for context in contexts:
-        of = Load.of(found.machine.kind, load, context, found.block_size or 1)
-        one = times_of(quantized(target, load.quantize), drafter, of, table, scale)
+        of, model = Load.of(found.machine.kind, load, context, found.block_size or 1), quantized(target, load.quantize)
+        one = times_of(model, drafter, of, table, scale)
         if one is None:
             return None
-        times.append(one)
+        times.append(replace(one, prompt_ms=prompt_ms(model, context, table, scale)))
     return Prediction(tuple(times), None if drafter is None else lengths, basis)
 
 
@@ -285,6 +291,19 @@ def pass_us(
     return total
 
 
+def prompt_ms(target: ModelConfig, tokens: int, table: SpeedTable, scale: Scale) -> float | None:
+    """Predict the milliseconds from a prompt of so many tokens to its first token; None of experts in a format that was
+    not measured.
+    """
+    work, ms = prompt_work(target, tokens), table.prompt
+    if not work.experts.keys() <= ms.keys():
+        return None
+    multiplied = work.products * ms["products"] + work.attention * ms["attention"] + work.recurrent * ms["recurrent"]
+    decoded = [(work.decoded, ms["decoded"]), *((count, ms[form]) for form, count in work.experts.items())]
+    moved = DECODED_BYTES * table.read
+    return multiplied * scale.matrix + sum(count * scale.of(each, moved) for count, each in decoded)
+
+
 def acceptance(published: Iterable[Published], block: int) -> ExpectedAcceptance | None:
     """Return the range of the tasks' lengths with the pair's own block, see ``lengths_of``; None where none is
     published.
@@ -341,6 +360,7 @@ def _table(entry: Mapping[str, Any]) -> SpeedTable:
         parts={int(rows): at for rows, at in entry["parts"].items()},
         draft=(entry["draft"][0], entry["draft"][1]),
         kv={int(queries): us for queries, us in entry["kv"].items()},
+        prompt=entry["prompt"],
     )
 
 

@@ -150,12 +150,13 @@ def test_plan_tells_the_speed_of_a_card_of_which_a_data_sheet_is_known(cli: Cli)
     assert "predicted speed, fitted to measurements of one NVIDIA H200 with random weights" in text
     assert "scaled by data sheets, 1,008 of 4,800 GB/s" in text
     assert "never measured on such a card" in text and "acceptance length 5.1 to 7.93: model card of" in text
-    assert re.search(r"1,024 \d+ tok/s \d+ to \d+ tok/s", text) and "cycle" not in text
+    assert re.search(r"1,024 \d+ tok/s \d+ to \d+ tok/s 0\.\d+ s 8,192", text) and "first token: of a prompt" in text
+    assert "cycle" not in text
     assert "predicted speed" not in cli("plan", "qwen3.5-9b", "--gpu-memory", "24").out, "a size has no bandwidth"
     found = cli("plan", "qwen3.5-9b", "--gpu", "RTX 4090", "--prefer", "speed", "--json").json["recommended"]
     assert found["preference"] == "speed" and found["best"]["variant"] and found["best"]["prediction"]["at"]
     plain = cli("plan", "qwen3.5-9b", "--gpu", "RTX 4090", "--mode", "ar").out
-    assert re.search(r"1,024 +\d+ tok/s +- *\n", plain) and "acceptance" not in plain
+    assert re.search(r"1,024 +\d+ tok/s +- +0\.\d+ s\n", plain) and "acceptance" not in plain
 
 
 def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:

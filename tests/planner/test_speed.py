@@ -13,11 +13,13 @@ pytest.importorskip("numpy")
 from benchmarks import speed_table
 from benchmarks.speed_table import Measured
 from dflash_local.catalog.row import Kind, Published, Row
+from dflash_local.config.features import ModelConfig
 from dflash_local.drafters.dspark.layout import DSparkConfig
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, recorded_probe
+from dflash_local.planner.cards import find_matrix_rate
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import Plan, plan
 from dflash_local.planner.speed import (
@@ -104,14 +106,44 @@ def test_a_probe_of_the_card_is_taken_before_the_recorded_one(measured: dict[str
     assert 1.7 < half.times[0].step_ms / full.times[0].step_ms < 2 and "a probe of this card" in half.basis
 
 
+def test_prompts_lie_near_what_was_measured(measured: dict[str, Measured]) -> None:
+    """Mixtures in fp8 apart, whose two records a weight's time does not explain."""
+    (table,) = tables()
+    for each in measured.values():
+        found = speed.prompt_ms(each.target, each.prompt["tokens"], table, SAME)
+        assert found is not None
+        error = found / (1e3 * each.prompt["s"]) - 1
+        assert abs(error) < (0.35 if each.name.endswith("fp8_uniform") else 0.16), each.name
+
+
+def test_a_slower_card_takes_longer_for_a_prompt_by_what_it_multiplies_and_by_what_it_reads(
+    measured: dict[str, Measured],
+) -> None:
+    (table,) = tables()
+    plain, coded, experts = (
+        measured[name].target for name in ("qwen3_8b_auto", "qwen35_9b_int4_g128", "gpt_oss_20b_uniform")
+    )
+
+    def times(target: ModelConfig, **slower: float) -> float:
+        one, other = (speed.prompt_ms(target, 8192, table, scale) for scale in (SAME, replace(SAME, **slower)))
+        assert one is not None and other is not None
+        return other / one
+
+    assert times(plain, matrix=2.0) == pytest.approx(2.0) and times(plain, bytes=2.0) == times(plain, work=2.0) == 1.0
+    assert 1.0 < times(coded, bytes=2.0) < 1.2 < times(coded, matrix=2.0) < 2.0
+    assert times(experts, work=2.0) > 1.7, "their codes take longer to decode than to read"
+    assert find_matrix_rate("RTX 4090") == pytest.approx(165_000, rel=0.01)
+    assert find_matrix_rate("RTX 6000 Ada Generation") == pytest.approx(364_000, rel=0.02)
+
+
 def test_each_of_the_three_figures_of_a_probe_scales_its_part() -> None:
     """A format that the table's card decodes slower than it reads is not slowed by a slower memory alone."""
     assert SAME.of(0.3, 0.2) == 0.3
-    assert Scale(1.4, 1.0, 1.0).of(0.3, 0.2) == pytest.approx(0.3), "decoding is still the slower one"
-    assert Scale(2.0, 1.0, 1.0).of(0.3, 0.2) == pytest.approx(0.4), "reading is now"
-    assert Scale(1.0, 2.0, 1.0).of(0.3, 0.2) == pytest.approx(0.6)
+    assert Scale(1.4, 1.0, 1.0, 1.0).of(0.3, 0.2) == pytest.approx(0.3), "decoding is still the slower one"
+    assert Scale(2.0, 1.0, 1.0, 1.0).of(0.3, 0.2) == pytest.approx(0.4), "reading is now"
+    assert Scale(1.0, 2.0, 1.0, 1.0).of(0.3, 0.2) == pytest.approx(0.6)
     launch = LaunchTime(3.0, 0.3)
-    assert launch.us(10, 0.2, Scale(1.0, 1.0, 2.0)) == pytest.approx(2 * 3.0 + 10 * 0.3)
+    assert launch.us(10, 0.2, Scale(1.0, 1.0, 2.0, 1.0)) == pytest.approx(2 * 3.0 + 10 * 0.3)
 
 
 def test_the_table_is_the_one_that_the_records_give(measured: dict[str, Measured]) -> None:
@@ -143,8 +175,10 @@ def test_a_markov_head_is_read_for_each_draft(measured: dict[str, Measured]) -> 
 def test_a_longer_context_takes_longer_and_only_contexts_that_fit_are_told(measured: dict[str, Measured]) -> None:
     each = measured["qwen3_8b_auto"]
     found = predict(plan(each.target, each.drafter, h200(), LoadConfig(context=40960)), each.target, each.drafter)
-    assert found is not None and [one.context for one in found.times] == list(speed.CONTEXTS)
+    assert found is not None and [one.context for one in found.times] == [1024, 8192, 32_768]
     assert [one.step_ms for one in found.times] == sorted(one.step_ms for one in found.times)
+    first = [one.prompt_ms or 0.0 for one in found.times]
+    assert first[1] > 8 * first[0] and first[2] > 4 * first[1], "attention grows with the square"
     short = predict(plan(each.target, each.drafter, h200(), LoadConfig(context=512)), each.target, each.drafter)
     assert short is not None and [one.context for one in short.times] == [512]
 
