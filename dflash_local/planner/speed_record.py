@@ -122,7 +122,7 @@ def corrected(
         near = [each for each in own if abs(each.context - one.context) <= NEAR * one.context]
         if near:
             best = min(near, key=lambda each: abs(each.context - one.context))
-            times.append(Times(one.context, best.step_ms, best.cycle_ms, best.rows, best.shorter, measured=True))
+            times.append(Times(one.context, best.step_ms, best.cycle_ms, best.rows, best.shorter, True, one.prompt_ms))
             continue
         shorter = tuple((rows, ms * cycle) for rows, ms in one.shorter)
         cycle_ms = None if one.cycle_ms is None else one.cycle_ms * cycle
