@@ -74,7 +74,7 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     rows = []
     for one in found.times:
         plain, drafted = f"{rate(one.plain_tokens_per_s)} tok/s", drafted_speed(found, one)
-        first = "-" if one.prompt_ms is None else f"{one.prompt_ms / 1e3:.2g} s"
+        first = "-" if one.prompt_ms is None else f"{_seconds(one.prompt_ms / 1e3)} s"
         rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s", first))
     lengths = found.acceptance
     source = [] if lengths is None else [f"acceptance length {_span(lengths)}: {lengths.source}"]
@@ -86,6 +86,10 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
         *indented(table(columns, rows, width - 2)),
         *(line for text in (*source, *_verdict(found)) for line in indented(wrapped(text, width - 2))),
     ]
+
+
+def _seconds(count: float) -> str:
+    return f"{count:.2g}" if count < 10 else f"{count:.0f}"
 
 
 def _verdict(found: Prediction) -> list[str]:

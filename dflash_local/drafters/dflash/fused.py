@@ -188,10 +188,8 @@ class DFlashBlocks:
     def snapshot(self) -> ContextSnapshot | None:
         if not self._look_back:
             return None
-        first = self._seen_from(self._length)
-        return ContextSnapshot(
-            self._length, [rows_on_host(cache, first, self._length) for cache in self._ring_caches()]
-        )
+        end = self._length
+        return ContextSnapshot(end, [rows_on_host(each, self._seen_from(end), end) for each in self._ring_caches()])
 
     def restore(self, point: ContextSnapshot) -> None:
         self._length, self._first = point.length, self._seen_from(point.length)

@@ -225,8 +225,8 @@ class FusedTarget:
 
     def truncate(self, length: int) -> None:
         """Forget committed tokens after ``length``. A recurrent target restores a snapshot instead."""
-        if self.is_recurrent and length != self.length:
-            raise RuntimeError("a recurrent state cannot be truncated")
+        if (self.is_recurrent and length != self.length) or not self.holds(length):
+            raise RuntimeError("a recurrent state, or a ring that was written over, cannot be truncated")
         self.set_length(min(length, self.length))
 
     def holds(self, length: int) -> bool:
@@ -253,9 +253,8 @@ class FusedTarget:
         for ring, rows in zip(self.rings, point.rings, strict=True):
             ring.restore(rows, point.length)
         self.kept.zero_()
-        self.written = (
-            point.length + attention_layout.RING_SLACK
-        )  # as if all but what is restored had been written over
+        # As if all but what is restored had been written over.
+        self.written = point.length + attention_layout.RING_SLACK
         self.set_length(point.length)
 
     def clear(self) -> None:
