@@ -20,8 +20,8 @@ from dflash_local.errors import UnknownModelError
 from dflash_local.events import Event, Finished, Step
 from dflash_local.request import Request
 from dflash_local.service.backend import Model
-from dflash_local.service.listener import Ticket
 from dflash_local.service.service import MAX_QUEUE, Service
+from dflash_local.service.ticket import Ticket
 
 QUIET_S = 10.0
 THREADS = 4 * (MAX_QUEUE + 2)  # loading, waiting and running requests each hold one
@@ -102,7 +102,7 @@ class Endpoint:
                 stack.callback(task.cancel)
             await self._first(submitting, ends)
             ticket: Ticket = submitting.result()
-            events: Iterator[Event] = ticket.events()
+            events: Iterator[Event] = ticket
             tokens = False
             while True:
                 upcoming = loop.run_in_executor(self._pool, next, events, None)

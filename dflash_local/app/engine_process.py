@@ -37,8 +37,8 @@ from dflash_local.app.process_messages import (
 )
 from dflash_local.app.process_records import ProcessRecord
 from dflash_local.errors import DeviceLostError, DFlashError
-from dflash_local.service.listener import Ticket
 from dflash_local.service.service import Service
+from dflash_local.service.ticket import Ticket
 from dflash_local.settings import Settings
 from dflash_local.store.owner import Owner
 
@@ -172,7 +172,7 @@ class EngineProcess:
             ticket = service.submit(message.request)
             threading.Thread(target=_watch, args=(connection, ticket), daemon=True).start()
             try:
-                for event in ticket.events():
+                for event in ticket:
                     connection.send(event)
             except OSError:
                 ticket.cancel()

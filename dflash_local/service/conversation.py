@@ -15,7 +15,7 @@ from dflash_local.errors import BusyError, DeviceLostError, DFlashError, EngineE
 from dflash_local.events import Channel, Event, Finished, Step
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
 from dflash_local.service.chat_options import ChatOptions, merged
-from dflash_local.service.listener import Ticket
+from dflash_local.service.ticket import Ticket
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
 
@@ -131,7 +131,7 @@ class Answer(Gathered):
         if self._ticket is None:
             raise EngineError("the request was not submitted")
         try:
-            event = next(self._ticket.events())
+            event = next(self._ticket)
         except (DeviceLostError, ServerError):
             self.broken_off = True
             raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dflash_local.errors import Interrupted, UsageError
 from dflash_local.events import Event, Finished, Mode, Step
 from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
-from dflash_local.service.listener import Ticket
+from dflash_local.service.ticket import Ticket
 
 if TYPE_CHECKING:
     from dflash_local.service.service import Service
@@ -270,7 +270,7 @@ class Racer:
             ticket.cancel()
         steps: list[Step] = []
         finished: Finished | None = None
-        for event in ticket.events():
+        for event in ticket:
             on_event(request.mode, event)
             if isinstance(event, Step):
                 steps.append(event)

@@ -35,7 +35,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request, SamplingParams
 from dflash_local.service.backend import Backend, Find, Model, State, Status
-from dflash_local.service.listener import Ticket
+from dflash_local.service.ticket import Ticket
 
 MAX_QUEUE = 8
 KEEP_ALIVE_S = 30 * 60.0

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_local.errors import ContextError, DFlashError
 from dflash_local.request import Request
-from dflash_local.service.listener import Ticket
+from dflash_local.service.ticket import Ticket
 from tests.api.conftest import Serve, wait_until
 from tests.service.scripted import ScriptedSession
 

@@ -146,14 +146,14 @@ def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Setti
         assert pid is not None
         shown: list[Event] = []
         with pytest.raises(DeviceLostError, match="was loaded again"):
-            for event in service.submit(LONG).events():
+            for event in service.submit(LONG):
                 if isinstance(event, Step) and not shown:
                     shown.append(event)
                     os.kill(pid, signal.SIGKILL)
-        assert text_of(list(service.submit(ASK).events())).startswith("3 plus 4") and service.facts.pid != pid
+        assert text_of(list(service.submit(ASK))).startswith("3 plus 4") and service.facts.pid != pid
         assert service.facts.pid is not None
         os.kill(service.facts.pid, signal.SIGKILL)
-        idle = list(service.submit(ASK).events())
+        idle = list(service.submit(ASK))
         assert text_of(idle).startswith("3 plus 4"), "a reply that had not begun is made all the same"
         assert any("SIGKILL" in event.message for event in idle if isinstance(event, Notice))
         last = service.facts.pid

@@ -14,7 +14,7 @@ from dflash_local.api.reply import Tally
 from dflash_local.engine import Session
 from dflash_local.events import Step
 from dflash_local.request import Request
-from dflash_local.service.listener import Listener
+from dflash_local.service.ticket import Ticket
 from dflash_local.ui.readings import Readings
 from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
 from tests.families import VOCAB
@@ -86,11 +86,10 @@ def agree(reply: Reply) -> tuple[int, ...]:
 
 def merged(reply: Reply) -> list[object]:
     """The events as a reader gets them that is slower than the engine."""
-    listener = Listener(capacity=2)
+    ticket = Ticket(Request(prompt_ids=tuple(PROMPT)), lambda _: None, capacity=2)
     for event in reply.events:
-        listener.put(event)
-    listener.end()
-    return list(listener)
+        ticket.publish(event)
+    return list(ticket)
 
 
 @pytest.mark.parametrize("at", [1, 4, BLOCK, BLOCK + 1])

@@ -84,7 +84,7 @@ def test_texts_and_acceptance_are_ours(vllm: ServerProcess, capsys: pytest.Captu
     try:
         for prompt in held_out(HELD_OUT)[:PROMPTS]:
             request = user_request(prompt.text, limits=Limits(TOKENS), sampling=SamplingParams(temperature=0.0))
-            found = list(theirs.submit(request).events())
+            found = list(theirs.submit(request))
             mine = answer(own, request)
             text = "".join(p.text for e in found if isinstance(e, Step) for p in e.pieces)
             ids = tuple(i for e in found if isinstance(e, Step) for i in e.token_ids)
@@ -130,11 +130,11 @@ def test_a_plain_server_answers_and_one_that_dies_is_named(tmp_path: Path) -> No
         assert isinstance(facts, ServerFacts) and facts.drafts is False and facts.block_size == 0
         greedy = SamplingParams(temperature=0.0)
         request = user_request("Count from 3 to 7.", sampling=greedy)
-        events = list(session.submit(request).events())
+        events = list(session.submit(request))
         assert "".join(p.text for e in events if isinstance(e, Step) for p in e.pieces).strip() == "3, 4, 5, 6, 7"
         server.stop()
         with pytest.raises(ServerError, match="no server answers"):
-            list(session.submit(request).events())
+            list(session.submit(request))
         session.close()
 
 

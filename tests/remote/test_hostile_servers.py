@@ -136,7 +136,7 @@ def test_a_cancel_ends_a_reply_that_never_comes(fake: Fake, mode: str) -> None:
         ticket = service.submit(ASK)
         assert fake.asked.wait(60)
         ticket.cancel()
-        assert finished_of(list(ticket.events())).reason == "cancelled"
+        assert finished_of(list(ticket)).reason == "cancelled"
 
 
 def test_keep_alives_of_a_long_prompt_are_waited_for(fake: Fake) -> None:

@@ -49,7 +49,7 @@ def events_of(session: OpenAIServer, request: Request = ASK) -> tuple[list[Event
     found: list[Event] = []
     with Service.over(session) as service:
         try:
-            found.extend(service.submit(request).events())
+            found.extend(service.submit(request))
         except DFlashError as error:
             assert service.fault is None
             return found, error
@@ -198,7 +198,7 @@ def test_cancelling_hangs_up(fake: Fake) -> None:
     with Service.over(session) as service:
         ticket = service.submit(ASK)
         events: list[Event] = []
-        for event in ticket.events():
+        for event in ticket:
             events.append(event)
             if isinstance(event, Step):
                 ticket.cancel()
@@ -243,7 +243,7 @@ def test_a_slow_first_token_is_waited_for_with_a_line(fake: Fake) -> None:
     fake.fault = "silent"
     with Service.over(session) as service:
         events: list[Event] = []
-        for event in service.submit(ASK).events():
+        for event in service.submit(ASK):
             events.append(event)
             if isinstance(event, Notice):
                 fake.released.set()

@@ -23,8 +23,8 @@ from dflash_local.events import Event, Finished, LoadProgress, Notice, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Request
 from dflash_local.service.backend import Model
-from dflash_local.service.listener import Ticket
 from dflash_local.service.service import Service
+from dflash_local.service.ticket import Ticket
 from tests.service.scripted import PromptFault, ScriptedSession
 
 REQUEST = Request(prompt_ids=(1, 2, 3))
@@ -81,7 +81,7 @@ def ids(events: list[Event]) -> list[int]:
 
 
 def finish(ticket: Ticket) -> Finished:
-    last = list(ticket.events())[-1]
+    last = list(ticket)[-1]
     assert isinstance(last, Finished)
     return last
 
@@ -177,7 +177,7 @@ def test_a_broken_engine_is_loaded_afresh_by_the_next_request(keep: Keep) -> Non
     loader = Loader(ScriptedSession(faults=[RuntimeError("CUDA error")]))
     service = keep(loader)
     with pytest.raises(EngineError, match="CUDA error"):
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     wait_until(lambda: service.status.running == 0)
     assert service.status.state == "broken"
     assert finish(service.submit(REQUEST)).reason == "stop"
@@ -192,11 +192,11 @@ def test_a_panic_is_told_by_the_status_and_the_next_request_loads_afresh(keep: K
     service = keep(loader)
     assert finish(service.submit(REQUEST)).reason == "stop"
     with pytest.raises(PromptError, match="PanicException: prompt"):
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     wait_until(lambda: service.status.running == 0)
     assert service.status.state == "ready"
     with pytest.raises(EngineError, match="PanicException: reply"):
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     wait_until(lambda: service.status.running == 0)
     status = service.status
     assert status.state == "broken" and status.error is not None and "PanicException: reply" in status.error.message
@@ -207,7 +207,7 @@ def test_a_broken_engine_stays_broken_when_its_memory_is_given_back(keep: Keep) 
     loader = Loader(ScriptedSession(faults=[EngineError("dead")]))
     service = keep(loader, keep_alive_s=0.05)
     with pytest.raises(EngineError):
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     wait_until(lambda: loader.loaded[0].closed)
     error = service.status.error
     assert service.status.state == "broken" and error is not None and error.message == "dead"
@@ -302,11 +302,11 @@ def notices(events: list[Event]) -> list[str]:
 def test_a_context_lost_before_the_reply_is_answered_by_the_pair_loaded_again(keep: Keep) -> None:
     first, second = ScriptedSession(faults=[DeviceLostError(AT_ONCE)]), ScriptedSession()
     service = keep(Loader(first, second))
-    events = list(service.submit(REQUEST).events())
+    events = list(service.submit(REQUEST))
     assert notices(events) == [f"{AT_ONCE}; the pair is loaded again"]
     assert ids(events) == [10, 11, 12, 13, 14, 15]
     assert first.closed and len(second.requests) == 1 and service.fault is None
-    assert notices(list(service.submit(REQUEST).events())) == []
+    assert notices(list(service.submit(REQUEST))) == []
 
 
 def test_a_context_lost_in_the_reply_ends_it_and_the_next_request_is_answered(keep: Keep) -> None:
@@ -314,7 +314,7 @@ def test_a_context_lost_in_the_reply_ends_it_and_the_next_request_is_answered(ke
     service = keep(loader)
     ticket = service.submit(REQUEST)
     with pytest.raises(DeviceLostError, match="the pair was loaded again") as caught:
-        list(ticket.events())
+        list(ticket)
     assert caught.value.hint == "send it again" and service.fault is None
     assert finish(service.submit(REQUEST)).reason == "stop" and len(loader.loaded) == 2
 
@@ -323,7 +323,7 @@ def test_a_context_lost_twice_without_a_reply_between_breaks_the_session(keep: K
     loader = Loader(*(ScriptedSession(faults=[DeviceLostError(AT_ONCE)]) for _ in range(2)))
     service = keep(loader)
     with pytest.raises(DeviceLostError, match="unknown error"):
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     assert len(loader.loaded) == 2 and service.fault is not None
 
 
@@ -335,5 +335,5 @@ def test_a_pair_that_cannot_be_loaded_again_breaks_the_session_in_one_line(keep:
     loader.faults = [None, fault]
     service = keep(loader)
     with pytest.raises(EngineError, match="it cannot be loaded again") as caught:
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     assert caught.value.hint and service.fault is not None and service._worker.is_alive()

@@ -21,8 +21,8 @@ from dflash_local.errors import (
 )
 from dflash_local.events import Event, Finished, Piece, Queued, Started, Step
 from dflash_local.request import Request
-from dflash_local.service.listener import Ticket
 from dflash_local.service.service import Service
+from dflash_local.service.ticket import Ticket
 from tests.service.scripted import HELLO, PromptFault, ScriptedSession
 
 REQUEST = Request(prompt_ids=(1, 2, 3))
@@ -46,7 +46,7 @@ def ids(events: list[Event]) -> list[int]:
 
 
 def finish(ticket: Ticket) -> tuple[list[Event], Finished]:
-    events = list(ticket.events())
+    events = list(ticket)
     assert isinstance(events[-1], Finished)
     return events, events[-1]
 
@@ -84,7 +84,7 @@ def test_a_full_queue_is_refused_by_name_and_positions_count_down(serve: Callabl
     running = service.submit(REQUEST)
     wait_until(lambda: bool(session.requests))
     second, third = service.submit(REQUEST), service.submit(REQUEST)
-    assert next(iter(third.events())) == Queued(2)
+    assert next(iter(third)) == Queued(2)
     with pytest.raises(BusyError) as refused:
         service.submit(REQUEST)
     assert refused.value.http_status == 429
@@ -139,7 +139,7 @@ def test_a_listener_that_never_reads_does_not_block_the_worker(serve: Callable[.
     service = serve(ScriptedSession(steps=steps))
     ticket = service.submit(REQUEST)
     wait_until(lambda: ticket.done)
-    events = list(ticket.events())
+    events = list(ticket)
     assert len(events) < 200 and ids(events) == list(range(20_000))
 
 
@@ -148,7 +148,7 @@ def test_a_failed_request_leaves_the_session_healthy(serve: Callable[..., Servic
     service = serve(ScriptedSession(faults=[fault]))
     ticket = service.submit(REQUEST)
     with pytest.raises(type(fault)):
-        list(ticket.events())
+        list(ticket)
     assert service.fault is None
     assert finish(service.submit(REQUEST))[1].reason == "stop"
 
@@ -161,9 +161,9 @@ def test_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
     first, queued = service.submit(REQUEST), service.submit(REQUEST)
     gate.set()
     with pytest.raises(EngineError, match="dead context"):
-        list(first.events())
+        list(first)
     with pytest.raises(EngineError, match="broken: dead context"):
-        list(queued.events())
+        list(queued)
     with pytest.raises(EngineError) as later:
         service.submit(REQUEST)
     assert later.value.exit_code == 7 and service.fault is not None
@@ -172,14 +172,14 @@ def test_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
 def test_without_a_way_to_load_again_a_lost_context_breaks_the_session(serve: Callable[..., Service]) -> None:
     service = serve(ScriptedSession(faults=[DeviceLostError("CUDA error")]))
     with pytest.raises(DeviceLostError):
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     assert service.fault is not None
 
 
 def test_an_unknown_fault_becomes_one_typed_error_with_its_cause(serve: Callable[..., Service]) -> None:
     service = serve(ScriptedSession(faults=[ZeroDivisionError("oops")]))
     with pytest.raises(EngineError, match="ZeroDivisionError: oops") as raised:
-        list(service.submit(REQUEST).events())
+        list(service.submit(REQUEST))
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -196,9 +196,9 @@ def test_what_is_no_exception_ends_its_request_and_not_the_worker(
     running, waiting = service.submit(REQUEST), service.submit(REQUEST)
     gate.set()
     with pytest.raises(EngineError, match=f"the engine failed: {type(fault).__name__}"):
-        list(running.events())
+        list(running)
     with pytest.raises(EngineError, match="broken"):
-        list(waiting.events())
+        list(waiting)
     assert service.fault is not None and service.fault is not None and service._worker.is_alive()
 
 
@@ -214,7 +214,7 @@ def test_a_fault_while_the_prompt_is_prepared_is_never_the_engines(
     gate.set()
     assert finish(first)[1].reason == "stop"
     with pytest.raises(DFlashError, match="the prompt") as raised:
-        list(second.events())
+        list(second)
     assert isinstance(raised.value, PromptError) or raised.value is fault
     assert finish(neighbour)[1].reason == "stop" and service.fault is None
 
@@ -235,7 +235,7 @@ def test_a_worker_that_dies_leaves_nobody_waiting(
     queued.set()
     for ticket in tickets:
         with pytest.raises(EngineError, match="died"):
-            list(ticket.events())
+            list(ticket)
     assert service.fault is not None
     with pytest.raises(EngineError, match="closed"):
         service.submit(REQUEST)
@@ -247,7 +247,7 @@ def test_an_engine_that_ends_without_a_word_is_an_error(serve: Callable[..., Ser
             yield HELLO[0]
 
     with pytest.raises(EngineError, match="without saying why"):
-        list(serve(Mute()).submit(REQUEST).events())
+        list(serve(Mute()).submit(REQUEST))
 
 
 def test_close_cancels_what_runs_and_what_waits_and_refuses_the_rest(serve: Callable[..., Service]) -> None:
@@ -265,9 +265,9 @@ def test_close_cancels_what_runs_and_what_waits_and_refuses_the_rest(serve: Call
 def test_reading_goes_on_where_it_was_interrupted(serve: Callable[..., Service]) -> None:
     ticket = serve(ScriptedSession()).submit(REQUEST)
     events = []
-    for event in ticket.events():
+    for event in ticket:
         events.append(event)
         if isinstance(event, Started):
             break
-    events.extend(ticket.events())
+    events.extend(ticket)
     assert ids(events) == [10, 11, 12, 13, 14, 15] and isinstance(events[-1], Finished)

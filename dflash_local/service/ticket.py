@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dflash_local.errors import DFlashError
@@ -65,25 +65,41 @@ class _Merged:
         return Step(pieces, ids, *counts, self.t_s, logprobs, self.drafts, self.experts)
 
 
-class Listener:
-    """An iterator over one request's events; raises the request's error where it ended with one.
+class Ticket:
+    """One submitted request: an iterator over its events, and the way to cancel it.
 
-    When ``capacity`` events wait, a further ``Step`` is merged into the newest waiting one, and a
-    further ``Notice`` replaces the oldest. Progress events replace their predecessor. It is an
-    object and not a generator, so that a reader interrupted by Ctrl-C can go on reading.
+    It raises the request's error where it ended with one. When ``capacity`` events wait, a further ``Step`` is merged
+    into the newest waiting one, and a further ``Notice`` replaces the oldest. Progress events replace their
+    predecessor. It is an object and not a generator, so that a reader interrupted by Ctrl-C can go on reading.
+
+    Attributes:
+        done: nothing follows.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, request: Request, withdraw: Callable[[Ticket], None], capacity: int = CAPACITY) -> None:
+        self.request = request
+        self._withdraw = withdraw
+        self._cancelled = threading.Event()
         self._capacity = max(1, capacity)
         self._waiting: deque[Event | _Merged] = deque()
-        self._changed = threading.Condition()
-        self.ended = False
+        self._changed = threading.Condition()  # of a lock that Ctrl-C may take again: it cancels inside
+        self.done = False
         self._error: DFlashError | None = None
 
-    def put(self, event: Event) -> None:
-        """Add an event; never waits for the reader."""
+    def cancel(self) -> None:
+        """Stop the reply within one cycle, or leave the queue; ends as ``Finished('cancelled')``."""
+        self._cancelled.set()
+        self._withdraw(self)
+
+    @property
+    def cancelled(self) -> bool:
+        """True when ``cancel`` was called, whether or not it came in time."""
+        return self._cancelled.is_set()
+
+    def publish(self, event: Event) -> None:
+        """Add an event; never waits for the reader. ``Finished`` is the last."""
         with self._changed:
-            if self.ended:
+            if self.done:
                 return
             if isinstance(event, Step):
                 self._put_step(event)
@@ -93,22 +109,23 @@ class Listener:
                 if isinstance(event, Notice) and len(self._waiting) >= self._capacity:
                     self._drop_oldest_notice()
                 self._waiting.append(event)
+            self.done = isinstance(event, Finished)
             self._changed.notify_all()
 
-    def end(self, error: DFlashError | None = None) -> None:
-        """No event follows; the reader gets what waits and then the error, if there is one."""
+    def fail(self, error: DFlashError) -> None:
+        """End the request with an error: the reader gets what waits, and then the error."""
         with self._changed:
-            if not self.ended:
-                self.ended, self._error = True, error
+            if not self.done:
+                self.done, self._error = True, error
                 self._changed.notify_all()
 
-    def __iter__(self) -> Listener:
+    def __iter__(self) -> Ticket:
         return self
 
     def __next__(self) -> Event:
         with self._changed:
             while not self._waiting:
-                if self.ended:
+                if self.done:
                     if self._error is not None:
                         raise self._error
                     raise StopIteration
@@ -139,45 +156,3 @@ class Listener:
             if isinstance(waiting, Notice):
                 del self._waiting[index]
                 return
-
-
-class Ticket:
-    """One submitted request: its events, and the way to cancel it."""
-
-    def __init__(self, request: Request, withdraw: Callable[[Ticket], None]) -> None:
-        self.request = request
-        self._withdraw = withdraw
-        self._cancelled = threading.Event()
-        self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
-        self._listener = Listener()
-
-    def events(self) -> Iterator[Event]:
-        """Iterate over the events from the first on, a second call goes on; raises the request's error, if any."""
-        return self._listener
-
-    def cancel(self) -> None:
-        """Stop the reply within one cycle, or leave the queue; ends as ``Finished('cancelled')``."""
-        self._cancelled.set()
-        self._withdraw(self)
-
-    @property
-    def cancelled(self) -> bool:
-        """True when ``cancel`` was called, whether or not it came in time."""
-        return self._cancelled.is_set()
-
-    @property
-    def done(self) -> bool:
-        """True when nothing follows."""
-        return self._listener.ended
-
-    def publish(self, event: Event) -> None:
-        """Add an event (for the service)."""
-        with self._lock:
-            self._listener.put(event)
-            if isinstance(event, Finished):
-                self._listener.end()
-
-    def fail(self, error: DFlashError) -> None:
-        """End the request with an error (for the service)."""
-        with self._lock:
-            self._listener.end(error)
