@@ -16,7 +16,7 @@ from dflash_local.app.loading import engine_session, load_steps_of, named_when_m
 from dflash_local.app.notices import Notify, progress_of
 from dflash_local.catalog.bundled import Pair
 from dflash_local.events import Notice
-from dflash_local.load_config import LoadConfig
+from dflash_local.load_config import FUSED, LoadConfig
 from dflash_local.request import fresh_seed
 from dflash_local.settings import Settings, quiet_libraries
 from dflash_local.store.kept import take_unkept
@@ -59,7 +59,9 @@ def bench_fidelity(
 ) -> Found:
     """Load the original, then the quantised target, both without a drafter, and tell how far apart they are."""
     alone = replace(load, draft=False)
-    with engine_session(original, replace(alone, quantize=None), user, notify) as session:
+    engine = FUSED if load.needs_fused else load.engine  # one for both
+    plain = replace(alone, quantize=None, kv_cache="auto", engine=engine)
+    with engine_session(original, plain, user, notify) as session:
         from dflash_local.bench import fidelity
 
         texts = fidelity.score_original(session, prompts, max_new_tokens, thinking, progress_of(notify))

@@ -104,7 +104,8 @@ Routing = Annotated[
     ),
 ]
 Fidelity = Annotated[
-    bool, typer.Option("--fidelity", help="Instead: how near a quantised target's choices are to its original's.")
+    bool,
+    typer.Option("--fidelity", help="Instead: how near a target with coarser weights or caches is to its original."),
 ]
 Original = Annotated[
     str | None, opt.named("--original", "MODEL", "With --fidelity: the original, where the registry names none.")
@@ -297,7 +298,8 @@ def _chosen(pair: Pair, name: str | None) -> tuple[str, tuple[Prompt, ...]]:
 
 
 def original_of(call: Invocation, model: str, pair: Pair, named: str | None, load: LoadConfig) -> Pair:
-    """Find the plain target that a quantised one was made of: itself, before it was rounded; or another.
+    """Find the plain target that a quantised one was made of: itself, before it was rounded, or with caches in 16 bits;
+    or another.
 
     Args:
         named: with ``--original``.
@@ -307,13 +309,13 @@ def original_of(call: Invocation, model: str, pair: Pair, named: str | None, loa
     """
     if named is not None:
         return call.pair(named, None, ALONE)
-    if load.quantize is not None:
+    if load.quantize is not None or load.kv_cache != "auto":
         return pair
     choice = choose(model, None, call.user)
     if choice.row is None or choice.row.target is None or choice.target == choice.row.target:
         raise UsageError(
             f"{pair.name} is not known as a quantised target",
-            "give --quantize, or a quantised checkpoint with --original MODEL",
+            "give --quantize or --kv-cache, or a quantised checkpoint with --original MODEL",
         )
     return call.pair(choice.row.name, None, ALONE)
 

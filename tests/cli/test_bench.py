@@ -104,6 +104,15 @@ def test_fidelity_of_a_toy_is_told_as_table_and_report(cli: Cli, tmp_path: Path)
     assert report["kept_bytes"] == 4 * 1024 * report["rows"][-1]["positions"]
 
 
+def test_fidelity_of_keys_and_values_in_8_bits(cli: Cli) -> None:
+    """Beside the same weights with caches in the weights' dtype."""
+    done = cli("bench", "demo", "--kv-cache", "fp8", "--fidelity", *FEW, "--json")
+    assert done.code == 0, done.err
+    assert done.json["load"]["kv_cache"] == "fp8" and done.json["original"]["load"]["kv_cache"] == "auto"
+    assert done.json["engine"] == done.json["original"]["engine"] == "fused"
+    assert 0 < done.json["rows"][-1]["mean_kl"] < 0.1
+
+
 def test_the_original_gives_its_memory_back_before_the_quantised_target_is_planned(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
