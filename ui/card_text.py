@@ -11,8 +11,7 @@ from dflash_local.tables import Column, indented, table, tokens, wrapped
 from dflash_local.ui.plan_text import speed_range
 
 if TYPE_CHECKING:
-    from dflash_local.app.cards import CardTable
-    from dflash_local.app.recommending import Summary
+    from dflash_local.app.cards import CardRow, CardTable
 
 TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "LONGEST", "PLAIN", "DRAFTED")
 NOTE = (
@@ -31,8 +30,8 @@ def lines(tables: Sequence[CardTable], width: int) -> list[str]:
     for each in tables:
         rows = [_row(row) for row in each.rows]
         page += [_head(each), *indented(table(columns, rows, width - 2)), ""]
-    commands = [row for each in tables for row in each.rows if row.command]
-    how = f"one command runs a pair with its weights, such as: {commands[0].command}" if commands else ""
+    commands = [row.summary.command for each in tables for row in each.rows if row.summary.command]
+    how = f"one command runs a pair with its weights, such as: {commands[0]}" if commands else ""
     return [*page, *wrapped(" ".join(filter(None, (NOTE, how))), width)]
 
 
@@ -48,10 +47,11 @@ def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
         yield "| pair | weights | GiB | context | longest | plain | drafted | options of `dflash chat` |"
         yield "|---|---|---|---|---|---|---|---|"
         for row in each.rows:
-            if row.command:
-                options = row.command.removeprefix(f"dflash chat {row.pair}").strip()
+            found = row.summary
+            if found.command:
+                options = found.command.removeprefix(f"dflash chat {found.pair}").strip()
                 yield f"| {' | '.join([*_row(row), f'`{options}`' if options else ''])} |"
-        if rest := [row.pair for row in each.rows if not row.command]:
+        if rest := [row.summary.pair for row in each.rows if not row.summary.command]:
             yield ""
             yield f"Does not fit: {', '.join(rest)}."
 
@@ -61,14 +61,14 @@ def _head(each: CardTable) -> str:
     return f"{machine.memory / 2**30:.0f} GiB: {machine.name}{f', {rate:,.0f} GB/s' if rate else ''}"
 
 
-def _row(row: Summary) -> tuple[str, ...]:
-    best = row.best
+def _row(row: CardRow) -> tuple[str, ...]:
+    found, best = row.summary, row.summary.best
     if best is None:
-        return row.pair, "does not fit", "-", "-", "-", "-", "-"
-    size = "-" if row.download_gib is None else f"{'~' if row.computed else ''}{row.download_gib:.1f}"
-    plain = "-" if row.plain_tokens_per_s is None else f"{row.plain_tokens_per_s:.0f}"
+        return found.pair, "does not fit", "-", "-", "-", "-", "-"
+    size = "-" if found.download_gib is None else f"{'~' if found.computed else ''}{found.download_gib:.1f}"
+    plain = "-" if found.plain_tokens_per_s is None else f"{found.plain_tokens_per_s:.0f}"
     lengths = None if best.prediction is None else best.prediction.acceptance
     mark = "*" if lengths is not None and lengths.source.startswith(TYPICAL) else ""
-    drafted = f"{speed_range(row.drafted_tokens_per_s)}{mark}"
+    drafted = f"{speed_range(found.drafted_tokens_per_s)}{mark}"
     context, longest = (tokens(each) for each in (best.plan.context, row.longest_context))
-    return row.pair, best.name, size, context, longest, plain, drafted
+    return found.pair, best.name, size, context, longest, plain, drafted

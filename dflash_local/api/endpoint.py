@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any
@@ -102,10 +102,9 @@ class Endpoint:
                 stack.callback(task.cancel)
             await self._first(submitting, ends)
             ticket: Ticket = submitting.result()
-            events: Iterator[Event] = ticket
             tokens = False
             while True:
-                upcoming = loop.run_in_executor(self._pool, next, events, None)
+                upcoming = loop.run_in_executor(self._pool, next, ticket, None)
                 upcoming.add_done_callback(_seen)
                 while not await self._first(upcoming, ends, self._quiet_s):
                     yield None

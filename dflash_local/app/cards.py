@@ -10,6 +10,7 @@ from dflash_local.app.models import registry
 from dflash_local.app.recommending import Summary, row_summary
 
 if TYPE_CHECKING:
+    from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.recommend import Preference
     from dflash_local.settings import Settings
@@ -27,11 +28,19 @@ CARDS = (
 
 
 @dataclass(frozen=True, slots=True)
+class CardRow:
+    """Says what a pair comes to on a card, and the most context that its best weights leave; None where none do."""
+
+    summary: Summary
+    longest_context: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class CardTable:
     """Lists what pairs come to on one card."""
 
     machine: Machine
-    rows: tuple[Summary, ...]
+    rows: tuple[CardRow, ...]
 
 
 def card_tables(
@@ -43,7 +52,12 @@ def card_tables(
         SettingsError: the registry cannot be read.
     """
     from dflash_local.planner.machine import named
+    from dflash_local.planner.room import longest_context
+
+    def card_row(row: Row, machine: Machine) -> CardRow:
+        summary = row_summary(row, machine, user, preference)
+        return CardRow(summary, None if summary.best is None else longest_context(summary.best))
 
     rows = [row for row in registry(user).rows if not (row.bundled or row.bundled_drafter) and row.runs_here]
     machines = [named(name, gib) for name, gib in cards]
-    return tuple(CardTable(each, tuple(row_summary(row, each, user, preference) for row in rows)) for each in machines)
+    return tuple(CardTable(each, tuple(card_row(row, each) for row in rows)) for each in machines)

@@ -75,13 +75,6 @@ class Summary:
         return None if plain is None else max(plain, (self.drafted_tokens_per_s or (plain,))[0])
 
     @property
-    def longest_context(self) -> int | None:
-        """Plan the most tokens that the best weights leave; worked out when it is asked for."""
-        from dflash_local.planner.room import longest_context
-
-        return None if self.best is None else longest_context(self.best)
-
-    @property
     def slow(self) -> str:
         """Say that it would be too slow for a chat; empty where it would not be, or no speed is predicted."""
         speed = self.tokens_per_s

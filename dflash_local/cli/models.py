@@ -94,7 +94,11 @@ def _show_cards(
         {
             "machine": each.machine.as_dict(),
             "pairs": [
-                {**row.as_dict(), "longest_context": row.longest_context, "option": row.best and row.best.as_dict()}
+                {
+                    **row.summary.as_dict(),
+                    "longest_context": row.longest_context,
+                    "option": row.summary.best and row.summary.best.as_dict(),
+                }
                 for row in each.rows
             ],
         }

@@ -180,9 +180,8 @@ def fits(config: ExpertConfig, weight: ExpertWeight, mixture: Mixture, rows: int
     loaded = config.tiles * config.num_stages * kind.bits * 2
     if kind.of_gguf:
         loaded += config.tiles * config.num_stages * GGUF_REGISTERS[row_tiles(rows)]
-        loaded += (
-            0 if isinstance(config, GateUpConfig) else row_tiles(rows) * (STEP_REGISTERS + (kind.sum_bytes > 0) * 8)
-        )
+        if isinstance(config, DownConfig):
+            loaded += row_tiles(rows) * (STEP_REGISTERS + (kind.sum_bytes > 0) * 8)
     most = MAX_LOADED * MAX_LOADING_THREADS * 2 // (config.threads * config.blocks_per_sm)
     if loaded > min(most, 128):
         return False
