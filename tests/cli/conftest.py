@@ -21,7 +21,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli.console import Console
 from dflash_local.cli.main import main
 from dflash_local.load_config import LoadConfig
-from tests.cli.served import serving  # noqa: F401  # a fixture
+from tests.cli.served import serving, web  # noqa: F401  # fixtures
 from tests.fake_hub import FakeHub, online
 from tests.remote.launched_fake import fake_program
 from tests.service.scripted import ScriptedSession

@@ -1,4 +1,4 @@
-"""``dflash serve`` run by a test: the command in this very process, and a client that asks it."""
+"""``dflash serve`` and ``dflash web`` run by a test: the command in this very process, and a client that asks it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ class Client:
     def text(self, path: str, body: Any = None) -> str:
         return self._answer(path, body)[1].decode()
 
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        status, raw = self._answer(path, headers=headers)
+        return status, raw.decode()
+
     def _answer(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
     ) -> tuple[int, bytes]:
@@ -68,6 +72,16 @@ def record_by_hand(home: Path, url: str, **owner: Any) -> Path:
 @pytest.fixture
 def serving(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
     """``serving(visit, "demo", ...)`` runs the command until ``visit(client)`` returns, then sends SIGTERM."""
+    yield from _command(cli, own_home, "serve")
+
+
+@pytest.fixture
+def web(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
+    """As ``serving``, of ``dflash web``."""
+    yield from _command(cli, own_home, "web")
+
+
+def _command(cli: Cli, own_home: Path, name: str) -> Iterator[Callable[..., Result]]:
     failures: list[BaseException] = []
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     others = records_of(own_home)
@@ -88,7 +102,7 @@ def serving(cli: Cli, own_home: Path) -> Iterator[Callable[..., Result]]:
 
         thread = threading.Thread(target=outside, daemon=True)
         thread.start()
-        result = cli("serve", *argv, "--port", "0")
+        result = cli(name, *argv, "--port", "0")
         ended.set()
         thread.join(60)
         assert not failures, failures[0]
