@@ -33,27 +33,23 @@ class Client:
     def call(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
     ) -> tuple[int, Any]:
-        status, raw = self._answer(path, body, headers, timeout)
-        return status, json.loads(raw)
+        status, text = self.ask(path, body, headers, timeout)
+        return status, json.loads(text)
 
     def text(self, path: str, body: Any = None) -> str:
-        return self._answer(path, body)[1].decode()
+        return self.ask(path, body)[1]
 
-    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-        status, raw = self._answer(path, headers=headers)
-        return status, raw.decode()
-
-    def _answer(
+    def ask(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 60
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         kind = {"Content-Type": "application/json"} if body is not None else {}
         data = json.dumps(body) if body is not None else None
         connection.request("POST" if body is not None else "GET", path, data, {**kind, **(headers or {})})
         answer = connection.getresponse()
-        raw = answer.read()
+        text = answer.read().decode()
         connection.close()
-        return answer.status, raw
+        return answer.status, text
 
 
 def records_of(home: Path) -> list[Path]:
@@ -90,11 +86,10 @@ def _command(cli: Cli, own_home: Path, name: str) -> Iterator[Callable[..., Resu
         ended = threading.Event()
 
         def outside() -> None:
-            client = _wait_for(own_home, others, ended)
-            if client is None:
-                return
             try:
-                visit(client)
+                client = _wait_for(own_home, others, ended)
+                if client is not None:
+                    visit(client)
             except BaseException as error:
                 failures.append(error)
             if not ended.is_set():

@@ -27,8 +27,6 @@ TOKEN = "a-secret-of-mine"
 needs_page = pytest.mark.skipif(
     importlib.util.find_spec("gradio") is None, reason="gradio is not installed: pip install gradio"
 )
-
-
 Web = Callable[..., Result]
 
 
@@ -74,8 +72,8 @@ def test_page_and_endpoint_are_one_server_with_a_record(web: Web, opened: Opened
     seen: dict[str, Any] = {}
 
     def visit(here: Client) -> None:
-        seen["page"] = here.get("/")
-        seen["models"] = json.loads(here.get("/v1/models")[1])
+        seen["page"] = here.ask("/")
+        seen["models"] = json.loads(here.ask("/v1/models")[1])
         seen["record"] = json.loads(records_of(own_home)[0].read_text(encoding="utf-8"))
         seen["port"] = here.port
         while not opened.sessions:
@@ -87,7 +85,7 @@ def test_page_and_endpoint_are_one_server_with_a_record(web: Web, opened: Opened
     assert [one["id"] for one in seen["models"]["data"]] == ["demo"]
     assert seen["record"]["model"] == "demo" and seen["record"]["address"].endswith(f":{seen['port']}")
     assert f"in a browser: http://127.0.0.1:{seen['port']}/" in result.err
-    assert all(session.closed for session in opened.sessions)
+    assert not records_of(own_home) and all(session.closed for session in opened.sessions)
 
 
 @needs_page
@@ -114,10 +112,10 @@ def test_page_and_endpoint_over_a_running_server(web: Web, opened: Opened, own_h
     seen: dict[str, Any] = {}
 
     def visit(here: Client) -> None:
-        seen["page"] = here.get("/")[0]
-        while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
+        seen["page"] = here.ask("/")[0]
+        while json.loads(here.ask("/dflash/v1/status")[1])["state"] != "ready":
             time.sleep(0.01)
-        seen["models"] = json.loads(here.get("/v1/models")[1])
+        seen["models"] = json.loads(here.ask("/v1/models")[1])
         seen["record"] = json.loads(records_of(own_home)[0].read_text(encoding="utf-8"))
 
     with running(Fake(model="house-model")) as fake:
@@ -134,7 +132,7 @@ def test_a_launched_server_ends_with_the_page(
     record = fake_program(tmp_path / "bin", monkeypatch)
 
     def visit(here: Client) -> None:
-        while json.loads(here.get("/dflash/v1/status")[1])["state"] != "ready":
+        while json.loads(here.ask("/dflash/v1/status")[1])["state"] != "ready":
             time.sleep(0.01)
 
     result = web(visit, "--engine", "vllm", "--engine-args", "--max-model-len 512")
@@ -172,7 +170,7 @@ def test_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint(
         password = base64.b64encode(f"me:{TOKEN}".encode()).decode()
         for path in ("/", "/v1/models"):
             for value in ("", f"Basic {password}", f"Bearer {TOKEN}"):
-                seen.append(here.get(path, {"Authorization": value} if value else {})[0])
+                seen.append(here.ask(path, headers={"Authorization": value} if value else {})[0])
 
     result = web(visit, "demo", "--host", "0.0.0.0")
     assert result.code == 0 and seen == [401, 200, 200] * 2
