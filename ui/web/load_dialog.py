@@ -168,17 +168,17 @@ class LoadDialog:
         except DFlashError as error:
             planned, drawn = Planned(Asked(asked.number, asked.name), None), markup.failed(error)
         if visitor.asked == asked:
-            visitor.asked, visitor.planned = planned.asked, planned
+            visitor.asked, visitor.planned, visitor.planned_before = planned.asked, planned, before
             yield drawn
 
     def start(self, event: gr.EventData, request: gr.Request) -> str:
         """Load the pair in the way that was picked, or begin its download; what went wrong."""
-        visitor, way = self._visitors.of(request), _integer(event, "way")
-        asked, planned = visitor.asked, visitor.planned
+        visitor, plan, way = self._visitors.of(request), _integer(event, "plan"), _integer(event, "way")
+        # A table is drawn anew when a download ends: a click on the one before it may be on its way.
+        tables = (each for each in (visitor.planned, visitor.planned_before) if each is not None)
+        planned = next((each for each in tables if each.asked.number == plan), None)
         try:
-            if asked is None or planned is None or asked.name != planned.asked.name:
-                raise UsageError(STALE)
-            if planned.asked.number != _integer(event, "plan"):
+            if planned is None or visitor.asked is None or visitor.asked.name != planned.asked.name:
                 raise UsageError(STALE)
             if planned.found is None:
                 self._models.start_by_name(planned.asked.name)

@@ -31,7 +31,7 @@ class Visitor:
     Attributes:
         model: the one that its settings were filled in for. origins: show where each token came from.
         chosen: the pair that was picked in the table of pairs. order: of that table's rows.
-        asked, planned: ways to load, wanted and shown. bench: the last run.
+        asked, planned, planned_before: ways to load: wanted, shown, and shown before. bench: the last run.
         jobs: what it has under way besides its conversation, by the tab. left: when it went, by the monotonic clock.
     """
 
@@ -42,6 +42,7 @@ class Visitor:
     order: list[str] = field(default_factory=list)
     asked: Asked | None = None
     planned: Planned | None = None
+    planned_before: Planned | None = None
     bench: BenchRun | None = None
     jobs: dict[str, Job[Any]] = field(default_factory=dict)
     left: float | None = None

@@ -216,6 +216,12 @@ def test_a_way_that_was_not_offered_is_not_taken(pairs: Pairs) -> None:
     (drawn,) = dialog.plan(window)
     plan = int(drawn.split('data-plan="')[1].split('"')[0])
     assert dialog.start(send(plan=plan, way=0), window) == "" and pairs.loads[0][0] == found.choices[0].model
+    dialog.ask(PAIR, window)
+    assert len(list(dialog.plan(window))) == 1
+    assert dialog.start(send(plan=plan, way=0), window) == "", "clicked while the table was drawn anew"
+    dialog.ask(PAIR, window)
+    list(dialog.plan(window))
+    assert "the plans have changed" in dialog.start(send(plan=plan, way=0), window), "two tables ago"
     service.close()
 
 
