@@ -27,7 +27,7 @@ from dflash_local import __version__, settings
 from dflash_local.app.loading import open_session
 from dflash_local.app.resolve import resolve
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine.cpu_threads import THREADS
+from dflash_local.engine.cpu_threads import THREADS, end_team
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
@@ -155,6 +155,7 @@ def measure(pair: Pair, dtype: str, count: int, tokens: int) -> dict[str, Any]:
     session = cast(Session, open_session(pair, LoadConfig(dtype=dtype, device="cpu", engine="reference")))
     files = Checkpoint.open(pair.target)
     model = load_target(files, TargetFacts.from_checkpoint(files), placement("cpu", dtype))
+    end_team()  # as the pair's own load ends with it
     forwards = in_a_thread(partial(forward_ms, session, model))
     del model
     found = {

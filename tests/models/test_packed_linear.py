@@ -8,16 +8,16 @@ from torch import nn
 from torch.nn import functional
 
 from dflash_local.models import packed_linear
-from dflash_local.models.packed_linear import PackedLinear, can_pack, linear, pack, pack_linears
+from dflash_local.models.packed_linear import PackedLinear, PackedPart, can_pack, linear, pack, pack_linears
 
 CPU = torch.device("cpu")
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(CPU, dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="no oneDNN for this processor")
 
 
-def weight_of(dtype: torch.dtype) -> torch.Tensor:
+def weight_of(dtype: torch.dtype, columns: int = 64) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(96, 64, generator=generator).to(dtype)
+    return torch.randn(96, columns, generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -33,8 +33,9 @@ def test_products_are_those_of_the_plain_weight(dtype: torch.dtype, rows: int) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
-    weight, x = pack(weight_of(dtype)), torch.randn(16, 64).to(dtype)
+@pytest.mark.parametrize("columns", [64, 1536, 9728])  # of float32, a row alone is added otherwise above 1,024
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype, columns: int) -> None:
+    weight, x = pack(weight_of(dtype, columns)), torch.randn(16, columns).to(dtype)
     whole = linear(x, weight)
     for rows in range(1, 16):
         assert torch.equal(linear(x[:rows], weight), whole[:rows])
@@ -45,7 +46,9 @@ def test_a_weight_comes_back_as_it_was() -> None:
     assert torch.equal(pack(weight).to_dense(), weight)
 
 
-def test_only_plain_layers_are_replaced() -> None:
+def test_only_plain_layers_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "FEWEST_OUTPUTS", 0)
+
     class Coded(nn.Linear):
         """As a quantized one would be: its weight is not what it multiplies with."""
 
@@ -57,6 +60,35 @@ def test_only_plain_layers_are_replaced() -> None:
         pack_linears(model)
         torch.testing.assert_close(model(x), before)
     assert [type(part) for part in (model[0], inner[0], model[2])] == [PackedLinear, PackedLinear, Coded]
+
+
+class Gated(nn.Module):
+    """Two layers that read the same rows, by the names that transformers gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 4), nn.Linear(8, 6)
+
+    def forward(self, gate_rows: torch.Tensor, up_rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat((self.gate_proj(gate_rows), self.up_proj(up_rows)), -1)
+
+
+def test_layers_that_read_the_same_rows_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "FEWEST_OUTPUTS", 0)
+    model, rows, others = Gated(), torch.randn(3, 8), torch.randn(3, 8)
+    with torch.no_grad():
+        before = [model(rows, rows), model(rows, others), model(others, others)]
+        pack_linears(model)
+        after = [model(rows, rows), model(rows, others), model(others, others)]
+    torch.testing.assert_close(after, before)
+    assert [type(part) for part in model.children()] == [PackedLinear, PackedPart]
+    assert model.gate_proj.weight.shape == (10, 8)
+
+
+def test_narrow_float32_layers_stay_as_they_are() -> None:
+    model = Gated()
+    pack_linears(model)
+    assert [type(part) for part in model.children()] == [nn.Linear, nn.Linear]
 
 
 def test_what_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
