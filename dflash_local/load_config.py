@@ -172,7 +172,7 @@ class LoadConfig:
         not_shown=("full",),
     )
     kv_cache: str = _option(
-        "auto", "fp8: half the memory of a context; replies change.", choices=("auto", "fp8"), needs_fused=True
+        "auto", "int8: half the memory of a context; replies change.", choices=("auto", "int8"), needs_fused=True
     )
     offload: str = _option(
         "auto",
@@ -234,7 +234,7 @@ class LoadConfig:
         return [word for name in changed for word in LOAD_OPTIONS[name].arguments(getattr(self, name))]
 
     def described(self, beside: Collection[str] = ()) -> list[str]:
-        """Return what is worth saying of a load: ``exact``, ``kv cache fp8``; the fields ``beside`` left out."""
+        """Return what is worth saying of a load: ``exact``, ``kv cache int8``; the fields ``beside`` left out."""
         parts = []
         for name, option in LOAD_OPTIONS.items():
             value, words = getattr(self, name), name.replace("_", " ")

@@ -108,7 +108,7 @@ class SessionFacts:
 
     @property
     def loaded_as(self) -> str:
-        """Return how it is loaded in a few words: ``fused int4 bfloat16 cuda, exact, kv cache fp8``."""
+        """Return how it is loaded in a few words: ``fused int4 bfloat16 cuda, exact, kv cache int8``."""
         basics = f"{self.engine} {self.formats} {self.device}"
         return ", ".join([basics, *self.load.described(BASICS)])
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -45,12 +46,10 @@ def _weights(family: str, device: str) -> tuple[TargetWeights, ModelConfig]:
         return read_weights(checkpoint, facts, torch.device(device), torch.float32), facts.model
 
 
-def fused_target(
-    family: str, context: int, rows: int = ROWS, device: str = "cpu", *, exact: bool = False
-) -> FusedTarget:
+def fused_target(family: str, context: int, rows: int = ROWS, device: str = "cpu", **options: Any) -> FusedTarget:
     """A target of the weights that ``families.random_model`` gives."""
     weights, model = _weights(family, device)
-    return FusedTarget(weights, model, TAPS, context, rows, exact=exact)
+    return FusedTarget(weights, model, TAPS, context, rows, **options)
 
 
 class PlantedBlocks:

@@ -42,8 +42,8 @@ def test_every_option_is_described() -> None:
 
 def test_arguments_say_what_differs() -> None:
     assert LoadConfig().arguments() == []
-    config = LoadConfig(context=900, draft=False, exact=True, fit_check=False, kv_cache="fp8")
-    words = "--context 900 --mode ar --exact --kv-cache fp8 --no-fit-check"
+    config = LoadConfig(context=900, draft=False, exact=True, fit_check=False, kv_cache="int8")
+    words = "--context 900 --mode ar --exact --kv-cache int8 --no-fit-check"
     assert " ".join(config.arguments()) == words
     assert LoadConfig().arguments(LoadConfig(exact=True, dtype="float16")) == ["--dtype", "auto", "--no-exact"]
 
@@ -57,8 +57,8 @@ def test_another_load_is_one_that_gives_an_option_another_value() -> None:
 
 def test_the_option_that_only_one_engine_knows_is_named() -> None:
     assert LoadConfig(draft_window=5).needs_fused == ""
-    assert LoadConfig(kv_cache="fp8").needs_fused == "--kv-cache fp8"
-    assert LoadConfig(kv_cache="fp8", exact=True).needs_fused == "--exact"
+    assert LoadConfig(kv_cache="int8").needs_fused == "--kv-cache int8"
+    assert LoadConfig(kv_cache="int8", exact=True).needs_fused == "--exact"
 
 
 def test_facts_tell_what_is_loaded_and_survive_json() -> None:

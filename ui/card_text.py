@@ -17,7 +17,7 @@ TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "LONGEST", "PLAIN", "DRAFTED")
 NOTE = (
     "Speeds are predicted at 1,024 tokens of context: fitted to one NVIDIA H200 with random weights, scaled to the "
     "H100 by a probe, to others by data sheets. GiB is the download, drafter included; ~ is computed from the shape. "
-    "CONTEXT is what a load takes by itself, LONGEST what the same weights leave with --kv-cache fp8, which changes "
+    "CONTEXT is what a load takes by itself, LONGEST what the same weights leave with --kv-cache int8, which changes "
     "replies, and all that changes none (--drafter-precision 8bit-drafter --offload all). "
     "PLAIN is tokens/s without the drafter, DRAFTED at the lowest and the highest acceptance length: this machine's "
     "own, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."

@@ -12,6 +12,7 @@ import torch
 from dflash_local.config.module_names import HEAD, HEAD_MODULES
 from dflash_local.config.quantization import MXFP4
 from dflash_local.errors import CheckpointError
+from dflash_local.kernels.qk_norm_rope_cache import coded
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.fill_places import text_tensors
@@ -34,17 +35,18 @@ class LayerOutputs:
     mlp: torch.Tensor
 
 
-class RoundedKVCache(KVCache):
-    """Holds keys and values as a cache of a coarser dtype does."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype
+class CodedKVCache(KVCache):
+    """Holds keys and values as a cache of int8 codes does."""
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().update(keys.to(self._dtype).to(keys.dtype), values.to(self._dtype).to(values.dtype), layer)
+        return super().update(_as_coded(keys), _as_coded(values), layer)
+
+
+def _as_coded(rows: torch.Tensor) -> torch.Tensor:
+    codes, scales = coded(rows)
+    return (codes * scales).to(rows.dtype)
 
 
 class StreamedReference:
@@ -52,7 +54,7 @@ class StreamedReference:
 
     Args:
         files: of which ``facts`` were read. device, dtype: that it computes on and in.
-        cache_dtype: that keys and values are rounded to.
+        cache_dtype: of keys and values: ``dtype``, or int8 for codes.
 
     Raises:
         CheckpointError: transformers does not take the configuration.
@@ -72,7 +74,7 @@ class StreamedReference:
         decoder.rotary_emb.to(device)
         self._target = TransformersTarget(model, device=device)
         if cache_dtype != dtype:
-            self._target.kv = RoundedKVCache(cache_dtype)
+            self._target.kv = CodedKVCache()
         self._names = self._by_module()
 
     def _by_module(self) -> dict[str, list[str]]:

@@ -21,7 +21,6 @@ from dflash_local.errors import DFlashError, KernelError
 from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
-from dflash_local.layout.part_layout import KV_DTYPES
 from dflash_local.load_config import OFFLOADS
 from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
@@ -107,7 +106,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     )
     settle_torch(target_parameters(facts.model).total, device)
     block, taps = (1, ()) if draft is None else (draft.block_size, draft.taps)
-    kind = getattr(torch, KV_DTYPES[config.kv_cache]) if config.kv_cache in KV_DTYPES else dtype
+    kind = dtype if config.kv_cache == "auto" else getattr(torch, config.kv_cache)
     target = FusedTarget(
         weights, facts.model, taps, pair.context, block, exact=config.exact, cache_dtype=kind, offloaded=offloaded
     )

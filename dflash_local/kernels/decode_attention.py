@@ -19,8 +19,8 @@ from dflash_local.kernels.jit import (
     start_next_kernel,
     tl,
 )
-from dflash_local.kernels.qk_norm_rope_cache import as_bytes
-from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, DecodeConfig, decode_config, device_properties
+from dflash_local.kernels.qk_norm_rope_cache import Cache
+from dflash_local.kernels.split_kv import DecodeConfig, decode_config, device_properties
 from dflash_local.layout.attention import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits, partial_buffers
 
 MIN_DOT_DIM = 16  # dimensions of a head that a tensor core takes at least
@@ -76,7 +76,7 @@ class SplitKV:
 
 def decode_attention(
     queries: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: Cache,
     start: torch.Tensor,
     out: torch.Tensor,
     partials: SplitKV,
@@ -91,8 +91,8 @@ def decode_attention(
 
     Args:
         queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], a position's row being the
-            rest of its division by the capacity (``layout.attention.ring_rows``). Of the queries' dtype or
-            float8_e4m3fn, which is widened to it exactly (cards that cannot read it take NaN for 480).
+            rest of its division by the capacity (``layout.attention.ring_rows``). Of the queries' dtype; or int8 codes,
+            and their scales [KV heads, capacity, 1] float32.
         start: [1] int32 on the device. out: [M, heads * head_dim], written.
         max_seq_len: no key is at or behind this.
         gates: [M, ..] whose first numbers are each head's query and gate by turns; None gates nothing.
@@ -103,7 +103,7 @@ def decode_attention(
         return decode_attention_reference(queries, cache, start, out, mask, gates, scale, sinks)
     rows, num_heads, head_dim = queries.shape
     device = device_properties(queries.device)
-    keys, values = cache if device.compute_capability >= FP8_LOAD_CAPABILITY else (as_bytes(part) for part in cache)
+    keys, values = cache[:2]
     num_kv_heads, capacity = keys.shape[:2]
     block_d = max(power_of_two(head_dim), MIN_DOT_DIM)
     of_group = rows * (num_heads // num_kv_heads)
@@ -116,10 +116,10 @@ def decode_attention(
     split_size = FIXED_SPLIT_SIZE if partials.fixed else config.min_split_size
     splits_per_doubling = SPLITS_PER_DOUBLING if partials.fixed else 0
     _attend_split_kernel[(num_kv_heads, count, tiles)](
-        queries, keys, values, start, partials.outputs, partials.softmax_stats, rows, max_rows, scale or head_dim**-0.5,
-        capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m, splits_per_doubling,
-        config.block_kv, mask.causal, mask.sliding_window, mask.context_window, capacity < max_seq_len,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        queries, keys, values, *(cache[2:] or cache), start, partials.outputs, partials.softmax_stats, rows, max_rows,
+        scale or head_dim**-0.5, capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m,
+        splits_per_doubling, config.block_kv, mask.causal, mask.sliding_window, mask.context_window,
+        capacity < max_seq_len, len(cache) > 2, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     gate_stride = 0 if gates is None else gates.shape[1]
     _combine_splits_kernel[(rows, num_heads)](
@@ -138,7 +138,7 @@ def query_block(queries: int, block_d: int) -> int:
 
 def decode_attention_reference(
     queries: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: Cache,
     start: torch.Tensor,
     out: torch.Tensor,
     mask: AttentionMask,
@@ -150,7 +150,9 @@ def decode_attention_reference(
     rows, num_heads, head_dim = queries.shape
     end = int(start) + rows
     places = torch.arange(end, device=out.device) % cache[0].shape[1]
-    keys, values = (part[:, places].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
+    keys, values, *scales = (part[:, places].float().repeat_interleave(num_heads // part.shape[0], 0) for part in cache)
+    if scales:
+        keys, values = keys * scales[0], values * scales[1]
     scores = torch.einsum("mhd,hkd->hmk", queries.float(), keys) * (scale or head_dim**-0.5)
     at = torch.arange(int(start), end, device=out.device).unsqueeze(1)
     key = torch.arange(end, device=out.device).unsqueeze(0)
@@ -195,25 +197,14 @@ def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING:
         return low + split * size, split * 0 + size
 
 
-@jit
-def widened(raw, kind: tl.constexpr):
-    """Return numbers of a cache in the dtype of the queries; bytes are e4m3 codes."""
-    if raw.dtype == tl.uint8:
-        # Sign and seven bits to where float32 has its sign, exponent and mantissa: then only the exponent's bias is
-        # wrong. Codes without a leading one become float32's own small numbers, which the product makes right too.
-        bits = (raw.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -2014314496  # 0x87f00000
-        return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(kind)  # 2 ** 120
-    else:
-        return raw.to(kind)
-
-
 # fmt: off
 @jit
 def _attend_split_kernel(
-    queries, keys, values, start, partial_outputs, softmax_stats, rows, max_rows, scale, capacity, split_size,
+    queries, keys, values, key_scales, value_scales, start, partial_outputs, softmax_stats, rows, max_rows, scale,
+    capacity, split_size,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, SPLITS_PER_DOUBLING: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
-    SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr, RING: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr, CONTEXT_WINDOW: tl.constexpr, RING: tl.constexpr, CODED: tl.constexpr,
 ):
     # fmt: on
     # One program: one KV head and one split of its keys, for BLOCK_M of the rows of all query heads that share that KV
@@ -258,7 +249,9 @@ def _attend_split_kernel(
         else:
             place = rows_of_head + key
         k = tl.load(keys + place[None, :] * head_dim + dim[:, None], mask=here[None, :] & real[:, None], other=0.0)
-        score = tl.dot(query, widened(k, kind), input_precision="ieee") * scale
+        score = tl.dot(query, k.to(kind), input_precision="ieee") * scale
+        if CODED:
+            score *= tl.load(key_scales + place, mask=here, other=0.0)[None, :]
         seen = here[None, :] & inside[:, None]
         if CAUSAL:
             seen = seen & (key[None, :] <= position[:, None])
@@ -271,7 +264,9 @@ def _attend_split_kernel(
         shrink = tl.exp(largest - top)
         total = total * shrink + tl.sum(weight, 1)
         v = tl.load(values + place[:, None] * head_dim + dim[None, :], mask=here[:, None] & real[None, :], other=0.0)
-        output = output * shrink[:, None] + tl.dot(weight.to(kind), widened(v, kind), input_precision="ieee")
+        if CODED:
+            weight *= tl.load(value_scales + place, mask=here, other=0.0)[None, :]
+        output = output * shrink[:, None] + tl.dot(weight.to(kind), v.to(kind), input_precision="ieee")
         largest = top
     part = (split * max_rows + row) * NUM_HEADS + head
     tl.store(partial_outputs + part[:, None] * head_dim + dim[None, :], output, mask=inside[:, None] & real[None, :])

@@ -1,12 +1,14 @@
-"""Attention of a prompt's many rows over the cache by the library, which knows neither fp8 caches nor sinks."""
+"""Attention of a prompt's many rows over the cache by the library, which knows neither coded caches nor sinks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
-from dflash_local.kernels.qk_norm_rope_cache import as_bytes
+from dflash_local.kernels.qk_norm_rope_cache import Cache
 from dflash_local.layout.attention import SINK_DIMS
 
 FLASH_WIDTH = 8  # its heads are a multiple of so wide
@@ -15,7 +17,7 @@ SINK_PARTS = 3  # of these dimensions sum to a sink: three numbers of bfloat16 m
 
 def prefill_attention(
     queries: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: Cache,
     committed: int,
     scale: float | None = None,
     sliding_window: int | None = None,
@@ -23,13 +25,14 @@ def prefill_attention(
 ) -> torch.Tensor:
     """Attend causally [M, heads * head_dim] for rows at ``committed ..`` over what is committed and themselves.
 
-    A float8_e4m3fn cache is widened one KV head at a time, exactly: beside it stand one head's keys and values
-    (rows * head_dim * 4 bytes in 16 bits: 134 MB at 131,072 rows and head_dim 256) and never a copy of a layer. With
-    sinks it is the same, of ``SINK_DIMS`` dimensions more.
+    A cache of int8 codes is decoded one KV head at a time: beside it stand one head's keys and values in the queries'
+    dtype (134 MB in 16 bits at 131,072 rows and head_dim 256) and never a copy of a layer. With sinks it is the same,
+    of ``SINK_DIMS`` dimensions more.
 
     Args:
         queries: [M, heads, head_dim]. cache: keys and values [KV heads, capacity, head_dim], of the queries' dtype or
-            float8_e4m3fn, the M rows written, a position's row being the rest of its division by the capacity.
+            int8 codes with their scales, the M rows written, a position's row being the rest of its division by the
+            capacity.
         scale: of the scores; None is ``head_dim ** -0.5``.
         sliding_window: keys that a row sees including its own; None is all.
         sinks: [heads] float32, a logit of each head's own in its softmax, for which there is no value; not scaled.
@@ -37,11 +40,11 @@ def prefill_attention(
     rows, _, head_dim = queries.shape
     scale = head_dim**-0.5 if scale is None else scale
     first = 0 if sliding_window is None else max(0, committed + 1 - sliding_window)
-    keys, values = (_straight(part, first, committed + rows) for part in cache)
+    keys, values, *scales = straight = [_straight(part, first, committed + rows) for part in cache]
     mask = None if sliding_window is None else _window_mask(rows, committed - first, sliding_window, queries.device)
-    if keys.dtype == queries.dtype and sinks is None:
+    if not scales and sinks is None:
         return _attended(queries, keys, values, scale, mask).transpose(0, 1).reshape(rows, -1)
-    return _by_kv_head(queries, keys, values, scale, mask, sinks)
+    return _by_kv_head(queries, straight, scale, mask, sinks)
 
 
 def _straight(part: torch.Tensor, first: int, end: int) -> torch.Tensor:
@@ -51,20 +54,20 @@ def _straight(part: torch.Tensor, first: int, end: int) -> torch.Tensor:
     over = low + end - first - capacity
     if over <= 0:
         return part[:, low : low + end - first]
-    return torch.cat((as_bytes(part)[:, low:], as_bytes(part)[:, :over]), 1).view(part.dtype)
+    return torch.cat((part[:, low:], part[:, :over]), 1)
 
 
 def _by_kv_head(
     queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    cache: Sequence[torch.Tensor],
     scale: float,
     mask: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend [M, heads * head_dim], over a copy of one KV head's keys and values after the other."""
     rows, num_heads, head_dim = queries.shape
-    group, length, sink_keys, width = num_heads // len(keys), keys.shape[1], 0, head_dim
+    num_kv_heads, length = cache[0].shape[:2]
+    group, sink_keys, width = num_heads // num_kv_heads, 0, head_dim
     if sinks is not None:
         queries, width, sink_keys = _with_sinks(queries, sinks, scale), head_dim + SINK_DIMS, 1
         mask = None if mask is None else F.pad(mask, (1, 0), value=True)
@@ -73,9 +76,14 @@ def _by_kv_head(
     k[:, :sink_keys, head_dim : head_dim + SINK_PARTS] = 1  # every row sees it: it stands before all positions
     # The library's kernels for masks and for float32 want a key head for each query head: the one, again and again.
     seen = (k, v) if mask is None and sinks is None else (k.expand(group, -1, -1), v.expand(group, -1, -1))
-    for head in range(len(keys)):
-        for copy, part in ((k, keys), (v, values)):
-            copy[:, sink_keys:, :head_dim] = part[head : head + 1]
+    for head in range(num_kv_heads):
+        keys, values, *scales = (part[head : head + 1] for part in cache)
+        for index, (copy, part) in enumerate(((k, keys), (v, values))):
+            own = copy[:, sink_keys:, :head_dim]
+            if scales:
+                torch.mul(part, scales[index], out=own)
+            else:
+                own.copy_(part)
         mine = slice(head * group, (head + 1) * group)
         out[:, mine] = _attended(queries[:, mine], *seen, scale, mask).transpose(0, 1)[..., :head_dim]
     return out.reshape(rows, -1)

@@ -8,7 +8,8 @@ import torch
 
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
-LARGEST = 448.0  # of float8_e4m3fn: what is larger is cut off there, for the next code is NaN
+Cache = tuple[torch.Tensor, ...]  # keys and values; of int8 codes also their scales, see ``cache_buffers``
+STEP = 1 / 127  # of a row's largest number: what its int8 codes count
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def qk_norm_rope_cache(
     rotation: tuple[torch.Tensor, torch.Tensor],
     start: torch.Tensor,
     queries: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: Cache,
     layout: HeadLayout,
     bias: torch.Tensor | None = None,
     rings: torch.Tensor | None = None,
@@ -56,21 +57,21 @@ def qk_norm_rope_cache(
         rotation: cos and sin [positions, rotary_dim], in the model's dtype.
         start: [1] int32 on the device, the first row's position. queries: [M, heads, head_dim], written.
         cache: keys and values [KV heads, rows, head_dim], written; a position's row is the rest of its division by the
-            rows. Or [rows, head_dim] with ``rings``. Of the model's dtype, or float8_e4m3fn
-            without a scale, each number the nearest: three bits of mantissa, so that a text differs from the one that
-            a cache of the model's dtype gives, and it differs alike in every decoding mode.
+            rows. Or [rows, head_dim] with ``rings``. Of the model's dtype; or int8 codes and behind them the scales
+            [..., 1] float32 of each row's codes. A text then differs from the one that a cache of the model's dtype
+            gives, and it differs alike in every decoding mode.
         bias: [qkv_size], added before all else; gates have it afterwards, the rest of ``qkv`` may or may not.
         rings: [KV heads, 2] int64: the first of a head's rows in the cache, and their number.
     """
     if not runs_kernels(qkv):
         return qk_norm_rope_cache_reference(qkv, norms, eps, rotation, start, queries, cache, layout, bias, rings)
-    keys, values = (as_bytes(part) for part in cache)
+    keys, values = cache[:2]
     weights = norms or (qkv, qkv)
     _qk_norm_rope_cache_kernel[(qkv.shape[0], layout.num_heads + 2 * layout.num_kv_heads)](
         qkv, qkv if bias is None else bias, *weights, eps, *rotation, start, queries, keys, values,
-        start if rings is None else rings, keys.shape[1], layout.num_heads, layout.num_kv_heads, layout.head_dim,
-        power_of_two(layout.head_dim), layout.rotary_dim, layout.gated, norms is not None, layout.norm_plus_one,
-        layout.per_head_norms, bias is not None, rings is not None, num_warps=1,
+        *(cache[2:] or cache), start if rings is None else rings, keys.shape[1], layout.num_heads, layout.num_kv_heads,
+        layout.head_dim, power_of_two(layout.head_dim), layout.rotary_dim, layout.gated, norms is not None,
+        layout.norm_plus_one, layout.per_head_norms, bias is not None, rings is not None, len(cache) > 2, num_warps=1,
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def qk_norm_rope_cache_reference(
     rotation: tuple[torch.Tensor, torch.Tensor],
     start: torch.Tensor,
     queries: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: Cache,
     layout: HeadLayout,
     bias: torch.Tensor | None = None,
     rings: torch.Tensor | None = None,
@@ -109,19 +110,19 @@ def qk_norm_rope_cache_reference(
         capacity = cache[0].shape[1]
         rings = torch.tensor([(head * capacity, capacity) for head in range(layout.num_kv_heads)], device=qkv.device)
     places = (rings[:, :1] + at % rings[:, 1:]).flatten()
-    for part, given in zip(cache, (normed_and_rotated(k, 1), v), strict=True):
-        heads = rounded(given.transpose(0, 1), part.dtype).reshape(-1, head_dim)
-        as_bytes(part).view(-1, head_dim).index_copy_(0, places, as_bytes(heads))
+    written = [given.transpose(0, 1) for given in (normed_and_rotated(k, 1), v)]
+    if len(cache) > 2:
+        codes, scales = zip(*map(coded, written), strict=True)
+        written = [*codes, *scales]
+    for part, given in zip(cache, written, strict=True):
+        part.view(-1, part.shape[-1]).index_copy_(0, places, given.reshape(-1, part.shape[-1]))
 
 
-def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return numbers as a cache of that dtype holds them: float8_e4m3fn saturates; NaN stays NaN."""
-    return (x.clamp(-LARGEST, LARGEST) if dtype == torch.float8_e4m3fn else x).to(dtype)
-
-
-def as_bytes(part: torch.Tensor) -> torch.Tensor:
-    """Return a cache as kernels take it that know no float8; others stay as they are."""
-    return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
+def coded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 codes [..., head_dim] of rows, and the scale [..., 1] of each: that of a row with NaN is NaN."""
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True) * STEP
+    return (wide / scales).nan_to_num(0.0, 0.0, 0.0).round().to(torch.int8), scales
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, norm_plus_one: bool) -> torch.Tensor:
@@ -131,22 +132,20 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, norm_plus_one: bo
 
 
 @jit
-def _stored(x, kind: tl.constexpr):
-    """Return a number as the cache holds it; bytes are e4m3 codes: the nearest, of two the even one."""
-    if kind == tl.uint8:
+def _store_row(cache, scales, row, x, dim, inside, head_dim: tl.constexpr, CODED: tl.constexpr):
+    """Store a head's numbers as a row of the cache: as they are, or as int8 codes of which 127 is the largest."""
+    place = cache + row * head_dim + dim
+    if CODED:
         wide = x.to(tl.float32)
-        bits = wide.to(tl.int32, bitcast=True)
-        size = tl.abs(wide)
-        size = tl.where(size > 448.0, 448.0, size)
-        left = size.to(tl.int32, bitcast=True)
-        code = ((left + 0x7FFFF + ((left >> 20) & 1)) >> 20) - (120 << 3)
-        # Below the smallest normal number the codes are multiples of 2 ** -9: added to 2 ** 14 they round to those.
-        small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-        code = tl.where(size < 0.015625, small, code)
-        code = tl.where(wide == wide, code, 0x7F)
-        return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
-    else:  # not behind the return, for that would be compiled too
-        return x
+        scale = tl.max(tl.abs(wide), 0) * 0.007874015748031496
+        scale = tl.where(tl.sum((wide != wide).to(tl.int32), 0) > 0, float("nan"), scale)
+        code = tl.math.div_rn(wide, scale)
+        code = (code + 12582912.0) - 12582912.0  # rounds to the nearest, of two to the even one: 1.5 * 2 ** 23
+        code = tl.where((scale > 0.0) & (scale < float("inf")), code, 0.0)
+        tl.store(place, code.to(tl.int8), mask=inside)
+        tl.store(scales + row, scale)
+    else:
+        tl.store(place, x, mask=inside)
 
 
 @jit
@@ -167,10 +166,11 @@ def _ring_row(rings, head, capacity, position, RINGS: tl.constexpr):
 # fmt: off
 @jit
 def _qk_norm_rope_cache_kernel(
-    qkv, bias, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, rings, capacity,
+    qkv, bias, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, key_scales, value_scales, rings,
+    capacity,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr,
     ROTARY_DIM: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr, NORM_PLUS_ONE: tl.constexpr,
-    PER_HEAD_NORMS: tl.constexpr, BIASED: tl.constexpr, RINGS: tl.constexpr,
+    PER_HEAD_NORMS: tl.constexpr, BIASED: tl.constexpr, RINGS: tl.constexpr, CODED: tl.constexpr,
 ):
     # fmt: on
     # One program: one head of one row, all its dimensions in registers. A head of the queries is written to
@@ -195,8 +195,8 @@ def _qk_norm_rope_cache_kernel(
             gate = _biased(tl.load(source + head_dim + dim, mask=opens, other=0.0), added + head_dim + dim, opens)
             tl.store(source + head_dim + dim, gate, mask=opens)
     if head >= NUM_HEADS + NUM_KV_HEADS:
-        place = values + _ring_row(rings, head - NUM_HEADS - NUM_KV_HEADS, capacity, position, RINGS) * head_dim + dim
-        tl.store(place, _stored(value, values.dtype.element_ty), mask=inside)
+        at = _ring_row(rings, head - NUM_HEADS - NUM_KV_HEADS, capacity, position, RINGS)
+        _store_row(values, value_scales, at, value, dim, inside, head_dim, CODED)
         return
     # Every rotating dimension needs its partner half a head away.
     HALF: tl.constexpr = ROTARY_DIM // 2
@@ -230,5 +230,5 @@ def _qk_norm_rope_cache_kernel(
     if head < NUM_HEADS:
         tl.store(queries + (row * NUM_HEADS + head).to(tl.int64) * head_dim + dim, x, mask=inside)
     else:
-        place = keys + _ring_row(rings, head - NUM_HEADS, capacity, position, RINGS) * head_dim + dim
-        tl.store(place, _stored(x, keys.dtype.element_ty), mask=inside)
+        at = _ring_row(rings, head - NUM_HEADS, capacity, position, RINGS)
+        _store_row(keys, key_scales, at, x, dim, inside, head_dim, CODED)

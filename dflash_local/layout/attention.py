@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dflash_local.config.features import AttentionConfig
-from dflash_local.layout.buffer import ITEM_BYTES, Buffer
+from dflash_local.layout.buffer import ITEM_BYTES, Buffer, Group
 from dflash_local.layout.cycle import CODED_CHUNK_MOST
 from dflash_local.layout.linear import LinearSpec, MatrixPart
 from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
+CODES = "int8"  # of keys and values that have scales
 SINK_DIMS = 8  # of a prompt's queries and keys beside a head's own, for sinks: fast kernels take multiples of eight
 
 
@@ -68,11 +69,8 @@ class AttentionLayout(PartLayout):
         return ring_rows(self.config.sliding_window, spec.capacity)
 
     def state(self, at: str, spec: EngineSpec) -> Iterator[Buffer]:
-        """Return keys and values. Zeros: a masked key is never used, but NaN times nothing would be."""
-        config = self.config
-        shape = (config.num_kv_heads, self.cache_rows(spec), config.head_dim)
-        for name in ("keys", "values"):
-            yield Buffer(f"{at}.{name}", shape, spec.cache_dtype, "target KV", zeroed=True)
+        shape = (self.config.num_kv_heads, self.cache_rows(spec), self.config.head_dim)
+        yield from cache_buffers(at, shape, spec.cache_dtype, "target KV")
 
     def partials(self, owner: str, spec: EngineSpec) -> tuple[Buffer, Buffer]:
         config = self.config
@@ -98,7 +96,7 @@ class AttentionLayout(PartLayout):
         seen = spec.context if config.sliding_window is None else min(spec.context, rows + config.sliding_window)
         straight = 0  # a ring's keys and values in their order
         if self.cache_rows(spec) < spec.capacity:
-            straight = 2 * seen * config.kv_size * ITEM_BYTES[spec.cache_dtype]
+            straight = seen * position_bytes(config, spec.cache_dtype)
         if not config.sinks:
             return straight + (0 if spec.cache_dtype == spec.dtype else 2 * seen * config.head_dim * item)
         heads = config.num_heads + config.num_heads // config.num_kv_heads
@@ -108,7 +106,26 @@ class AttentionLayout(PartLayout):
         config = self.config
         if config.sliding_window is None or self.cache_rows(spec) == spec.capacity:
             return 0
-        return 2 * config.sliding_window * config.kv_size * ITEM_BYTES[spec.cache_dtype]
+        return config.sliding_window * position_bytes(config, spec.cache_dtype)
+
+
+def cache_buffers(at: str, shape: tuple[int, ...], dtype: str, group: Group) -> Iterator[Buffer]:
+    """Return keys and values [..., head_dim]; where they are int8 codes also their scales, one for each row.
+
+    Zeros: a masked key is never used, but NaN times nothing would be.
+    """
+    for name in ("keys", "values"):
+        yield Buffer(f"{at}.{name}", shape, dtype, group, zeroed=True)
+    if dtype == CODES:
+        for name in ("key_scales", "value_scales"):
+            yield Buffer(f"{at}.{name}", (*shape[:-1], 1), "float32", group, zeroed=True)
+
+
+def position_bytes(config: AttentionConfig, dtype: str) -> int:
+    """Count bytes of a position's keys and values in ``cache_buffers``."""
+    return sum(
+        buffer.nbytes for buffer in cache_buffers("", (config.num_kv_heads, config.head_dim), dtype, "target KV")
+    )
 
 
 def block_buffers(owner: str, config: AttentionConfig, rows: int, dtype: str) -> Iterator[Buffer]:

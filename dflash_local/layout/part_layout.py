@@ -79,7 +79,6 @@ class PartLayout:
         return 0
 
 
-KV_DTYPES = {"fp8": "float8_e4m3fn"}  # what ``kv_cache`` names; other words are the dtype of the weights
 EXACT_ROWS = 16  # of every forward in exact mode, at least: of one row as of a block
 
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig, MoEConfig
 from dflash_local.config.module_names import HEAD
-from dflash_local.layout.buffer import ITEM_BYTES
+from dflash_local.layout.attention import position_bytes
 from dflash_local.layout.linear import (
     FormatOf,
     LinearSpec,
@@ -112,7 +112,7 @@ def kv_traffic(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, 
     windows: Counter[int] = Counter()
     full, group = 0, 1
     for attention in attentions:
-        size = 2 * attention.kv_size * ITEM_BYTES[dtype]
+        size = position_bytes(attention, dtype)
         group = max(group, attention.num_heads // attention.num_kv_heads)
         if attention.sliding_window is None:
             full += size

@@ -16,7 +16,7 @@ from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import HOST_GROUPS, ITEM_BYTES, Group
 from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
-from dflash_local.layout.part_layout import KV_DTYPES, EngineSpec
+from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.target import part_layout, parts
 from dflash_local.planner import memory
 from dflash_local.planner.ledger import RINGS, Ledger, MemoryLine
@@ -33,7 +33,7 @@ def engine_spec(drafter: Drafter | None, load: Load) -> EngineSpec:
         context=load.context,
         block_size=1 if drafter is None else load.block,
         num_taps=0 if drafter is None else len(drafter.taps),
-        kv_dtype=KV_DTYPES.get(load.kv_cache, ""),
+        kv_dtype="" if load.kv_cache == "auto" else load.kv_cache,
         exact=load.exact,
         precision=load.drafter_precision,
         offloaded=load.offloaded,

@@ -248,7 +248,7 @@ def plans_of(
         yield asked, found
         if found.engine != FUSED or config.kv_cache != "auto" or (found.fits and (found.context or 0) >= wanted):
             return
-        asked = replace(asked, kv_cache="fp8")
+        asked = replace(asked, kv_cache="int8")
         coded = plan(weights.target, drafter, machine, asked, wanted=wanted)
     except UsageError:  # an option that these weights cannot have
         return

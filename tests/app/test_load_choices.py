@@ -89,7 +89,7 @@ def test_keys_and_values_in_8_bits_are_offered_where_they_leave_more_context(use
         return [each for each in choices if each.fits and "Lorbus" in each.model]
 
     plain, coded = of_a_variant(found.choices)
-    assert coded.config.kv_cache == "fp8" and (coded.plan.context or 0) > (plain.plan.context or 0)
+    assert coded.config.kv_cache == "int8" and (coded.plan.context or 0) > (plain.plan.context or 0)
     assert plain.config.kv_cache == "auto", "first: replies change by the other"
     assert [each.option.coded_kv for each in of_a_variant(longest.choices)] == [True, False]
 

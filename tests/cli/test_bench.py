@@ -106,9 +106,9 @@ def test_fidelity_of_a_toy_is_told_as_table_and_report(cli: Cli, tmp_path: Path)
 
 def test_fidelity_of_keys_and_values_in_8_bits(cli: Cli) -> None:
     """Beside the same weights with caches in the weights' dtype."""
-    done = cli("bench", "demo", "--kv-cache", "fp8", "--fidelity", *FEW, "--json")
+    done = cli("bench", "demo", "--kv-cache", "int8", "--fidelity", *FEW, "--json")
     assert done.code == 0, done.err
-    assert done.json["load"]["kv_cache"] == "fp8" and done.json["original"]["load"]["kv_cache"] == "auto"
+    assert done.json["load"]["kv_cache"] == "int8" and done.json["original"]["load"]["kv_cache"] == "auto"
     assert done.json["engine"] == done.json["original"]["engine"] == "fused"
     assert 0 < done.json["rows"][-1]["mean_kl"] < 0.1
 

@@ -81,7 +81,7 @@ def test_the_command_line_wins_over_the_variable(cli: Cli, opened: Opened, monke
 
 
 def test_a_bad_value_is_refused_in_one_line_before_anything_is_loaded(cli: Cli, opened: Opened) -> None:
-    for words in (["--draft-window", "0"], ["--device", "tpu"], ["--kv-cache", "int8"], ["--attention-factor", "0"]):
+    for words in (["--draft-window", "0"], ["--device", "tpu"], ["--kv-cache", "fp8"], ["--attention-factor", "0"]):
         refused = cli("race", "demo", *words)
         assert refused.code == 2 and words[0] in refused.err and words[1] in refused.err
     assert not opened.loads

@@ -24,18 +24,19 @@ from tests.fused_models import fused_target
 
 GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
 NAMES = ("demo-hybrid", "qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8")
+FORMATS = [*((name, "auto") for name in NAMES), ("qwen3-v2-swa-b16", "int8")]  # of keys and values
 PAIRS = [
-    *((name, "cpu") for name in NAMES),
-    *(pytest.param((name, "cuda"), marks=pytest.mark.gpu) for name in NAMES),
+    *((*named, "cpu") for named in FORMATS),
+    *(pytest.param((*named, "cuda"), marks=pytest.mark.gpu) for named in FORMATS),
 ]
 CHUNK, SLACK = 32, 160  # a ring is longer than what a kernel reads at a time
 CONTEXT = 800
 NEW = 24
 
 
-def open_pair(name: str, device: str) -> Session:
+def open_pair(name: str, kv_cache: str, device: str) -> Session:
     files = bundled.find(name) if name.startswith("demo") else bundled.find(*(str(GOLDEN / name / p) for p in PARTS))
-    config = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT)
+    config = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT, kv_cache=kv_cache)
     session = load_pair(files, config)
     session.runner.target.prefill_chunk = CHUNK  # type: ignore[union-attr]
     return session
@@ -151,15 +152,15 @@ def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, m
 
 
 @pytest.mark.parametrize(("family", "device"), TARGETS)
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"cache_dtype": torch.int8}], ids=["fast", "exact", "int8"])
 def test_blocks_and_prompts_cross_the_border_of_a_ring_at_every_offset(
-    family: str, device: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+    family: str, device: str, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of up to 60 rows, whose first row still sees the oldest key, and blocks of which any number is kept."""
     found = []
     for slack in (CONTEXT, SLACK):
         monkeypatch.setattr(attention, "RING_SLACK", slack)
-        target, rows, random = fused_target(family, CONTEXT, BLOCK, device, exact=exact), [], Random(4)
+        target, rows, random = fused_target(family, CONTEXT, BLOCK, device, **options), [], Random(4)
         text = iter(random_prompt(20_000))
         for _ in range(8):
             target.clear()

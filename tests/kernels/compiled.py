@@ -47,7 +47,7 @@ from tests.quantized_weights import fp8, gguf, int4, int8, nvfp4
 
 LIMITS = {card: SHARED_MEMORY[card] * 1024 for card in TRITON_CARDS}
 BF16 = "*bf16"
-EIGHT, READS_EIGHT = "*fp8e4nv", 89  # which older cards take as bytes
+EIGHT, READS_EIGHT = "*fp8e4nv", 89  # codes of weights, which older cards take as bytes
 # HeadLayout, key heads and their width: Qwen3, Qwen3.5-9B and -27B, gpt-oss with sinks, and the drafters.
 ATTENTION = ((32, 8, 128), (16, 4, 256), (24, 4, 256), (64, 8, 64))
 Work = tuple[str, Any, dict[str, str], dict[str, Any], int, int]
@@ -100,10 +100,11 @@ def small(most: int | None) -> Iterator[Work]:
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False, "BIASED": False}
     kind["RINGS"] = True
-    for cache in (BF16, "*u8"):
+    for cache in (BF16, "*i8"):
         types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache, "rings": "*i64"}
+        types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32")
         kernel = qk_norm_rope_cache._qk_norm_rope_cache_kernel
-        yield f"heads {cache}", kernel, types, {**layout, **kind, "BIASED": cache == BF16}, 1, 1
+        yield f"heads {cache}", kernel, types, {**layout, **kind, "BIASED": cache == BF16, "CODED": cache != BF16}, 1, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
     yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
     convolution = {"KERNEL_SIZE": 2, "BLOCK": block_convolution.MAX_BLOCK, "ADD": True}
@@ -187,12 +188,21 @@ def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[
         "BLOCK_M": block_m,
     }
     mask = {"CAUSAL": True, "SLIDING_WINDOW": 0, "CONTEXT_WINDOW": 0}
-    for kind, per_doubling in ((BF16, 0), ("*u8", SPLITS_PER_DOUBLING), (EIGHT, 0)):
+    for kind, per_doubling in ((BF16, 0), ("*i8", SPLITS_PER_DOUBLING), ("*i8", 0)):
         config = split_kv.decode_config(block_m, head_dim, 2 if kind == BF16 else 1, limit)
-        splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_KV": config.block_kv, "RING": kind != BF16}
-        types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind}
+        splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_KV": config.block_kv}
+        splits |= {"RING": kind != BF16, "CODED": kind != BF16}
+        scales = dict.fromkeys(("key_scales", "value_scales"), "*fp32")
+        types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind, **scales}
         kernel = decode_attention._attend_split_kernel
-        yield f"attend {kind}", kernel, types, {**sizes, **splits, **mask}, config.num_warps, config.num_stages
+        yield (
+            f"attend {kind} {per_doubling}",
+            kernel,
+            types,
+            {**sizes, **splits, **mask},
+            config.num_warps,
+            config.num_stages,
+        )
     combine = {"SPLITS_PER_DOUBLING": SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
     combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True, "SINKS": head_dim == 64}
     del mask["CAUSAL"], sizes["NUM_KV_HEADS"], sizes["BLOCK_M"]

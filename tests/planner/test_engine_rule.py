@@ -70,7 +70,7 @@ def check(
     """Both answers in every way of asking; how many there were."""
     cases = list(
         product(
-            LOAD_OPTIONS["engine"].choices, DEVICES, DTYPES_ASKED, (None, "bnb-nf4"), ("", "--exact", "--kv-cache fp8")
+            LOAD_OPTIONS["engine"].choices, DEVICES, DTYPES_ASKED, (None, "bnb-nf4"), ("", "--exact", "--kv-cache int8")
         )
     )
     for engine, device, dtype, quantize, option in cases:
@@ -82,7 +82,7 @@ def check(
             draft=contract is not None,
             engine=engine,
             exact=option == "--exact",
-            kv_cache="fp8" if "fp8" in option else "auto",
+            kv_cache="int8" if "int8" in option else "auto",
             context=64,
         )
         loaded = answer(engine_of, facts, contract, where, config)

@@ -125,7 +125,7 @@ ONE_WAY = ("Qwen/Qwen3-Coder-Next", "openai/gpt-oss-20b", "Qwen/Qwen3.8-27B with
 WAYS = [
     ("bfloat16", False, "full", "auto"),
     ("float32", True, "8bit-head", "auto"),
-    ("bfloat16", False, "8bit", "fp8"),
+    ("bfloat16", False, "8bit", "int8"),
     ("bfloat16", False, "8bit-frequent", "auto"),
 ]
 HERE = [(name, WAYS[0]) for name in ONE_WAY]
@@ -163,7 +163,7 @@ def standing(found: dict[str, int]) -> int:
 
 def check_ledger(pair: RandomPair, config: LoadConfig) -> tuple[dict[str, int], FusedRunner]:
     """Hold the ledger of a pair to what the engine allocates, to the byte; its lines, and the engine."""
-    options = {"cache_dtype": torch.float8_e4m3fn} if config.kv_cache == "fp8" else {}
+    options = {"cache_dtype": torch.int8} if config.kv_cache == "int8" else {}
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     runner = on_meta(pair, 4099, dtype, config.drafter_precision, exact=config.exact, **options)
     found = lines(pair.model, pair.config, Load.of("cuda", config, 4099, pair.config.block_size))
@@ -235,7 +235,7 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
     )
     rows = memory.PREFILL_CHUNK
     assert steps[key] - plain[key] == 2 * (128 + 8) * (2 * 4100 + rows * (32 + 4))
-    eight = replace(spec, kv_dtype="float8_e4m3fn")
+    eight = replace(spec, kv_dtype="int8")
     assert fused_memory.prefill_steps(model, None, eight, "cuda")[key] - plain[key] == 2 * 4099 * 128 * 2
 
 

@@ -25,7 +25,7 @@ CPU = Machine("CPU", "cpu", 2**50, 2**50, "", "cpu")
         (CPU, LoadConfig(dtype="bfloat16", context=4096, draft=False)),
         (CARD, LoadConfig(quantize="bnb-nf4", context=4096)),
         (CARD, LoadConfig(engine="reference", context=4096)),
-        (CARD, LoadConfig(engine="fused", context=8192, drafter_precision="8bit", kv_cache="fp8")),
+        (CARD, LoadConfig(engine="fused", context=8192, drafter_precision="8bit", kv_cache="int8")),
         (CARD, LoadConfig(context=8192, exact=True)),
     ],
 )

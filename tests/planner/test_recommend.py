@@ -107,8 +107,8 @@ SAME = {"drafter_precision": "8bit-drafter", "offload": "all"}
     [
         ({}, "--drafter-precision 8bit-drafter --offload all"),
         ({"drafter_precision": "8bit-drafter"}, "--offload all"),
-        (SAME, "--kv-cache fp8"),
-        ({**SAME, "kv_cache": "fp8"}, None),
+        (SAME, "--kv-cache int8"),
+        ({**SAME, "kv_cache": "int8"}, None),
         ({"context": 8192}, None),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_context_of_32768_tokens_goes_before_more_bits_and_more_bits_before_a_
     ("name", "gpu", "asked", "least"),
     [
         ("qwen3.8-27b", "RTX 4090", {}, 57_000),
-        ("qwen3.8-27b", "RTX 4090", {"kv_cache": "fp8"}, 128_000),
+        ("qwen3.8-27b", "RTX 4090", {"kv_cache": "int8"}, 128_000),
         ("qwen3.6-35b-a3b", "RTX 4090", {}, 130_000),
         ("qwen3.5-9b", "RTX 4090", {"dtype": "bfloat16"}, 85_000),
         ("qwen3.5-9b", "RTX 4070 Ti", {"quantize": "int4"}, 64_000),

@@ -58,7 +58,7 @@ def test_other_plans_are_corrected_by_the_median() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"quantize": "int4"}, {"kv_cache": "fp8"}, {"drafter_precision": "full"}],
+    [{"quantize": "int4"}, {"kv_cache": "int8"}, {"drafter_precision": "full"}],
     ids=["format", "caches", "drafter"],
 )
 def test_another_load_is_another_plan(changes: dict[str, Any]) -> None:

@@ -137,6 +137,6 @@ def test_a_folder_that_cannot_be_written_ends_no_load(tmp_path: Path) -> None:
 
 
 def test_a_slower_step_leaves_out_what_only_the_fused_engine_knows() -> None:
-    load = LoadConfig(exact=True, kv_cache="fp8", offload="all", context=99)
+    load = LoadConfig(exact=True, kv_cache="int8", offload="all", context=99)
     assert lowered(load, "plain") == LoadConfig(engine="reference", draft=False, context=99)
     assert lowered(load, "fused") == load and not lowered(load, "reference").needs_fused

@@ -15,7 +15,7 @@ from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
-from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, qk_norm_rope_cache
+from dflash_local.kernels.qk_norm_rope_cache import Cache, HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import mlp as mlp_layout
 from dflash_local.layout.part_layout import EngineSpec
@@ -67,8 +67,7 @@ class DFlashBlocks:
         buffers = config.buffers(target.vocab_size, target.spec)
         tensors = Tensors((each for each in buffers if each.name != layout.LOGITS), target.device)
         own = layout.shared_buffers(config, target.spec)
-        keys, values = tensors.take(own.caches)
-        self.cache = keys, values
+        self.cache: Cache = tensors.take(own.caches)
         self._rings = tensors[own.rings.name].copy_(_rings(config, target.spec))
         self._ids = tensors[own.ids.name].fill_(config.mask_token_id)
         self._x, self._normed, self._hidden = tensors.take(own.rows)
@@ -158,13 +157,12 @@ class DFlashBlocks:
         layer = DecoderLayer(attention, mlp, self._of(weights.input_norm), self._of(weights.post_norm))
         return self._own_layer(index, layer)
 
-    def _of_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [key heads, rows, head_dim] of a layer."""
+    def _of_layer(self, index: int) -> Cache:
+        """Return keys and values [key heads, rows, head_dim] of a layer, with their scales."""
         heads = self.config.num_kv_heads
         rows = layout.cache_rows(self.config, self.target.spec)
         first, count = heads * sum(rows[:index]), heads * rows[index]
-        keys, values = (part[first : first + count].view(heads, rows[index], -1) for part in self.cache)
-        return keys, values
+        return tuple(part[first : first + count].view(heads, rows[index], -1) for part in self.cache)
 
     @property
     def length(self) -> int:
@@ -196,7 +194,7 @@ class DFlashBlocks:
         for cache, rows in zip(self._ring_caches(), point.rows, strict=True):
             put_rows(cache, rows, point.length)
 
-    def _ring_caches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _ring_caches(self) -> list[Cache]:
         """Return keys and values of each layer with a ring."""
         return [self._of_layer(index) for index in layout.ring_layers(self.config, self.target.spec)]
 
@@ -236,7 +234,7 @@ class DFlashBlocks:
     def block_bytes(self, context: int) -> int:
         config = self.config
         matrices = sum(product.weight.nbytes for product in (*self.matrices[:-2], self.head))
-        row = 2 * self.cache[0][: config.num_kv_heads].nbytes
+        row = sum(part[: config.num_kv_heads].nbytes for part in self.cache)
         return matrices + row * sum(min(context, window or context) + config.draft_rows for window in config.windows)
 
     def inject_bytes(self) -> int:

@@ -18,7 +18,7 @@ from dflash_local.config.features import AttentionConfig, MLPConfig, ModelConfig
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.drafters.drafter import FULL, MAX_BLOCK, MIN_BLOCK, Drafter, Servers, Shapes
 from dflash_local.layout import attention, mlp
-from dflash_local.layout.buffer import ITEM_BYTES, Buffer, Group
+from dflash_local.layout.buffer import Buffer, Group
 from dflash_local.layout.linear import (
     UNQUANTIZED,
     FormatOf,
@@ -255,7 +255,7 @@ class DFlashConfig(Drafter):
 
     def snapshot_bytes(self, spec: EngineSpec) -> int:
         rows = len(ring_layers(self, spec)) * look_back(self, spec)
-        return 2 * rows * heads_of(self).kv_size * ITEM_BYTES[spec.cache_dtype]
+        return rows * attention.position_bytes(heads_of(self), spec.cache_dtype)
 
     def traffic(self, target: ModelConfig, spec: EngineSpec) -> Traffic:
         found: Counter[ProductTraffic] = Counter()
@@ -367,12 +367,12 @@ class DrafterBuffers(NamedTuple):
     """Hold what a drafter's block and its context rows work on.
 
     Attributes:
-        caches: keys and values of all layers, [rows of ``cache_rows``, head_dim]. rings: the first row and the
+        caches: ``cache_buffers`` of all layers, [rows of ``cache_rows``, head_dim]. rings: the first row and the
             number of rows of each key head, layer by layer. rows: the residual stream, its norm, the rows behind the
             last norm. context: the taps joined, and all layers' keys and values of them.
     """
 
-    caches: tuple[Buffer, Buffer]
+    caches: tuple[Buffer, ...]
     rings: Buffer
     ids: Buffer
     rows: tuple[Buffer, Buffer, Buffer]
@@ -383,16 +383,13 @@ def shared_buffers(config: DFlashConfig, spec: EngineSpec) -> DrafterBuffers:
     heads = heads_of(config)
     caches = (heads.num_kv_heads * sum(cache_rows(config, spec)), heads.head_dim)
 
-    def cache(name: str) -> Buffer:
-        return Buffer(f"{OWNER}.{name}", caches, spec.cache_dtype, "drafter KV", zeroed=True)
-
     def rows(name: str, count: int, size: int) -> Buffer:
         return Buffer(f"{OWNER}.{name}", (count, size), spec.dtype, "buffers")
 
     block, hidden = config.draft_rows, config.hidden_size
     most = max(block, spec.rows)
     return DrafterBuffers(
-        (cache("keys"), cache("values")),
+        tuple(attention.cache_buffers(OWNER, caches, spec.cache_dtype, "drafter KV")),
         Buffer(f"{OWNER}.rings", (config.num_layers * heads.num_kv_heads, 2), "int64", "buffers"),
         Buffer(f"{OWNER}.ids", (block,), "int64", "buffers"),
         (rows("x", block, hidden), rows("normed", block, hidden), rows("hidden", block, hidden)),

@@ -11,7 +11,7 @@ from dflash_local.config.features import AttentionConfig
 from dflash_local.kernels.allocate import on_host
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV, decode_attention
 from dflash_local.kernels.prefill_attention import prefill_attention
-from dflash_local.kernels.qk_norm_rope_cache import HeadLayout, as_bytes, qk_norm_rope_cache
+from dflash_local.kernels.qk_norm_rope_cache import Cache, HeadLayout, qk_norm_rope_cache
 from dflash_local.layout import attention as layout
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.linear import matrix_rows
@@ -79,35 +79,37 @@ class AttentionWeights(PartWeights["Attention"]):
     def bind(self, at: str, run: RunState) -> Attention:
         """Return the layer over caches of its own, ``at`` their name."""
         config, spec, owner = self.config, run.spec, run.owner
-        keys, values = run.tensors.take(AttentionLayout(config).state(at, spec))
+        cache = run.tensors.take(AttentionLayout(config).state(at, spec))
         cos, sin = run.tensors.take(layout.rotation_buffers(owner, config.rotary_dim, spec.capacity, spec.dtype))
         outputs, softmax_stats = run.tensors.take(AttentionLayout(config).partials(owner, spec))
         partials = SplitKV(outputs, softmax_stats, spec.exact)
         scratch = run.tensors.take(layout.block_buffers(owner, config, spec.rows, spec.dtype))
         mask = AttentionMask(sliding_window=config.sliding_window or 0)
-        return Attention(self, (keys, values), (cos, sin), partials, scratch, run.start, mask)
+        return Attention(self, cache, (cos, sin), partials, scratch, run.start, mask)
 
 
-def rows_on_host(cache: Pair, first: int, end: int) -> tuple[torch.Tensor, ...]:
-    """Copy keys and values [key heads, end - first, head_dim] of some positions to the host."""
+def rows_on_host(cache: Cache, first: int, end: int) -> tuple[torch.Tensor, ...]:
+    """Copy keys and values [key heads, end - first, head_dim] of some positions to the host, with their scales."""
     at = torch.arange(first, end, device=cache[0].device) % cache[0].shape[1]
-    return tuple(on_host(as_bytes(part).index_select(1, at)) for part in cache)
+    return tuple(on_host(part.index_select(1, at)) for part in cache)
 
 
-def put_rows(cache: Pair, rows: Sequence[torch.Tensor], end: int) -> None:
+def put_rows(cache: Cache, rows: Sequence[torch.Tensor], end: int) -> None:
     """Write back what ``rows_on_host`` gave of the positions before ``end``."""
     at = torch.arange(end - rows[0].shape[1], end, device=cache[0].device) % cache[0].shape[1]
     for part, given in zip(cache, rows, strict=True):
-        as_bytes(part).index_copy_(1, at, given.to(part.device))
+        part.index_copy_(1, at, given.to(part.device))
 
 
 class Attention:
-    """One layer's. ``cache``: keys and values [key heads, capacity, head_dim]. ``mask``: what a block's rows see."""
+    """One layer's. ``cache``: keys and values [key heads, capacity, head_dim], and scales of codes. ``mask``: what a
+    block's rows see.
+    """
 
     def __init__(
         self,
         weights: AttentionWeights,
-        cache: Pair,
+        cache: Cache,
         rotation: Pair,
         partials: SplitKV,
         scratch: tuple[torch.Tensor, ...],

@@ -45,7 +45,7 @@ class FusedTarget:
 
     In exact mode every block, also of one row, is computed as ``rows`` rows over the same splits of the cache, so
     that a row's bits do not depend on how many rows its block has. The caches may be of a coarser
-    dtype than the rest (float8_e4m3fn): plain and drafted decoding read the same caches.
+    dtype than the rest (int8 codes): plain and drafted decoding read the same caches.
 
     Attributes:
         start: [1] int32 on the device: committed tokens. kept: [1], of these, rows of the last block that the

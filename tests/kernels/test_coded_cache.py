@@ -1,4 +1,4 @@
-"""The float8_e4m3fn cache: what is written and read, and a row's bits wherever it stands."""
+"""The cache of int8 codes: what is written and read, and a row's bits wherever it stands."""
 
 from __future__ import annotations
 
@@ -10,25 +10,35 @@ import torch.nn.functional as F
 
 from dflash_local.kernels import split_kv
 from dflash_local.kernels.prefill_attention import prefill_attention
+from dflash_local.kernels.qk_norm_rope_cache import coded
 from dflash_local.kernels.split_kv import decode_config
 from dflash_local.layout.attention import FIXED_SPLIT_SIZE, MIN_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
 
-EIGHT = torch.float8_e4m3fn
-
 
 @pytest.mark.parametrize("committed", [0, 11])
-def test_prefill_over_an_eight_bit_cache_equals_that_over_its_widened_copy(committed: int) -> None:
+def test_prefill_over_a_coded_cache_equals_that_over_its_decoded_copy(committed: int) -> None:
     torch.manual_seed(committed)
     rows, end = 7, committed + 7
     queries = torch.randn(rows, 6, 16)
-    small: Any = tuple(torch.randn(2, 40, 16).to(EIGHT) for _ in range(2))
-    wide: Any = tuple(part.float() for part in small)
+    codes, scales = zip(*(coded(torch.randn(2, 40, 16)) for _ in range(2)), strict=True)
+    small: Any = (*codes, *scales)
+    wide: Any = tuple(part * scale for part, scale in zip(codes, scales, strict=True))
     found = prefill_attention(queries, small, committed)
     torch.testing.assert_close(found, prefill_attention(queries, wide, committed), rtol=1e-6, atol=1e-6)
     key, at = torch.arange(end), committed + torch.arange(rows)
     k, v = (part[:, :end].repeat_interleave(3, 0) for part in wide)
     want = F.scaled_dot_product_attention(queries.transpose(0, 1), k, v, attn_mask=key[None] <= at[:, None])
     torch.testing.assert_close(found, want.transpose(0, 1).reshape(rows, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_is_coded_by_its_largest_number_and_keeps_what_is_no_number() -> None:
+    rows = torch.tensor([[127.0, -63.5, 0.5, 1.5], [0.0, 0.0, 0.0, 0.0], [1e-30, -2e-30, 0.0, 0.0]])
+    codes, scales = coded(rows)
+    assert codes[:2].tolist() == [[127, -64, 0, 2], [0, 0, 0, 0]] and codes[2].tolist() == [64, -127, 0, 0]
+    assert scales[:2].tolist() == [[1.0], [0.0]]
+    torch.testing.assert_close(codes * scales, rows, rtol=0, atol=0.5)
+    lost = coded(torch.tensor([[1.0, float("nan")], [float("inf"), 1.0]]))
+    assert (lost[0] * lost[1]).isnan().all(), "a fault is not hidden by rounding"
 
 
 def test_fixed_splits_cover_every_key_once_and_grow_by_doublings() -> None:
