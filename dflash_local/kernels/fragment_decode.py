@@ -14,10 +14,11 @@ from dflash_local.kernels import fragment_gemm
 from dflash_local.kernels.fragment_order import NIBBLES, Codes
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
-from dflash_local.kernels.split_kv import FP8_LOAD_CAPABILITY, device_properties
+from dflash_local.kernels.split_kv import device_properties
 from dflash_local.layout.linear import DECODED_SLICE
 
 STEP_RUNS = 128  # of eight columns of two features
+FP8_LOAD_CAPABILITY = (8, 9)  # from which compute capability a load can be told that its bytes are float8_e4m3fn
 ABOVE: dict[Codes, int] = {"int5": 1, "int6": 2}  # bits of a code above four, which lie behind those of a step
 MAX_GRID_Y = 65535  # programs along the second axis of a grid
 GEMM_TILE = 256  # rows of a weight that a tile of torch's product may take: slices of whole tiles leave none half empty

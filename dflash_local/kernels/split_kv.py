@@ -9,8 +9,6 @@ import torch
 
 from dflash_local.layout.attention import MIN_SPLIT_SIZE
 
-FP8_LOAD_CAPABILITY = (8, 9)  # from which compute capability a load can be told that its bytes are float8_e4m3fn
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:

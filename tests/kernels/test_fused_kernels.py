@@ -41,7 +41,7 @@ def child(script: str, *words: str, **environ: str) -> Any:
 
 @pytest.mark.timeout(LIMIT_S)
 def test_every_kernel_equals_its_reference_in_the_interpreter() -> None:
-    """Also bit by bit: every code of an eight-bit cache, every float16, and a row at other indices, among others, under
+    """Also bit by bit: rows of every size in a cache of codes, and a row at other indices, among others, under
     another max_seq_len.
     """
     found = child("interpreted.py", TRITON_INTERPRET="1")
