@@ -9,7 +9,6 @@ import torch
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 Cache = tuple[torch.Tensor, ...]  # keys and values; of int8 codes also their scales, see ``cache_buffers``
-STEP = 1 / 127  # of a row's largest number: what its int8 codes count
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def qk_norm_rope_cache_reference(
 def coded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return int8 codes [..., head_dim] of rows, and the scale [..., 1] of each: that of a row with NaN is NaN."""
     wide = x.float()
-    scales = wide.abs().amax(-1, keepdim=True) * STEP
+    scales = wide.abs().amax(-1, keepdim=True) * (1 / 127)
     return (wide / scales).nan_to_num(0.0, 0.0, 0.0).round().to(torch.int8), scales
 
 
@@ -137,7 +136,7 @@ def _store_row(cache, scales, row, x, dim, inside, head_dim: tl.constexpr, CODED
     place = cache + row * head_dim + dim
     if CODED:
         wide = x.to(tl.float32)
-        scale = tl.max(tl.abs(wide), 0) * 0.007874015748031496
+        scale = tl.max(tl.abs(wide), 0) * (1 / 127)
         scale = tl.where(tl.sum((wide != wide).to(tl.int32), 0) > 0, float("nan"), scale)
         code = tl.math.div_rn(wide, scale)
         code = (code + 12582912.0) - 12582912.0  # rounds to the nearest, of two to the even one: 1.5 * 2 ** 23

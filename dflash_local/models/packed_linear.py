@@ -64,9 +64,7 @@ def pack_linears(model: Any) -> None:
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and not _is_narrow(child):
+            if type(child) is not nn.Linear:
+                continue
+            if child.weight.dtype != torch.float32 or child.out_features >= FEWEST_OUTPUTS:
                 setattr(module, name, PackedLinear(child))
-
-
-def _is_narrow(layer: nn.Linear) -> bool:
-    return layer.weight.dtype == torch.float32 and layer.out_features < FEWEST_OUTPUTS

@@ -19,7 +19,7 @@ from dflash_local.ui.choice_text import COLUMNS, basis, choice_row
 from dflash_local.ui.plan_text import machine_line
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.models_view import ModelsView
-from dflash_local.ui.web.visitors import Visitors
+from dflash_local.ui.web.visitors import Visitor, Visitors
 
 # What belongs to the picked row is shown at once, without waiting for the server. A table that was made anew keeps
 # what was picked by hand in the one before it, and the keyboard's place.
@@ -139,10 +139,8 @@ class LoadDialog:
     def ask_otherwise(self, event: gr.EventData, request: gr.Request) -> None:
         """Have them planned with another context, or with or without the drafter."""
         visitor, context = self._visitors.of(request), _integer(event, "context")
-        planned = visitor.planned
-        if planned is None or planned.asked.number != _integer(event, "plan"):
-            return
-        if not 0 <= context < len(planned.contexts):
+        planned = _shown(visitor, event)
+        if planned is None or not 0 <= context < len(planned.contexts):
             return
         draft = getattr(event, "draft", True) is not False
         visitor.asked = Asked(next(self._numbers), planned.asked.name, planned.contexts[context], draft)
@@ -173,12 +171,9 @@ class LoadDialog:
 
     def start(self, event: gr.EventData, request: gr.Request) -> str:
         """Load the pair in the way that was picked, or begin its download; what went wrong."""
-        visitor, plan, way = self._visitors.of(request), _integer(event, "plan"), _integer(event, "way")
-        # A table is drawn anew when a download ends: a click on the one before it may be on its way.
-        tables = (each for each in (visitor.planned, visitor.planned_before) if each is not None)
-        planned = next((each for each in tables if each.asked.number == plan), None)
+        planned, way = _shown(self._visitors.of(request), event), _integer(event, "way")
         try:
-            if planned is None or visitor.asked is None or visitor.asked.name != planned.asked.name:
+            if planned is None:
                 raise UsageError(STALE)
             if planned.found is None:
                 self._models.start_by_name(planned.asked.name)
@@ -285,6 +280,17 @@ def _options(planned: Planned) -> str:
 def _button(action: str, busy: bool) -> str:
     wait = ' disabled title="one download at a time"' if busy else ""
     return f'<button type="button" name="df-start" class="df-start"{wait}>{markup.word(action)}</button>'
+
+
+def _shown(visitor: Visitor, event: gr.EventData) -> Planned | None:
+    """Find the table that an event came from; None where it is too old, or another pair was chosen since.
+
+    A table is drawn anew when a download ends: an event of the one before it may be on its way.
+    """
+    for planned in (visitor.planned, visitor.planned_before):
+        if planned is not None and planned.asked.number == _integer(event, "plan"):
+            return planned if visitor.asked is not None and visitor.asked.name == planned.asked.name else None
+    return None
 
 
 def _integer(event: gr.EventData, field: str) -> int:
