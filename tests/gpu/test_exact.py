@@ -52,11 +52,13 @@ def test_verify_gives_the_logits_of_a_recorded_cycle(exact: bool) -> None:
             target.tokens.copy_(ids)
             runner.replay(rows)
             recorded = target.logits[:rows].clone()
-        with torch.inference_mode():
-            target.clear()
-            for chunk in torch.tensor(prompt, device="cuda").split(target.prefill_chunk):
-                target.prefill(chunk, False)
-            assert torch.equal(target.head(target.verify(ids[:rows], False).hidden), recorded), rows
+        for way in ("eager", "recorded", "replayed"):
+            with torch.inference_mode():
+                target.clear()
+                for chunk in torch.tensor(prompt, device="cuda").split(target.prefill_chunk):
+                    target.prefill(chunk, False)
+                target.logits.zero_()
+                assert torch.equal(target.head(target.verify(ids[:rows], False).hidden), recorded), (rows, way)
         runner.restart(0, None)
 
 

@@ -5,7 +5,7 @@ Has the methods of ``models.transformers_target`` as well, so that the reference
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -28,6 +28,11 @@ from dflash_local.models.rope import inverse_frequencies
 from dflash_local.models.transformers_target import Forward, TargetSnapshot
 
 FIRST_BUCKET = 2048  # tokens; each next one is twice as long
+
+
+def run_eagerly(_key: Hashable, launches: Callable[[], None]) -> None:
+    """Run launches as they are."""
+    launches()
 
 
 def fill_rotation(tables: Sequence[torch.Tensor], rope: RopeParameters) -> None:
@@ -57,6 +62,7 @@ class FusedTarget:
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
         on_residual: called with the residual stream [M, H], which the next part writes over, behind the embedding and
             behind each part of each layer; None for nobody, as in blocks that are recorded.
+        run_recorded: runs the launches of ``verify`` by their key; a runner lends its graphs.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class FusedTarget:
         self.length = 0  # the host's view of ``start``, where it knows
         self.written = 0
         self.on_residual: OnResidual | None = None
+        self.run_recorded: Callable[[Hashable, Callable[[], None]], None] = run_eagerly
 
     @property
     def num_layers(self) -> int:
@@ -212,7 +219,9 @@ class FusedTarget:
         """Run a block [M] without committing it; ``commit`` keeps a prefix of it. Copies of the static buffers."""
         rows = len(ids)
         self.tokens[:rows] = ids
-        self.block(rows, self.bucket(self.length + 2 * self.rows), with_taps)
+        bound = self.bucket(self.length + 2 * self.rows)
+        run = self.run_recorded if self.on_residual is None else run_eagerly
+        run(("verify", rows, bound, with_taps), lambda: self.block(rows, bound, with_taps))
         self.kept.zero_()  # what there was is committed; this block's rows count when they are committed
         for state in self.states.values():
             state.rollback()
