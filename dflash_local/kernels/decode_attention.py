@@ -20,12 +20,12 @@ from dflash_local.kernels.jit import (
     tl,
 )
 from dflash_local.kernels.qk_norm_rope_cache import Cache
-from dflash_local.kernels.split_kv import DecodeConfig, decode_config, device_properties
+from dflash_local.kernels.split_kv import decode_config, device_properties
 from dflash_local.layout.attention import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits, partial_buffers
 
 MIN_DOT_DIM = 16  # dimensions of a head that a tensor core takes at least
 BLOCK_SPLITS = 16  # splits that are combined at a time
-MAX_OUTPUTS = 64 * 256  # numbers of a program's output: twice as many do not fit into the registers of its warps
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class SplitKV:
 
     Attributes:
         outputs: [splits, M, heads, head_dim] float32, not yet divided. softmax_stats: [splits, M, heads, 2] float32,
-            the largest score and the sum of weights.
+            the largest score, as an exponent of two, and the sum of weights.
         fixed: the splits are a function of the position alone, their size growing with it, so that a row's result is
             bitwise the same in any block of as many rows; otherwise they are even, and move with ``start`` and the
             maximum sequence length.
@@ -84,7 +84,6 @@ def decode_attention(
     mask: AttentionMask,
     gates: torch.Tensor | None = None,
     scale: float | None = None,
-    config: DecodeConfig | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return attention of rows at positions ``start ..`` over the cache, their own keys included.
@@ -96,7 +95,7 @@ def decode_attention(
         start: [1] int32 on the device. out: [M, heads * head_dim], written.
         max_seq_len: no key is at or behind this.
         gates: [M, ..] whose first numbers are each head's query and gate by turns; None gates nothing.
-        scale: of the scores; None is ``head_dim ** -0.5``. config: in place of the measured one.
+        scale: of the scores; None is ``head_dim ** -0.5``.
         sinks: [heads] float32, a logit of each head's own in its softmax, for which there is no value; not scaled.
     """
     if not runs_kernels(queries):
@@ -107,19 +106,19 @@ def decode_attention(
     num_kv_heads, capacity = keys.shape[:2]
     block_d = max(power_of_two(head_dim), MIN_DOT_DIM)
     of_group = rows * (num_heads // num_kv_heads)
-    block_m = query_block(of_group, block_d)
-    tiles = -(-of_group // block_m)
+    config = decode_config(of_group, block_d, keys.element_size(), device.shared_memory)
+    tiles = -(-of_group // config.block_m)
     max_rows = partials.outputs.shape[1]
-    config = config or decode_config(block_m, block_d, keys.element_size(), device.shared_memory)
     max_splits = config.programs_per_sm * device.num_sms // (num_kv_heads * tiles)
     count = partials.num_splits(max_seq_len, config.min_split_size, max_splits)
     split_size = FIXED_SPLIT_SIZE if partials.fixed else config.min_split_size
     splits_per_doubling = SPLITS_PER_DOUBLING if partials.fixed else 0
     _attend_split_kernel[(num_kv_heads, count, tiles)](
         queries, keys, values, *(cache[2:] or cache), start, partials.outputs, partials.softmax_stats, rows, max_rows,
-        scale or head_dim**-0.5, capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, block_m,
+        scale or head_dim**-0.5, capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, config.block_m,
         splits_per_doubling, config.block_kv, mask.causal, mask.sliding_window, mask.context_window,
         capacity < max_seq_len, len(cache) > 2, num_warps=config.num_warps, num_stages=config.num_stages,
+        enable_fp_fusion=False,  # a row's bits do not depend on which keys need a mask
     )  # fmt: skip
     gate_stride = 0 if gates is None else gates.shape[1]
     _combine_splits_kernel[(rows, num_heads)](
@@ -129,11 +128,6 @@ def decode_attention(
         gates is not None, sinks is not None, num_warps=4,
     )  # fmt: skip
     return out
-
-
-def query_block(queries: int, block_d: int) -> int:
-    """Return how many of the queries that share a KV head one program attends for."""
-    return min(max(power_of_two(queries), 16), MAX_OUTPUTS // block_d)
 
 
 def decode_attention_reference(
@@ -199,6 +193,54 @@ def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING:
 
 # fmt: off
 @jit
+def _attend_keys(
+    offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position, rows_of_head,
+    capacity, dim, largest, total, output,
+    head_dim: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
+    CONTEXT_WINDOW: tl.constexpr, RING: tl.constexpr, CODED: tl.constexpr, MASKED: tl.constexpr,
+):
+    # fmt: on
+    """Return the running softmax and the output after BLOCK_KV more keys. Without ``MASKED`` all rows see them."""
+    kind = query.dtype
+    real = dim < head_dim
+    step = tl.arange(0, BLOCK_KV)
+    key = offset + step
+    here = key < end
+    if CONTEXT_WINDOW > 0:
+        here = here & (key >= begin - CONTEXT_WINDOW)
+    if RING:
+        at = offset % capacity + step
+        place = rows_of_head + tl.where(at < capacity, at, at - capacity)
+    else:
+        place = rows_of_head + key
+    k = tl.load(keys + place[None, :] * head_dim + dim[:, None], mask=here[None, :] & real[:, None], other=0.0)
+    factor = scale
+    if CODED:
+        factor = tl.load(key_scales + place, mask=here, other=0.0)[None, :] * scale
+    score = tl.dot(query, k.to(kind), input_precision="ieee") * factor
+    if MASKED:
+        if offset + BLOCK_KV > seen_by_all:
+            seen = here[None, :]
+            if CAUSAL:
+                seen = seen & (key[None, :] <= position[:, None])
+            if SLIDING_WINDOW > 0:
+                distance = position[:, None] - key[None, :]
+                seen = seen & (distance < SLIDING_WINDOW) & (-distance < SLIDING_WINDOW)
+            score = tl.where(seen, score, -1e30)
+    top = tl.maximum(largest, tl.max(score, 1))
+    # Where a row has seen nothing yet its weights are ones: what it sees later shrinks them to zeros.
+    weight = tl.exp2(score - top[:, None])
+    shrink = tl.exp2(largest - top)
+    total = total * shrink + tl.sum(weight, 1)
+    v = tl.load(values + place[:, None] * head_dim + dim[None, :], mask=here[:, None] & real[None, :], other=0.0)
+    if CODED:
+        weight *= tl.load(value_scales + place, mask=here, other=0.0)[None, :]
+    output = output * shrink[:, None] + tl.dot(weight.to(kind), v.to(kind), input_precision="ieee")
+    return top, total, output
+
+
+# fmt: off
+@jit
 def _attend_split_kernel(
     queries, keys, values, key_scales, value_scales, start, partial_outputs, softmax_stats, rows, max_rows, scale,
     capacity, split_size,
@@ -231,43 +273,30 @@ def _attend_split_kernel(
         mask=inside[:, None] & real[None, :],
         other=0.0,
     )
-    kind = queries.dtype.element_ty
     largest = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     output = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     position = begin + row
-    step = tl.arange(0, BLOCK_KV)
     rows_of_head = kv_head.to(tl.int64) * capacity
-    for offset in range(low, tl.minimum(low + size, end), BLOCK_KV):
-        key = offset + step
-        here = key < end
-        if CONTEXT_WINDOW > 0:
-            here = here & (key >= begin - CONTEXT_WINDOW)
-        if RING:
-            at = offset % capacity + step
-            place = rows_of_head + tl.where(at < capacity, at, at - capacity)
-        else:
-            place = rows_of_head + key
-        k = tl.load(keys + place[None, :] * head_dim + dim[:, None], mask=here[None, :] & real[:, None], other=0.0)
-        score = tl.dot(query, k.to(kind), input_precision="ieee") * scale
-        if CODED:
-            score *= tl.load(key_scales + place, mask=here, other=0.0)[None, :]
-        seen = here[None, :] & inside[:, None]
-        if CAUSAL:
-            seen = seen & (key[None, :] <= position[:, None])
-        if SLIDING_WINDOW > 0:
-            distance = position[:, None] - key[None, :]
-            seen = seen & (distance < SLIDING_WINDOW) & (-distance < SLIDING_WINDOW)
-        score = tl.where(seen, score, -1e30)
-        top = tl.maximum(largest, tl.max(score, 1))
-        weight = tl.where(seen, tl.exp(score - top[:, None]), 0.0)
-        shrink = tl.exp(largest - top)
-        total = total * shrink + tl.sum(weight, 1)
-        v = tl.load(values + place[:, None] * head_dim + dim[None, :], mask=here[:, None] & real[None, :], other=0.0)
-        if CODED:
-            weight *= tl.load(value_scales + place, mask=here, other=0.0)[None, :]
-        output = output * shrink[:, None] + tl.dot(weight.to(kind), v.to(kind), input_precision="ieee")
-        largest = top
+    stop = tl.minimum(low + size, end)
+    scale *= LOG2_E  # powers of two are what the device computes
+    WINDOWS: tl.constexpr = SLIDING_WINDOW > 0 or CONTEXT_WINDOW > 0
+    seen_by_all = low if WINDOWS else (begin + 1 if CAUSAL else end)  # every row sees the keys before it
+    masked = low
+    if CODED:  # a branch in the loop that decodes costs up to a third of its time; the plain one it costs nothing
+        masked += tl.maximum(tl.minimum(seen_by_all, stop) - low, 0) // BLOCK_KV * BLOCK_KV
+        for offset in range(low, masked, BLOCK_KV):
+            largest, total, output = _attend_keys(
+                offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position,
+                rows_of_head, capacity, dim, largest, total, output,
+                head_dim, BLOCK_KV, CAUSAL, SLIDING_WINDOW, CONTEXT_WINDOW, RING, CODED, False,
+            )  # fmt: skip
+    for offset in range(masked, stop, BLOCK_KV):
+        largest, total, output = _attend_keys(
+            offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position,
+            rows_of_head, capacity, dim, largest, total, output,
+            head_dim, BLOCK_KV, CAUSAL, SLIDING_WINDOW, CONTEXT_WINDOW, RING, CODED, True,
+        )  # fmt: skip
     part = (split * max_rows + row) * NUM_HEADS + head
     tl.store(partial_outputs + part[:, None] * head_dim + dim[None, :], output, mask=inside[:, None] & real[None, :])
     tl.store(softmax_stats + part * 2, largest, mask=inside)
@@ -299,7 +328,7 @@ def _combine_splits_kernel(
     largest = -1e30
     total = 0.0
     if SINKS:
-        largest = tl.load(sinks + head)
+        largest = tl.load(sinks + head) * LOG2_E
         total = 1.0
     output = tl.zeros((BLOCK_D,), tl.float32)
     for offset in range(0, num_splits, BLOCK_SPLITS):
@@ -310,8 +339,8 @@ def _combine_splits_kernel(
         part = (split * max_rows + row) * NUM_HEADS + head
         top = tl.load(softmax_stats + part * 2, mask=there, other=-1e30)
         next_top = tl.maximum(largest, tl.max(top, 0))
-        old = tl.exp(largest - next_top)
-        new = tl.where(there, tl.exp(top - next_top), 0.0)
+        old = tl.exp2(largest - next_top)
+        new = tl.where(there, tl.exp2(top - next_top), 0.0)
         place = partial_outputs + part[:, None] * head_dim + dim[None, :]
         portion = tl.load(place, mask=there[:, None] & real[None, :], other=0.0)
         output = output * old + tl.sum(portion * new[:, None], 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
+from dflash_local.kernels.jit import power_of_two
 from dflash_local.layout.attention import MIN_SPLIT_SIZE
 
 
@@ -15,25 +16,35 @@ class DecodeConfig:
     """The kernel configuration of one cache's decode attention.
 
     Attributes:
-        block_kv: keys of a program's step. num_warps, num_stages: of a program.
+        block_m: queries of a program, of those that share a KV head. block_kv: keys of its step.
+        num_warps, num_stages: of a program.
         programs_per_sm: of an even split, for one multiprocessor. min_split_size: keys of an even split, at least.
     """
 
-    block_kv: int = 32
+    block_m: int
+    block_kv: int
     num_warps: int = 4
-    num_stages: int = 2
-    programs_per_sm: int = 4
+    num_stages: int = 3
+    programs_per_sm: int = 1
     min_split_size: int = 128
 
 
-# The one place where configurations are entered, as measured on an H200: by the cache's bytes for a number and by
-# head_dim, the next of these that is not smaller.
+# The one place where configurations are entered, as measured on an H100: by the cache's bytes for a number and by
+# head_dim, the next of these that is not smaller; there for the most queries that a program attends for.
 CONFIGS = {
-    (2, 128): DecodeConfig(block_kv=32, num_stages=4, programs_per_sm=2),
-    (2, 256): DecodeConfig(block_kv=32, num_stages=3, programs_per_sm=1),
-    (1, 128): DecodeConfig(block_kv=64, num_stages=3, programs_per_sm=2),
-    (1, 256): DecodeConfig(block_kv=32, num_stages=3, programs_per_sm=2),
+    (2, 64): (DecodeConfig(64, 128, programs_per_sm=2),),
+    (2, 128): (DecodeConfig(64, 64), DecodeConfig(128, 64, num_warps=8)),
+    (2, 256): (DecodeConfig(64, 32), DecodeConfig(128, 32, num_warps=8)),
+    (1, 64): (DecodeConfig(64, 128, programs_per_sm=2),),
+    (1, 128): (DecodeConfig(64, 64, programs_per_sm=2), DecodeConfig(128, 64, num_warps=8)),
+    (1, 256): (
+        DecodeConfig(16, 64, programs_per_sm=2),
+        DecodeConfig(64, 64, num_stages=2, programs_per_sm=2),
+        DecodeConfig(128, 64, num_warps=8),
+    ),
 }
+WIDTHS = 64, 128, 256
+MIN_QUERIES = 16  # rows that a tensor core takes at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +64,23 @@ def device_properties(device: torch.device) -> DeviceProperties:
     return DeviceProperties(shared, found.multi_processor_count, (found.major, found.minor), found.L2_cache_size)
 
 
-def decode_config(block_m: int, head_dim: int, itemsize: int, shared_memory: int) -> DecodeConfig:
-    """Return the configuration for caches of ``itemsize`` bytes a number, smaller where it exceeds the shared memory: a
-    program holds its queries and, for each stage, a step's keys and values. Fewer stages (at least two) come before
-    fewer keys.
+def decode_config(queries: int, head_dim: int, itemsize: int, shared_memory: int) -> DecodeConfig:
+    """Return the configuration for so many queries to a KV head and caches of ``itemsize`` bytes a number, smaller
+    where it exceeds the shared memory: a program holds its queries and, for each stage, a step's keys and values. Fewer
+    stages (at least two) come before fewer queries, these before fewer keys.
     """
-    config = CONFIGS[(min(itemsize, 2), 128 if head_dim <= 128 else 256)]
-    block_kv, num_stages = config.block_kv, config.num_stages
+    width = next((width for width in WIDTHS if head_dim <= width), WIDTHS[-1])
+    entered = CONFIGS[(min(itemsize, 2), width)]
+    config = next((each for each in entered if queries <= each.block_m), entered[-1])
+    block_m, block_kv = min(config.block_m, max(power_of_two(queries), MIN_QUERIES)), config.block_kv
+    num_warps, num_stages = config.num_warps, config.num_stages
     while block_m * head_dim * max(itemsize, 2) + 2 * num_stages * block_kv * head_dim * itemsize > shared_memory:
         if num_stages > 2:
             num_stages -= 1
+        elif num_warps > 4:
+            block_m, num_warps = block_m // 2, num_warps // 2
         elif block_kv > MIN_SPLIT_SIZE:
             block_kv //= 2
         else:
             break
-    return DecodeConfig(block_kv, config.num_warps, num_stages, config.programs_per_sm, config.min_split_size)
+    return replace(config, block_m=block_m, block_kv=block_kv, num_warps=num_warps, num_stages=num_stages)

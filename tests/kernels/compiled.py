@@ -179,18 +179,16 @@ def packed_weights(most: int | None) -> Iterator[Work]:
 
 def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[Work]:
     """Over caches of each kind."""
-    block_m = decode_attention.query_block(16 * heads // kv_heads, head_dim)
     sizes = {
         "NUM_HEADS": heads,
         "NUM_KV_HEADS": kv_heads,
         "head_dim": head_dim,
         "BLOCK_D": head_dim,
-        "BLOCK_M": block_m,
     }
     mask = {"CAUSAL": True, "SLIDING_WINDOW": 0, "CONTEXT_WINDOW": 0}
     for kind, per_doubling in ((BF16, 0), ("*i8", SPLITS_PER_DOUBLING), ("*i8", 0)):
-        config = split_kv.decode_config(block_m, head_dim, 2 if kind == BF16 else 1, limit)
-        splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_KV": config.block_kv}
+        config = split_kv.decode_config(16 * heads // kv_heads, head_dim, 2 if kind == BF16 else 1, limit)
+        splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_M": config.block_m, "BLOCK_KV": config.block_kv}
         splits |= {"RING": kind != BF16, "CODED": kind != BF16}
         scales = dict.fromkeys(("key_scales", "value_scales"), "*fp32")
         types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind, **scales}
@@ -205,7 +203,7 @@ def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[
         )
     combine = {"SPLITS_PER_DOUBLING": SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
     combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True, "SINKS": head_dim == 64}
-    del mask["CAUSAL"], sizes["NUM_KV_HEADS"], sizes["BLOCK_M"]
+    del mask["CAUSAL"], sizes["NUM_KV_HEADS"]
     types = {"start": "*i32", "gates": BF16, "sinks": "*fp32"}
     yield "combine", decode_attention._combine_splits_kernel, types, {**sizes, **combine, **mask}, 4, 3
 

@@ -30,6 +30,7 @@ from dflash_local.kernels import (
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
+    split_kv,
     triton_trial,
 )
 from dflash_local.kernels.allocate import Tensors
@@ -39,7 +40,7 @@ from dflash_local.kernels.fragment_decode import LaunchConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.qk_norm_rope_cache import HeadLayout
 from dflash_local.kernels.skinny_gemm import GemmConfig
-from dflash_local.kernels.split_kv import DeviceProperties
+from dflash_local.kernels.split_kv import DecodeConfig, DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
 from dflash_local.models.fused import gguf_formats
 from tests.kernels import cache_interpreted, chunks_interpreted
@@ -312,11 +313,12 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         yield f"attention, {name}", partial(run, *case)
 
     def in_parts(case: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        largest, decode_attention.MAX_OUTPUTS = decode_attention.MAX_OUTPUTS, 16 * 16
+        entered = split_kv.CONFIGS[(2, 64)]
+        split_kv.CONFIGS[(2, 64)] = (DecodeConfig(16, 32),)
         try:
             return run(*case)
         finally:
-            decode_attention.MAX_OUTPUTS = largest
+            split_kv.CONFIGS[(2, 64)] = entered
 
     yield "attention, 24 queries by sixteens", lambda: in_parts((131, 8, 3, AttentionMask(), True))
 

@@ -56,14 +56,15 @@ def test_fixed_splits_cover_every_key_once_and_grow_by_doublings() -> None:
 
 
 @pytest.mark.parametrize("itemsize", [1, 2])
-@pytest.mark.parametrize(("block_m", "head_dim"), [(64, 128), (128, 256)])
+@pytest.mark.parametrize(("queries", "head_dim"), [(64, 128), (96, 256)])
 def test_a_configuration_is_made_smaller_where_a_card_has_no_room_for_it(
-    itemsize: int, block_m: int, head_dim: int
+    itemsize: int, queries: int, head_dim: int
 ) -> None:
-    entered = split_kv.CONFIGS[(itemsize, head_dim)]
-    assert decode_config(block_m, head_dim, itemsize, 1 << 20) == entered
-    small = decode_config(block_m, head_dim, itemsize, 99 * 1024)
-    assert block_m * head_dim * 2 + 2 * small.num_stages * small.block_kv * head_dim * itemsize <= 99 * 1024
-    assert small.block_kv <= entered.block_kv and 2 <= small.num_stages <= entered.num_stages
-    least = decode_config(block_m, head_dim, itemsize, 0)
+    entered = decode_config(queries, head_dim, itemsize, 1 << 20)
+    assert entered in split_kv.CONFIGS[(itemsize, head_dim)] and entered.block_m >= queries
+    small = decode_config(queries, head_dim, itemsize, 99 * 1024)
+    assert small.block_m * head_dim * 2 + 2 * small.num_stages * small.block_kv * head_dim * itemsize <= 99 * 1024
+    assert small.block_m == 64 and small.num_warps == 4 and small.block_kv <= entered.block_kv
+    assert 2 <= small.num_stages <= entered.num_stages
+    least = decode_config(queries, head_dim, itemsize, 0)
     assert (least.block_kv, least.num_stages) == (MIN_SPLIT_SIZE, 2)
