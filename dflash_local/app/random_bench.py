@@ -94,19 +94,19 @@ def bench_random(
     found = random_run.measure(pair, measures, place, lambda text, part: progress(f"measuring {text}", part))
     others = tuple(run_all(tasks(pair, measures.contexts[0], place), progress)) if options.baselines else ()
     if place.device.type == "cuda" and not pair.toy and not measures.exact:
-        _keep_speeds(pair, found, machine, user)
+        _keep_speeds(pair, found, machine, measures.kv_cache, user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
     return report, random_report.random_lines(pair, measures, place, found, stated, others, options.columns)
 
 
-def _keep_speeds(pair: RandomPair, found: RandomFigures, machine: Machine, user: Settings) -> None:
+def _keep_speeds(pair: RandomPair, found: RandomFigures, machine: Machine, kv_cache: str, user: Settings) -> None:
     """Let later plans for this card begin from what was measured."""
     from dflash_local.planner.load import Load
     from dflash_local.planner.speed import Times, predict_load
     from dflash_local.planner.speed_record import SpeedMeasurement, SpeedRecord
     from dflash_local.store.paths import speeds_folder
 
-    config, block = LoadConfig(drafter_precision=found.drafter_precision), pair.config.block_size
+    config, block = LoadConfig(drafter_precision=found.drafter_precision, kv_cache=kv_cache), pair.config.block_size
     stored = pair.model.quantization
     weights = PLAIN_FORMAT if stored is None else stored.name
     kept = []
@@ -172,7 +172,7 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     if routing not in get_args(Routing):
         raise UsageError(f"--routing {routing}: no such routing", f"give {' or '.join(get_args(Routing))}")
     load = options.load
-    return Measures(contexts, rows, prefill, load.drafter_precision, cast(Routing, routing), load.exact)
+    return Measures(contexts, rows, prefill, load.drafter_precision, cast(Routing, routing), load.exact, load.kv_cache)
 
 
 def _check_fit(
@@ -189,7 +189,9 @@ def _check_fit(
     dtype = str(place.dtype).removeprefix("torch.")
     engine = "fused" if machine.kind == "cuda" else "auto"
     # As it is built.
-    config = LoadConfig(dtype=dtype, context=context, engine=engine, offload="none", exact=measures.exact)
+    config = LoadConfig(
+        dtype=dtype, context=context, engine=engine, offload="none", exact=measures.exact, kv_cache=measures.kv_cache
+    )
     target = replace(known.target, quantization=pair.model.quantization)
     found = plan(target, known.drafter, machine, config)
     if not fitting.too_big(found):

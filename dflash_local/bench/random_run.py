@@ -54,8 +54,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), drafter precision, routing, and
-    whether in strict mode.
+    """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), drafter precision, routing,
+    whether in strict mode, and the form of keys and values.
     """
 
     contexts: tuple[int, ...]
@@ -64,6 +64,7 @@ class Measures:
     drafter_precision: str = "auto"
     routing: Routing = "uniform"
     exact: bool = False
+    kv_cache: str = "auto"
 
     @property
     def room(self) -> int:
@@ -180,8 +181,8 @@ def _measure(
     def building(text: str, part: float) -> None:
         progress(text, 0.1 + 0.3 * part)
 
-    wanted = measures.drafter_precision
-    runner, chosen = build(pair, measures.room, place.device, place.dtype, wanted, measures.exact, building)
+    wanted, exact, kv_cache = measures.drafter_precision, measures.exact, measures.kv_cache
+    runner, chosen = build(pair, measures.room, place.device, place.dtype, wanted, exact, kv_cache, building)
     prefill = None
     if measures.prefill:
         progress(f"a prompt of {measures.prefill:,} tokens", 0.4)

@@ -141,7 +141,7 @@ def check_layers(
         seen = _observed(target, tokens)
     finally:
         session.reset()
-    reference = StreamedReference(files, facts, home, target.dtype, target.cache_dtype)
+    reference = StreamedReference(files, facts, home, target.dtype, target.spec.kv_cache)
     return _compared(reference, target, seen, tokens, home, on_fraction)
 
 

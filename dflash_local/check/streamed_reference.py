@@ -54,14 +54,14 @@ class StreamedReference:
 
     Args:
         files: of which ``facts`` were read. device, dtype: that it computes on and in.
-        cache_dtype: of keys and values: ``dtype``, or int8 for codes.
+        kv_cache: as ``LoadConfig`` has it.
 
     Raises:
         CheckpointError: transformers does not take the configuration.
     """
 
     def __init__(
-        self, files: Checkpoint, facts: TargetFacts, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype
+        self, files: Checkpoint, facts: TargetFacts, device: torch.device, dtype: torch.dtype, kv_cache: str
     ) -> None:
         self._files, self._facts, self._device, self._dtype = files, facts, device, dtype
         try:
@@ -73,7 +73,7 @@ class StreamedReference:
         self._head, self._layers = model.get_output_embeddings(), decoder.layers
         decoder.rotary_emb.to(device)
         self._target = TransformersTarget(model, device=device)
-        if cache_dtype != dtype:
+        if kv_cache != "auto":
             self._target.kv = CodedKVCache()
         self._names = self._by_module()
 

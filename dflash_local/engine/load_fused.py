@@ -106,9 +106,15 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     )
     settle_torch(target_parameters(facts.model).total, device)
     block, taps = (1, ()) if draft is None else (draft.block_size, draft.taps)
-    kind = dtype if config.kv_cache == "auto" else getattr(torch, config.kv_cache)
     target = FusedTarget(
-        weights, facts.model, taps, pair.context, block, exact=config.exact, cache_dtype=kind, offloaded=offloaded
+        weights,
+        facts.model,
+        taps,
+        pair.context,
+        block,
+        exact=config.exact,
+        kv_cache=config.kv_cache,
+        offloaded=offloaded,
     )
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it

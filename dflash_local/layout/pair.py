@@ -39,7 +39,7 @@ def _weight_bytes(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -
 
 def bytes_by_group(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> dict[Group, int]:
     """Return bytes of what stands from load to close; those of weights are kept for plans of many contexts."""
-    weights = replace(spec, context=0, kv_dtype="")  # no weight depends on these
+    weights = replace(spec, context=0, kv_cache="auto")  # no weight depends on these
     sums: Counter[Group] = Counter(_weight_bytes(model, draft, weights))
     sums.update(target.state_bytes(model, spec))
     block = [

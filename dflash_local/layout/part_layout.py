@@ -87,7 +87,8 @@ class EngineSpec:
     """Sizes that both models share.
 
     Attributes:
-        dtype: of weights and activations. kv_dtype: of both models' caches. context: tokens the session may hold.
+        dtype: of weights and activations. kv_cache: of both models, as ``LoadConfig`` has it.
+        context: tokens the session may hold.
         block_size: the trained one, 1 without a drafter. num_taps: tapped layers.
         precision: of the drafter, see ``DrafterPrecision``. offloaded: what lies in host memory.
     """
@@ -96,15 +97,15 @@ class EngineSpec:
     context: int
     block_size: int = 1
     num_taps: int = 0
-    kv_dtype: str = ""
+    kv_cache: str = "auto"
     exact: bool = False
     precision: DrafterPrecision = field(default_factory=DrafterPrecision)
     offloaded: tuple[Offloaded, ...] = ()
 
     @property
     def cache_dtype(self) -> str:
-        """Return the dtype of keys and values: ``kv_dtype``, or the weights' own."""
-        return self.kv_dtype or self.dtype
+        """Return the dtype of keys and values."""
+        return self.dtype if self.kv_cache == "auto" else self.kv_cache
 
     @property
     def rows(self) -> int:

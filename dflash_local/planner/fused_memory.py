@@ -33,7 +33,7 @@ def engine_spec(drafter: Drafter | None, load: Load) -> EngineSpec:
         context=load.context,
         block_size=1 if drafter is None else load.block,
         num_taps=0 if drafter is None else len(drafter.taps),
-        kv_dtype="" if load.kv_cache == "auto" else load.kv_cache,
+        kv_cache=load.kv_cache,
         exact=load.exact,
         precision=load.drafter_precision,
         offloaded=load.offloaded,

@@ -68,7 +68,7 @@ def open_session(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tupl
         family: str,
         dialect: str = "",
         dtype: torch.dtype = torch.float32,
-        cache_dtype: torch.dtype | None = None,
+        kv_cache: str = "auto",
         exact: bool = False,
         quantize: str | None = None,
     ) -> tuple[Session, Pair]:
@@ -76,7 +76,7 @@ def open_session(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tupl
         files = Checkpoint.open(folder)
         facts = TargetFacts.from_checkpoint(files).quantized(quantize)
         weights = read_weights(files, facts, torch.device("cpu"), dtype)
-        target = FusedTarget(weights, facts.model, (0, 2), CONTEXT, 8, exact=exact, cache_dtype=cache_dtype)
+        target = FusedTarget(weights, facts.model, (0, 2), CONTEXT, 8, exact=exact, kv_cache=kv_cache)
         options = LoadConfig(engine="fused", device="cpu", context=CONTEXT, quantize=quantize)
         shown = SessionFacts(family, None, 8, False, options)
         session = Session(FusedRunner(target, None, CONTEXT), shown, None, frozenset())
@@ -106,7 +106,7 @@ def test_a_sound_target_agrees(
         {"exact": True},
         {"quantize": "int8"},
         {"quantize": "int4", "dtype": torch.bfloat16},
-        {"dtype": torch.bfloat16, "cache_dtype": torch.int8},
+        {"dtype": torch.bfloat16, "kv_cache": "int8"},
     ],
     ids=["exact", "int8", "int4", "int8 cache"],
 )
@@ -192,8 +192,7 @@ def test_the_session_answers_as_before(open_session: Callable[..., tuple[Session
 def test_one_layer_has_weights_at_a_time(tmp_path: Path) -> None:
     files = Checkpoint.open(save_model("qwen3_5_moe", tmp_path))
     facts = TargetFacts.from_checkpoint(files)
-    kind = torch.float32
-    reference = StreamedReference(files, facts, torch.device("cpu"), kind, kind)
+    reference = StreamedReference(files, facts, torch.device("cpu"), torch.float32, "auto")
     model = reference._target.model
 
     def filled() -> set[str]:
@@ -211,8 +210,7 @@ def test_a_tensor_that_transformers_misses_is_named(tmp_path: Path) -> None:
     files = Checkpoint.open(save_model("qwen3", tmp_path))
     facts = TargetFacts.from_checkpoint(files)
     tensors = {name: info for name, info in files.tensors.items() if name != "model.layers.1.mlp.up_proj.weight"}
-    kind = torch.float32
-    reference = StreamedReference(replace(files, tensors=tensors), facts, torch.device("cpu"), kind, kind)
+    reference = StreamedReference(replace(files, tensors=tensors), facts, torch.device("cpu"), torch.float32, "auto")
     with pytest.raises(CheckpointError, match="mlp.up_proj.weight"), reference.layer(1):
         pytest.fail("a layer without one of its tensors")
 

@@ -48,6 +48,16 @@ def test_a_pair_of_folders_end_to_end(folders: tuple[str, str]) -> None:
     assert again["assumed"]["acceptance"] == "assumed"
 
 
+def test_keys_and_values_in_eight_bits_are_read_and_named(folders: tuple[str, str]) -> None:
+    options = RandomOptions(drafter=folders[1], contexts=(60,), prefill=0)
+    (eight, shown), (full, _) = (
+        _run(folders[0], replace(options, load=LoadConfig(kv_cache=form))) for form in ("int8", "auto")
+    )
+    read = [report["measured"]["at"][0]["cycle"]["8"]["bytes"] for report in (eight, full)]
+    assert eight["kv_cache"] == "int8" and "keys and values in int8" in " ".join(" ".join(shown).split())
+    assert read[0] < read[1]
+
+
 def test_a_strict_step_computes_a_whole_block(folders: tuple[str, str]) -> None:
     options = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0)
     strict = replace(options, load=LoadConfig(exact=True))

@@ -152,7 +152,7 @@ def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, m
 
 
 @pytest.mark.parametrize(("family", "device"), TARGETS)
-@pytest.mark.parametrize("options", [{}, {"exact": True}, {"cache_dtype": torch.int8}], ids=["fast", "exact", "int8"])
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"kv_cache": "int8"}], ids=["fast", "exact", "int8"])
 def test_blocks_and_prompts_cross_the_border_of_a_ring_at_every_offset(
     family: str, device: str, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

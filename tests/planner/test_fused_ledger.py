@@ -163,9 +163,8 @@ def standing(found: dict[str, int]) -> int:
 
 def check_ledger(pair: RandomPair, config: LoadConfig) -> tuple[dict[str, int], FusedRunner]:
     """Hold the ledger of a pair to what the engine allocates, to the byte; its lines, and the engine."""
-    options = {"cache_dtype": torch.int8} if config.kv_cache == "int8" else {}
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    runner = on_meta(pair, 4099, dtype, config.drafter_precision, exact=config.exact, **options)
+    runner = on_meta(pair, 4099, dtype, config.drafter_precision, exact=config.exact, kv_cache=config.kv_cache)
     found = lines(pair.model, pair.config, Load.of("cuda", config, 4099, pair.config.block_size))
     assert standing(found) == held(runner) - host_copies(runner)
     assert found["target weights"] + found.get("head", 0) == covered(runner.target.weights) + room_behind(pair.model)
@@ -235,7 +234,7 @@ def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
     )
     rows = memory.PREFILL_CHUNK
     assert steps[key] - plain[key] == 2 * (128 + 8) * (2 * 4100 + rows * (32 + 4))
-    eight = replace(spec, kv_dtype="int8")
+    eight = replace(spec, kv_cache="int8")
     assert fused_memory.prefill_steps(model, None, eight, "cuda")[key] - plain[key] == 2 * 4099 * 128 * 2
 
 

@@ -74,17 +74,17 @@ class FusedTarget:
         block_size: int,
         *,
         exact: bool = False,
-        cache_dtype: torch.dtype | None = None,
+        kv_cache: str = "auto",
         offloaded: tuple[Offloaded, ...] = (),
     ) -> None:
-        """Allocate it. ``taps``: layers to read. ``cache_dtype``: if not the weights'. ``offloaded``: on the host."""
+        """Allocate it. ``taps``: layers to read. ``kv_cache``: as ``LoadConfig`` has it. ``offloaded``: on the host."""
         self.weights, self.config = weights, model
         self.taps = tuple(taps)
         self.device, self.dtype = weights.device, weights.embedding.dtype
         self.embedding_scale = float(torch.tensor(model.embedding_scale, dtype=self.dtype))
-        self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
-        dtypes = dtype_name(self.dtype), dtype_name(self.cache_dtype)
-        self.spec = EngineSpec(dtypes[0], context, block_size, len(self.taps), dtypes[1], exact, offloaded=offloaded)
+        self.spec = EngineSpec(
+            dtype_name(self.dtype), context, block_size, len(self.taps), kv_cache, exact, offloaded=offloaded
+        )
         self.rows, self.capacity, self.exact = self.spec.rows, self.spec.capacity, exact
         self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
         self.is_recurrent = model.recurrent
