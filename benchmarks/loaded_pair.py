@@ -178,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--drafter-precision", default="full", help="auto tries coarser ones, which no plan counts")
+    parser.add_argument("--kv-cache", default="auto")
     parser.add_argument("--offload", default="auto", help="auto: as planned")
     parser.add_argument("--fill", action="store_true", help="two replies to the context's end, one with every filter")
     parser.add_argument("--timing", type=int, default=1024, metavar="TOKENS")
@@ -191,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dtype="bfloat16",
         context=args.context,
         drafter_precision=args.drafter_precision,
+        kv_cache=args.kv_cache,
         offload=args.offload,
     )
     with ExitStack() as stack:
