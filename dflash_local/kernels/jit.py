@@ -24,7 +24,11 @@ except ModuleNotFoundError:
     class _Language:
         """Answers for ``tl`` where kernels are only defined, never run."""
 
-        constexpr = Any
+        class constexpr:
+            """A constant of a kernel, or the type of one of its parameters."""
+
+            def __init__(self, value: object) -> None:
+                self.value = value
 
     tl = _Language()  # type: ignore[assignment]
     HAVE_TRITON = False

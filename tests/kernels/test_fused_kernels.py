@@ -69,3 +69,12 @@ def test_kernels_compile_for_every_card_within_its_shared_memory(card: int, kern
     assert len(found) > 20 and {entry["card"] for entry in found} == {card}
     for entry in found:
         assert entry["shared"] <= SHARED_MEMORY[card] * 1024, entry
+
+
+def test_kernels_can_be_imported_where_triton_is_not_installed() -> None:
+    script = (
+        "import importlib, pkgutil, sys; sys.modules['triton'] = None; import dflash_local.kernels as kernels\n"
+        "for each in pkgutil.iter_modules(kernels.__path__): importlib.import_module(f'{kernels.__name__}.{each.name}')"
+    )
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert found.returncode == 0, found.stderr[-2000:]
