@@ -18,7 +18,7 @@ from dflash_local.planner import formats
 from dflash_local.planner.acceptance_record import Count
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import ROOMY, USABLE, Plan, context_limit, formats_of, plan
-from dflash_local.planner.room import room_made
+from dflash_local.planner.room import CODED_KV, room_made
 from dflash_local.planner.speed import ExpectedAcceptance, Prediction, predict
 from dflash_local.planner.speed_record import SpeedMeasurement, corrected
 
@@ -248,7 +248,7 @@ def plans_of(
         yield asked, found
         if found.engine != FUSED or config.kv_cache != "auto" or (found.fits and (found.context or 0) >= wanted):
             return
-        asked = replace(asked, kv_cache="int8")
+        asked = CODED_KV.applied(asked)
         coded = plan(weights.target, drafter, machine, asked, wanted=wanted)
     except UsageError:  # an option that these weights cannot have
         return

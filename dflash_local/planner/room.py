@@ -40,13 +40,14 @@ class RoomMaker:
         return replace(config, **change)
 
 
+CODED_KV = RoomMaker("kv_cache", "int8", "keys and values in 8 bits", "which changes replies")
 # The harmless first; of one field the later ones leave more.
 ROOM_MAKERS = (
     RoomMaker("drafter_precision", "8bit", "drafter and its head in 8 bits"),
     RoomMaker("drafter_precision", "8bit-drafter", "drafter in 8 bits"),
     RoomMaker("offload", "embedding", "embedding in host memory"),
     RoomMaker("offload", "all", "embedding and snapshots in host memory"),
-    RoomMaker("kv_cache", "int8", "keys and values in 8 bits", "which changes replies"),
+    CODED_KV,
 )
 
 
@@ -77,7 +78,7 @@ def described(made: Sequence[RoomMaker]) -> str:
 
 def longest_context(best: Option) -> int | None:
     """Return the most tokens that the same weights leave with keys and values in 8 bits; None where none do."""
-    found = _widest(best, replace(best.config, kv_cache="int8") if best.plan.engine == FUSED else best.config)
+    found = _widest(best, CODED_KV.applied(best.config) if best.plan.engine == FUSED else best.config)
     return found.context if found.fits else None
 
 
@@ -88,7 +89,7 @@ def more_context(best: Option) -> MoreContext | None:
     asked, now = best.config, best.plan.context
     if asked.context is not None or now is None or best.plan.engine != FUSED:
         return None
-    for config in (asked, replace(asked, kv_cache="int8")):
+    for config in (asked, CODED_KV.applied(asked)):
         wider = _widest(best, config)
         gained = (wider.context or 0) - now
         if wider.fits and gained >= WORTH_SAYING:
