@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -313,12 +314,8 @@ def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         yield f"attention, {name}", partial(run, *case)
 
     def in_parts(case: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        entered = split_kv.CONFIGS[(2, 64)]
-        split_kv.CONFIGS[(2, 64)] = (DecodeConfig(16, 32),)
-        try:
+        with patch.dict(split_kv.CONFIGS, {(2, 64): (DecodeConfig(16, 32),)}):
             return run(*case)
-        finally:
-            split_kv.CONFIGS[(2, 64)] = entered
 
     yield "attention, 24 queries by sixteens", lambda: in_parts((131, 8, 3, AttentionMask(), True))
 
