@@ -285,18 +285,13 @@ def _attend_split_kernel(
     masked = low
     if CODED:  # a branch in the loop that decodes costs up to a third of its time; the plain one it costs nothing
         masked += tl.maximum(tl.minimum(seen_by_all, stop) - low, 0) // BLOCK_KV * BLOCK_KV
-        for offset in range(low, masked, BLOCK_KV):
+    for MASKED in tl.static_range(0 if CODED else 1, 2):
+        for offset in range(masked if MASKED else low, stop if MASKED else masked, BLOCK_KV):
             largest, total, output = _attend_keys(
                 offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position,
                 rows_of_head, capacity, dim, largest, total, output,
-                head_dim, BLOCK_KV, CAUSAL, SLIDING_WINDOW, CONTEXT_WINDOW, RING, CODED, False,
+                head_dim, BLOCK_KV, CAUSAL, SLIDING_WINDOW, CONTEXT_WINDOW, RING, CODED, MASKED,
             )  # fmt: skip
-    for offset in range(masked, stop, BLOCK_KV):
-        largest, total, output = _attend_keys(
-            offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position,
-            rows_of_head, capacity, dim, largest, total, output,
-            head_dim, BLOCK_KV, CAUSAL, SLIDING_WINDOW, CONTEXT_WINDOW, RING, CODED, True,
-        )  # fmt: skip
     part = (split * max_rows + row) * NUM_HEADS + head
     tl.store(partial_outputs + part[:, None] * head_dim + dim[None, :], output, mask=inside[:, None] & real[None, :])
     tl.store(softmax_stats + part * 2, largest, mask=inside)
