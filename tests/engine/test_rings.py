@@ -19,11 +19,13 @@ from dflash_local.events import Started, Step
 from dflash_local.layout import attention
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request, SamplingParams
+from tests.dspark_checkpoints import TARGET, raw, save_drafter
 from tests.engine_sessions import BLOCK, ask, random_prompt
 from tests.fused_models import fused_target
 
 GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
-NAMES = ("demo-hybrid", "qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8")
+DSPARK = "dspark"
+NAMES = ("demo-hybrid", "qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8", DSPARK)
 FORMATS = [*((name, "auto") for name in NAMES), ("qwen3-v2-swa-b16", "int8")]  # of keys and values
 PAIRS = [
     *((*named, "cpu") for named in FORMATS),
@@ -34,21 +36,28 @@ CONTEXT = 800
 NEW = 24
 
 
-def open_pair(name: str, kv_cache: str, device: str) -> Session:
-    files = bundled.find(name) if name.startswith("demo") else bundled.find(*(str(GOLDEN / name / p) for p in PARTS))
-    config = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT, kv_cache=kv_cache)
-    session = load_pair(files, config)
+def open_pair(name: str, kv_cache: str, device: str, folder: Path) -> Session:
+    if name.startswith("demo"):
+        files = bundled.find(name)
+    elif name == DSPARK:
+        config = raw(layer_types=["sliding_attention", "full_attention"], sliding_window=24)
+        files = bundled.find(str(TARGET), str(save_drafter(folder, config)))
+    else:
+        files = bundled.find(*(str(GOLDEN / name / part) for part in PARTS))
+    asked = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT, kv_cache=kv_cache)
+    session = load_pair(files, asked)
     session.runner.target.prefill_chunk = CHUNK  # type: ignore[union-attr]
     return session
 
 
 @pytest.fixture
-def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, Session]:
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Session, Session]:
     """One pair with rings, and with caches of the whole context."""
+    name, kv_cache, device = request.param
     found = []
     for slack in (SLACK, CONTEXT):
         monkeypatch.setattr(attention, "RING_SLACK", slack)
-        found.append(open_pair(*request.param))
+        found.append(open_pair(name, kv_cache, device, tmp_path / str(slack)))
     monkeypatch.setattr(attention, "RING_SLACK", SLACK)
     rows = [runner_of(session).proposer.cache[0].shape[0] for session in found]  # type: ignore[union-attr]
     assert rows[0] < rows[1]
