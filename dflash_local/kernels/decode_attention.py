@@ -20,10 +20,10 @@ from dflash_local.kernels.jit import (
     tl,
 )
 from dflash_local.kernels.qk_norm_rope_cache import Cache
-from dflash_local.kernels.split_kv import decode_config, device_properties
+from dflash_local.kernels.split_kv import MIN_DOT_DIM, decode_config, device_properties
 from dflash_local.layout.attention import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits, partial_buffers
 
-MIN_DOT_DIM = 16  # dimensions of a head that a tensor core takes at least
+MIN_EVEN_SPLIT = 128  # keys of an even split
 BLOCK_SPLITS = 16  # splits that are combined at a time
 LOG2_E = tl.constexpr(math.log2(math.e))
 
@@ -67,11 +67,11 @@ class SplitKV:
         outputs, softmax_stats = Tensors(buffers, device).take(buffers)
         return cls(outputs, softmax_stats, fixed)
 
-    def num_splits(self, max_seq_len: int, min_split_size: int, max_splits: int) -> int:
-        """Count splits up to a length; even ones are at most so many, of at least so many keys."""
+    def num_splits(self, max_seq_len: int, max_splits: int) -> int:
+        """Count splits up to a length; even ones are at most so many."""
         if self.fixed:
             return min(fixed_splits(max_seq_len), len(self.outputs))
-        return max(min(math.ceil(max_seq_len / min_split_size), len(self.outputs), max_splits), 1)
+        return max(min(math.ceil(max_seq_len / MIN_EVEN_SPLIT), len(self.outputs), max_splits), 1)
 
 
 def decode_attention(
@@ -110,8 +110,8 @@ def decode_attention(
     tiles = -(-of_group // config.block_m)
     max_rows = partials.outputs.shape[1]
     max_splits = config.programs_per_sm * device.num_sms // (num_kv_heads * tiles)
-    count = partials.num_splits(max_seq_len, config.min_split_size, max_splits)
-    split_size = FIXED_SPLIT_SIZE if partials.fixed else config.min_split_size
+    count = partials.num_splits(max_seq_len, max_splits)
+    split_size = FIXED_SPLIT_SIZE if partials.fixed else MIN_EVEN_SPLIT
     splits_per_doubling = SPLITS_PER_DOUBLING if partials.fixed else 0
     _attend_split_kernel[(num_kv_heads, count, tiles)](
         queries, keys, values, *(cache[2:] or cache), start, partials.outputs, partials.softmax_stats, rows, max_rows,

@@ -17,8 +17,7 @@ class DecodeConfig:
 
     Attributes:
         block_m: queries of a program, of those that share a KV head. block_kv: keys of its step.
-        num_warps, num_stages: of a program.
-        programs_per_sm: of an even split, for one multiprocessor. min_split_size: keys of an even split, at least.
+        num_warps, num_stages: of a program. programs_per_sm: of even splits, for one multiprocessor.
     """
 
     block_m: int
@@ -26,7 +25,6 @@ class DecodeConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs_per_sm: int = 1
-    min_split_size: int = 128
 
 
 # The one place where configurations are entered, as measured on an H100: by the cache's bytes for a number and by
@@ -43,8 +41,8 @@ CONFIGS = {
         DecodeConfig(128, 64, num_warps=8),
     ),
 }
-WIDTHS = 64, 128, 256
-MIN_QUERIES = 16  # rows that a tensor core takes at least
+MIN_DOT_DIM = 16  # rows, and dimensions of a head, that a tensor core takes at least
+WARP_OUTPUTS = 16 * 256  # numbers of a program's output for each of its warps: twice as many do not fit its registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +67,12 @@ def decode_config(queries: int, head_dim: int, itemsize: int, shared_memory: int
     where it exceeds the shared memory: a program holds its queries and, for each stage, a step's keys and values. Fewer
     stages (at least two) come before fewer queries, these before fewer keys.
     """
-    width = next((width for width in WIDTHS if head_dim <= width), WIDTHS[-1])
-    entered = CONFIGS[(min(itemsize, 2), width)]
+    widths = sorted({width for _, width in CONFIGS})
+    entered = CONFIGS[(min(itemsize, 2), next((width for width in widths if head_dim <= width), widths[-1]))]
     config = next((each for each in entered if queries <= each.block_m), entered[-1])
-    block_m, block_kv = min(config.block_m, max(power_of_two(queries), MIN_QUERIES)), config.block_kv
-    num_warps, num_stages = config.num_warps, config.num_stages
+    block_kv, num_warps, num_stages = config.block_kv, config.num_warps, config.num_stages
+    wanted = max(power_of_two(queries), MIN_DOT_DIM)
+    block_m = min(config.block_m, wanted, num_warps * WARP_OUTPUTS // head_dim)
     while block_m * head_dim * max(itemsize, 2) + 2 * num_stages * block_kv * head_dim * itemsize > shared_memory:
         if num_stages > 2:
             num_stages -= 1

@@ -68,3 +68,9 @@ def test_a_configuration_is_made_smaller_where_a_card_has_no_room_for_it(
     assert 2 <= small.num_stages <= entered.num_stages
     least = decode_config(queries, head_dim, itemsize, 0)
     assert (least.block_kv, least.num_stages) == (MIN_SPLIT_SIZE, 2)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+def test_a_program_attends_for_fewer_queries_of_a_wider_head(itemsize: int) -> None:
+    wide, usual = (decode_config(128, head_dim, itemsize, 1 << 20) for head_dim in (512, 256))
+    assert wide.block_m * 512 == usual.block_m * 256 and wide.num_warps == usual.num_warps
