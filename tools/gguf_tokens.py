@@ -137,7 +137,7 @@ def compare(llama: Llama, metadata: Mapping[str, Any], count: int) -> None:
     for kind, text in texts(count, seed=34):
         # llama.cpp knows no normal forms; a token that is not special it reads from plain text as well.
         given = unicodedata.normalize("NFC", text) if nfc else text
-        forms = [(True, tokenizer.encode_rendering(text))]
+        forms = [(True, tokenizer.encode(tokenizer.with_controls(text)))]
         if not any(token in text for token in user_defined):
             forms.append((False, tokenizer.encode(text)))
         if all(ids == llama.encode(given, special) for special, ids in forms):

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING
 
 from dflash_local import settings
 from dflash_local.app.load_planning import fitted, keep_speed, planned_peak
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import KernelError, MissingDependencyError, UsageError
-from dflash_local.events import Event, Finished, LoadProgress, Notice
+from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts, Verdict
-from dflash_local.request import Request
+from dflash_local.loaded import Verdict
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
 from dflash_local.store.paths import packages_folder, speeds_folder
 
 if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
-    from dflash_local.planner.acceptance_record import AcceptanceRecord
     from dflash_local.service.backend import Backend
     from dflash_local.service.load_steps import LoadSteps
 
@@ -45,7 +44,7 @@ def named_when_missing() -> Iterator[None]:
         raise MissingDependencyError(f"{library} is not installed", f"pip install {library}") from error
 
 
-def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress], None] | None = None) -> Backend:
+def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress], None] | None = None) -> EngineSession:
     """Load a pair; takes seconds to minutes.
 
     Raises:
@@ -111,7 +110,7 @@ def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify)
         session = open_session(pair, fitted(pair, load, user, notify), notify)
         warn_of(session, notify)
         try:
-            yield cast("EngineSession", session)
+            yield session
         finally:
             session.close()
 
@@ -128,7 +127,7 @@ def _naming(pair: Pair, notify: Notify) -> Notify:
 
 
 def checked(
-    session: Backend, pair: Pair, load: LoadConfig, user: Settings, progress: Callable[[str, float], None]
+    session: EngineSession, pair: Pair, load: LoadConfig, user: Settings, progress: Callable[[str, float], None]
 ) -> None:
     """Check a pair at its first load on a card; whatever is found against it is told at every load.
 
@@ -148,19 +147,19 @@ def checked(
     from dflash_local.check import run
     from dflash_local.check.record import remember
 
-    engine = cast("EngineSession", session)
     with ExitStack() as stack:
         stack.callback(session.close)  # where it is interrupted
         path = run.probe_path(pair, load, user.cache_dir) if probing else None
         if on_card:
             planned = planned_peak(pair, session.facts.load, user)
-            report = run.checked_once(engine, pair, load, user.cache_dir, planned, progress)
+            report = run.checked_once(session, pair, load, user.cache_dir, planned, progress)
             if path is not None and run.remembered(path) is None:
                 remember(path, report.of("drafter"))
         else:
-            report = run.remembered(path) or run.probed_now(engine, pair, path, progress)
+            report = run.remembered(path) or run.probed_now(session, pair, path, progress)
         stack.pop_all()
-    engine.facts = replace(engine.facts, notices=(*engine.facts.notices, *report.notices), checks=report.verdicts)
+    facts = session.facts
+    session.facts = replace(facts, notices=(*facts.notices, *report.notices), checks=report.verdicts)
 
 
 def _probed_before(pair: Pair, load: LoadConfig, user: Settings) -> tuple[Verdict, ...]:
@@ -184,11 +183,10 @@ def _refusal_to_draft(pair: Pair, checks: Iterable[Verdict]) -> str:
     )
 
 
-def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> tuple[Backend, bool]:
+def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> EngineSession:
     """Load a pair for replies: a step slower where an earlier load of it on the card ended the program.
 
-    Returns:
-        The session, and whether its requests are to be answered without drafts although drafting was asked for.
+    Where drafting was asked for and is not done, the session answers all requests without drafts.
 
     Raises:
         DFlashError: see ``fitted`` and ``open_session``.
@@ -217,18 +215,19 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
         others = tuple(text for text in facts.notices if not text.startswith("check of the drafter"))
         checks = tuple(each for each in facts.checks if not before or each.subject != "drafter")
         lowered = replace(facts.load, draft=False)
-        cast("EngineSession", session).facts = replace(
+        session.facts = replace(
             facts, drafter=None, load=lowered, notices=(*others, refused), checks=(*checks, *before)
         )
     warn_of(session, notify)
-    return session, asked.draft and (bool(refused) or not load.draft)
+    session.drafts = not asked.draft or (load.draft and not refused)
+    return session
 
 
-def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> Backend:
+def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> EngineSession:
     """Load what fits. Kernels that fail leave the reference engine, unless the user took an option of the others."""
     from dflash_local.service import load_steps
 
-    def opened(load: LoadConfig) -> Backend:
+    def opened(load: LoadConfig) -> EngineSession:
         planned = fitted(pair, load, user, notify)
         with steps.loading(pair.name, planned):
             return open_session(pair, planned, notify)
@@ -255,48 +254,8 @@ def load_steps_of(load: LoadConfig, user: Settings) -> LoadSteps:
     return LoadSteps(loads_folder(user) if driver is not None else None, versions)
 
 
-class HeldSession:
-    """A session that counts what its drafts were worth, and unlocks its files when it is closed.
-
-    Args:
-        target: name of what the counts are of. plain: its drafter is not to be used: every request is in mode ``ar``.
-    """
-
-    def __init__(
-        self, session: Backend, locks: ExitStack, target: str, record: AcceptanceRecord, plain: bool = False
-    ) -> None:
-        self._session, self._locks, self._target, self._record = session, locks, target, record
-        self._plain = plain
-
-    @property
-    def facts(self) -> SessionFacts:
-        """How the pair is loaded."""
-        return self._session.facts
-
-    def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """See ``Backend``."""
-        if self._plain:
-            request = replace(request, mode="ar", block_size=None)
-        return self._counted(self._session.generate(request, cancelled))  # the prompt is prepared in the call
-
-    def _counted(self, events: Iterator[Event]) -> Iterator[Event]:
-        for event in events:
-            yield event
-            if not isinstance(event, Finished):
-                continue
-            stats = event.stats
-            if stats.mode == "dflash" and stats.block_size == self.facts.block_size:
-                tokens = sum(stats.acceptance_lengths) + stats.undrafted_cycles
-                self._record.add(self._target, tokens, dict(stats.verify_rows))
-
-    def close(self) -> None:
-        """Release the model, then its files."""
-        self._session.close()
-        self._locks.close()
-
-
 def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Backend:
-    """A pair loaded for replies, whose files no other program removes until it is closed.
+    """Load a pair for replies: they are counted, and no other program removes its files until it is closed.
 
     Raises:
         BusyError: they are being removed. DFlashError: see ``open_stepwise``.
@@ -305,8 +264,11 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> B
 
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
-        session, plain = open_stepwise(pair, load, user, notify)
-        return HeldSession(session, stack.pop_all(), pair.name, AcceptanceRecord(speeds_folder(user)), plain)
+        session = open_stepwise(pair, load, user, notify)
+        record = AcceptanceRecord(speeds_folder(user))
+        session.observe = partial(record.add_reply, pair.name, session.facts.block_size)
+        session.locks = stack.pop_all()
+        return session
 
 
 def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, keep: bool = False) -> Backend:

@@ -19,7 +19,7 @@ from typing import Any
 from dflash_local.chat.channels import END_THINK, THINK
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tool_calls import format_of
-from dflash_local.chat.tool_prompt import SHARE, as_text, in_system, rendered_with, tool_prompt
+from dflash_local.chat.tool_prompt import SHARE, as_text, has_prompt, in_system, tool_prompt, with_prompt
 from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import MAX_CHARS, Effort, Message, ToolCall, read_arguments
 from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
@@ -159,15 +159,21 @@ def render(
         "enable_thinking": thinking,
         **{name: text for name, text in given.items() if text},
     }
-
-    def render_texts(conversation: Sequence[Message]) -> list[str]:
-        entries = [_as_dict(message, concealer) for message in conversation]
-        return _render_texts(tokenizer.template or "", {**arguments, "messages": entries}, now, conversation, cancelled)
-
-    texts = rendered_with(render_texts, messages, prompt)
-    ids = tokenizer.encode_rendering(texts[0], concealer.reveal, context, cancelled)
-    history = tokenizer.encode_rendering(texts[1], concealer.reveal, None, cancelled) if len(texts) > 1 else []
-    stable = len(os.path.commonprefix([ids, history]))  # type: ignore[type-var]
+    places = with_prompt(messages, prompt)
+    for conversation in places:
+        arguments["messages"] = [_as_dict(message, concealer) for message in conversation]
+        try:
+            texts = _render_texts(tokenizer.template, arguments, now, conversation, cancelled)
+        except UsageError:
+            if conversation is places[-1] or messages[0].role == "system":
+                raise
+            continue
+        if not prompt or has_prompt(texts[0]):
+            break
+    full, *history = (concealer.reveal(tokenizer.with_controls(text)) for text in texts)
+    ids = tokenizer.encode(full, context, cancelled)
+    before_reply = tokenizer.encode(history[0], None, cancelled) if history else []
+    stable = len(os.path.commonprefix([ids, before_reply]))  # type: ignore[type-var]
     return _not_empty(Rendered(tuple(ids), stable, _opens_thinking(texts), notices))
 
 

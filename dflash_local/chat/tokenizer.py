@@ -1,7 +1,7 @@
 """A checkpoint's tokenizer: text to ids in a child process, on the ``tokenizers`` library, and ids to text here.
 
 Plain text can never become a control token: in the child those tokens carry random private names, and only
-``encode_rendering`` knows which of a rendering's tags are the template's own.
+``with_controls`` knows which of a rendering's tags are the template's own.
 """
 
 from __future__ import annotations
@@ -159,21 +159,14 @@ class Tokenizer:
             ids.byteswap()
         return ids.tolist()
 
-    def encode_rendering(
-        self,
-        text: str,
-        reveal: Callable[[str], str] = str,
-        limit: int | None = None,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> list[int]:
-        """Return the ids of a rendered template, where control texts are control tokens.
+    def with_controls(self, text: str) -> str:
+        """Return ``text`` as ``encode`` takes one whose control texts are control tokens.
 
-        ``reveal`` then puts hidden texts back, which are plain text whatever they spell (see
-        ``template.Concealer``). Spaces around tags behave as the tokenizer says: the library does the split.
+        Spaces around tags behave as the tokenizer says: the library does the split.
         """
-        if self.control_pattern is not None:
-            text = self.control_pattern.sub(lambda match: self._private[match[0]], text)
-        return self.encode(reveal(text), limit, cancelled)
+        if self.control_pattern is None:
+            return text
+        return self.control_pattern.sub(lambda match: self._private[match[0]], text)
 
     def encode_prompt(
         self, text: str, limit: int | None = None, cancelled: Callable[[], bool] = lambda: False
@@ -182,7 +175,7 @@ class Tokenizer:
 
         A text that begins with the same tokens itself does not get them twice. Errors are those of ``encode``.
         """
-        ids = self.encode_rendering(text, limit=limit, cancelled=cancelled)
+        ids = self.encode(self.with_controls(text), limit, cancelled)
         begin = list(self.begin)
         return ids if ids[: len(begin)] == begin else begin + ids
 

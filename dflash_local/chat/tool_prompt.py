@@ -84,27 +84,18 @@ def _calls_as_text(message: Message, function_of: Callable[[ToolCall], Mapping[s
     return replace(message, content="\n".join(filter(None, parts)), tool_calls=())
 
 
-def rendered_with(
-    render: Callable[[Sequence[Message]], list[str]], messages: Sequence[Message], prompt: str
-) -> list[str]:
-    """Return what ``render`` makes of the conversation with ``prompt`` in it.
+def with_prompt(messages: Sequence[Message], prompt: str) -> tuple[Sequence[Message], ...]:
+    """Return the conversation with ``prompt`` in it, in each way that a template may take it, the best one first.
 
-    That is at the end of the system message or, where the template refuses or drops one, before the first
-    message of the user.
-
-    Raises:
-        UsageError: the template refuses the conversation itself.
+    That is at the end of the system message and, for templates that refuse or drop one, before the first message of
+    the user.
     """
-    if not prompt:
-        return render(messages)
-    try:
-        texts = render(in_system(messages, prompt))
-        if _CALL_FORMAT in texts[0]:
-            return texts
-    except UsageError:
-        if messages[0].role == "system":
-            raise
-    return render(_in_user(messages, prompt))
+    return (in_system(messages, prompt), _in_user(messages, prompt)) if prompt else (messages,)
+
+
+def has_prompt(text: str) -> bool:
+    """Return True where a rendering kept the prompt."""
+    return _CALL_FORMAT in text
 
 
 def in_system(messages: Sequence[Message], prompt: str) -> tuple[Message, ...]:

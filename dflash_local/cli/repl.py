@@ -49,17 +49,28 @@ def repl(chat: ChatSession, console: Console) -> None:
 
 
 def _act(message: str, chat: ChatSession, console: Console) -> None:
+    """Run a command, or show the reply to a message."""
+    is_command = message.startswith("/") and not message.startswith("//")
     try:
-        if message.startswith("/") and not message.startswith("//"):
-            _execute(message, chat, console)
-        elif not _show(chat.conversation.answer(message.removeprefix("/")), chat, console):
-            console.note("nothing came of it, your message is taken back", "dim")
+        answer = _execute(message, chat, console) if is_command else chat.conversation.answer(message.removeprefix("/"))
+        if answer is None:
+            return
+        with answer:
+            print_reply(answer, console)
     except DFlashError as error:
         console.error(error)
+        return
+    if answer.finished is None or answer.turn is None:  # Ctrl-C came before any text
+        kept = "the earlier reply stays" if is_command else "your message is taken back"
+        console.note(f"nothing came of it, {kept}", "dim")
+        return
+    if ending := answer.turn.ending:
+        console.note(f"[{ending}]", "yellow")
+    console.note(f"[{figures(answer.finished)}, seed {answer.finished.stats.seed}]", "dim")
 
 
-def _execute(line: str, chat: ChatSession, console: Console) -> None:
-    """Run a command: the line chat's own, or one that every chat has."""
+def _execute(line: str, chat: ChatSession, console: Console) -> Answer | None:
+    """Run a command: the line chat's own, or one that every chat has; return the reply that it asks for."""
     word, _, argument = line.partition(" ")
     name = ALIASES.get(word.lower(), word.lower())
     if name == "/quit":
@@ -70,13 +81,14 @@ def _execute(line: str, chat: ChatSession, console: Console) -> None:
         answer = chat.conversation.regenerate()
         if answer.request.sampling.greedy:
             console.note("greedy: the reply will be the same; /set temperature 0.7 changes that", "dim")
-        _show(answer, chat, console)
+        return answer
     else:
         with console.progress():
             console.note_text(chat.execute(line))
         for turn in chat.conversation.turns if name == "/load" and argument.strip() else ():
             console.note(PROMPT if turn.role == "user" else "", "dim", end="")
             console.note_text(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
+    return None
 
 
 def _help(chat: ChatSession, console: Console) -> None:
@@ -84,18 +96,6 @@ def _help(chat: ChatSession, console: Console) -> None:
         console.note(f"  {command.usage:24s} {command.help}")
     console.note('  """                      begins and ends a message of several lines')
     console.note("  Ctrl-C                   stops the reply; twice, or Ctrl-D, leaves")
-
-
-def _show(answer: Answer, chat: ChatSession, console: Console) -> bool:
-    """Print a reply to its end; False when Ctrl-C came before any text."""
-    with answer:
-        print_reply(answer, console)
-    if answer.finished is None or answer.turn is None:
-        return False
-    if ending := answer.turn.ending:
-        console.note(f"[{ending}]", "yellow")
-    console.note(f"[{figures(answer.finished)}, seed {answer.finished.stats.seed}]", "dim")
-    return True
 
 
 def _read_message(console: Console) -> str:

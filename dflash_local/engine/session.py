@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
 
@@ -14,7 +15,7 @@ from dflash_local.engine.generation_loop import GenerationLoop
 from dflash_local.engine.runner import Runner, Snapshot
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
-from dflash_local.events import Event, Notice
+from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request
 
@@ -22,13 +23,21 @@ KEPT_SNAPSHOTS = 2
 
 
 class Session:
-    """A target, its drafter and their caches, ready to answer one request after another."""
+    """A target, its drafter and their caches, ready to answer one request after another.
+
+    Attributes:
+        drafts: False where the drafter is not to be used: every request is answered in mode ``ar``.
+        observe: told the figures of each reply that ended. locks: released behind the model, when it is closed.
+    """
 
     def __init__(
         self, runner: Runner, facts: SessionFacts, tokenizer: Tokenizer | None, stop_ids: frozenset[int]
     ) -> None:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
         self.verify_lengths: dict[bool, VerifyLength] = {}  # what was learnt, by whether sampling is greedy
+        self.drafts = True
+        self.observe: Callable[[Stats], None] = lambda _stats: None
+        self.locks = ExitStack()
         self._snapshots: list[Snapshot] = []
         self._lost = False  # the device's context is
 
@@ -50,6 +59,8 @@ class Session:
             DoesNotFitError: (from the iterator) memory ran out; a notice names the context that holds from then on.
             DeviceLostError: (from the iterator) nothing of this session can be used any more.
         """
+        if not self.drafts:
+            request = replace(request, mode="ar", block_size=None)
         try:
             rendered = self.render(request, cancelled)
         except Interrupted:
@@ -59,9 +70,9 @@ class Session:
 
     def _events(self, request: Request, rendered: Rendered, cancelled: Callable[[], bool]) -> Iterator[Event]:
         yield from (Notice(text, "warning") for text in rendered.notices)
-        whole = False
+        loop, whole = GenerationLoop(self, request, rendered, cancelled), False
         try:
-            yield from GenerationLoop(self, request, rendered, cancelled).events()
+            yield from loop.events()
             whole = True
         except (RuntimeError, MemoryError) as error:
             self._lost = device_faults.is_lost(error)
@@ -76,7 +87,9 @@ class Session:
             held = 0 if self._lost else len(self.runner.committed)
             if not whole and not self._lost:  # whatever broke, half-written caches must not answer the next request
                 self.reset()
-        if not whole:  # its frames are gone, and with them what they held
+        if whole:
+            self.observe(loop.figures.stats(loop.emitted))
+        else:  # its frames are gone, and with them what they held
             yield from self._shrink(held)
 
     def _shrink(self, held: int) -> Iterator[Event]:
@@ -165,8 +178,9 @@ class Session:
         self._snapshots.clear()
         if self.tokenizer is not None:
             self.tokenizer.close()
-        try:
-            self.runner.close()
-        except RuntimeError:
-            if not self._lost:
-                raise
+        with self.locks:
+            try:
+                self.runner.close()
+            except RuntimeError:
+                if not self._lost:
+                    raise

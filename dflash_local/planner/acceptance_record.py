@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dflash_local.events import Stats
 from dflash_local.planner.speed import ExpectedAcceptance, Prediction
 from dflash_local.store.kept import keep, read_kept
 
@@ -59,8 +60,13 @@ class AcceptanceRecord:
         found = read_kept(self.path, lambda entries: {name: _count(entry) for name, entry in entries.items()})
         return {name: count for name, count in (found or {}).items() if count is not None}
 
+    def add_reply(self, target: str, block_size: int, reply: Stats) -> None:
+        """Count a reply in, where it was drafted with the pair's own ``block_size``."""
+        if reply.mode == "dflash" and reply.block_size == block_size:
+            self.add(target, sum(reply.acceptance_lengths) + reply.undrafted_cycles, dict(reply.verify_rows))
+
     def add(self, target: str, tokens: int, cycles: Mapping[int, int]) -> None:
-        """Count the cycles of a reply in. cycles: how many there were of each number of rows."""
+        """Count cycles in. cycles: how many there were of each number of rows."""
         if self.path is None or not cycles:
             return
         counts = self.read()

@@ -11,8 +11,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -160,6 +160,21 @@ class Service:
             BusyError: as many as may wait do so already. UnknownModelError: the model was switched.
             EngineError: closed. DFlashError: the load failed.
         """
+        with self._loaded():
+            if model is not None and not self._model.answers_to(model):
+                raise UnknownModelError(f"{model!r} is no longer served", f"this is {self._model.name}")
+            waiting = len(self._waiting)
+            if waiting >= self._max_queue:
+                raise BusyError(f"{waiting} requests are waiting already, as many as may wait", "try again in a moment")
+            ticket = Ticket(request, self._withdraw)
+            self._waiting.append(ticket)
+            ticket.publish(Queued(waiting + (self._running is not None)))
+            self._changed.notify_all()
+            return ticket
+
+    @contextmanager
+    def _loaded(self) -> Iterator[None]:
+        """Load the model if need be, and hold the lock while it is usable; raises as ``submit`` does."""
         with self._changed:
             if not self._usable and self._callers >= self._max_queue:
                 raise BusyError(f"{self._callers} requests wait for the model to load", "try again in a moment")
@@ -169,7 +184,8 @@ class Service:
                 self.load()
                 with self._changed:
                     if self._usable:
-                        return self._submit(request, model)
+                        yield
+                        return
         finally:
             with self._changed:
                 self._callers -= 1
@@ -247,19 +263,6 @@ class Service:
     def _usable(self) -> bool:
         """True while a request can be queued (the lock is held)."""
         return self._backend is not None and not self._changing and self._error is None and not self._closed
-
-    def _submit(self, request: Request, model: str | None) -> Ticket:
-        if model is not None and not self._model.answers_to(model):
-            raise UnknownModelError(f"{model!r} is no longer served", f"this is {self._model.name}")
-        if len(self._waiting) >= self._max_queue:
-            raise BusyError(
-                f"{len(self._waiting)} requests are waiting already, as many as may wait", "try again in a moment"
-            )
-        ticket = Ticket(request, self._withdraw)
-        self._waiting.append(ticket)
-        ticket.publish(Queued(len(self._waiting) - 1 + (self._running is not None)))
-        self._changed.notify_all()
-        return ticket
 
     def _withdraw(self, ticket: Ticket) -> None:
         """End a cancelled ticket that has not begun, and free its place."""
@@ -345,14 +348,19 @@ class Service:
     def _work(self) -> None:
         try:
             while (ticket := self._next()) is not None:
-                trace = self._serve(ticket)
+                outcome = self._answer(ticket)
+                if isinstance(outcome.error, DeviceLostError) and self._reloads:
+                    traceback.clear_frames(outcome.trace)  # they hold what lies on the device
+                    outcome = self._answer_again(ticket, outcome, outcome.error.message)
+                if outcome.error is not None:
+                    self._fail(ticket, outcome.error, outcome.broke)
                 with self._changed:
                     self._running = None
                     self._last = self._idle_since = time.monotonic()
                     self._changed.notify_all()
                 # Its frames hold the prompt and, through the ticket, the error itself: a circle that stays for long.
-                traceback.clear_frames(trace)
-                del ticket, trace
+                traceback.clear_frames(outcome.trace)
+                del ticket, outcome
         finally:
             self._abandon()
         backend, self._backend = self._backend, None
@@ -394,18 +402,6 @@ class Service:
                 self._closed = True
         for ticket in left:
             ticket.fail(EngineError("the worker of the session died", "load the model again"))
-
-    def _serve(self, ticket: Ticket) -> TracebackType | None:
-        """Run one request to its one end: ``Finished`` or one typed error, whose traceback is returned."""
-        outcome = self._answer(ticket)
-        if isinstance(outcome.error, DeviceLostError) and self._reloads:
-            traceback.clear_frames(outcome.trace)  # they hold what lies on the device
-            outcome = self._answer_again(ticket, outcome, outcome.error.message)
-        if outcome.error is not None:
-            self._fail(ticket, outcome.error, outcome.broke)
-        trace = outcome.trace
-        del outcome, ticket  # this frame is kept by those of the traceback, which are all that is cleared
-        return trace
 
     def _fail(self, ticket: Ticket, error: DFlashError, broke: bool) -> None:
         """End a request with its error; those that wait for a broken backend end with it."""

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from dflash_local import child_process
 from dflash_local.errors import Interrupted, MissingDependencyError
@@ -24,7 +24,6 @@ POLL_S = 0.05  # how often a waiting request looks whether it is still wanted
 WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C on every system
 MAX_FRAME_BYTES = 64 * 2**20
 KILLED = (-signal.SIGKILL, -signal.SIGTERM) if os.name == "posix" else ()  # no fault of a child's own ends it so
-Result = TypeVar("Result")
 SPENT = -signal.SIGPROF if os.name == "posix" else None  # so ends a child whose processor time is used up
 # Bytes that follow; seconds, milliseconds of processor time and MiB of memory that the answer may take.
 _REQUEST = struct.Struct(">IIII")
@@ -38,6 +37,13 @@ class WorkerError(Exception):
     def __init__(self, late: bool) -> None:
         super().__init__("late" if late else "died")
         self.late = late
+
+
+class _EndedError(WorkerError):
+    """Says that something else than the request ended the child, before it had all of it or from outside."""
+
+    def __init__(self) -> None:
+        super().__init__(late=False)
 
 
 class ChildLimits(NamedTuple):
@@ -89,7 +95,10 @@ class WorkerProcess:
             Interrupted: ``cancelled`` said so; the child was killed.
         """
         with self._lock:
-            return _twice(lambda: self._exchange(self._child(cancelled), data, limits, cancelled))
+            try:
+                return self._exchange(self._child(cancelled), data, limits, cancelled)
+            except _EndedError:
+                return self._exchange(self._child(cancelled), data, limits, cancelled)
 
     def begin(self) -> None:
         """Start the child in the background; what goes wrong is raised by ``greeting``."""
@@ -121,7 +130,9 @@ class WorkerProcess:
     def _begin(self) -> None:
         with self._lock:
             try:
-                _twice(self._child)
+                with suppress(_EndedError):
+                    self._child()
+                self._child()
             except (WorkerError, MissingDependencyError) as error:
                 self._failure = error
 
@@ -177,20 +188,6 @@ class WorkerProcess:
             blameless = not taken or process.returncode in KILLED
             raise _EndedError if blameless and not late else WorkerError(late)
         return answer
-
-
-class _EndedError(Exception):
-    """Says that something else than the request ended the child, before it had all of it or from outside."""
-
-
-def _twice(call: Callable[[], Result]) -> Result:
-    """Return the result of ``call``, which is called once more after _EndedError. WorkerError: it came again."""
-    with suppress(_EndedError):
-        return call()
-    try:
-        return call()
-    except _EndedError as error:
-        raise WorkerError(late=False) from error
 
 
 class _Watch:

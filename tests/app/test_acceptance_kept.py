@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from dflash_local.app.loading import HeldSession
+from dflash_local import settings
+from dflash_local.app.loading import open_held
+from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.read_model import read_model
 from dflash_local.events import Event, Finished, Usage
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner.acceptance_record import AcceptanceRecord, Count
 from dflash_local.planner.machine import named
 from dflash_local.planner.recommend import Weights, recommend
 from dflash_local.planner.speed import Times
 from dflash_local.planner.speed_record import SpeedMeasurement
 from dflash_local.request import Message, Request
+from dflash_local.store.paths import speeds_folder
 from tests.drafter_configs import decoder_of_shape
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
@@ -32,14 +35,20 @@ TARGET = "Qwen/Qwen3.5-9B"
 REQUEST = Request((Message("user", "hello"),))
 
 
-def test_a_reply_with_the_pairs_own_block_is_counted(tmp_path: Path) -> None:
-    session, record = ScriptedSession(), AcceptanceRecord(tmp_path)
-    kept = HeldSession(session, ExitStack(), "a/b", record)
-    done = [event for event in kept.generate(REQUEST) if isinstance(event, Finished)]
-    lengths = done[0].stats.acceptance_lengths
-    assert lengths and record.read() == {"a/b": Count(sum(lengths), {4: len(lengths)})}
-    kept.close()
-    assert session.closed
+def test_a_reply_with_the_pairs_own_block_is_counted_and_a_session_closed_lets_its_files_go() -> None:
+    user, pair = settings.load(), bundled.find("demo")
+    session = open_held(pair, LoadConfig(device="cpu"), user, lambda _event: None)
+    record, released = AcceptanceRecord(speeds_folder(user)), list[bool]()
+    session.locks.callback(released.append, True)
+    for changes in ({}, {"block_size": 2}, {"mode": "ar"}):
+        done = [event for event in session.generate(replace(REQUEST, **changes)) if isinstance(event, Finished)]
+        stats = done[0].stats
+        if not changes:
+            tokens = sum(stats.acceptance_lengths) + stats.undrafted_cycles
+            counted = {pair.name: Count(tokens, dict(stats.verify_rows))}
+        assert record.read() == counted
+    session.close()
+    assert released
 
 
 @dataclass
@@ -82,13 +91,12 @@ class SimulatedSession(ScriptedSession):
 def test_replies_whose_verify_length_is_chosen_are_predicted_as_fast_as_they_are(
     costs: dict[int, float], share: float, often: int, tmp_path: Path
 ) -> None:
-    session, record = (
-        SimulatedSession(ScriptedFacts(block_size=16), costs=costs, share=share),
-        AcceptanceRecord(tmp_path),
-    )
-    held = HeldSession(session, ExitStack(), TARGET, record)
+    session = SimulatedSession(ScriptedFacts(block_size=16), costs=costs, share=share)
+    record = AcceptanceRecord(tmp_path)
     for _ in range(8):
-        list(held.generate(REQUEST))
+        (done,) = session.generate(REQUEST)
+        assert isinstance(done, Finished)
+        record.add_reply(TARGET, 16, done.stats)
     found = record.read()[TARGET]
     assert max(found.cycles, key=lambda rows: found.cycles[rows]) == often
 
@@ -108,13 +116,3 @@ def test_replies_whose_verify_length_is_chosen_are_predicted_as_fast_as_they_are
         (1e3 * session.tokens / session.ms,) * 2, rel=0.01
     )
     assert first.plain_tokens_per_s == pytest.approx(1e3 / costs[1])
-
-
-def test_without_its_drafter_a_pair_answers_drafted_requests(tmp_path: Path) -> None:
-    session, locks = ScriptedSession(), ExitStack()
-    held = HeldSession(session, locks, "a/b", AcceptanceRecord(tmp_path), plain=True)
-    request = Request(prompt_ids=(1, 2), block_size=4, mode="dflash")
-    assert list(held.generate(request)) and held.facts is session.facts
-    assert session.requests == [replace(request, mode="ar", block_size=None)]
-    held.close()
-    assert session.closed

@@ -18,7 +18,7 @@ from dflash_local.chat.tokenizer import Tokenizer
     ],
 )
 def test_prompt_ids_tell_whether_thinking_is_open(chatml: Tokenizer, prompt: str, opens: bool) -> None:
-    assert prompt_opens_thinking(chatml, chatml.encode_rendering(prompt)) is opens
+    assert prompt_opens_thinking(chatml, chatml.encode(chatml.with_controls(prompt))) is opens
 
 
 def test_text_beside_a_tag_is_markup_only_as_far_as_newlines_go() -> None:

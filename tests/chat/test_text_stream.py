@@ -19,7 +19,7 @@ ALPHABET = "ab<>/think\né🙂"
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids as a model writes them: one token for each tag, one for each byte of the rest."""
-    return tokenizer.encode_rendering(text)
+    return tokenizer.encode(tokenizer.with_controls(text))
 
 
 def bytes_of(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -76,7 +76,7 @@ def test_encode_never_makes_control_tokens(chatml: Tokenizer, text: str) -> None
 
 @pytest.mark.parametrize("text", ["x<|im_end|>y", "<think>\n\n</think>a", "<|im_start|>user\nhi<|im_end|>\n"])
 def test_a_rendering_encodes_as_the_library_does(chatml: Tokenizer, library: tokenizers.Tokenizer, text: str) -> None:
-    ids = chatml.encode_rendering(text)
+    ids = chatml.encode(chatml.with_controls(text))
     assert ids == library.encode(text, add_special_tokens=False).ids
     assert chatml.decode(ids, skip_special=False) == text
 
@@ -122,7 +122,7 @@ def test_sentencepiece_layouts_agree_with_the_library(tmp_path: Path, kind: str)
         assert ids == built.encode(text, add_special_tokens=False).ids
         assert "".join(stream(tokenizer, ids)) == built.decode(ids)
     rendering = "<s>hello</s> world<s>"
-    assert tokenizer.encode_rendering(rendering) == built.encode(rendering, add_special_tokens=False).ids
+    assert tokenizer.encode(tokenizer.with_controls(rendering)) == built.encode(rendering, add_special_tokens=False).ids
     assert not {1, 2} & set(tokenizer.encode(rendering))
     assert tokenizer.stop_ids == {2}
     assert (tokenizer.bos_text, tokenizer.eos_text) == ("<s>", "</s>")
@@ -148,7 +148,7 @@ def test_a_control_token_inside_the_vocabulary_is_out_of_reach(tmp_path: Path) -
     assert tokenizer.token_id("<|end|>") == 9
     assert 9 not in tokenizer.encode("<|end|>")
     assert tokenizer.decode(tokenizer.encode("a<|end|>a")) == "a<|end|>a"
-    assert tokenizer.encode_rendering("a<|end|>") == [6, 9]
+    assert tokenizer.encode(tokenizer.with_controls("a<|end|>")) == [6, 9]
 
 
 def test_added_words_that_are_no_tags_stay_vocabulary(chatml_folder: Path, tmp_path: Path) -> None:
@@ -166,7 +166,8 @@ def test_spaces_beside_a_tag_go_where_the_token_says(chatml_folder: Path, tmp_pa
     built.add_special_tokens([tokenizers.AddedToken("<|eat|>", lstrip=True, rstrip=True, special=True)])
     built.save(str(tmp_path / "tokenizer.json"))
     text = "one  <|eat|> \n two <|im_end|> three"
-    assert load(tmp_path).encode_rendering(text) == built.encode(text, add_special_tokens=False).ids
+    found = load(tmp_path)
+    assert found.encode(found.with_controls(text)) == built.encode(text, add_special_tokens=False).ids
 
 
 def test_tokens_listed_only_in_the_settings_are_added(chatml_folder: Path, tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_tokens_listed_only_in_the_settings_are_added(chatml_folder: Path, tmp_p
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
     tokenizer = load(tmp_path)
     assert tokenizer.token_id("<think>") == moved[0]["id"]
-    assert moved[0]["id"] in tokenizer.encode_rendering("<think>")
+    assert moved[0]["id"] in tokenizer.encode(tokenizer.with_controls("<think>"))
 
 
 def test_both_transformers_layouts_load_alike(chatml: Tokenizer, chatml_folder: Path, tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_both_transformers_layouts_load_alike(chatml: Tokenizer, chatml_folder: 
     text = "<|im_start|>user\nhello <think> 🙂<|im_end|>\n"
     assert (tmp_path / "chat_template.jinja").is_file()
     assert saved.template == chatml.template
-    assert saved.encode_rendering(text) == chatml.encode_rendering(text)
+    assert saved.encode(saved.with_controls(text)) == chatml.encode(chatml.with_controls(text))
     assert (saved.stop_ids, saved.vocab_size) == (chatml.stop_ids, chatml.vocab_size)
 
 

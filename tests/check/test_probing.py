@@ -107,12 +107,12 @@ def test_a_refused_session_says_that_it_does_not_draft(tune: Tune, one_prompt: N
     pair = resolve(str(tune(FAR)), None, user, lambda _: None)
     for _ in range(2):
         notices: list[Notice | LoadProgress] = []
-        session, plain = loading.open_stepwise(pair, config, user, notices.append)
+        session = loading.open_stepwise(pair, config, user, notices.append)
         facts = session.facts
         assert facts.drafter is None and not facts.load.draft and [each.state for each in facts.checks] == ["failed"]
         assert [notice for notice in facts.notices if "drafter" in notice] == [facts.notices[-1]]
         assert [one.message for one in notices if isinstance(one, Notice)] == [facts.notices[-1]]
-        assert plain
+        assert not session.drafts
         session.close()
 
 
@@ -122,10 +122,10 @@ def test_a_full_check_probes_a_fine_tune_once(tune: Tune, monkeypatch: pytest.Mo
     user, config = settings.load(), LoadConfig(fit_check=False)
     pair = resolve(str(tune(FAR)), None, user, lambda _: None)
     for drafted in (True, False):
-        session, _plain = loading.open_stepwise(pair, config, user, lambda _: None)
+        session = loading.open_stepwise(pair, config, user, lambda _: None)
         (drafter,) = [each for each in session.facts.checks if each.subject == "drafter"]
         assert drafter.state == "failed" and len(session.facts.checks) > 2
-        assert (session.runner.proposer is not None) is drafted  # type: ignore[attr-defined]
+        assert (session.runner.proposer is not None) is drafted
         session.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -86,6 +87,7 @@ class ScriptedSession:
             comes while the prompt is prepared.
         end: the reason of replies that come to their end.
         gate: when given, each step waits for it (a slow engine). on_step: called before each step.
+        drafts, observe, locks: as the engine's session has them.
     """
 
     facts: ScriptedFacts = field(default_factory=ScriptedFacts)
@@ -96,6 +98,9 @@ class ScriptedSession:
     on_step: Callable[[int], None] | None = None
     requests: list[Request] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
+    drafts: bool = True
+    observe: Callable[[Stats], None] = lambda _stats: None
+    locks: ExitStack = field(default_factory=ExitStack)
     closed: bool = False
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -135,6 +140,7 @@ class ScriptedSession:
 
     def close(self) -> None:
         self.closed = True
+        self.locks.close()
 
 
 @dataclass(slots=True)
