@@ -260,10 +260,12 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> B
     Raises:
         BusyError: they are being removed. DFlashError: see ``open_stepwise``.
     """
+    from dflash_local.chat import template
     from dflash_local.planner.acceptance_record import AcceptanceRecord
 
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
+        template.PROCESS.begin()  # while the weights are read, so that the first message need not wait for it
         session = open_stepwise(pair, load, user, notify)
         record = AcceptanceRecord(speeds_folder(user))
         session.observe = partial(record.add_reply, pair.name, session.facts.block_size)

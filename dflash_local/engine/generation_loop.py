@@ -83,7 +83,15 @@ class GenerationLoop:
             yield self._finish("length")
             return
         reused = self.session.reuse(prompt, self.drafting)
-        first = yield from self._prefill(reused)
+        self._begin(prompt)
+        first: Cycle | None = None
+        for step in self.runner.prefill(prompt, self.rendered.stable):
+            self.session.remember(step.point)
+            yield PrefillProgress(step.done, step.total)
+            if self.cancelled():
+                first = None
+                break
+            first = step.first
         self.figures.prefilled()
         yield Started(len(prompt), reused, self.figures.prefill_s, prompt_ids)
         if first is None:
@@ -108,22 +116,13 @@ class GenerationLoop:
             yield Step(held_back, (), 0, 0, 0, self.figures.elapsed())
         yield self._finish(reason)
 
-    def _prefill(self, reused: int) -> Generator[Event, None, Cycle | None]:
-        """Process the prompt; returns the first token's cycle, or None when cancelled."""
-        prompt, runner = self.rendered.ids, self.runner
+    def _begin(self, prompt: tuple[int, ...]) -> None:
+        """Tell the runner how this reply is drafted and sampled, and where it ends."""
+        runner = self.runner
         ids = torch.tensor(prompt, dtype=torch.long, device=runner.device)
         sampler = Sampler(self.request.sampling, self.seed, runner.vocab_size, ids)
         runner.begin(sampler, self.session.stop_ids, self.block, self.drafting, self.request.logprobs)
         runner.end_at(len(prompt) + self.limit, exactly=bool(self.request.limits.stop))
-        first: Cycle | None = None
-        for step in runner.prefill(prompt, self.rendered.stable):
-            if step.point is not None:
-                self.session.remember(step.point)
-            yield PrefillProgress(step.done, step.total)
-            if self.cancelled():
-                return None
-            first = step.first
-        return first
 
     def _emit(self, cycle: Cycle) -> Generator[Event, None, FinishReason | None]:
         """Hand out a cycle's tokens as a ``Step``; returns why the reply ends here, if it does."""

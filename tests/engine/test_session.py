@@ -273,6 +273,13 @@ def test_block_sizes_beyond_the_trained_one_and_modes_without_drafter_are_refuse
         ask(new_session("qwen3", RandomDrafts(VOCAB)), [VOCAB])
 
 
+def test_a_session_that_is_not_to_draft_answers_a_drafted_request_without(new_session: Build) -> None:
+    for drafter in (None, RandomDrafts(VOCAB)):
+        session = new_session("qwen3", drafter)
+        session.drafts = False
+        assert ask(session, PROMPT, block_size=9).finished.stats.mode == "ar"
+
+
 def test_an_abandoned_generator_leaves_a_healthy_session(new_session: Build) -> None:
     session = new_session(HYBRID, oracle(HYBRID, 5))
     request = Request(prompt_ids=tuple(PROMPT), limits=Limits(max_new_tokens=40))
