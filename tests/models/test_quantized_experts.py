@@ -22,9 +22,10 @@ from tests.both_engines import assert_alike, fused_tokens, logits, reference_tok
 from tests.live_memory import LiveMemory
 from tests.quantized_checkpoints import CODED, DIALECTS, join_experts, rewritten, save_quantized
 
-EXPERTS, INNER = 8, 32
-SIZES = {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": INNER}
-NO_SHARED = {"moe_intermediate_size": INNER}
+EXPERTS, INNER = 5, 32
+NO_SHARED = {"moe_intermediate_size": INNER, "num_experts": EXPERTS}
+SIZES = {**NO_SHARED, "shared_expert_intermediate_size": INNER}
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 FAMILIES = {"qwen3_moe": NO_SHARED, "qwen3_5_moe": SIZES}
 
 
@@ -73,7 +74,7 @@ def test_both_engines_give_the_tokens_of_the_decoded_weights(family: str, dialec
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_expert_is_read_to_the_bit(dialect: str, tmp_path: Path) -> None:
-    folder, twin = save("qwen3_5_moe", tmp_path, dialect)
+    folder, twin = save_quantized("qwen3_5_moe", tmp_path, dialect, sizes={**SIZES, **TWO_LAYERS})
     part, stored = mixture(folder), load_file(twin / "model.safetensors")
     at = "model.layers.1.mlp"
     modules = [*(f"{at}.experts.{index}" for index in range(EXPERTS)), f"{at}.shared_expert"]
@@ -109,7 +110,7 @@ def test_layers_may_differ_in_whether_the_shared_expert_is_joined(tmp_path: Path
     assert_alike(folder, twin)
 
 
-@pytest.mark.parametrize("lost", ["0.gate_proj.qweight", "5.up_proj.scales"])
+@pytest.mark.parametrize("lost", ["0.gate_proj.qweight", "3.up_proj.scales"])
 def test_a_missing_tensor_of_an_expert_is_named(lost: str, tmp_path: Path) -> None:
     folder, _ = save("qwen3_moe", tmp_path, "gptq")
     with rewritten(folder) as tensors:
@@ -124,9 +125,9 @@ def test_an_expert_in_another_format_than_the_others_is_refused_by_name(tmp_path
         tmp_path,
         "gptq",
         coded=[name for name in CODED if name != ".down_proj"]
-        + [f".experts.{expert}.down_proj" for expert in range(EXPERTS) if expert != 5],
+        + [f".experts.{expert}.down_proj" for expert in range(EXPERTS) if expert != 3],
     )
-    with pytest.raises(CheckpointError, match=r"experts\.5\.down_proj is not stored as int4 g32 like the other"):
+    with pytest.raises(CheckpointError, match=r"experts\.3\.down_proj is not stored as int4 g32 like the other"):
         weights_of(folder)
     assert reference_tokens(folder) == reference_tokens(twin), "what the line sends to"
 
@@ -171,7 +172,7 @@ def test_codes_are_read_where_they_stay(dialect: str, tmp_path: Path, monkeypatc
     """Beside the weights: one buffer of the reader, and some tensors of one expert."""
     monkeypatch.setattr(weight_stream, "RING", 1)
     wide = {"hidden_size": 256, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
-    sizes = {**SIZES, **wide, "num_experts": 32}
+    sizes = {**SIZES, **wide, "num_experts": 16}
     folder, _ = save_quantized("qwen3_5_moe", tmp_path, dialect, sizes=sizes)
     stored = (folder / "model.safetensors").stat().st_size
     with LiveMemory() as memory:

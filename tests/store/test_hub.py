@@ -154,19 +154,21 @@ def test_which_hosts_see_the_token() -> None:
     assert seen == {"mirror.example": True, "huggingface.co": True, "files.mirror.example": False, "cdn.hf.co": False}
 
 
-@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
-def test_a_server_cannot_choose_a_path_in_the_cache(puller: Any, fake: FakeHub, small: Any, header: str) -> None:
+def test_a_server_cannot_choose_a_path_in_the_cache(puller: Any, fake: FakeHub, small: Any) -> None:
     (listed,) = [file for file in puller.hub.listing(TARGET, None).files if file.path == "model.safetensors"]
     download = FileDownload(TARGET, fake.repos[TARGET].refs["main"], listed, "")
+    request = http_library().Request("HEAD", fake.url)
     for number, value in enumerate(['"/etc/passwd"', '"a\\b"', '".."', '"C:x"', '"../../../x"']):
-        request = http_library().Request("HEAD", fake.url)
-        with pytest.raises(DownloadError, match="malformed"):
-            xet._check_metadata(http_library().Response(302, headers={header: value}, request=request), "", download)
+        named = dict.fromkeys(("ETag", "X-Linked-Etag", "X-Repo-Commit"), value)
+        for header in named:
+            answer = http_library().Response(302, headers={header: value}, request=request)
+            with pytest.raises(DownloadError, match="malformed"):
+                xet._check_metadata(answer, "", download)
         ours = replace(puller, home=puller.home / str(number))  # we do not name files after what the server says
-        fake.fault("model.safetensors", "headers", methods=("GET",), headers={header: value})
+        fake.fault("model.safetensors", "headers", methods=("GET",), headers=named)
         assert ours.pull(TARGET)[0].verified
     puller.xet = True  # huggingface_hub does
-    fake.fault("model.safetensors", "headers", methods=("HEAD",), times=9, headers={header: value})
+    fake.fault("model.safetensors", "headers", methods=("HEAD",), times=9, headers={"X-Linked-Etag": value})
     assert "malformed" in failure(puller).message
     assert sorted(puller.home.rglob("x")) == [] and "model.safetensors" not in puller.names()
 
