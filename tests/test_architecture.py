@@ -389,10 +389,10 @@ def test_every_test_can_fail() -> None:
     """A test asserts, expects an error, or calls a function of its file or a check_ function that does."""
     hollow = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        functions = list(functions_of(tree_of(path)))
-        asserting = {node.name for node in functions if any(isinstance(inner, ast.Assert) for inner in ast.walk(node))}
-        for node in functions:
-            called = {ast.unparse(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+        inside = {node: list(ast.walk(node)) for node in functions_of(tree_of(path))}
+        asserting = {node.name for node, all_ in inside.items() if any(isinstance(each, ast.Assert) for each in all_)}
+        for node, all_ in inside.items():
+            called = {dotted(each.func) for each in all_ if isinstance(each, ast.Call)}
             expects = any(re.search(r"(^|\.)(raises|fail|(assert|check|expect)\w*)$", name) for name in called)
             if node.name.startswith("test_") and not (node.name in asserting or called & asserting or expects):
                 hollow.append(f"{path.name}::{node.name}")

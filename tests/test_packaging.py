@@ -184,19 +184,21 @@ def test_make_calls_no_pip_once_installed(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
         shutil.copy(ROOT / name, tmp_path)
 
-    def plan(target: str) -> str:
-        command = ["make", "-n", target]
+    def plan(*targets: str) -> str:
+        command = ["make", "-n", *targets]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
-    assert "pip install" in plan("demo") and "pip install" in plan("test")
-    assert "constraints-cuda.txt" not in plan("demo")
-    stamps = re.findall(r"touch (\S+)", plan("test"))
+    demo, test = plan("demo"), plan("test")
+    assert "pip install" in demo and "pip install" in test
+    assert "constraints-cuda.txt" not in demo
+    stamps = re.findall(r"touch (\S+)", test)
     assert len(stamps) == 2
     (tmp_path / ".venv").mkdir()
     for stamp in stamps:
         (tmp_path / stamp).touch()
     (tmp_path / "pyproject.toml").touch()
-    assert "pip install" not in plan("demo") + plan("test") and "pytest" in plan("test")
+    both = plan("demo", "test")
+    assert "pip install" not in both and "pytest" in both
     with (tmp_path / "constraints.txt").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     assert "pip install" in plan("test")

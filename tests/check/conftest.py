@@ -21,9 +21,10 @@ def own_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer tokens of each reply."""
-    from dflash_local.check import drafting, run
+    """Fewer prompts, and fewer tokens of each reply."""
+    from dflash_local.check import drafting, run, text
 
+    monkeypatch.setattr(text, "PROMPTS", 2)
     monkeypatch.setattr(drafting, "TOKENS", 24)
     monkeypatch.setattr(run, "TOKENS", 6)
     monkeypatch.setattr(drafting, "PARTS", 1)

@@ -16,7 +16,7 @@ from dflash_local.load_config import LoadConfig
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 
 torch = pytest.importorskip("torch")
-from dflash_local.check import drafting, findings, likelihood, record  # noqa: E402
+from dflash_local.check import drafting, findings, likelihood, record, text  # noqa: E402
 from dflash_local.check.drafting import better_taps, check_drafter  # noqa: E402
 from dflash_local.check.findings import Finding, Subject  # noqa: E402
 from dflash_local.check.likelihood import Band, check_likelihood  # noqa: E402
@@ -80,6 +80,8 @@ IN_FILES = [pytest.param(each, marks=pytest.mark.slow if is_like_another(each) e
 
 @pytest.mark.parametrize("fault", IN_FILES, ids=lambda fault: fault.name)
 def test_a_fault_in_files_is_named(fault: faults.Fault, own_toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault.where == "drafter":  # a target is told by all of them
+        monkeypatch.setattr(text, "PROMPTS", 2)
     monkeypatch.setattr(drafting, "PARTS", 1)  # a quarter of the texts
     monkeypatch.setattr(drafting, "REPLY", 24)
     pair, folder = replace(bundled.find(fault.of), generations=()), own_toys / fault.of / fault.where
@@ -207,7 +209,7 @@ def test_a_check_that_the_memory_does_not_suffice_for_is_no_fault() -> None:
 
 # The taps are the drafter's, the same in both; the faults above are told by the reference engine.
 @pytest.mark.parametrize("engine", [pytest.param("reference", marks=pytest.mark.slow), "fused"])
-def test_taps_that_are_right_have_no_better_ones_beside_them(engine: str) -> None:
+def test_taps_that_are_right_have_no_better_ones_beside_them(engine: str, short: None) -> None:
     pair = bundled.find("demo")
     session = load(pair, replace(CPU, engine=engine, context=512))
     target = session.runner.target

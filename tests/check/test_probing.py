@@ -22,7 +22,6 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from dflash_local.check import drafting, text  # noqa: E402
-from dflash_local.check.findings import State  # noqa: E402
 from dflash_local.engine import load  # noqa: E402
 from dflash_local.engine.session import Session  # noqa: E402
 from tests.check import faults  # noqa: E402
@@ -135,16 +134,15 @@ def kept(home: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
 
-@pytest.mark.parametrize(
-    ("cycle", "state", "speed_up"), [(2.0, "ok", 7.76 / 2), (8.0, "warning", 7.76 / 8), (None, "ok", None)]
-)
-def test_a_speed_up_is_predicted_of_measured_costs(
-    demo: Session, cycle: float | None, state: State, speed_up: float | None
-) -> None:
-    demo.runner.costs = {} if cycle is None else {1: 1.0, 8: cycle}  # type: ignore[misc]
-    found = drafting.probe(demo, bundled.find("demo"))
-    assert found.state == state and found.figures["speed_up"] == pytest.approx(speed_up, abs=0.01)
-    assert found.figures["cycle_ms"] == cycle and found.figures["prompts"] == 5
+def test_a_speed_up_is_predicted_of_measured_costs(demo: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = bundled.find("demo")
+    written = drafting.reply_lengths(demo, text.prompts_of(pair), drafting.SECONDS)
+    monkeypatch.setattr(drafting, "reply_lengths", lambda *_: written)
+    for cycle, state, speed_up in ((2.0, "ok", 7.76 / 2), (8.0, "warning", 7.76 / 8), (None, "ok", None)):
+        demo.runner.costs = {} if cycle is None else {1: 1.0, 8: cycle}  # type: ignore[misc]
+        found = drafting.probe(demo, pair)
+        assert found.state == state and found.figures["speed_up"] == pytest.approx(speed_up, abs=0.01)
+        assert found.figures["cycle_ms"] == cycle and found.figures["prompts"] == 5
 
 
 def test_a_slow_machine_probes_fewer_prompts(demo: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,14 @@ def test_a_random_pair_keeps_its_contract(name: str, toy: Path, tmp_path: Path) 
     ],
 )
 def test_a_pair_is_written_in_a_layout_loaded_filled_and_timed(
-    model: str, stored: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str,
+    stored: str,
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(loaded_pair, "TOKENS", 15)
     out = tmp_path / "load.json"
     shape = ["--stored", stored, "--tiny", "--layers", "4", "--device", "cpu", "--runs", "1"]
     more = ["--context", "256", "--timing", "64", "--cap", "1", "--at", str(tmp_path), "--out", str(out)]

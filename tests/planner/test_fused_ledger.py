@@ -211,7 +211,10 @@ def test_the_ledger_of_coded_matrices_is_what_is_allocated(name: str, when: str,
     """They count in the bits that they are published in, or rounded to as they are read."""
     pair, at_load = PAIRS[name], when == "at load"
     stored = None if at_load else read_quantization(ConfigFields(USUAL[how], name))
-    pair = replace(pair, model=quantized(pair.model, how) if at_load else replace(pair.model, quantization=stored))
+    model = replace(pair.model, layers=pair.model.layers[:8])  # which repeat; those of a target are too many experts
+    taps = tuple(range(len(pair.config.taps)))
+    model = quantized(model, how) if at_load else replace(model, quantization=stored)
+    pair = replace(pair, model=model, config=replace(pair.config, taps=taps))
     _, runner = check_ledger(pair, LoadConfig(quantize=how if at_load else None, drafter_precision="full"))
     counts, target = target_parameters(pair.model), runner.target.weights
     if name == DENSE:

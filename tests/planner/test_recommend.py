@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from dflash_local.planner.room import more_context, room_made
 from dflash_local.planner.speed import ExpectedAcceptance, acceptance
 
 
+@cache
 def published(name: str) -> tuple[list[Weights], Drafter | None, Row]:
     row = registry.load().find(name)
     assert row is not None

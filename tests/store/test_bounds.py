@@ -46,7 +46,7 @@ def test_every_hostile_reply_ends_in_one_line(
     place: str, whole_s: float, replies: dict[str, Reply], tmp_path: Path
 ) -> None:
     """They mostly wait: some at a time."""
-    with ThreadPoolExecutor(8) as clients:
+    with ThreadPoolExecutor(12) as clients:
         attacks = {
             name: clients.submit(refused, reply, place, tmp_path / str(number), whole_s)
             for number, (name, reply) in enumerate(replies.items())

@@ -41,7 +41,7 @@ def test_a_chat_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_every_byte_loses_at_most_the_last_record(tmp_path: Path) -> None:
-    raw = write_chat(tmp_path / "whole").read_bytes()
+    raw = write_chat(tmp_path / "whole", TURNS[:2]).read_bytes()
     path = tmp_path / "cut" / "chat.jsonl"
     path.parent.mkdir()
     for offset in range(len(raw) + 1):

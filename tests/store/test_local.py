@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from dflash_local.checkpoint_files import safetensors_header
 from dflash_local.checkpoint_files.safetensors_header import read_header
 from dflash_local.errors import CheckpointError, DownloadError
 from dflash_local.store import local, manifest
@@ -206,14 +207,17 @@ def test_scan_lists_every_repo_whatever_its_state(tree: Tree) -> None:
     assert "link is a link to /etc/passwd" in items["d/evil"].problem and not items["d/evil"].complete
 
 
-def test_a_header_that_a_pull_accepts_is_one_that_loads_and_the_other_way_round(tree: Tree) -> None:
-    """A mixture stored per expert: its header lay between the two limits that there were."""
-    many = safetensors(*(f"model.layers.0.mlp.experts.{at}.weight" for at in range(50_001)))
-    tree.add({"config.json": b"{}", "model.safetensors": many})
+def test_a_header_that_a_pull_accepts_is_one_that_loads_and_the_other_way_round(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one limit for both: the header of a mixture stored per expert lay between the two that there were."""
+    monkeypatch.setattr(safetensors_header, "MAX_ENTRIES", 3)
+    tree.add({"config.json": b"{}", "model.safetensors": safetensors(*"abc")})
     assert found(tree).complete
-    assert len(read_header(tree.cache.snapshot(REPO, COMMIT) / "model.safetensors")) == 50_001
+    assert len(read_header(tree.cache.snapshot(REPO, COMMIT) / "model.safetensors")) == 3
     hole = safetensors("a", "b").replace(b'"data_offsets": [0, 2]', b'"data_offsets": [2, 0]')
-    tree.add({"config.json": b"{}", "model.safetensors": hole}, commit=OLDER)
-    assert found(tree, OLDER).missing == ("model.safetensors",)
-    with pytest.raises(CheckpointError):
-        read_header(tree.cache.snapshot(REPO, OLDER) / "model.safetensors")
+    for commit, refused in ((OLDER, hole), ("b" * 40, safetensors(*"abcd"))):
+        tree.add({"config.json": b"{}", "model.safetensors": refused}, commit=commit)
+        assert found(tree, commit).missing == ("model.safetensors",)
+        with pytest.raises(CheckpointError):
+            read_header(tree.cache.snapshot(REPO, commit) / "model.safetensors")

@@ -58,7 +58,7 @@ def test_threads_of_one_process_wait_too(folder: Path) -> None:
     with lock.exclusive(folder, REPO):
         thread = threading.Thread(target=note)
         thread.start()
-        time.sleep(0.3)
+        time.sleep(0.1)
         assert seen == []
         with pytest.raises(Interrupted), lock.exclusive(folder, REPO, cancelled=lambda: True):
             pytest.fail("two are in")
