@@ -26,10 +26,7 @@ DRIP_S = 0.02
 COMMIT = "1" * 40
 FILES = [
     File.of(path, content)
-    for path, content in {
-        "config.json": b'{"model_type": "qwen3"}',
-        "model.safetensors": safetensors(300_000),
-    }.items()
+    for path, content in {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": safetensors(300_000)}.items()
 ]
 PLACES = ("listing", "file", "behind a redirect")
 Reply = Callable[[], Iterator[bytes]]

@@ -140,10 +140,7 @@ def fp8(weight: torch.Tensor, block: tuple[int, int], scale_dtype: torch.dtype, 
     codes, meant = torch.zeros_like(weight), torch.zeros_like(weight)
     for row in range(scales.shape[0]):
         for column in range(scales.shape[1]):
-            part = (
-                slice(row * block[0], (row + 1) * block[0]),
-                slice(column * block[1], (column + 1) * block[1]),
-            )
+            part = (slice(row * block[0], (row + 1) * block[0]), slice(column * block[1], (column + 1) * block[1]))
             scale = (weight[part].abs().max() / 448).clamp(min=1e-6).to(scale_dtype).float()
             scales[row, column] = scale
             codes[part] = (weight[part] / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
@@ -346,12 +343,7 @@ def save_quantized(
 
 
 def quantize_checkpoint(
-    twin: Path,
-    folder: Path,
-    dialect: str,
-    *,
-    coded: Iterable[str] = CODED,
-    changes: Mapping[str, Any] | None = None,
+    twin: Path, folder: Path, dialect: str, *, coded: Iterable[str] = CODED, changes: Mapping[str, Any] | None = None
 ) -> None:
     """Quantize a checkpoint to another folder, and put the plain weights that this stands for in its place.
 

@@ -314,10 +314,7 @@ def test_only_child_process_starts_processes() -> None:
         for name, line in starts_in(path)
     ]
     assert not found, "\n".join(found)
-    assert {name for name, _ in starts_in(PACKAGE / "child_process.py")} == {
-        "subprocess.Popen",
-        "subprocess.run",
-    }
+    assert {name for name, _ in starts_in(PACKAGE / "child_process.py")} == {"subprocess.Popen", "subprocess.run"}
 
 
 def test_only_the_console_prints() -> None:

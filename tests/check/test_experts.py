@@ -213,8 +213,7 @@ CASES = [(*each, stored) for stored in (("qwen3_moe", "gptq"), GPT_OSS, ("qwen3_
 
 
 @pytest.mark.parametrize(
-    ("plant", "paths", "stored"),
-    [*CASES, (ignore_the_clamp, "few", GPT_OSS), (lose_a_bias, "few and many", GPT_OSS)],
+    ("plant", "paths", "stored"), [*CASES, (ignore_the_clamp, "few", GPT_OSS), (lose_a_bias, "few and many", GPT_OSS)]
 )
 def test_a_wrong_product_is_told(
     plant: Callable[[pytest.MonkeyPatch], None],

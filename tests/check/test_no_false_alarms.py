@@ -15,7 +15,8 @@ from dflash_local.engine.load_pair import load
 from dflash_local.load_config import LoadConfig
 from tests.bench.sessions import GOLDEN, golden_pair
 from tests.check.faults import put_in
-from tests.golden_experts import FAMILIES, write_pair
+from tests.expert_pairs import write_expert_pair
+from tests.golden_experts import FAMILIES
 from tests.quantized_checkpoints import DIALECTS
 
 DTYPES = ("float32", "bfloat16")
@@ -68,11 +69,11 @@ CASES = (*COVERING, *(pytest.param(case, marks=pytest.mark.slow) for case in _gr
 
 @pytest.fixture(scope="module")
 def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    """Golden pairs of mixtures by family, written when one is asked for."""
+    """Pairs of mixtures by family, written when one is asked for."""
 
     class Written(dict[str, Pair]):
         def __missing__(self, family: str) -> Pair:
-            self[family] = write_pair(family, tmp_path_factory.mktemp(family)).pair
+            self[family] = write_expert_pair(family, "", tmp_path_factory.mktemp(family), width=64)
             return self[family]
 
     return Written()

@@ -224,10 +224,7 @@ def test_what_servers_quantize_beside_the_weights_is_named(settings: dict[str, A
         ({"quant_method": "modelopt"}, "modelopt without quant_algo"),
         (modelopt("NVFP4_AWQ"), "modelopt NVFP4_AWQ"),
         (modelopt("MIXED_PRECISION"), "modelopt MIXED_PRECISION without quantized_layers"),
-        (
-            modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "W4A16_AWQ"}}),
-            "modelopt W4A16_AWQ",
-        ),
+        (modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "W4A16_AWQ"}}), "modelopt W4A16_AWQ"),
     ],
 )
 def test_what_is_not_read_is_named(settings: dict[str, Any], unread: str) -> None:
@@ -248,10 +245,7 @@ def test_what_is_not_read_is_named(settings: dict[str, Any], unread: str) -> Non
             {**GPTQ, "dynamic": {f"-:[z-a{'b' * 5000}]": {}}},
             "is not read: it has .{22}, of which re says: bad character range",
         ),
-        (
-            {**GPTQ, "dynamic": {f"-:{'.*' * 2501}": {}}},
-            "has 1 patterns of 5002 parts, at most 1000 of 5000",
-        ),
+        ({**GPTQ, "dynamic": {f"-:{'.*' * 2501}": {}}}, "has 1 patterns of 5002 parts, at most 1000 of 5000"),
         ({**GPTQ, "dynamic": {f"-:a{index}": {} for index in range(1001)}}, "has 1001 patterns"),
         ({**FP8, "weight_block_size": [128]}, "weight_block_size must be two numbers"),
         ({**FP8, "ignored_layers": [5]}, "ignored_layers must be names"),

@@ -10,12 +10,7 @@ import pytest
 from dflash_local.catalog.shapes import FOLDER, shape
 from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.config.families import TABLE
-from dflash_local.config.features import (
-    AttentionConfig,
-    GatedDeltaNetConfig,
-    ModelConfig,
-    MoEConfig,
-)
+from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig, MoEConfig
 from dflash_local.config.quantization import StoredFp4
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters.kinds import ARCHITECTURES

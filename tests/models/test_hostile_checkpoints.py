@@ -40,7 +40,9 @@ def test_a_part_of_them_in_this_process(group: str, tmp_path: Path) -> None:
 
 
 def test_plan_reads_them_too(tmp_path: Path) -> None:
-    found = [case for group in ("target config", "drafter config", "config file") for case in of_group(group, FAST[group])]
+    found = [
+        case for group in ("target config", "drafter config", "config file") for case in of_group(group, FAST[group])
+    ]
     assert len(found) > 20 and unfit(found, tmp_path, "plan") == []
 
 

@@ -11,12 +11,7 @@ import torch
 from dflash_local.config.features import MoEConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
-from dflash_local.kernels.experts import (
-    ExpertWeight,
-    Routing,
-    RoutingOptions,
-    route,
-)
+from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, route
 from dflash_local.layout.linear import unquantized
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import EngineSpec, WeightSpec

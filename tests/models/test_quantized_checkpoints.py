@@ -102,10 +102,7 @@ def test_modules_left_in_16_bits_are_read_so(dialect: str, changes: dict[str, An
 
 @pytest.mark.parametrize(
     ("dialect", "changes"),
-    [
-        ("auto_round_8", {"extra_config": {"lm_head": {"bits": 8}}}),
-        ("modelopt_nvfp4", {"ignore": []}),
-    ],
+    [("auto_round_8", {"extra_config": {"lm_head": {"bits": 8}}}), ("modelopt_nvfp4", {"ignore": []})],
 )
 def test_a_quantized_head_is_kept_as_it_is_stored(dialect: str, changes: dict[str, Any], tmp_path: Path) -> None:
     folder, twin = save_quantized("qwen3", tmp_path, dialect, coded=(*CODED, "lm_head"), changes=changes)

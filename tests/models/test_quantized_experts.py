@@ -162,11 +162,7 @@ def test_products_decode_in_slices(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 # One format tells of the reader; what another adds is in the long tests.
 @pytest.mark.parametrize(
-    "dialect",
-    [
-        "fp8",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("modelopt_nvfp4", "gptq_zeros")),
-    ],
+    "dialect", ["fp8", *(pytest.param(each, marks=pytest.mark.slow) for each in ("modelopt_nvfp4", "gptq_zeros"))]
 )
 def test_codes_are_read_where_they_stay(dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the weights: one buffer of the reader, and some tensors of one expert."""

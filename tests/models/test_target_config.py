@@ -12,14 +12,7 @@ import pytest
 import torch
 import transformers
 
-from dflash_local.checkpoint_files.text_config import (
-    ACTIVATION_KEYS,
-    FLAGS,
-    INTEGERS,
-    NEUTRAL,
-    NUMBERS,
-    text_values,
-)
+from dflash_local.checkpoint_files.text_config import ACTIVATION_KEYS, FLAGS, INTEGERS, NEUTRAL, NUMBERS, text_values
 from dflash_local.config.families import TABLE
 from dflash_local.errors import CheckpointError
 from dflash_local.models.checkpoint import Checkpoint

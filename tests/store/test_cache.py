@@ -112,7 +112,7 @@ def test_entries_are_read_with_and_without_links(tree: Tree, linked: bool) -> No
     tree.add({**SMALL, "original/params.json": b"{1}"}, links=linked)
     entries = tree.cache.entries(REPO, COMMIT)
     assert [(entry.name, entry.size) for entry in entries] == [
-        *(("config.json", 2), ("model.safetensors", len(SMALL["model.safetensors"])), ("original/params.json", 3)),
+        *(("config.json", 2), ("model.safetensors", len(SMALL["model.safetensors"])), ("original/params.json", 3))
     ]
     with tree.cache.open(entries[2]) as file:
         assert file.read() == b"{1}"

@@ -75,10 +75,7 @@ def test_a_single_file_needs_no_index(cache: Cache) -> None:
     assert check_index(cache, listing("config.json", "model.safetensors")) == {"model.safetensors"}
 
 
-GENERATIONS = (
-    Fingerprint("first", 5, (1, 9), 7, 16, None),
-    Fingerprint("second", 6, (1, 9), 7, 16, 4096),
-)
+GENERATIONS = (Fingerprint("first", 5, (1, 9), 7, 16, None), Fingerprint("second", 6, (1, 9), 7, 16, 4096))
 
 
 def config(**changes: object) -> bytes:
