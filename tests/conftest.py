@@ -73,12 +73,15 @@ class _Brisk:
 
 
 def pytest_collection_finish() -> None:
-    """Libraries and tests are there for good: the collector need not look through millions of their objects again."""
+    """Libraries and tests are there for good: the collector need not look through millions of their objects again, nor
+    so often through those of a test: a tree of syntax or a model has more than the usual 700.
+    """
     server: Any = sys.modules.get("uvicorn.server")
     if server is not None:
         server.asyncio = _Brisk()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
