@@ -52,7 +52,3 @@ def test_what_is_no_id_is_named(tmp_path: Path, value: object) -> None:
 
 def test_harmony_stops_at_return_and_call(harmony: Tokenizer) -> None:
     assert harmony.stop_ids == {harmony.token_id("<|return|>"), harmony.token_id("<|call|>")}
-
-
-def test_a_reply_ends_at_the_tokenizers_own_eos(chatml: Tokenizer) -> None:
-    assert chatml.stop_ids == {chatml.token_id("<|im_end|>")}

@@ -1,4 +1,4 @@
-"""The bundled toys are ordinary, small, and say that they are toys."""
+"""The bundled toys are ordinary and small."""
 
 from __future__ import annotations
 
@@ -21,11 +21,3 @@ def test_pair_fits_in_eight_megabytes_of_bfloat16(name: str) -> None:
             assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"BF16"}  # noqa: SIM118
             assert all(torch.isfinite(weights.get_tensor(key)).all() for key in weights.keys())  # noqa: SIM118
         assert json.loads((FOLDER / name / part / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_training_facts_call_it_a_toy_and_meet_the_bars(name: str) -> None:
-    facts = json.loads((FOLDER / name / "training.json").read_text())
-    assert "toy" in facts["what"].lower() and "never a speed claim" in facts["what"]
-    assert facts["held_out"]["right"] >= 0.9 and facts["held_out"]["acceptance"] >= 4.5
-    assert "toys" in (FOLDER / "README.md").read_text()

@@ -27,6 +27,7 @@ from dflash_local.models.stored_formats import formats_in
 from dflash_local.models.target_facts import TargetFacts
 from tests.both_engines import reference
 from tests.families import random_model
+from tests.models.test_moe import by_both
 from tests.quantized_checkpoints import experts_in_mxfp4, rewritten
 
 CPU = torch.device("cpu")
@@ -69,12 +70,6 @@ def in_mxfp4(folder: Path, model: Any) -> None:
     """Store random codes in place of the experts, and give the model what they stand for."""
     for name, meant in experts_in_mxfp4(folder).items():
         model.get_parameter(name).copy_(meant)
-
-
-def by_both(part: MoE, x: torch.Tensor) -> list[torch.Tensor]:
-    """The result of a block, of a block that is added, and of a prompt."""
-    added = x.clone()
-    return [part.block(x, torch.full_like(x, torch.nan), None), part.block(x, added, added).sub(x), part.prefill(x)]
 
 
 @torch.no_grad()

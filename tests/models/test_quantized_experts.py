@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
-from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.models import weight_stream
 from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.routed_experts import RoutedExperts
 from dflash_local.models.fused.weights import TargetWeights
 from tests.both_engines import assert_alike, fused_tokens, logits, reference_tokens, weights_of
 from tests.live_memory import LiveMemory
+from tests.models.test_quantized_checkpoints import kept_as
 from tests.quantized_checkpoints import CODED, DIALECTS, join_experts, rewritten, save_quantized
 
 EXPERTS, INNER = 5, 32
@@ -43,10 +43,6 @@ def decoded(weight: ExpertWeight) -> torch.Tensor:
     """[E, N, K] of what its codes stand for."""
     rows = slice(0, weight.out_features)
     return torch.stack([weight.rows(expert, rows, torch.float32) for expert in range(weight.experts)])
-
-
-def kept_as(dialect: str) -> type:
-    return Fp4Weight if "fp4" in dialect else Fp8Weight if "fp8" in dialect or "float" in dialect else IntWeight
 
 
 def without_shared(dialect: str) -> dict[str, Any]:

@@ -40,14 +40,6 @@ def test_equals_transformers(name: str) -> None:
     assert ours.attention_factor == pytest.approx(amplitude, abs=1e-12)
 
 
-def test_kimi_amplitude_is_one_and_the_legacy_one_is_not() -> None:
-    kimi = RopeParameters.from_json({"rope_parameters": KINDS["kimi"]}, "config")
-    plain = {k: v for k, v in KINDS["kimi"].items() if "mscale" not in k}
-    assert kimi.attention_factor == 1.0
-    legacy = RopeParameters.from_json({"rope_parameters": plain}, "config")
-    assert legacy.attention_factor == pytest.approx(1.4158883)
-
-
 def test_both_schemas_give_the_same() -> None:
     first = {"rope_theta": 150000.0, "rope_scaling": {k: v for k, v in OSS.items() if k != "rope_theta"}}
     assert RopeParameters.from_json(first, "a") == RopeParameters.from_json({"rope_parameters": OSS}, "b")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,21 +28,13 @@ def test_logits_and_taps_are_those_of_transformers(family: str) -> None:
     torch.testing.assert_close(taps, outputs, rtol=1e-4, atol=1e-4)
 
 
-def test_a_soft_cap_of_another_familys_configuration_is_not_obeyed() -> None:
-    model = random_model("qwen3")
-    ids = torch.arange(8)
-    with torch.inference_mode():
-        want = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
-        model.config.final_logit_softcapping = 0.1
-        target = TransformersTarget(model)
-        found = target.head(target.prefill(ids, False).hidden)
-    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
-
-
-def test_a_window_without_a_list_of_layers_is_that_of_the_family() -> None:
-    """Qwen3-MoE's configuration lists no types: all of its layers slide where its window is switched on."""
-    model = random_model("qwen3_moe")
-    model.config.sliding_window = 8
+@pytest.mark.parametrize(
+    ("family", "changes"), [("qwen3", {"final_logit_softcapping": 0.1}), ("qwen3_moe", {"sliding_window": 8})]
+)
+def test_what_a_configuration_says_is_obeyed_as_its_family_does(family: str, changes: dict[str, Any]) -> None:
+    """Qwen3 has no soft cap. Qwen3-MoE's lists no types of layers: all slide where its window is switched on."""
+    model = random_model(family)
+    vars(model.config).update(changes)
     ids = torch.randint(0, VOCAB, (21,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         want = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]

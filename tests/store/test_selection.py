@@ -26,21 +26,12 @@ def test_only_what_the_loader_reads_is_fetched() -> None:
     assert sorted(chosen(*rest, *kept)) == sorted(kept)
 
 
-def test_shards_come_with_their_index_and_after_it() -> None:
-    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    result = chosen("config.json", *names, "consolidated.safetensors", "model.safetensors.index.json")
-    assert result == ["config.json", "model.safetensors.index.json", *names]
-
-
-def test_a_shard_may_have_a_name_of_its_own() -> None:
-    """Official fp8 mixtures have the MTP head in one, and their index names it."""
-    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "mtp.safetensors"]
-    assert chosen("config.json", *names, "adapter_model.safetensors", "model.safetensors.index.json")[2:] == names
-
-
-def test_the_other_spelling_of_shards_is_known() -> None:
-    names = ["model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002-of-00002.safetensors"]
-    assert chosen("config.json", "model.safetensors.index.json", *names)[2:] == names
+@pytest.mark.parametrize("shard", ["model-0000{}-of-00002", "model.safetensors-0000{}-of-00002"])
+def test_shards_come_with_their_index_and_after_it(shard: str) -> None:
+    """One may have a name of its own: official fp8 mixtures have the MTP head in one, and their index names it."""
+    names = [*(f"{shard.format(number)}.safetensors" for number in (1, 2)), "mtp.safetensors"]
+    others = ("consolidated.safetensors", "adapter_model.safetensors", "model.safetensors.index.json")
+    assert chosen("config.json", *names, *others) == ["config.json", "model.safetensors.index.json", *names]
 
 
 def test_one_file_wins_over_shards_as_in_the_loader() -> None:
