@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dflash_local.catalog import bundled
+from dflash_local.engine import load
+from dflash_local.engine.session import Session
+from dflash_local.load_config import LoadConfig
+
+
+@pytest.fixture
+def demo() -> Iterator[Session]:
+    """The bundled pair, loaded."""
+    session = load(bundled.find("demo"), LoadConfig(device="cpu", dtype="float32"))
+    yield session
+    session.close()
 
 
 @pytest.fixture

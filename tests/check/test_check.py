@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
+from dflash_local.check import drafting, findings, likelihood, record, text
+from dflash_local.check.drafting import better_taps, check_drafter
+from dflash_local.check.findings import Finding, Subject
+from dflash_local.check.likelihood import Band, check_likelihood
+from dflash_local.check.run import check, check_exactness, guarded
+from dflash_local.check.template import check_template
+from dflash_local.check.text import prompts_of
+from dflash_local.engine import load
+from dflash_local.engine.session import Session
+from dflash_local.errors import CheckpointError
 from dflash_local.load_config import LoadConfig
+from tests.bench.sessions import KV_ONLY, golden_pair, plant_drafted_bonus
+from tests.check import faults
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
-
-torch = pytest.importorskip("torch")
-from dflash_local.check import drafting, findings, likelihood, record, text  # noqa: E402
-from dflash_local.check.drafting import better_taps, check_drafter  # noqa: E402
-from dflash_local.check.findings import Finding, Subject  # noqa: E402
-from dflash_local.check.likelihood import Band, check_likelihood  # noqa: E402
-from dflash_local.check.run import check, check_exactness, guarded  # noqa: E402
-from dflash_local.check.template import check_template  # noqa: E402
-from dflash_local.check.text import prompts_of  # noqa: E402
-from dflash_local.engine import load  # noqa: E402
-from dflash_local.engine.session import Session  # noqa: E402
-from dflash_local.errors import CheckpointError  # noqa: E402
-from tests.bench.sessions import KV_ONLY, golden_pair, plant_drafted_bonus  # noqa: E402
-from tests.check import faults  # noqa: E402
 
 CPU = LoadConfig(device="cpu", dtype="float32")
 

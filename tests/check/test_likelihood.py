@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from dflash_local.catalog import bundled
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.check import likelihood
+from dflash_local.check.likelihood import ALONE, REPLY, check_likelihood, nats_of, passages
+from dflash_local.check.text import PROSE, ScoredText, plain_texts, toy_texts
 from dflash_local.checkpoint_files.source import open_source
+from dflash_local.engine import load
+from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
-
-torch = pytest.importorskip("torch")
-from dflash_local.chat.tokenizer import Tokenizer  # noqa: E402
-from dflash_local.check import likelihood  # noqa: E402
-from dflash_local.check.likelihood import ALONE, REPLY, check_likelihood, nats_of, passages  # noqa: E402
-from dflash_local.check.text import PROSE, ScoredText, plain_texts, toy_texts  # noqa: E402
-from dflash_local.engine import load  # noqa: E402
 
 # What gpt-oss makes of a conversation: a reply of the history is a message in the final channel.
 HARMONY = (
@@ -57,31 +56,24 @@ def test_without_a_place_for_a_reply_a_text_stands_alone(template: str | None, t
     assert list(passages(tokenizer, ScoredText("prose", PROSE, "Why?"))) == [ALONE]
 
 
-def test_a_target_of_conversations_is_judged_by_its_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_of_conversations_is_judged_by_its_replies(demo: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toys know replies alone: by themselves the same texts are far from likely."""
-    pair = bundled.find("demo")
-    session = load(pair, LoadConfig(device="cpu", dtype="float32"))
     monkeypatch.setattr(likelihood, "toy_texts", lambda: tuple(replace(each, alone=True) for each in toy_texts()))
-    found = check_likelihood(session, pair)
-    session.close()
+    found = check_likelihood(demo, bundled.find("demo"))
     assert found.state == "ok" and all(
         max(found.figures["nats"].values()) < forms[ALONE] for forms in found.figures["forms"].values()
     )
     assert found.figures["nats"] == {kind: forms[REPLY] for kind, forms in found.figures["forms"].items()}
 
 
-def test_one_form_that_is_not_a_number_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = bundled.find("demo")
-    session = load(pair, LoadConfig(device="cpu", dtype="float32"))
+def test_one_form_that_is_not_a_number_is_enough(demo: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "nats_of", lambda *_: {ALONE: math.nan, REPLY: 0.1})
-    found = check_likelihood(session, pair)
-    session.close()
+    found = check_likelihood(demo, bundled.find("demo"))
     assert found.state == "failed" and "not finite" in found.remedy
 
 
 def test_a_short_context_scores_a_beginning_or_nothing() -> None:
-    pair = bundled.find("demo")
-    session = load(pair, LoadConfig(device="cpu", dtype="float32", context=64))
+    session = load(bundled.find("demo"), LoadConfig(device="cpu", dtype="float32", context=64))
     (text, _) = plain_texts()
     assert session.tokenizer is not None
     forms = passages(session.tokenizer, text)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from dflash_local import settings
 from dflash_local.app import loading
 from dflash_local.app.resolve import resolve
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
+from dflash_local.check import drafting, text
+from dflash_local.engine import load
+from dflash_local.engine.session import Session
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
+from tests.check import faults
 from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
-
-torch = pytest.importorskip("torch")
-from torch import Tensor  # noqa: E402
-
-from dflash_local.check import drafting, text  # noqa: E402
-from dflash_local.engine import load  # noqa: E402
-from dflash_local.engine.session import Session  # noqa: E402
-from tests.check import faults  # noqa: E402
 
 NEAR, FAR = 0.1, 1.0  # noise of each weight, in its tensor's standard deviations
 RUN = ("Count from 3 to 7.", "--max-new-tokens", "8", "--no-fit-check")
@@ -57,13 +55,6 @@ def tune(tmp_path: Path) -> Tune:
 def one_prompt(monkeypatch: pytest.MonkeyPatch, short: None) -> None:
     """A drafter that is so far off is found by any prompt."""
     monkeypatch.setattr(text, "PROMPTS", 1)
-
-
-@pytest.fixture
-def demo() -> Iterator[Session]:
-    session = load(bundled.find("demo"), LoadConfig(device="cpu", dtype="float32"))
-    yield session
-    session.close()
 
 
 def test_a_fine_tune_finds_its_drafter_and_is_probed_at_its_first_use(cli: Cli, tune: Tune, own_home: Path) -> None:  # noqa: F811

@@ -7,17 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from dflash_local.catalog import bundled
+from dflash_local.check import findings
+from dflash_local.check.products import check_products, decoded_product, try_product
+from dflash_local.engine import load
+from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
-
-torch = pytest.importorskip("torch")
-from dflash_local.check import findings  # noqa: E402
-from dflash_local.check.products import check_products, decoded_product, try_product  # noqa: E402
-from dflash_local.engine import load  # noqa: E402
-from dflash_local.engine.session import Session  # noqa: E402
-from dflash_local.models.fused.formats import format_of  # noqa: E402
-from dflash_local.models.fused.linear import GateUp, Linear, in_eight_bits  # noqa: E402
+from dflash_local.models.fused.formats import format_of
+from dflash_local.models.fused.linear import GateUp, Linear, in_eight_bits
 
 
 @contextmanager

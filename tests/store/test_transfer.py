@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.fake_hub import CHUNK, HTML, FakeHub, safetensors, wait_until
 
 TARGET = "owner/target"
 WEIGHTS = "model.safetensors"
+SMALL_BYTES = len(safetensors(200_000))
 
 
 def content(puller: Any, name: str = WEIGHTS) -> bytes:
@@ -47,10 +49,23 @@ def test_a_cut_connection_goes_on_where_it_was(puller: Any, fake: FakeHub, small
     assert any("going on at 30%" in notice for notice in puller.notices)
 
 
-def test_a_reset_connection_goes_on_as_well(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
-    fake.fault(WEIGHTS, "reset", at=0.5, times=2)
-    assert puller.pull(TARGET)[0].verified
-    assert content(puller) == small[WEIGHTS]
+@pytest.mark.parametrize(
+    ("kind", "options", "told"),
+    [
+        ("reset", {"at": 0.5, "times": 2}, "broke.*going on at"),
+        ("corrupt", {}, "is damaged.*fetched again"),
+        ("trickle", {"rate": 40}, "too slowly"),  # at which the file takes 5,000 s
+        ("stall", {}, "does not answer in time"),  # after the headers
+    ],
+)
+def test_what_a_line_or_a_hub_does_once_is_told_and_made_good(
+    puller: Any, fake: FakeHub, small: dict[str, bytes], kind: str, options: dict[str, Any], told: str
+) -> None:
+    fake.fault(WEIGHTS, kind, **options)
+    begin = time.monotonic()
+    assert puller.pull(TARGET)[0].verified and content(puller) == small[WEIGHTS]
+    assert any(re.search(told, notice) for notice in puller.notices)
+    assert time.monotonic() - begin < 60
 
 
 def test_cuts_without_end_are_given_up(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
@@ -65,24 +80,12 @@ def test_cuts_with_progress_between_them_are_borne(puller: Any, fake: FakeHub) -
     assert puller.pull(TARGET)[0].verified
 
 
-def test_corrupted_bytes_are_found_and_fetched_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
-    fake.fault(WEIGHTS, "corrupt")
-    assert puller.pull(TARGET)[0].verified
-    assert content(puller) == small[WEIGHTS]
-    assert any("is damaged" in notice and "fetched again" in notice for notice in puller.notices)
-
-
 def test_corrupted_bytes_twice_leave_nothing_behind(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
     fake.fault(WEIGHTS, "corrupt", times=2)
     assert "model.safetensors of owner/target is damaged" in failure(puller).message
     assert WEIGHTS not in puller.names() and hashlib.sha256(small[WEIGHTS]).hexdigest() not in puller.blobs()
     assert not puller.manifests.exists()
     assert puller.pull(TARGET)[0].verified
-
-
-def test_small_files_are_checked_too(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
-    fake.fault("config.json", "corrupt", times=2)
-    assert "config.json of owner/target is damaged" in failure(puller).message
 
 
 @pytest.mark.parametrize(("kind", "difference"), [("short", -1000), ("long", 1000)])
@@ -95,9 +98,19 @@ def test_a_wrong_length_is_told_in_numbers(
     assert fake.sent(WEIGHTS) < 2 * size + 2 * CHUNK
 
 
-def test_more_bytes_than_announced_by_a_chunked_answer(puller: Any, fake: FakeHub, small: Any) -> None:
-    fake.fault(WEIGHTS, "chunked", extra=500, times=2)
-    assert "has more than" in failure(puller).message
+@pytest.mark.parametrize(
+    ("file", "kind", "options", "told"),
+    [
+        ("config.json", "corrupt", {}, "config.json of owner/target is damaged"),
+        (WEIGHTS, "chunked", {"extra": 500}, "has more than"),
+        (WEIGHTS, "bytes", {"body": HTML + b" " * (SMALL_BYTES - len(HTML))}, "looks like a web page"),
+    ],
+)
+def test_what_is_wrong_twice_is_refused(
+    puller: Any, fake: FakeHub, small: Any, file: str, kind: str, options: dict[str, Any], told: str
+) -> None:
+    fake.fault(file, kind, times=2, **options)
+    assert told in failure(puller).message and file not in puller.names()
 
 
 def test_a_disk_that_fills_up_stops_everything(
@@ -150,33 +163,11 @@ def full_after(monkeypatch: pytest.MonkeyPatch, home: Path, files: int, number: 
     monkeypatch.setattr(Path, "open", opened)
 
 
-def test_a_trickle_is_broken_off_and_taken_up_again(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
-    fake.fault(WEIGHTS, "trickle", rate=40)
-    begin = time.monotonic()
-    assert puller.pull(TARGET)[0].verified
-    assert any("too slowly" in notice for notice in puller.notices)
-    assert time.monotonic() - begin < 60, "at this rate the file takes 5,000 s"
-    assert content(puller) == small[WEIGHTS]
-
-
-def test_a_stall_after_the_headers_is_broken_off(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
-    fake.fault(WEIGHTS, "stall")
-    assert puller.pull(TARGET)[0].verified
-    assert any("does not answer in time" in notice for notice in puller.notices)
-
-
 def test_a_slow_but_steady_line_is_not_broken_off(puller: Any, fake: FakeHub) -> None:
     puller.impatient(floor=100)
     fake.add_repo(TARGET, {"config.json": b"{}", WEIGHTS: safetensors(2000)})
     fake.fault(WEIGHTS, "trickle", rate=4000)
     assert puller.pull(TARGET)[0].verified and puller.notices == []
-
-
-def test_a_web_page_of_the_right_length(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
-    page = HTML + b" " * (len(small[WEIGHTS]) - len(HTML))
-    fake.fault(WEIGHTS, "bytes", body=page, times=2)
-    assert "looks like a web page" in failure(puller).message
-    assert WEIGHTS not in puller.names()
 
 
 def test_a_pull_that_waits_for_bytes_stops_at_once(puller: Any, fake: FakeHub, sharded: dict[str, bytes]) -> None:
