@@ -70,7 +70,7 @@ def test_dialogues_have_the_templates_form(
     frame = frame_of(tokenizer)
     slots = Slots(target, frame, Limits(20, 30, 4), seed=3)
     written: list[Written] = []
-    write_dialogues(slots, openings(tokenizer, 3, 1.0), 30.0, written.append, lambda _: None)
+    write_dialogues(slots, openings(tokenizer, 3, 1.0), 24.0, written.append, lambda _: None)
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     rows = [(chunk, row) for chunk in written for row in range(len(chunk.length))]
     assert len(rows) >= 4  # slots are used again

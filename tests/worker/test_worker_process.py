@@ -84,7 +84,7 @@ def test_a_late_child_is_killed_and_replaced(worker: WorkerProcess) -> None:
 def test_processor_time_ends_a_child_and_waiting_does_not_count(worker: WorkerProcess) -> None:
     """However long others keep the processor from it, and however often it is asked."""
     limits = ChildLimits(30, 512, 0.2)
-    for _ in range(3):
+    for _ in range(2):
         assert worker.request(b"rest", limits) == b"rested"
     with pytest.raises(WorkerError) as caught:
         worker.request(b"spin", limits)
@@ -134,9 +134,9 @@ def test_a_request_that_nobody_wants_any_more_ends_the_child(worker: WorkerProce
 
 @LINUX
 def test_memory_is_limited_for_each_request(worker: WorkerProcess) -> None:
-    assert worker.request(b"take %d" % 2**28, ChildLimits(30, 1024)) == b"%d" % 2**28
+    assert worker.request(b"take %d" % 2**27, ChildLimits(30, 1024)) == b"%d" % 2**27
     with pytest.raises(WorkerError) as caught:
-        worker.request(b"take %d" % 2**28, ChildLimits(30, 128))
+        worker.request(b"take %d" % 2**27, ChildLimits(30, 128))
     assert not caught.value.late
 
 
