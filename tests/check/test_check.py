@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,8 @@ from tests.cli.conftest import Cli, cli  # noqa: F401  # a fixture
 CPU = LoadConfig(device="cpu", dtype="float32")
 
 
-@contextmanager
-def session_of(pair: Pair, **changes: Any) -> Iterator[Session]:
-    session = load(pair, replace(CPU, **changes))
-    try:
-        yield session
-    finally:
-        session.close()
+def session_of(pair: Pair, **changes: Any) -> closing[Session]:
+    return closing(load(pair, replace(CPU, **changes)))
 
 
 @pytest.mark.parametrize("name", ["demo", pytest.param("demo-hybrid", marks=pytest.mark.slow)])  # fused: next file
@@ -210,10 +205,9 @@ def test_a_check_that_the_memory_does_not_suffice_for_is_no_fault() -> None:
 @pytest.mark.parametrize("engine", [pytest.param("reference", marks=pytest.mark.slow), "fused"])
 def test_taps_that_are_right_have_no_better_ones_beside_them(engine: str, short: None) -> None:
     pair = bundled.find("demo")
-    session = load(pair, replace(CPU, engine=engine, context=512))
-    target = session.runner.target
-    assert better_taps(session, prompts_of(pair)[:1], thinking=False) == ""
-    target.use_taps((0, 2, 4, 5))
-    assert "with [1, 3, 5, 6] instead of [0, 2, 4, 5]" in better_taps(session, prompts_of(pair)[:2], thinking=False)
-    assert target.taps == (0, 2, 4, 5), "they are put back"
-    session.close()
+    with session_of(pair, engine=engine, context=512) as session:
+        target = session.runner.target
+        assert better_taps(session, prompts_of(pair)[:1], thinking=False) == ""
+        target.use_taps((0, 2, 4, 5))
+        assert "with [1, 3, 5, 6] instead of [0, 2, 4, 5]" in better_taps(session, prompts_of(pair)[:2], thinking=False)
+        assert target.taps == (0, 2, 4, 5), "they are put back"

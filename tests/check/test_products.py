@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,13 +18,8 @@ from dflash_local.models.fused.formats import format_of
 from dflash_local.models.fused.linear import GateUp, Linear, in_eight_bits
 
 
-@contextmanager
-def fused(name: str = "demo-hybrid", **changes: Any) -> Iterator[Session]:
-    session = load(bundled.find(name), LoadConfig(device="cpu", engine="fused", context=64, **changes))
-    try:
-        yield session
-    finally:
-        session.close()
+def fused(**changes: Any) -> closing[Session]:
+    return closing(load(bundled.find("demo-hybrid"), LoadConfig(device="cpu", engine="fused", context=64, **changes)))
 
 
 def test_gate_and_up_exchanged_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
