@@ -223,7 +223,7 @@ def test_the_users_file_changes_rows_and_is_marked(load: Load, tmp_path: Path) -
 
 
 def test_thousands_of_pairs_are_read_and_a_large_file_is_not(load: Load, tmp_path: Path) -> None:
-    count = 2000 if hasattr(yaml, "CSafeLoader") else 100  # the Python parser takes a while
+    count = 10_000 if hasattr(yaml, "CSafeLoader") else 100  # the Python parser takes a while
     many = "".join(f"  - {{target: owner/model-{i:05}, drafter: owner/model-{i:05}-DFlash}}\n" for i in range(count))
     assert load(f"schema: 1\npairs:\n{many}").find(f"MODEL-{count // 2:05}")
     with (tmp_path / "registry.yaml").open("wb") as file:

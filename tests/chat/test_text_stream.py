@@ -67,7 +67,7 @@ def cut(text: str, stops: Sequence[str]) -> str:
     st.lists(st.text("abé🙂\n", min_size=1, max_size=4), max_size=4),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_grouping_any_stops(plain: Tokenizer, text: str, stops: list[str], sizes: list[int]) -> None:
     ids = bytes_of(plain, text)
     expected = cut(text, stops)
@@ -78,7 +78,7 @@ def test_any_grouping_any_stops(plain: Tokenizer, text: str, stops: list[str], s
 
 
 @given(st.lists(st.integers(0, 430), max_size=40), st.lists(st.integers(1, 9), min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_pieces_make_the_one_shot_text(plain: Tokenizer, ids: list[int], sizes: list[int]) -> None:
     assert run(plain, ids, (), sizes)[0].get("final", "") == plain.decode(ids)
 

@@ -59,7 +59,7 @@ def sentencepiece(kind: str) -> tokenizers.Tokenizer:
 
 
 @given(TEXTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_text_without_tags_encodes_as_the_library_does(
     chatml: Tokenizer, library: tokenizers.Tokenizer, text: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_rendering_encodes_as_the_library_does(chatml: Tokenizer, library: tok
 
 
 @given(st.lists(st.integers(0, 430), max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_streamed_text_equals_one_shot_and_the_library(
     chatml: Tokenizer, library: tokenizers.Tokenizer, ids: list[int]
 ) -> None:

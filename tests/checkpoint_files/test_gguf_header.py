@@ -259,7 +259,7 @@ def test_mutated_files_give_a_header_or_one_line(
     refused = 0
     tracemalloc.start()
     try:
-        for _ in range(150):
+        for _ in range(300):
             changed = mutate(bytearray(raw), random_, end)
             try:
                 header = gguf_of(io.BytesIO(changed), file, len(changed))
@@ -270,4 +270,4 @@ def test_mutated_files_give_a_header_or_one_line(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert refused > 15 and peak < 2**20 + 10 * len(raw)
+    assert refused > 30 and peak < 2**20 + 10 * len(raw)

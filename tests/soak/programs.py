@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 
 import psutil
 import pytest
@@ -58,3 +59,7 @@ def terminal_of(home: Path) -> Iterator[Terminal]:
     finally:
         with suppress(subprocess.CalledProcessError):
             terminal.tmux("kill-server")
+
+
+def report(what: str, seconds: Sequence[float]) -> None:
+    print(f"\n{what}: {len(seconds)} times, median {median(seconds):.2f} s, worst {max(seconds):.2f} s")

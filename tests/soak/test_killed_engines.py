@@ -6,6 +6,7 @@ The demo pair, without drafting so that a reply lasts. Processes are found by th
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.soak.programs import (
     SHORT,
     kill_engine,
     programs,
+    report,
     terminal_of,
     until_all_ended,
 )
@@ -34,7 +36,8 @@ pytestmark = MARKS
 
 @pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
 @pytest.mark.parametrize("front", [pytest.param(["--plain"], id="line chat"), pytest.param([], id="screen")])
-def test_a_chat_keeps_what_was_shown_and_goes_on(home: Path, front: list[str]) -> None:
+def test_a_chat_keeps_what_was_shown_and_goes_on(home: Path, front: list[str], request: pytest.FixtureRequest) -> None:
+    seconds = []
     with terminal_of(home) as terminal:
         terminal.start("chat", "demo", "--temperature", "0", "--mode", "ar", *front)
         terminal.until(lambda text: "/quit leaves" in text or "ready" in text)
@@ -44,21 +47,24 @@ def test_a_chat_keeps_what_was_shown_and_goes_on(home: Path, front: list[str]) -
             terminal.enter(ASK)
             terminal.until(lambda text: "3, 4, 5, 6" in text)
             engine.kill()
+            began = time.monotonic()
             shown = terminal.until(lambda text: "ended (SIGKILL); the pair was loaded again" in text)
             assert f"{engine.pid} ended" in shown and "3, 4, 5, 6" in shown, shown
             terminal.enter(SHORT)
             terminal.until(lambda text: "seed" in text.partition(SAID)[2])
+            seconds.append(time.monotonic() - began)
             assert len(programs(home, MODULE)) == 1
             terminal.enter("/clear")
             terminal.keys("C-l")
             terminal.until(lambda text: SAID not in text)
         terminal.enter("/quit")
         until_all_ended(home)
+    report(f"{request.node.callspec.id}: killed to the next reply", seconds)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="gradio is not installed: pip install gradio")
 def test_the_page_keeps_what_was_shown_and_goes_on(home: Path, visitor: Visitor) -> None:
-    page = visitor.page
+    page, seconds = visitor.page, []
     with served("demo", command="web") as url:
         page.goto(url)
         press(page, "Settings")
@@ -68,19 +74,23 @@ def test_the_page_keeps_what_was_shown_and_goes_on(home: Path, visitor: Visitor)
             send(page, ASK)
             page.locator(BOT).get_by_text("3, 4, 5, 6").wait_for()
             pid = kill_engine(home)
+            began = time.monotonic()
             status(page, f"{pid} ended (SIGKILL); the pair was loaded again")
             assert "3, 4, 5, 6" in page.locator(BOT).inner_text()
             send(page, SHORT)
             page.locator(BOT).get_by_text(SAID).wait_for()
             status(page, "seed")  # it has ended: before, Gradio would drop what is sent after Clear
+            seconds.append(time.monotonic() - began)
             assert len(programs(home, MODULE)) == 1
             press(page, "Clear")
             page.locator(USER).first.wait_for(state="detached")
         page.goto("about:blank")  # or the server would wait for its connections
     assert visitor.foreign == [] and visitor.complaints == []
+    report("page: killed to the next reply", seconds)
 
 
 def test_the_endpoint_says_it_in_the_stream_and_answers_the_next(home: Path) -> None:
+    seconds = []
     with served("demo") as url:
         client = Client(url, "demo", "none")
         for _ in range(ROUNDS):
@@ -88,8 +98,11 @@ def test_the_endpoint_says_it_in_the_stream_and_answers_the_next(home: Path) -> 
             chunks = frames(response)
             begun, _, _ = streamed(chunk for chunk, _ in zip(chunks, range(8)))
             pid = kill_engine(home)
+            began = time.monotonic()
             _, _, reason = streamed(chunks)
             connection.close()
             assert begun.startswith("1, 2") and f"{pid} ended (SIGKILL)" in str(reason), (begun, reason)
             assert client.reply(SHORT).startswith(SAID)
+            seconds.append(time.monotonic() - began)
             assert len(programs(home, MODULE)) == 1
+    report("endpoint: killed to the next reply", seconds)
