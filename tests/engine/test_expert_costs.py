@@ -130,12 +130,7 @@ class Watched:
         monkeypatch.setattr(moe, "route", watched)
 
 
-@pytest.mark.parametrize(
-    ("family", "asked"),
-    [
-        *(("qwen3_moe", 3), ("qwen3_5_moe", None)),
-    ],
-)
+@pytest.mark.parametrize(("family", "asked"), [*(("qwen3_moe", 3), ("qwen3_5_moe", None))])
 def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sampled cycles, among them the first of each number of rows; each the mean of its layers, as routed."""
     experts = MeasuredExperts(8, 2, {1: 2.0, 2: 3.0, 4: 4.5, 8: 6.0}, 0.1)

@@ -245,10 +245,7 @@ def test_a_mismatched_pair_is_refused_before_weights_and_mismatch_can_be_allowed
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (LoadConfig(device="cuda:99"), "'cuda:99'"),
-        (LoadConfig(device="cpu", context=10**9), "context 1000000000"),
-    ],
+    [(LoadConfig(device="cuda:99"), "'cuda:99'"), (LoadConfig(device="cpu", context=10**9), "context 1000000000")],
 )
 def test_options_this_machine_cannot_take_are_refused_by_name(
     options: LoadConfig, message: str, saved: Callable[[str], Path]

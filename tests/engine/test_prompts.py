@@ -65,9 +65,7 @@ def test_a_hopeless_prompt_is_refused_by_its_length(monkeypatch: pytest.MonkeyPa
     assert session.tokenizer._worker.pid == child and max(sizes) < 10_000, "no more than a beginning is tokenised"
 
 
-def test_cancel_while_the_prompt_is_prepared_ends_there_and_stays_healthy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cancel_while_the_prompt_is_prepared_ends_there_and_stays_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     session = demo()
     want = ids_of(session, user_request(PROMPT, limits=Limits(20)))
     monkeypatch.setattr("dflash_local.worker.process._receive", lambda process: process.wait() and None)

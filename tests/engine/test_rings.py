@@ -25,15 +25,16 @@ from tests.fused_models import fused_target
 
 GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
 DSPARK = "dspark"
-NAMES = ("demo-hybrid", "qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8", DSPARK)
+NAMES = ("qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8", DSPARK)
 FORMATS = [*((name, "auto") for name in NAMES), ("qwen3-v2-swa-b16", "int8")]  # of keys and values
+ON_CARD = (("demo-hybrid", "auto"), *FORMATS)
 PAIRS = [
     *((*named, "cpu") for named in FORMATS),
-    *(pytest.param((*named, "cuda"), marks=pytest.mark.gpu) for named in FORMATS),
+    *(pytest.param((*named, "cuda"), marks=pytest.mark.gpu) for named in ON_CARD),
 ]
 CHUNK, SLACK = 32, 160  # a ring is longer than what a kernel reads at a time
 CONTEXT = 800
-NEW = 24
+NEW = 10  # tokens of a reply: drafts of random weights are refused, so these are about as many cycles
 
 
 def open_pair(name: str, kv_cache: str, device: str, folder: Path) -> Session:
@@ -90,7 +91,11 @@ def same(both: tuple[Session, Session], ids: list[int], mode: Any = "dflash") ->
 
 @pytest.mark.parametrize("both", PAIRS, indirect=True)
 def test_rings_draft_as_whole_caches_do_wherever_a_text_begins(both: tuple[Session, Session]) -> None:
-    for length in (23, 160, 170, 181, 400):
+    for length in (
+        23,
+        176,
+        400,
+    ):  # rings have 184 rows: of the second text each cycle's block lies otherwise at their end
         for session in both:
             session.reset()
         same(both, random_prompt(length, length))
@@ -125,13 +130,13 @@ def windowed(family: str, device: str) -> Session:
 
 def next_reply(rings: Session, whole: Session, text: list[int]) -> tuple[list[int], int]:
     """The reply, drafted by who knows it, equal to the plain one of whole caches; and prompt tokens that were kept."""
-    want = ask(whole, text, NEW, mode="ar").ids
+    want = ask(whole, text, 3 * BLOCK, mode="ar").ids
     runner = rings.runner
     assert isinstance(runner, FusedRunner)
     oracle = OracleDrafter(runner.target, [*text, *want])
     oracle.length = len(runner.committed)
     runner.proposer = oracle  # type: ignore[assignment]
-    found = ask(rings, text, NEW, block_size=BLOCK)
+    found = ask(rings, text, 3 * BLOCK, block_size=BLOCK)
     assert found.ids == want
     return want, found.find(Started)[0].reused_tokens
 
@@ -160,7 +165,11 @@ def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, m
     assert next_reply(rings, whole, [*text[:100], *random_prompt(9, 9)])[1] == 0
 
 
-@pytest.mark.parametrize(("family", "device"), TARGETS)
+# On a CPU windows in all layers are the shorter way of what is there beside layers without.
+BORDERED = [pytest.param(*TARGETS[0], marks=pytest.mark.slow), *TARGETS[1:]]
+
+
+@pytest.mark.parametrize(("family", "device"), BORDERED)
 @pytest.mark.parametrize("options", [{}, {"exact": True}, {"kv_cache": "int8"}], ids=["fast", "exact", "int8"])
 def test_blocks_and_prompts_cross_the_border_of_a_ring_at_every_offset(
     family: str, device: str, options: Any, monkeypatch: pytest.MonkeyPatch

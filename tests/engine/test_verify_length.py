@@ -204,10 +204,7 @@ PROMPTS = ("Count from 3 to 17.", 'Spell the word "bridge" with dashes.')
 
 
 # How a token is chosen does not know what the target remembers by: one is greedy here, one sampled, and all else long.
-SAMPLINGS = {
-    "greedy": SamplingParams(),
-    "sampled": SamplingParams(temperature=1.2, seed=5),
-}
+SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.2, seed=5)}
 HERE = (("demo", "greedy"), ("demo-hybrid", "sampled"))
 
 

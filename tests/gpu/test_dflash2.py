@@ -11,10 +11,7 @@ from dflash_local.kernels.block_convolution import block_convolution, block_conv
 from dflash_local.kernels.candidate_walk import CandidateWalk, Codebooks, candidates, walk
 from dflash_local.kernels.noise import gumbel
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 VOCAB, ROWS, SEED, START = 248_320, 7, 2**63 + 11, 5000
 
 

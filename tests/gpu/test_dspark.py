@@ -18,10 +18,7 @@ from dflash_local.request import SamplingParams
 from tests.dspark_checkpoints import DRAFTS, TARGET, VOCAB, raw, save_drafter
 from tests.engine_sessions import ask
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 IDS, ROWS, SEED, START = 151_936, 7, 2**63 + 11, 5000
 TEMPERATURE = 0.8
 PROMPTS = [list(range(first, first + 12)) for first in (3, 30, 60)]

@@ -19,10 +19,7 @@ from tests.engine_sessions import random_prompt
 from tests.fused_models import fused_target
 from tests.recorded_log import record, replayed
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 NEW = 8000
 GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
 

@@ -34,12 +34,7 @@ FORMATS = (
     FragmentFormat("e2m1", (1, 32), False, torch.uint8),
     FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
 )
-MIXTURES = (
-    Mixture(32, 4, 2),
-    Mixture(256, 8, 1),
-    Mixture(64, 8, 0, False),
-    Mixture(32, 4, 0, clamp=(7.0, 1.702)),
-)
+MIXTURES = (Mixture(32, 4, 2), Mixture(256, 8, 1), Mixture(64, 8, 0, False), Mixture(32, 4, 0, clamp=(7.0, 1.702)))
 DIFFERENT = {
     "wrong": "{{ if (threadIdx.x < rows) {out}[threadIdx.x] = 0; }}",
     "fault": "{{ *(volatile int*)0 = rows; }}",

@@ -20,12 +20,7 @@ from dflash_local.kernels.split_kv import device_properties
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
-from dflash_local.models.fused.routed_experts import (
-    ExpertBlock,
-    ExpertKernels,
-    Matrices,
-    mixture_of,
-)
+from dflash_local.models.fused.routed_experts import ExpertBlock, ExpertKernels, Matrices, mixture_of
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts

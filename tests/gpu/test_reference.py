@@ -19,10 +19,7 @@ from tests.engine_sessions import ask, random_prompt
 from tests.families import FAMILIES, VOCAB, random_model
 from tests.proposers import Oracle, RandomDrafts, decode
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 GOLDEN = Path(__file__).parent.parent / "golden"
 NEW = 40
 PAIRS = sorted(each.name for each in GOLDEN.iterdir() if (each / "drafter").is_dir())

@@ -146,12 +146,7 @@ def rows() -> Found:
 
 
 def attend(
-    queries: torch.Tensor,
-    cache: Any,
-    start: int,
-    fixed: bool,
-    max_seq_len: int,
-    sinks: tuple[float, ...] | None = None,
+    queries: torch.Tensor, cache: Any, start: int, fixed: bool, max_seq_len: int, sinks: tuple[float, ...] | None = None
 ) -> torch.Tensor:
     """Rows [M, heads * head_dim] of a block."""
     count, heads, head_dim = queries.shape

@@ -59,11 +59,11 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
     Args:
         kernels: ``each``: every kernel, and of attention, which has several shapes, the one with the most queries to a
             key, of products the configurations with the most shared memory. ``all``: of every shape and configuration,
-            and a prompt's chunks in float32, too.
+            codes of keys in even splits and a prompt's chunks in float32, too.
     """
     most = None if kernels == "all" else 1
     for heads, kv_heads, head_dim in ATTENTION if kernels == "all" else ATTENTION[-1:]:
-        yield from attention(heads, kv_heads, head_dim, limit)
+        yield from attention((heads, kv_heads, head_dim), limit, 3 if most is None else 2)
     plain = candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16)
     for config in sorted(plain, key=tiles_bytes, reverse=True)[:most]:
         constants = {
@@ -177,30 +177,19 @@ def packed_weights(most: int | None) -> Iterator[Work]:
         yield f"decoded product {name}", decode_gemm._linear_kernel, types, {**constants, **rows}, 4, 2
 
 
-def attention(heads: int, kv_heads: int, head_dim: int, limit: int) -> Iterator[Work]:
-    """Over caches of each kind."""
-    sizes = {
-        "NUM_HEADS": heads,
-        "NUM_KV_HEADS": kv_heads,
-        "head_dim": head_dim,
-        "BLOCK_D": head_dim,
-    }
+def attention(shape: tuple[int, int, int], limit: int, ways: int) -> Iterator[Work]:
+    """Over caches of each kind, in so many ways."""
+    heads, kv_heads, head_dim = shape
+    sizes = {"NUM_HEADS": heads, "NUM_KV_HEADS": kv_heads, "head_dim": head_dim, "BLOCK_D": head_dim}
     mask = {"CAUSAL": True, "SLIDING_WINDOW": 0, "CONTEXT_WINDOW": 0}
-    for kind, per_doubling in ((BF16, 0), ("*i8", SPLITS_PER_DOUBLING), ("*i8", 0)):
+    for kind, per_doubling in ((BF16, 0), ("*i8", SPLITS_PER_DOUBLING), ("*i8", 0))[:ways]:
         config = split_kv.decode_config(16 * heads // kv_heads, head_dim, 2 if kind == BF16 else 1, limit)
         splits = {"SPLITS_PER_DOUBLING": per_doubling, "BLOCK_M": config.block_m, "BLOCK_KV": config.block_kv}
         splits |= {"RING": kind != BF16, "CODED": kind != BF16}
         scales = dict.fromkeys(("key_scales", "value_scales"), "*fp32")
         types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind, **scales}
-        kernel = decode_attention._attend_split_kernel
-        yield (
-            f"attend {kind} {per_doubling}",
-            kernel,
-            types,
-            {**sizes, **splits, **mask},
-            config.num_warps,
-            config.num_stages,
-        )
+        kernel, constants = decode_attention._attend_split_kernel, {**sizes, **splits, **mask}
+        yield f"attend {kind} {per_doubling}", kernel, types, constants, config.num_warps, config.num_stages
     combine = {"SPLITS_PER_DOUBLING": SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
     combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True, "SINKS": head_dim == 64}
     del mask["CAUSAL"], sizes["NUM_KV_HEADS"]

@@ -57,11 +57,7 @@ def test_every_kernel_equals_its_reference_in_the_interpreter() -> None:
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize(
-    ("card", "kernels"),
-    [
-        HERE_TOO,
-        *(pytest.param(card, "all", marks=pytest.mark.slow) for card in TRITON_CARDS),
-    ],
+    ("card", "kernels"), [HERE_TOO, *(pytest.param(card, "all", marks=pytest.mark.slow) for card in TRITON_CARDS)]
 )
 def test_kernels_compile_for_every_card_within_its_shared_memory(card: int, kernels: str) -> None:
     """Ahead of time, without a GPU: what was tuned on one card must not fail on another."""
