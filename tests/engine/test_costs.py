@@ -32,14 +32,13 @@ def test_replayed_cycles_move_nothing(family: str) -> None:
     assert not any(state.log.state.any() for state in states.values())
 
 
-@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
-def test_a_large_pair_on_a_cpu_is_packed_and_its_cycles_measured(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_pair_on_a_cpu_is_packed_and_its_cycles_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     if not can_pack(torch.device("cpu"), torch.float32):
         pytest.skip("no oneDNN for this processor")
     config = LoadConfig(dtype="float32", device="cpu", engine="reference")
-    small = load(find(pair), config)
+    small = load(find("demo-hybrid"), config)
     monkeypatch.setattr(load_reference, "SMALL_MODEL", 0)
-    large = load(find(pair), config)
+    large = load(find("demo-hybrid"), config)
     assert small.runner.costs == {} and {1, large.facts.block_size} < set(large.runner.costs)
     assert all(ms > 0 for ms in large.runner.costs.values())
     assert large.runner.committed == [] and large.runner.collect() == [] and large.runner.proposer.length == 0

@@ -69,14 +69,14 @@ def test_a_drafted_text_is_the_plain_one_for_every_seed_and_block(
     pair: str, sampling: SamplingParams, engine: str
 ) -> None:
     session, accepted = session_of(pair, engine), 0
-    for number, prompt in enumerate(prompts(pair)[:3]):
+    for number, prompt in enumerate(prompts(pair)[:2]):
         own = replace(sampling, seed=number)
         want = ask(session, prompt, 40, sampling=own, mode="ar").ids
         for block in (3, None):
             reply = ask(session, prompt, 40, sampling=own, block_size=block)
             assert reply.ids == want, f"block {block}, seed {number}"
             accepted += max(reply.finished.stats.acceptance_lengths) > 1
-    assert accepted >= 5, "drafts that are hardly ever accepted prove little"
+    assert accepted == 4, "drafts that are hardly ever accepted prove little"
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,10 @@ def test_a_drafted_text_is_the_plain_one_for_every_block(
 ) -> None:
     session = session_with(learnt(tmp_path / "drafter", sampling, tables=tables), engine)
     assert session.facts.block_size == DRAFTS + 1 and session.facts.engine == engine
-    for number in range(2):
-        for block in (3, None):
-            reply = ask(session, PROMPTS[number], 40, sampling=sampling, block_size=block)
-            assert reply.ids == plain(number, sampling), f"prompt {number}, block {block}"
-            if number == 0 and block is None:
-                assert max(lengths(reply)) >= 4, "it drafts what it has by heart"
+    for number, block in ((1, None), (0, 3), (0, None)):
+        reply = ask(session, PROMPTS[number], 40, sampling=sampling, block_size=block)
+        assert reply.ids == plain(number, sampling), f"prompt {number}, block {block}"
+    assert max(lengths(reply)) >= 4, "it drafts what it has by heart"
 
 
 @pytest.mark.parametrize(("rank", "own"), [(12, True), (0, False)])
@@ -106,14 +104,12 @@ def test_both_engines_accept_the_same_drafts(rank: int, own: bool, tmp_path: Pat
         with_tables(folder, {name: torch.randn(shape, generator=generator) for name in (EMBEDDING, HEAD)})
     one, two = (session_with(folder, engine) for engine in ("reference", "fused"))
     found: list[int] = []
-    for number in range(2):
-        for sampling in SAMPLINGS:
-            replies = [
-                ask(session, PROMPTS[number], 30, sampling=sampling, block_size=DRAFTS + 1) for session in (one, two)
-            ]
-            assert replies[0].ids == replies[1].ids == plain(number, sampling)[:30]
-            assert lengths(replies[0]) == lengths(replies[1])
-            found += lengths(replies[0])
+    for number, sampling in enumerate(SAMPLINGS):
+        prompt = PROMPTS[number % 2]
+        replies = [ask(session, prompt, 30, sampling=sampling, block_size=DRAFTS + 1) for session in (one, two)]
+        assert replies[0].ids == replies[1].ids == plain(number % 2, sampling)[:30]
+        assert lengths(replies[0]) == lengths(replies[1])
+        found += lengths(replies[0])
     assert max(found) > 1, "a draft that is never accepted tells nothing"
 
 
@@ -170,12 +166,10 @@ def test_the_fused_engines_options_change_no_text(
     for room in (load_config, layout, drafter_precision):
         monkeypatch.setattr(room, "FREQUENT", VOCAB - 16)
     session = session_with(learnt(tmp_path / "drafter", SamplingParams()), "fused", **options)
-    for number, samplings in enumerate((SAMPLINGS, SAMPLINGS[:1])):
-        for sampling in samplings:
-            reply = ask(session, PROMPTS[number], 40, sampling=sampling)
-            assert reply.ids == plain(number, sampling)
-            if number == 0 and sampling.greedy:
-                assert max(lengths(reply)) >= 4, "it drafts what it has by heart"
+    for number, sampling in ((1, SAMPLINGS[2]), (0, SAMPLINGS[1]), (0, SAMPLINGS[0])):
+        reply = ask(session, PROMPTS[number], 40, sampling=sampling)
+        assert reply.ids == plain(number, sampling)
+    assert max(lengths(reply)) >= 4, "it drafts what it has by heart"
     drafts = fused_drafter(session).drafts
     assert drafts.shape == (DRAFTS, VOCAB - 16 if "8bit-frequent" in options.values() else VOCAB)
 

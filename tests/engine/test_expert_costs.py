@@ -145,7 +145,7 @@ def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkey
         blocks.append(list(watched.counts))
 
     monkeypatch.setattr(session.runner.target, "block", noted)
-    reply = ask(session, random_prompt(9), 150, block_size=asked)
+    reply = ask(session, random_prompt(9), 90, block_size=asked)
     steps = [step for step in reply.find(Step) if step.rows]
     sums: dict[int, list[float]] = {}
     before, since = 0, 0
