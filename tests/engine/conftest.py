@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
-from tests import fused_models
+from tests.engine.fused_sessions import fused_session
 from tests.engine_sessions import BLOCK, target_of
 from tests.proposers import Planted
 
@@ -31,21 +29,13 @@ def new_session(request: pytest.FixtureRequest) -> Callable[..., Session]:
         context: int = 1000,
         stop_ids: frozenset[int] = frozenset(),
     ) -> Session:
+        if request.param == "fused":
+            return fused_session(family, proposer, context, stop_ids=stop_ids)
         load = LoadConfig(engine="reference", dtype="float32", device="cpu", context=context)
         facts = SessionFacts(family, "planted", BLOCK, False, load)
-        if request.param == "reference":
-            target = target_of(family)
-            target.clear()
-            drafter = proposer if isinstance(proposer, Planted | None) else proposer(target)
-            return Session(ReferenceRunner(target, drafter, context), facts, None, stop_ids)
-        if family not in fused_models.FAMILIES:
-            pytest.skip(f"the fused engine does not know {family} yet")
-        fused = fused_models.fused_target(family, context, BLOCK)
-        if isinstance(proposer, Planted):
-            blocks: Any = fused_models.PlantedBlocks(proposer, fused, BLOCK)
-        else:
-            blocks = proposer(fused) if proposer is not None else None
-        runner = FusedRunner(fused, blocks, context)
-        return Session(runner, replace(facts, load=replace(load, engine="fused")), None, stop_ids)
+        target = target_of(family)
+        target.clear()
+        drafter = proposer if isinstance(proposer, Planted | None) else proposer(target)
+        return Session(ReferenceRunner(target, drafter, context), facts, None, stop_ids)
 
     return build

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,35 +12,17 @@ import pytest
 import torch
 
 from dflash_local.catalog.bundled import find
-from dflash_local.drafters.dflash.fused import DFlashBlocks
-from dflash_local.drafters.dflash.layout import DFlashConfig
-from dflash_local.drafters.dflash.reference import DFlashProposer, DrafterModel
 from dflash_local.drafters.dflash2 import layout as dflash2_layout
-from dflash_local.drafters.dflash2.fused import DFlash2Blocks
-from dflash_local.drafters.dflash2.layout import DFlash2Config
-from dflash_local.drafters.dflash2.reference import DFlash2Model, DFlash2Proposer
 from dflash_local.engine import LoadConfig, Session, load, load_fused
-from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import PairError
-from dflash_local.models.drafter_weights import random_weights
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
-from tests.engine_sessions import ask, random_prompt
-from tests.families import HIDDEN, VOCAB, random_model
-from tests.fused_models import TAPS, fused_target
+from tests.engine_sessions import ask
+from tests.families import HIDDEN, random_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIRS = ("qwen3-dflash2-b8", "qwen3-dflash2-b16")
 CPU32 = LoadConfig(dtype="float32", device="cpu")
-CONFIG = {
-    "architectures": ["DFlash2DraftModel"], "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rope_theta": 1e4, "vocab_size": VOCAB,
-    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "is_causal": False,
-    "dflash_config": {
-        "block_size": 8, "mask_token_id": 5, "target_layer_ids": [0, 2], "conv_kernel_size": 2, "conv_group_size": 8,
-        "selector_rank": 4, "selector_top_k": 6, "output_multiplier": 0.5, "input_embedding_scale": 3.0,
-    },
-}  # fmt: skip
 
 
 def folders(pair: str) -> tuple[str, str]:
@@ -94,41 +76,6 @@ def test_the_fused_engines_options_change_no_text(options: dict[str, Any]) -> No
             assert reply.ids == want
             accepted += sum(reply.finished.stats.acceptance_lengths) - len(reply.finished.stats.acceptance_lengths)
     assert accepted > 30, "drafts that are hardly ever accepted prove little"
-
-
-@pytest.mark.parametrize("second", [False, True])
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-def test_both_engines_draft_from_the_same_rows(family: str, second: bool) -> None:
-    """Also where the target scales its embedding and caps its logits."""
-    config: DFlashConfig = DFlash2Config.from_config(CONFIG, "x")
-    if not second:
-        config = DFlashConfig(**{part.name: getattr(config, part.name) for part in fields(DFlashConfig)})
-    weights = random_weights(config, HIDDEN, 3, torch.device("cpu"), torch.float32)
-    text, target = torch.tensor(random_prompt(21)), fused_target(family, 100, config.block_size)
-    proposer, other = (
-        (DFlash2Blocks if second else DFlashBlocks)(config, weights, target),
-        TransformersTarget(random_model(family), TAPS),
-    )
-    taps = target.prefill(text[:20], True).taps
-    assert taps is not None
-    proposer.write_context(taps, 0)
-    target.tokens[0] = text[20]
-    proposer.block(40)
-    reference = (
-        DFlash2Proposer(DFlash2Model(config, weights), other)
-        if second
-        else DFlashProposer(DrafterModel(config, weights), other)
-    )
-    reference.extend(taps, 0)
-    ids = torch.tensor([int(text[20]), *[config.mask_token_id] * (config.block_size - 1)])
-    hidden = reference.drafter.draft_hidden(reference._cache, reference._embed(ids), 20)[1:]
-    want = other.uncapped(hidden) if second else other.head(hidden)
-    torch.testing.assert_close(proposer.drafts, want, atol=1e-4, rtol=1e-4)
-    if proposer.selector is not None:
-        out = torch.empty(config.block_size - 1, dtype=torch.int64)
-        proposer.selector.greedy(proposer.drafts, out)
-        count, sampler = len(out), Sampler(SamplingParams(), 0, VOCAB, text)
-        assert out.tolist() == reference.propose(text.tolist(), count, sampler, None).tolist()
 
 
 def test_the_block_is_of_stored_rows_and_the_logits_have_no_cap() -> None:

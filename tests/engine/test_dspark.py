@@ -18,22 +18,12 @@ from dflash_local import load_config
 from dflash_local.catalog.bundled import find
 from dflash_local.drafters.dflash import layout
 from dflash_local.drafters.dflash.fused import DFlashBlocks
-from dflash_local.drafters.dflash.reference import DrafterModel
-from dflash_local.drafters.dspark.fused import DSparkBlocks
-from dflash_local.drafters.dspark.layout import EMBEDDING, HEAD, DSparkConfig
-from dflash_local.drafters.dspark.reference import DSparkProposer, Tables
+from dflash_local.drafters.dspark.layout import EMBEDDING, HEAD
 from dflash_local.engine import LoadConfig, Session, drafter_precision, load
 from dflash_local.engine.fused_runner import FusedRunner
-from dflash_local.engine.sampling import Sampler
-from dflash_local.kernels.markov_walk import MarkovWalk
-from dflash_local.models.drafter_weights import random_weights
-from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.dspark_checkpoints import DRAFTS, TARGET, VOCAB, raw, save_drafter
-from tests.engine_sessions import Reply, ask, random_prompt
-from tests.families import HIDDEN, random_model
-from tests.families import VOCAB as FAMILY_VOCAB
-from tests.fused_models import TAPS, fused_target
+from tests.engine_sessions import Reply, ask
 from tests.quantized_checkpoints import CODED, quantize_checkpoint
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
@@ -111,48 +101,6 @@ def test_both_engines_accept_the_same_drafts(rank: int, own: bool, tmp_path: Pat
         assert lengths(replies[0]) == lengths(replies[1])
         found += lengths(replies[0])
     assert max(found) > 1, "a draft that is never accepted tells nothing"
-
-
-@pytest.mark.parametrize(
-    ("family", "own", "second"), [("qwen3", True, True), ("gemma2_full", True, False), ("gemma2_full", False, True)]
-)
-def test_both_engines_draft_from_the_same_rows(family: str, own: bool, second: bool) -> None:
-    """Also where the target scales its embedding and caps its logits: neither is a DSpark drafter's."""
-    shape = raw(hidden_size=HIDDEN, vocab_size=FAMILY_VOCAB, target_layer_ids=list(TAPS), mask_token_id=5)
-    config = DSparkConfig.from_config({**shape, "markov_rank": 12 if second else 0}, "x")
-    weights = random_weights(config, HIDDEN, 3, torch.device("cpu"), torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    tables = (
-        Tables(*(torch.randn(FAMILY_VOCAB + 3, HIDDEN, generator=generator) for _ in range(2))) if own else Tables()
-    )
-    text, target = torch.tensor(random_prompt(21)), fused_target(family, 100, config.block_size)
-    proposer, other = (
-        DSparkBlocks(config, weights, target, tables=tables),
-        TransformersTarget(random_model(family), TAPS),
-    )
-    taps = target.prefill(text[:20], True).taps
-    assert taps is not None
-    proposer.write_context(taps, 0)
-    target.tokens[0] = text[20]
-    proposer.block(40)
-    reference = DSparkProposer(DrafterModel(config, weights), other, tables=tables)
-    reference.extend(taps, 0)
-    ids = torch.tensor([int(text[20]), *[config.mask_token_id] * (DRAFTS - 1)])
-    hidden = reference.drafter.draft_hidden(reference._cache, reference._embed(ids), 20)
-    want = reference._logits(hidden)
-    assert proposer.drafts.shape == (DRAFTS, target.vocab_size)
-    torch.testing.assert_close(proposer.drafts, want, atol=1e-4, rtol=1e-4)
-    assert isinstance(proposer.selector, MarkovWalk) == second
-    if proposer.selector is not None:
-        for params in (SamplingParams(), SamplingParams(temperature=0.7)):
-            sampler = Sampler(params, 11, FAMILY_VOCAB, text)
-            out, noise = torch.empty(DRAFTS, dtype=torch.int64), sampler.noise(21, DRAFTS)
-            if noise is None:
-                proposer.selector.greedy(proposer.drafts, out)
-            else:
-                at = torch.tensor([20], dtype=torch.int32)
-                proposer.selector.sample(proposer.drafts, out, torch.tensor([0.7]), torch.tensor([11]), at)
-            assert out.tolist() == reference.propose(text.tolist(), DRAFTS, sampler, noise).tolist()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Step
 from dflash_local.kernels import experts as expert_kernels
-from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
 from dflash_local.models.fused import moe
+from tests.engine.fused_sessions import fused_session
 from tests.engine_sessions import BLOCK, ask, random_prompt, text_of
 from tests.families import VOCAB
 from tests.fused_models import PlantedBlocks, fused_target
@@ -106,14 +105,9 @@ def _accepted(rows: int, share: float, number: float) -> int:
 
 
 def counted_session(family: str, costs: Mapping[int, float], experts: MeasuredExperts | None) -> Session:
-    target = fused_target(family, 600, BLOCK)
-    facts = SessionFacts(
-        family, "planted", BLOCK, False, LoadConfig(engine="fused", dtype="float32", device="cpu", context=600)
-    )
-    text = text_of(family, tuple(random_prompt(9)), 220)
-    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, 3), target, BLOCK), 600)  # type: ignore[arg-type]
-    runner.costs, runner.experts = costs, experts
-    return Session(runner, facts, None, frozenset())
+    session = fused_session(family, Oracle(VOCAB, text_of(family, tuple(random_prompt(9)), 160), 3), 600)
+    session.runner.costs, session.runner.experts = costs, experts  # type: ignore[misc]
+    return session
 
 
 class Watched:
@@ -130,7 +124,7 @@ class Watched:
         monkeypatch.setattr(moe, "route", watched)
 
 
-@pytest.mark.parametrize(("family", "asked"), [*(("qwen3_moe", 3), ("qwen3_5_moe", None))])
+@pytest.mark.parametrize(("family", "asked"), [("qwen3_moe", 3), ("qwen3_5_moe", None)])
 def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sampled cycles, among them the first of each number of rows; each the mean of its layers, as routed."""
     experts = MeasuredExperts(8, 2, {1: 2.0, 2: 3.0, 4: 4.5, 8: 6.0}, 0.1)

@@ -18,12 +18,12 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import Limits, SamplingParams, user_request
+from tests.engine.fused_sessions import fused_session, target_of
 from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
 from tests.families import VOCAB, random_model
-from tests.fused_models import FAMILIES, TAPS, PlantedBlocks, fused_target
+from tests.fused_models import FAMILIES, TAPS, fused_target
 from tests.proposers import Oracle, RandomDrafts, decode
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -178,14 +178,11 @@ def test_what_lies_in_host_memory_changes_no_bit(name: str) -> None:
 def test_a_reply_fills_the_context_to_its_last_token(length: int, context: int) -> None:
     """Contexts that are no multiple of anything; the second crosses the first bucket of recorded launches."""
     prompt = random_prompt(length)
-    target = fused_target("qwen3", context, BLOCK)
-    load = LoadConfig(engine="fused", dtype="float32", device="cpu", context=context)
-    facts = SessionFacts("qwen3", "planted", BLOCK, False, load)
-    behind: list[int] = []  # positions between a cycle's last row and the bound that its launches were given
-
-    plain = ask(Session(FusedRunner(target, None, context), facts, None, frozenset()), prompt, context, mode="ar")
+    plain = ask(fused_session("qwen3", None, context), prompt, context, mode="ar")
     assert len(plain.ids) == context - length and plain.finished.reason == "length"
-    blocks = PlantedBlocks(Oracle(VOCAB, [*prompt, *plain.ids], 5), target, BLOCK)
+    behind: list[int] = []  # positions between a cycle's last row and the bound that its launches were given
+    session = fused_session("qwen3", Oracle(VOCAB, [*prompt, *plain.ids], 5), context)
+    target, blocks = target_of(session), session.runner.proposer
     run, draft = target.block, blocks.block
 
     def verified(rows: int, max_seq_len: int, with_taps: bool) -> None:
@@ -197,6 +194,5 @@ def test_a_reply_fills_the_context_to_its_last_token(length: int, context: int) 
         draft(_max_seq_len)
 
     target.block, blocks.block = verified, drafted  # type: ignore[method-assign]
-    reply = ask(Session(FusedRunner(target, blocks, context), facts, None, frozenset()), prompt, context)  # type: ignore[arg-type]
-    assert reply.ids == plain.ids
+    assert ask(session, prompt, context).ids == plain.ids
     assert behind and min(behind) >= 0, "a row would not see the keys behind the bound"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dflash_local.catalog import bundled
 from dflash_local.engine import load
-from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reply_figures import likely_causes
 from dflash_local.engine.session import Session
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
+from tests.engine.fused_sessions import fused_session
 from tests.engine_sessions import BLOCK, ask, random_prompt, text_of
 from tests.families import VOCAB
-from tests.fused_models import PlantedBlocks, fused_target
 from tests.proposers import Oracle
 
 LOADED = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=64, drafter_precision="full")
@@ -43,17 +43,10 @@ def test_all_stand_in_order() -> None:
 def planted(band: float, costs: dict[int, float], wrong_every: int = 4) -> Session:
     """A session over a known pair whose drafter is wrong once in so many positions."""
     text = text_of("qwen3", tuple(random_prompt(9)), 320)
-    target = fused_target("qwen3", 2000, BLOCK)
-    facts = SessionFacts(
-        *("qwen3", "planted", BLOCK, False),
-        load=LoadConfig(engine="fused", dtype="float32", device="cpu", context=2000),
-        acceptance_band=band,
-        generation_checked=True,
-        trained_thinking="required",
-    )
-    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, wrong_every), target, BLOCK), 2000)  # type: ignore[arg-type]
-    runner.costs = costs
-    return Session(runner, facts, None, frozenset())
+    facts: dict[str, Any] = {"acceptance_band": band, "generation_checked": True, "trained_thinking": "required"}
+    session = fused_session("qwen3", Oracle(VOCAB, text, wrong_every), 2000, **facts)
+    session.runner.costs = costs  # type: ignore[misc]
+    return session
 
 
 CAUSES = "likely causes: the prompt did not go through the chat template; text unlike its training"

@@ -17,9 +17,9 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.events import Started, Step
 from dflash_local.layout import attention
-from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request, SamplingParams
 from tests.dspark_checkpoints import TARGET, raw, save_drafter
+from tests.engine.fused_sessions import fused_session, target_of
 from tests.engine_sessions import BLOCK, ask, random_prompt
 from tests.fused_models import fused_target
 
@@ -47,7 +47,7 @@ def open_pair(name: str, kv_cache: str, device: str, folder: Path) -> Session:
         files = bundled.find(*(str(GOLDEN / name / part) for part in PARTS))
     asked = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT, kv_cache=kv_cache)
     session = load_pair(files, asked)
-    session.runner.target.prefill_chunk = CHUNK  # type: ignore[union-attr]
+    target_of(session).prefill_chunk = CHUNK
     return session
 
 
@@ -121,21 +121,17 @@ TARGETS = [
 
 
 def windowed(family: str, device: str) -> Session:
-    target = fused_target(family, CONTEXT, BLOCK, device)
-    target.prefill_chunk = CHUNK
-    load = LoadConfig(engine="fused", dtype="float32", device=device, context=CONTEXT)
-    facts = SessionFacts(family, "oracle", BLOCK, False, load)
-    return Session(FusedRunner(target, None, CONTEXT), facts, None, frozenset())
+    session = fused_session(family, None, CONTEXT, device=device)
+    target_of(session).prefill_chunk = CHUNK
+    return session
 
 
 def next_reply(rings: Session, whole: Session, text: list[int]) -> tuple[list[int], int]:
     """The reply, drafted by who knows it, equal to the plain one of whole caches; and prompt tokens that were kept."""
     want = ask(whole, text, 3 * BLOCK, mode="ar").ids
-    runner = rings.runner
-    assert isinstance(runner, FusedRunner)
-    oracle = OracleDrafter(runner.target, [*text, *want])
-    oracle.length = len(runner.committed)
-    runner.proposer = oracle  # type: ignore[assignment]
+    oracle = OracleDrafter(target_of(rings), [*text, *want])
+    oracle.length = len(rings.runner.committed)
+    rings.runner.proposer = oracle
     found = ask(rings, text, 3 * BLOCK, block_size=BLOCK)
     assert found.ids == want
     return want, found.find(Started)[0].reused_tokens
@@ -148,8 +144,7 @@ def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, m
     whole = windowed(family, device)
     monkeypatch.setattr(attention, "RING_SLACK", SLACK)
     rings = windowed(family, device)
-    runner = rings.runner
-    assert isinstance(runner, FusedRunner) and runner.target.rings
+    assert target_of(rings).rings
     text = random_prompt(150)
     for seed in range(3):
         text += next_reply(rings, whole, text)[0]

@@ -11,18 +11,17 @@ from functools import cache
 import pytest
 
 from dflash_local.catalog import bundled
-from dflash_local.engine.fused_runner import AHEAD, FusedRunner
+from dflash_local.engine.fused_runner import AHEAD
 from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import FIRST_WAIT, LONGEST_WAIT, STREAK, VerifyLength
 from dflash_local.events import Notice, Step
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, SamplingParams, user_request
+from tests.engine.fused_sessions import fused_session
 from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
 from tests.families import VOCAB
-from tests.fused_models import PlantedBlocks, fused_target
-from tests.proposers import Oracle, Planted
+from tests.proposers import Oracle
 
 Shares = Sequence[float]
 FLAT = {1: 4.6, 4: 6.0, 6: 6.0, 8: 6.0, 12: 6.0, 16: 6.0}
@@ -191,15 +190,6 @@ def planted(session: Session, costs: Mapping[int, float]) -> Session:
     return session
 
 
-def small_session(proposer: Planted) -> Session:
-    target = fused_target("qwen3", 2000, BLOCK)
-    facts = SessionFacts(
-        "qwen3", "planted", BLOCK, False, LoadConfig(engine="fused", dtype="float32", device="cpu", context=2000)
-    )
-    blocks = PlantedBlocks(proposer, target, BLOCK)
-    return Session(FusedRunner(target, blocks, 2000), facts, None, frozenset())  # type: ignore[arg-type]
-
-
 PROMPTS = ("Count from 3 to 17.", 'Spell the word "bridge" with dashes.')
 
 
@@ -224,7 +214,9 @@ def test_the_text_is_the_same_whatever_is_verified(pair: str, how: str) -> None:
 
 
 def test_what_is_learnt_stays_with_the_session_and_the_kind_of_sampling() -> None:
-    session = planted(small_session(Oracle(VOCAB, text_of("qwen3", tuple(random_prompt(9))), 1)), LARGE_CARD)
+    session = planted(
+        fused_session("qwen3", Oracle(VOCAB, text_of("qwen3", tuple(random_prompt(9))), 1), 2000), LARGE_CARD
+    )
     first = ask(session, random_prompt(9), 60)
     (notice,) = first.find(Notice)
     assert "drafting does not pay here" in notice.message and "one per 4.6 ms" in notice.message
@@ -245,7 +237,7 @@ def test_drafting_that_pays_again_is_said_once() -> None:
             right = super().token(position)
             return right if position > 100 else (right + 1) % VOCAB
 
-    session = planted(small_session(Awakes(VOCAB, text)), {1: 1.0, 4: 1.5, 8: 1.6})
+    session = planted(fused_session("qwen3", Awakes(VOCAB, text), 2000), {1: 1.0, 4: 1.5, 8: 1.6})
     reply = ask(session, prompt, 350)
     assert reply.ids == list(text[9 : 9 + 350])
     off, on = (notice.message for notice in reply.find(Notice))
@@ -257,7 +249,7 @@ def test_drafting_that_pays_again_is_said_once() -> None:
 def test_an_asked_block_size_and_unknown_costs_are_not_touched() -> None:
     text = text_of("qwen3", tuple(random_prompt(9)))
     for costs, asked in ((LARGE_CARD, 5), ({}, None), ({8: 3.0}, None), ({1: 1.0, 16: 2.0}, None)):
-        session = planted(small_session(Oracle(VOCAB, text, 3)), costs)
+        session = planted(fused_session("qwen3", Oracle(VOCAB, text, 3), 2000), costs)
         reply = ask(session, random_prompt(9), 40, block_size=asked)
         assert {rows for rows, _ in reply.finished.stats.verify_rows} == {asked or BLOCK}
         assert not session.verify_lengths
