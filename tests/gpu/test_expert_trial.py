@@ -13,27 +13,20 @@ from dflash_local.errors import KernelError
 from dflash_local.kernels import expert_gemm, kernel_trial
 from dflash_local.kernels.expert_gemm import Mixture
 from dflash_local.kernels.experts import ExpertWeight
-from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat
+from dflash_local.kernels.fragment_packing import FragmentFormat
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
 from dflash_local.models.fused.routed_experts import Matrices
+from tests.kernels.few_rows import FORMATS
 
 pytestmark = pytest.mark.gpu
 
 BF16 = torch.bfloat16
 HIDDEN, SIZE = 1024, 256
-INT4 = FragmentFormat("int4", (1, 128), False, BF16)
-FORMATS = (
-    PLAIN,
-    INT4,
-    FragmentFormat("int4", (1, 32), True, BF16),
-    FragmentFormat("int8", None, False, torch.float32),
-    FragmentFormat("e4m3", (128, 128), False, BF16),
-    FragmentFormat("e2m1", (1, 32), False, torch.uint8),
-    FragmentFormat("e2m1", (1, 16), False, torch.float8_e4m3fn, row_scales=True),
-)
+INT4 = FORMATS["int4"]
+NAMES = ("bfloat16", "int4", "int4, groups of 32 with zeros", "int8, rows", "fp8", "MXFP4", "NVFP4")
 MIXTURES = (Mixture(32, 4, 2), Mixture(256, 8, 1), Mixture(64, 8, 0, False), Mixture(32, 4, 0, clamp=(7.0, 1.702)))
 DIFFERENT = {
     "wrong": "{{ if (threadIdx.x < rows) {out}[threadIdx.x] = 0; }}",
@@ -97,7 +90,7 @@ def test_a_planted_fault_is_found_and_the_engine_gives_way(
 def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_nor_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layers = [*(layer(kind) for kind in FORMATS), *(layer(mixture=mixture) for mixture in MIXTURES[1:])]
+    layers = [*(layer(FORMATS[name]) for name in NAMES), *(layer(mixture=mixture) for mixture in MIXTURES[1:])]
     first = choose_expert_kernels(layers, 16)
     assert set(record().verdicts.values()) == {"right"}
     assert len(record().choices) == 4 * len(layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.families import save_model
+from tests.kernels import few_rows
+from tests.kernels.few_rows import off
 from tests.quantized_checkpoints import quantize_checkpoint
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
@@ -64,13 +67,7 @@ def configs(weight: FragmentWeight, rows: int, paired: bool = False) -> list[Fra
     return list(dict.fromkeys(some))
 
 
-def random(*sizes: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(sizes, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).bfloat16()
-
-
-def empty(*sizes: int) -> torch.Tensor:
-    """Memory that shows what is not written."""
-    return torch.full(sizes, float("nan"), device="cuda", dtype=torch.bfloat16)
+random, empty = partial(few_rows.random, device="cuda"), partial(few_rows.empty, device="cuda")
 
 
 def packed_weights(tails: tuple[int, ...] = (0, 64)) -> Iterator[tuple[str, FragmentWeight, torch.Tensor]]:
@@ -89,10 +86,6 @@ def packed_weights(tails: tuple[int, ...] = (0, 64)) -> Iterator[tuple[str, Frag
         yield f"plain {n} x {k}", FragmentWeight.plain(memory[:n]), memory[:n].float()
 
 
-def error(found: torch.Tensor, want: torch.Tensor) -> float:
-    return float(((found.double() - want).norm(dim=1) / want.norm(dim=1)).max())
-
-
 @pytest.mark.parametrize("rows", ROWS)
 def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
     for name, packed, wide in packed_weights():
@@ -106,7 +99,7 @@ def test_every_config_equals_what_the_weight_stands_for(rows: int) -> None:
         slack = wide.abs().amax(1, keepdim=True) * (2**-19 if rounded else 0)
         for config in configs(packed, rows):
             out = fragment_gemm.linear(x, packed, empty(rows, n), config)
-            assert error(out, want) < 3e-3, (name, config)
+            assert off(out, want) < 3e-3, (name, config)
             assert torch.equal(fragment_gemm.linear(x, packed, empty(rows, n), config), out), (name, config)
             around = empty(rows, n + 40)
             fragment_gemm.linear(x, packed, around[:, 8 : n + 8], config)
@@ -127,7 +120,7 @@ def test_every_gated_config_equals_what_the_weight_stands_for(rows: int) -> None
         want = swiglu_reference(x.double(), wide.double(), torch.empty(rows, n // 2, device="cuda").double())
         for config in configs(packed, rows, paired=True):
             out = fragment_gemm.swiglu(x, packed, empty(rows, n // 2), config)
-            assert error(out, want) < 1e-2, (name, config)
+            assert off(out, want) < 1e-2, (name, config)
             assert torch.equal(fragment_gemm.swiglu(x, packed, empty(rows, n // 2), config), out), (name, config)
 
 

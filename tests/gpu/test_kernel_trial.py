@@ -14,6 +14,7 @@ from dflash_local.kernels.kernel_record import record_of
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models.fused.kernel_choice import choose_configs, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear, finish
+from tests.kernels import few_rows
 from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.gpu
@@ -51,16 +52,12 @@ def weights(n: int = 1024, k: int = 2048, group: int = 128) -> list[Codable]:
     ]
 
 
-def random(rows: int, k: int) -> torch.Tensor:
-    return torch.randn(rows, k, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).bfloat16()
-
-
 def check_product(layer: Linear, wide: torch.Tensor) -> None:
     """It is what the weight stands for."""
-    x = random(16, wide.shape[1])
+    x = few_rows.random(16, wide.shape[1], device="cuda")
     want = x.double() @ wide.double().t()
     got = layer(x, torch.empty(16, len(wide), device="cuda", dtype=torch.bfloat16))
-    assert float(((got.double() - want).norm(dim=1) / want.norm(dim=1)).max()) < 5e-3
+    assert few_rows.off(got, want) < 5e-3
 
 
 @pytest.mark.parametrize("verdict", PLANTED)
@@ -83,7 +80,7 @@ def test_every_kernel_of_each_format_is_right_and_a_second_load_neither_tries_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layers = [Linear(weight) for weight in weights()] + [GateUp(weight) for weight in weights()]
-    layers.append(Linear(FragmentWeight.of(weights()[0]).with_tail(random(64, 2048))))
+    layers.append(Linear(FragmentWeight.of(weights()[0]).with_tail(few_rows.random(64, 2048, device="cuda"))))
     finish(layers)
     choose_configs(layers, 16)
     first = [layer.config for layer in layers]

@@ -14,6 +14,7 @@ from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.split_kv import DeviceProperties
 from tests.host_cuda import HostKernel, compiler
+from tests.kernels.few_rows import empty, off, random
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.skipif(
@@ -39,10 +40,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[HostKernel]:
     monkeypatch.setattr(expert_gemm, "device_properties", lambda device: DeviceProperties(99 * 1024, 7, (9, 0)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
-
-
-def random(*sizes: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 class Routed:
@@ -135,10 +132,6 @@ def matrices(name: str, experts: int, n: int, k: int, bias: bool) -> tuple[Exper
     return ExpertWeight(FragmentWeight.of(coded), experts, biases), coded.dequantized().view(experts, n, k)
 
 
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float(((got.double() - want).flatten(1).norm(dim=1) / want.flatten(1).norm(dim=1)).max())
-
-
 def gated(x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None, routed: Routed) -> torch.Tensor:
     """[M, S, I] in float64."""
     products = torch.einsum("mk,msnk->msn", x.double(), wide.double()[routed.experts.long()])
@@ -183,7 +176,7 @@ def test_products_are_right_and_a_row_has_its_bits_among_any_others(name: str, k
         for kernel in kernels:
             kernel.seed = seed
         routed = Routed(mixture, len(x)).route(logits)
-        between = torch.full((len(x), mixture.slots, size), float("nan")).bfloat16()
+        between = empty(len(x), mixture.slots, size)
         expert_gemm.gate_up(x, up_weight, mixture, routed.list, between, up_config)
         taken = routed.weights, routed.experts, routed.list
         out = residual.clone()
@@ -191,12 +184,12 @@ def test_products_are_right_and_a_row_has_its_bits_among_any_others(name: str, k
         return routed, between, out
 
     routed, between, out = run(x, logits, residual, 0)
-    assert error(between, gated(x, up_wide, up_weight.bias, routed)) < GATED_ROUNDING
+    assert off(between, gated(x, up_wide, up_weight.bias, routed)) < GATED_ROUNDING
     results = torch.einsum("msk,msnk->msn", between.double(), down_wide.double()[routed.experts.long()])
     if down_weight.bias is not None:
         results += down_weight.bias.double()[routed.experts.long()]
     want = (results * routed.weights.double().unsqueeze(2)).sum(1) + residual.double()
-    assert error(out, want) < 2 * ROUNDING
+    assert off(out, want) < 2 * ROUNDING
     again = run(x, logits, residual, 3)
     assert torch.equal(again[1], between) and torch.equal(again[2], out), "whatever runs first"
     order = torch.tensor([7, 0, 12, 3])

@@ -14,6 +14,7 @@ from dflash_local.kernels.fragment_packing import Codable, FragmentFormat, Fragm
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.kernels.split_kv import DeviceProperties
 from tests.host_cuda import HostKernel, compiler
+from tests.kernels.few_rows import empty, off, random
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 pytestmark = pytest.mark.skipif(
@@ -50,15 +51,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     monkeypatch.setattr(fragment_gemm, "device_properties", lambda device: DeviceProperties(99 * 1024, 6, (9, 0)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
-
-
-def random(*sizes: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def empty(*sizes: int) -> torch.Tensor:
-    """Memory that shows what is not written."""
-    return torch.full(sizes, float("nan"), dtype=torch.bfloat16)
 
 
 def one_hot(rows: int, in_features: int) -> torch.Tensor:
@@ -111,8 +103,7 @@ def test_products_with_a_tail_and_a_shared_k_are_right(name: str, kernels: Kerne
     want = x.double() @ wide.double().t()
     out = fragment_gemm.linear(x, packed, empty(rows, n + tail), config)
     for part in (slice(n), slice(n, None)):
-        error = (out.double() - want)[:, part].norm(dim=1) / want[:, part].norm(dim=1)
-        assert error.max() < ROUNDING
+        assert off(out[:, part], want[:, part]) < ROUNDING
     hot = one_hot(rows, k)
     picked = fragment_gemm.linear(hot, packed, empty(rows, n + tail), config)
     assert torch.equal(picked, (hot.float() @ wide.t()).bfloat16())
@@ -132,7 +123,7 @@ def test_gated_products_of_any_number_of_rows_are_right(kernels: Kernels) -> Non
     packed, x, config = FragmentWeight.of(weight), random(21, weight.shape[1]), FragmentGemmConfig(2, 1, 2, 2)
     want = swiglu_reference(x.double(), weight.dequantized().double(), torch.empty(21, 48).double())
     out = fragment_gemm.swiglu(x, packed, empty(21, 48), config)
-    assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < 1e-2
+    assert off(out, want) < 1e-2
     assert torch.equal(fragment_gemm.swiglu(x[4:5], packed, empty(1, 48), config), out[4:5]), "a row alone"
     for kernel in kernels:
         kernel.seed = 3
@@ -147,7 +138,7 @@ def test_plain_rows_are_multiplied_where_they_lie(kernels: Kernels) -> None:
     want = x.double() @ memory[:n].double().t()
     wide = empty(rows, n + 5)
     out = fragment_gemm.linear(x, weight, wide[:, :n], config)
-    assert ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max() < ROUNDING and wide[:, n:].isnan().all()
+    assert off(out, want) < ROUNDING and wide[:, n:].isnan().all()
     assert torch.equal(fragment_gemm.linear(x[4:5], weight, empty(1, n), config), out[4:5]), "a row alone"
     added = fragment_gemm.linear(x, weight, residual[:, :n].clone(), config, residual[:, :n].clone())
     assert torch.equal(added, (out.float() + residual[:, :n].float()).bfloat16())

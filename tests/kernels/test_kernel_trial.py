@@ -10,7 +10,6 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,27 +17,18 @@ import torch
 from dflash_local.errors import MissingDependencyError
 from dflash_local.kernels import cuda_driver, fragment_gemm, kernel_trial, nvrtc, product_check, trial_worker
 from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
-from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
+from dflash_local.kernels.fragment_packing import FragmentFormat, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord, record_of
 from dflash_local.kernels.kernel_trial import TrialRequest, TrialsImpossibleError, try_kernels
 from dflash_local.kernels.product_check import ProductCheck, many_rows
 from dflash_local.kernels.product_trials import FragmentGemmTrial
 from dflash_local.kernels.random_weight import random_weight
 from dflash_local.worker.process import WorkerError
-from tests.quantized_weights import fp8, fp8_rows, int4, int8, mxfp4, nvfp4
+from tests.kernels.few_rows import FORMATS
 
 CPU = torch.device("cpu")
-WEIGHTS: tuple[Any, ...] = (
-    *(int4(16, 128, group, zeros) for group in (32, 128) for zeros in (False, True)),
-    int4(16, 256, 256, True, torch.float32),
-    *(int8(16, 128, group, zeros) for group in (32, 128) for zeros in (False, True)),
-    fp8(16, 128),
-    fp8_rows(16, 128),
-    mxfp4(16, 128),
-    *(nvfp4(16, 128, row_scales) for row_scales in (False, True)),
-)
-FORMATS = [FragmentWeight.of(weight).format for weight in WEIGHTS]
-FORMATS.extend((replace(FORMATS[1], tail=24), PLAIN))
+KINDS = (*FORMATS.values(), replace(FORMATS["int4"], tail=24))
+INT4, INT8 = FORMATS["int4"], FORMATS["int8, rows"]
 # What each planted kernel does, by warps_k of its configuration.
 PLANTED = """
 import os
@@ -74,7 +64,7 @@ def test_each_planted_fault_is_found_and_the_next_kernel_is_tried(tmp_path: Path
     """One that hangs: ``test_ctrl_c_ends_a_child_that_hangs``, and what becomes of it with the answers below."""
     handler, faults = tmp_path / "planted_worker.py", {2: "fault", 4: "right"}
     handler.write_text(PLANTED)
-    trials = [trial(FORMATS[1], warps_k) for warps_k in faults]
+    trials = [trial(INT4, warps_k) for warps_k in faults]
     heard: list[str] = []
     try_kernels(trials, CPU, record, lambda text, part: heard.append(text), handler)
     assert [record.verdicts[each.kernel] for each in trials] == [*faults.values()]
@@ -94,7 +84,7 @@ def ask(*trials: FragmentGemmTrial, compile_only: bool = False) -> object:
 
 def test_kernels_of_every_format_pass_with_the_reference_in_their_place() -> None:
     assert ask(compile_only=True) == {}
-    for kind in FORMATS:
+    for kind in KINDS:
         for paired in (False, True)[: 1 if kind.tail else 2]:
             assert ask(FragmentGemmTrial(kind, (64, 512), paired, FragmentGemmConfig(), 8)) == {"verdict": "right"}
 
@@ -113,7 +103,7 @@ def test_an_error_of_the_device_is_a_fault_and_a_full_one_no_verdict(
         raise error
 
     monkeypatch.setattr(fragment_gemm, "linear", faulty)
-    assert ask(trial(FORMATS[1], 1)) == answer
+    assert ask(trial(INT4, 1)) == answer
 
 
 def test_a_compiler_that_only_the_child_lacks_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +114,7 @@ def test_a_compiler_that_only_the_child_lacks_gives_no_verdict(monkeypatch: pyte
 
     monkeypatch.setattr(fragment_gemm, "compiled", missing)
     answer = {"unable": "the child process that tries kernels says: the compiler NVRTC is not installed"}
-    assert ask(trial(FORMATS[1], 1), compile_only=True) == answer
+    assert ask(trial(INT4, 1), compile_only=True) == answer
 
 
 class _Answers:
@@ -162,8 +152,8 @@ def test_a_failed_configuration_is_not_tried_with_more_rows_and_a_format_that_ke
     record: KernelRecord, answers: _Answers
 ) -> None:
     answers.verdicts = {1: "hang"} | dict.fromkeys(range(2, 20), "fault")
-    trials = [trial(FORMATS[0], warps_k, rows) for warps_k in range(1, 10) for rows in (8, 16)]
-    other = trial(FORMATS[1], 30)
+    trials = [trial(INT8, warps_k, rows) for warps_k in range(1, 10) for rows in (8, 16)]
+    other = trial(INT4, 30)
     try_kernels([*trials, other], CPU, record, nobody)
     verdicts = [record.verdicts[each.kernel] for each in trials]
     assert verdicts[:4] == ["hang", "untried", "fault", "untried"]
@@ -175,7 +165,7 @@ def test_a_failed_configuration_is_not_tried_with_more_rows_and_a_format_that_ke
 def test_a_device_that_no_child_can_use_gives_no_verdicts(record: KernelRecord, answers: _Answers) -> None:
     answers.unable = "the device has no memory left"
     with pytest.raises(TrialsImpossibleError, match="no memory left"):
-        try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody)
+        try_kernels([trial(INT8, 5)], CPU, record, nobody)
     assert record.verdicts == {} and answers.closed == 1
 
 
@@ -183,7 +173,7 @@ def test_a_child_that_does_not_start_gives_no_verdicts(tmp_path: Path, record: K
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(1)")
     with pytest.raises(TrialsImpossibleError, match="does not start"):
-        try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody, broken)
+        try_kernels([trial(INT8, 5)], CPU, record, nobody, broken)
     assert record.verdicts == {}
 
 
@@ -211,7 +201,7 @@ def test_ctrl_c_ends_a_child_that_hangs(tmp_path: Path, record: KernelRecord) ->
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup, or a shell's background, ignores it
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody, handler)
+        try_kernels([trial(INT8, 5)], CPU, record, nobody, handler)
     signal.signal(signal.SIGINT, before)
     thread.join()
     assert record.verdicts == {}
@@ -229,7 +219,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", [*FAULTS, "an unstable sum", "the residual left out", "a neighbour's code"])
 def test_a_wrong_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = random_weight(FORMATS[1], (64, 512), CPU)
+    weight = random_weight(INT4, (64, 512), CPU)
     check = ProductCheck(weight, False, many_rows(8, 512, CPU))
     assert check.passes(FragmentGemmConfig(), 8)
     right, calls = fragment_gemm.linear, [0]
@@ -324,8 +314,8 @@ def test_a_folder_that_cannot_be_written_costs_only_the_repetition(tmp_path: Pat
     for folder in (file / "cubins", None):
         record = KernelRecord(folder, {})
         for _ in range(2):
-            try_kernels([trial(FORMATS[0], 5)], CPU, record, nobody)
+            try_kernels([trial(INT8, 5)], CPU, record, nobody)
         record.choose("product", "config", 12.345)
-        assert record.is_right(trial(FORMATS[0], 5).kernel) and record.chosen("product") == ("config", 12.35)
+        assert record.is_right(trial(INT8, 5).kernel) and record.chosen("product") == ("config", 12.35)
         assert KernelRecord(folder, {}).verdicts == {}
     assert answers.tried == 2 and os.listdir(tmp_path) == ["file"]

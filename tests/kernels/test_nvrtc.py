@@ -17,26 +17,13 @@ from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from tests.cuda_cards import SHARED_MEMORY
-from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
+from tests.kernels.few_rows import FORMATS
 
-FORMATS = {
-    "int4 in groups of 128": FragmentWeight.of(int4(16, 128, 128)).format,
-    "int4 in groups of 32 with zeros": FragmentWeight.of(int4(16, 128, 32, True)).format,
-    "int8 in groups of 128 with zeros": FragmentWeight.of(int8(16, 256, 128, True)).format,
-    "int8 by row": FragmentWeight.of(int8(16, 128, 128, scales=torch.float32)).format,
-    "fp8": FragmentWeight.of(fp8(16, 128)).format,
-    "fp8 by row": FragmentWeight.of(fp8_rows(16, 128)).format,
-    "MXFP4": FragmentWeight.of(mxfp4(16, 128)).format,
-    "NVFP4": FragmentWeight.of(nvfp4(16, 128)).format,
-    "int4 with a tail": replace(FragmentWeight.of(int4(16, 128, 128)).format, tail=64),
-    "fp8 with a tail": replace(FragmentWeight.of(fp8(16, 128)).format, tail=96),
-    "bfloat16": PLAIN,
-    "Q4_K": FragmentWeight.of(gguf("Q4_K", 16, 256)).format,
-    "Q5_1": FragmentWeight.of(gguf("Q5_1", 16, 128)).format,
-    "Q6_K": FragmentWeight.of(gguf("Q6_K", 16, 256)).format,
-    "IQ4_XS": FragmentWeight.of(gguf("IQ4_XS", 16, 256)).format,
-    "Q4_1": FragmentWeight.of(gguf("Q4_1", 16, 128)).format,
-    "Q5_K": FragmentWeight.of(gguf("Q5_K", 16, 256)).format,
+# With a format's plain rows behind it, too.
+KINDS = {
+    **FORMATS,
+    "int4 with a tail": replace(FORMATS["int4"], tail=64),
+    "fp8 with a tail": replace(FORMATS["fp8"], tail=96),
 }
 DRIVER = 13000
 
@@ -66,16 +53,15 @@ def check_compiled(
 
 
 # Every kind of codes, each for another card; all formats for all cards in test_every_configuration_compiles.
-HERE = ("int4 in groups of 32 with zeros", "int8 by row", "fp8 by row", "MXFP4", "int4 with a tail", "bfloat16")
+HERE = ("bfloat16", "int4 with a tail", "int4, groups of 32 with zeros", "int8, rows", "fp8, rows", "MXFP4")
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", HERE)
 def test_each_card_compiles_a_configuration_of_some_formats(compiler: nvrtc.Nvrtc, name: str) -> None:
     """In turn for one slice of eight rows and for two; both of every format in the long tests."""
-    assert {list(FORMATS).index(each) % len(SHARED_MEMORY) for each in HERE} == set(range(len(SHARED_MEMORY)))
-    at, kind = list(FORMATS).index(name), FORMATS[name]
-    card, rows = list(SHARED_MEMORY)[at % len(SHARED_MEMORY)], (16, 8)[at // 2 % 2]
+    at, kind = HERE.index(name), KINDS[name]
+    card, rows = list(SHARED_MEMORY)[at], (16, 8)[at // 2 % 2]
     weight, paired = on_meta(24_576, 4096, kind), not kind.tail
     config = fragment_gemm.candidates(weight, paired, rows, SHARED_MEMORY[card] * 1024)[0]
     check_compiled(compiler, card, weight, paired, rows, config)
@@ -83,10 +69,10 @@ def test_each_card_compiles_a_configuration_of_some_formats(compiler: nvrtc.Nvrt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", SHARED_MEMORY)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", KINDS)
 def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int, name: str) -> None:
     for n, k, paired in ((24_576, 4096, True), (34_816, 5120, True), (4096, 12_288, False), (5120, 17_408, False)):
-        weight = on_meta(n, k, FORMATS[name])
+        weight = on_meta(n, k, KINDS[name])
         if paired and weight.format.tail:
             continue
         for rows in (8, 16):
@@ -99,7 +85,7 @@ def test_every_configuration_compiles_for_every_card(compiler: nvrtc.Nvrtc, card
 @pytest.mark.parametrize("card", SHARED_MEMORY)
 @pytest.mark.parametrize("sizes", [(24_576, 4096), (5120, 17_408), (4096, 12_288), (64, 64), (1024, 4128)])
 def test_every_card_is_offered_configurations_that_it_holds(card: int, sizes: tuple[int, int]) -> None:
-    for kind in FORMATS.values():
+    for kind in KINDS.values():
         for paired in (False,) if kind.tail else (False, True):
             weight = on_meta(*sizes, kind)
             for rows in (1, 16, 64):
