@@ -12,7 +12,11 @@ from tests.families import VOCAB, random_model
 BLOCK = 4
 
 
-def replay(cycles: int, family: str) -> None:
+HYBRIDS = (("qwen3_5", 150), ("qwen3_next", 40), ("qwen3_5_moe", 40), ("qwen3_5_wrapped", 40))
+
+
+@pytest.mark.parametrize(("family", "cycles"), [*HYBRIDS, pytest.param("qwen3_5", 10_000, marks=pytest.mark.slow)])
+def test_state_equals_a_commit_from_scratch_over_random_cycles(family: str, cycles: int) -> None:
     """Random accepts against a commit from scratch of the recorded inputs, compared bit for bit."""
     torch.manual_seed(3)
     target = TransformersTarget(random_model(family), (0,))
@@ -35,16 +39,6 @@ def replay(cycles: int, family: str) -> None:
             conv = torch.cat((conv, inputs[:, :, cache.shape.conv_kernel_size - 1 :][:, :, :keep]), -1)[:, :, -3:]
             assert torch.equal(cache.state, state), f"state differs in cycle {cycle} after keeping {keep}"
             assert torch.equal(cache.conv, conv), f"convolution differs in cycle {cycle} after keeping {keep}"
-
-
-@pytest.mark.parametrize("cycles", [150, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_state_equals_a_commit_from_scratch_over_random_cycles(cycles: int) -> None:
-    replay(cycles, "qwen3_5")
-
-
-@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "qwen3_5_wrapped"])
-def test_state_equals_a_commit_from_scratch_on_the_other_hybrids(family: str) -> None:
-    replay(40, family)
 
 
 def test_snapshot_restores_bitwise_and_truncate_of_a_recurrent_state_is_refused() -> None:

@@ -49,21 +49,8 @@ from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
 MODULES: tuple[Any, ...] = (
-    accept,
-    block_convolution,
-    candidate_walk,
-    choose,
-    decode_attention,
-    decode_gemm,
-    delta_step,
-    fragment_decode,
-    fragment_order,
-    gather_rows,
-    gguf_formats,
-    markov_walk,
-    qk_norm_rope_cache,
-    rms_norm,
-    skinny_gemm,
+    *(accept, block_convolution, candidate_walk, choose, decode_attention, decode_gemm, delta_step, fragment_decode),
+    *(fragment_order, gather_rows, gguf_formats, markov_walk, qk_norm_rope_cache, rms_norm, skinny_gemm),
 )
 
 
@@ -72,7 +59,11 @@ for each in (decode_attention, fragment_decode):  # the last stands for the deco
     each.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
 
 
-def both(run: Callable[[], tuple[torch.Tensor, ...]]) -> float:
+Results = tuple[torch.Tensor, ...]
+Checks = Iterator[tuple[str, Callable[[], Results]]]
+
+
+def both(run: Callable[[], Results]) -> float:
     """The largest difference between a kernel's results and its reference's; NaN where either has one."""
     results = []
     for kernels in (True, False):
@@ -84,15 +75,15 @@ def both(run: Callable[[], tuple[torch.Tensor, ...]]) -> float:
     return float(torch.stack([(one - two).abs().max() for one, two in pairs]).max())  # max() would lose a NaN
 
 
-def products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(rows: int, residual: bool) -> tuple[torch.Tensor, ...]:
+def products() -> Checks:
+    def run(rows: int, residual: bool) -> Results:
         x, weight = torch.randn(rows, 64), torch.randn(48, 64)
         out = torch.randn(rows, 48)
         skinny_gemm.linear(x, weight, out, GemmConfig(16, 32), out if residual else None)
         gated = skinny_gemm.swiglu(x, torch.randn(96, 64), torch.empty(rows, 48), GemmConfig(16, 32))
         return out, gated
 
-    def part_of_rows() -> tuple[torch.Tensor, ...]:
+    def part_of_rows() -> Results:
         x, rows = torch.randn(5, 64), torch.randn(5, 128)
         skinny_gemm.linear(x, torch.randn(48, 64), rows[:, 16:64], GemmConfig(16, 32), rows.clone()[:, 16:64])
         return (rows,)
@@ -124,13 +115,13 @@ PACKED: dict[str, Codable] = {
 }
 
 
-def packing() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+def packing() -> Checks:
     """Blocks of a file and fragments, as bytes."""
 
-    def read(dtype: str) -> tuple[torch.Tensor, ...]:
+    def read(dtype: str) -> Results:
         return tuple(each.view(torch.uint8) for each in gguf_formats._parts(gguf(dtype, 3, 512)))
 
-    def packed(weight: Codable) -> tuple[torch.Tensor, ...]:
+    def packed(weight: Codable) -> Results:
         fragments = FragmentWeight.of(weight)
         return fragments.codes.view(torch.uint8), fragments.unpacked().codes.view(torch.uint8)
 
@@ -140,10 +131,8 @@ def packing() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         yield f"bits of fragments of {name}", partial(packed, weight)
 
 
-def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(
-        weight: Codable, config: LaunchConfig | None = None, capability: tuple[int, int] = (9, 0)
-    ) -> tuple[torch.Tensor, ...]:
+def decodes() -> Checks:
+    def run(weight: Codable, config: LaunchConfig | None = None, capability: tuple[int, int] = (9, 0)) -> Results:
         each.device_properties = lambda _device: DeviceProperties(0, 16, capability)
         packed, (n, k) = FragmentWeight.of(weight), weight.shape
         out = torch.zeros(n, k)
@@ -151,7 +140,7 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         # As bits, since the largest numbers would hide what becomes of small ones.
         return part.view(torch.int32), fragment_decode.linear(torch.eye(k), packed).view(torch.int32)
 
-    def gathered_rows(weight: Codable) -> tuple[torch.Tensor, ...]:
+    def gathered_rows(weight: Codable) -> Results:
         packed, ids = FragmentWeight.of(weight), torch.tensor([17, 0, 23, 8, 17])
         return (fragment_decode.gather(packed, ids, torch.zeros(5, weight.shape[1])).view(torch.int32),)
 
@@ -174,8 +163,8 @@ def decodes() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         yield f"decode {name}, {config}", partial(run, weight, config)
 
 
-def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(rows: int, size: int) -> tuple[torch.Tensor, ...]:
+def gathered() -> Checks:
+    def run(rows: int, size: int) -> Results:
         table, ids = torch.randn(50, size).to(torch.bfloat16), torch.randint(0, 50, (rows,))
         out = torch.full((rows, size), float("nan"), dtype=table.dtype)
         return (gather_rows._copied(table, ids, out) if gather_rows.runs_kernels(ids) else table[ids],)
@@ -184,8 +173,8 @@ def gathered() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         yield f"{rows} gathered rows of {size}", partial(run, rows, size)
 
 
-def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(weight: Codable, rows: int) -> tuple[torch.Tensor, ...]:
+def decoded_products() -> Checks:
+    def run(weight: Codable, rows: int) -> Results:
         packed, (n, k) = FragmentWeight.of(weight), weight.shape
         x, wide = torch.randn(rows, k) / weight.dequantized().norm(dim=1).max(), torch.randn(rows, n + 24)
         decode_gemm.linear(x, packed, wide[:, 8 : n + 8], wide[:, 8 : n + 8])
@@ -197,7 +186,7 @@ def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, .
         rows = 40 if name in ("int4", "fp8") else 5
         yield f"products with {name}, {rows} rows", partial(run, weight, rows)
 
-    def with_tail(rows: int) -> tuple[torch.Tensor, ...]:
+    def with_tail(rows: int) -> Results:
         packed = FragmentWeight.of(PACKED["int4"]).with_tail(torch.randn(24, 128).bfloat16())
         x, residual = torch.randn(rows, 128) / 64, torch.randn(rows, 56)
         return (decode_gemm.linear(x, packed, residual.clone(), residual), fragment_decode.linear(x, packed))
@@ -206,8 +195,8 @@ def decoded_products() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, .
     yield "products with int4, one row", lambda: run(PACKED["int4"], 1)
 
 
-def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(norm_plus_one: bool) -> tuple[torch.Tensor, ...]:
+def norms() -> Checks:
+    def run(norm_plus_one: bool) -> Results:
         x, weight, out = torch.randn(5, 40), torch.rand(40), torch.empty(5, 40)
         return (rms_norm.rms_norm(x, weight, 1e-6, out, norm_plus_one=norm_plus_one),)
 
@@ -215,14 +204,14 @@ def norms() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         yield f"norm, norm_plus_one {norm_plus_one}", partial(run, norm_plus_one)
 
 
-def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+def heads() -> Checks:
     kinds = {
         "plain": HeadLayout(4, 2, 16, 16),
         "partial rotary, gated, norm_plus_one": HeadLayout(4, 2, 16, 8, gated=True, norm_plus_one=True),
         "context of many layers": HeadLayout(0, 6, 16, 16, per_head_norms=True),
     }
 
-    def run(kind: HeadLayout, normed: bool, biased: bool = False) -> tuple[torch.Tensor, ...]:
+    def run(kind: HeadLayout, normed: bool, biased: bool = False) -> Results:
         rows, room = 5, 40
         queries = torch.zeros(rows, max(kind.num_heads, 1), kind.head_dim)
         cache = (
@@ -245,7 +234,7 @@ def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
         yield f"heads, {name}", partial(run, kind, True)
         yield f"heads with biases, {name}", partial(run, kind, True, True)
 
-    def in_rings() -> tuple[torch.Tensor, ...]:
+    def in_rings() -> Results:
         """Some of which a block's rows go around, with the caches of all heads in one."""
         kind, rings = (
             kinds["context of many layers"],
@@ -263,62 +252,43 @@ def heads() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     yield "heads with biases, without norms, of 64", lambda: run(HeadLayout(8, 1, 64, 64), False, True)
 
 
-def attention() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(
-        start: int,
-        rows: int,
-        groups: int,
-        mask: AttentionMask,
-        gated: bool,
-        head_dim: int = 16,
-        sinks: tuple[float, ...] = (),
-        room: int = 320,
-    ) -> tuple[torch.Tensor, ...]:
+def attention() -> Checks:
+    def run(start: int, rows: int, groups: int, mask: AttentionMask, **more: Any) -> Results:
+        head_dim, sinks, room = more.get("head_dim", 16), more.get("sinks"), more.get("room", 320)
         heads = 2 * groups
         cache = (torch.randn(2, room, head_dim), torch.randn(2, room, head_dim))
         partials = SplitKV.allocate(rows, heads, head_dim, 320, torch.device("cpu"))
-        gates = torch.randn(rows, heads * 2 * head_dim + 8) if gated else None
+        gates = torch.randn(rows, heads * 2 * head_dim + 8) if more.get("gated") else None
         at, out = torch.tensor([start], dtype=torch.int32), torch.empty(rows, heads * head_dim)
         queries = torch.randn(rows, heads, head_dim)
         logits = torch.tensor(sinks).repeat(heads)[:heads] if sinks else None
         decode_attention.decode_attention(queries, cache, at, out, partials, 300, mask, gates, sinks=logits)
         return (out,)
 
-    cases: dict[str, tuple[Any, ...]] = {
-        "causal": (270, 8, 2, AttentionMask(), False),
-        "gated, three heads to a key": (131, 5, 3, AttentionMask(), True),
-        "one row at the beginning": (0, 1, 4, AttentionMask(), False),
-        "sliding window": (200, 8, 2, AttentionMask(causal=True, sliding_window=40), False),
-        "two-sided window": (200, 8, 2, AttentionMask(causal=False, sliding_window=5), False),
-        "a ring": (200, 8, 2, AttentionMask(causal=True, sliding_window=100), False, 16, (), 130),
-        "a ring, two-sided, at its end": (
-            256,
-            8,
-            2,
-            AttentionMask(causal=False, sliding_window=120),
-            False,
-            16,
-            (),
-            129,
-        ),
-        "context window": (200, 8, 2, AttentionMask(causal=False, context_window=30), False),
-    }
     # What sinks do to the sum: nothing, about as much as the keys, and all; at a window's borders and beside splits
     # that a row sees nothing of.
-    sinks = (-1e4, 0.0, 4.0, 1e4, -40.0, 40.0)
-    cases |= {
-        "sinks": (270, 8, 3, AttentionMask(), False, 16, sinks),
-        "sinks, a window over many splits": (280, 8, 3, AttentionMask(sliding_window=128), False, 64, sinks),
-        "sinks, a window of one key": (200, 8, 3, AttentionMask(sliding_window=1), False, 16, sinks),
+    mask, sinks = AttentionMask, (-1e4, 0.0, 4.0, 1e4, -40.0, 40.0)
+    cases: dict[str, Callable[[], Results]] = {
+        "causal": lambda: run(270, 8, 2, mask()),
+        "gated, three heads to a key": lambda: run(131, 5, 3, mask(), gated=True),
+        "one row at the beginning": lambda: run(0, 1, 4, mask()),
+        "sliding window": lambda: run(200, 8, 2, mask(causal=True, sliding_window=40)),
+        "two-sided window": lambda: run(200, 8, 2, mask(causal=False, sliding_window=5)),
+        "a ring": lambda: run(200, 8, 2, mask(causal=True, sliding_window=100), room=130),
+        "a ring, two-sided, at its end": lambda: run(256, 8, 2, mask(causal=False, sliding_window=120), room=129),
+        "context window": lambda: run(200, 8, 2, mask(causal=False, context_window=30)),
+        "sinks": lambda: run(270, 8, 3, mask(), sinks=sinks),
+        "sinks, a window over many splits": lambda: run(280, 8, 3, mask(sliding_window=128), head_dim=64, sinks=sinks),
+        "sinks, a window of one key": lambda: run(200, 8, 3, mask(sliding_window=1), sinks=sinks),
     }
     for name, case in cases.items():
-        yield f"attention, {name}", partial(run, *case)
+        yield f"attention, {name}", case
 
-    def in_parts(case: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    def in_parts() -> Results:
         with patch.dict(split_kv.CONFIGS, {(2, 64): (DecodeConfig(16, 32),)}):
-            return run(*case)
+            return run(131, 8, 3, mask(), gated=True)
 
-    yield "attention, 24 queries by sixteens", lambda: in_parts((131, 8, 3, AttentionMask(), True))
+    yield "attention, 24 queries by sixteens", in_parts
 
 
 def chosen(chooser: RowChooser, logits: torch.Tensor, out: torch.Tensor, noisy: bool) -> tuple[torch.Tensor]:
@@ -331,8 +301,8 @@ def chosen(chooser: RowChooser, logits: torch.Tensor, out: torch.Tensor, noisy: 
     return (out,)
 
 
-def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(noisy: bool, poisoned: bool, not_finite_id: int = choose.NOT_FINITE) -> tuple[torch.Tensor, ...]:
+def choices() -> Checks:
+    def run(noisy: bool, poisoned: bool, not_finite_id: int = choose.NOT_FINITE) -> Results:
         logits = torch.randn(4, 5001)
         logits[1, 7] = logits[1, 4000] = 9.0  # of equals the first
         if poisoned:
@@ -347,8 +317,8 @@ def choices() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     yield "choice of drafts, poisoned", lambda: run(False, True, 0)
 
 
-def convolutions() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(rows: int, size: int, groups: int, added: bool) -> tuple[torch.Tensor, ...]:
+def convolutions() -> Checks:
+    def run(rows: int, size: int, groups: int, added: bool) -> Results:
         x, base, own = torch.randn(rows, 48), torch.randn(size, 48), torch.randn(rows, 2, size, groups)
         out = torch.randn(rows, 48)
         return (block_convolution.block_convolution(x, base, own[:, 1], out, out if added else None),)
@@ -357,10 +327,8 @@ def convolutions() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]
         yield f"convolution of {rows} rows by {size}", partial(run, rows, size, groups, added)
 
 
-def walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(
-        noisy: bool, config: SelectorConfig, rows: int = 5, vocab: int = 5001, poisoned: bool = False
-    ) -> tuple[torch.Tensor, ...]:
+def walks() -> Checks:
+    def run(noisy: bool, config: SelectorConfig, rows: int = 5, vocab: int = 5001, poisoned: bool = False) -> Results:
         logits = 3 * torch.randn(rows + 2, vocab)
         if poisoned:
             logits[:, 1:] = float("-inf")
@@ -382,15 +350,9 @@ def walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
     yield "choice of the only candidate", partial(run, True, SelectorConfig(8, 5, 5001), 3, 5001, True)
 
 
-def markov_walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run(
-        noisy: bool,
-        rank: int,
-        rows: int = 5,
-        ids: int = 501,
-        dtype: torch.dtype = torch.float32,
-        poisoned: bool = False,
-    ) -> tuple[torch.Tensor, ...]:
+def markov_walks() -> Checks:
+    def run(noisy: bool, rank: int, rows: int = 5, ids: int = 501, **more: Any) -> Results:
+        dtype, poisoned = more.get("dtype", torch.float32), more.get("poisoned", False)
         logits, vocab = torch.randn(rows + 2, ids), ids + 3  # the head knows more ids than are drafted
         if poisoned:
             logits[1, ids - 1], logits[2, 0] = float("nan"), float("-inf")
@@ -408,12 +370,12 @@ def markov_walks() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]
         yield f"choice by the id before, noisy {noisy}", partial(run, noisy, 12)
         yield f"choice by the id before, poisoned, noisy {noisy}", partial(run, noisy, 12, poisoned=True)
     yield "choice by the id before, wide", partial(run, True, 300, 3, 200)
-    yield "choice by the id before, 16 bits", partial(run, False, 256, 7, 501, torch.bfloat16)
+    yield "choice by the id before, 16 bits", partial(run, False, 256, 7, dtype=torch.bfloat16)
     yield "choice by the id before, one row", partial(run, False, 8, 1)
 
 
-def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
-    def run() -> tuple[torch.Tensor, ...]:
+def acceptance() -> Checks:
+    def run() -> Results:
         seen = []
         rings = progress_buffers(8, records=4)
         for case in range(60):
@@ -439,10 +401,10 @@ def acceptance() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
     yield "acceptance", run
 
 
-def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]:
+def recurrence() -> Checks:
     shape = GatedDeltaNetConfig(2, 4, 16, 8, 4)
 
-    def run(rows: int, kept: int, cycle: int) -> tuple[torch.Tensor, ...]:
+    def run(rows: int, kept: int, cycle: int) -> Results:
         wide = torch.randn
         state = delta_step.GatedDeltaState(
             state=wide(4, 8, 16),
@@ -466,7 +428,7 @@ def recurrence() -> Iterator[tuple[str, Callable[[], tuple[torch.Tensor, ...]]]]
         log = (state.inputs[half, :rows], state.keys[half, :rows], state.values[half, :rows], state.gates[half, :rows])
         return to, turned, out[:rows], state.state, state.conv_state[half], *log
 
-    def settled(kept: int, rows: int) -> tuple[torch.Tensor, ...]:
+    def settled(kept: int, rows: int) -> Results:
         """What ``commit`` commits less what a next block of so many rows commits."""
         torch.manual_seed(kept)
         log = (torch.randn(2, 6, 2, 16) / 4, torch.randn(2, 6, 4, 8), -torch.rand(2, 6, 2, 4), torch.randn(6, 2, 16))

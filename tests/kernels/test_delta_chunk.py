@@ -1,4 +1,4 @@
-"""A prompt's Gated-DeltaNet rows: equal to the recurrence token by token, to a block's rows, and to their kernels."""
+"""Gated-DeltaNet rows: equal to the recurrence token by token; those of a prompt equal to a block's, in any parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dflash_local.config.features import GatedDeltaNetConfig
-from dflash_local.kernels import delta_step
+from dflash_local.kernels import delta_step, gated_delta
 from dflash_local.kernels.delta_chunk import run_rows
 from dflash_local.kernels.delta_rows import DeltaRows, heads_of, read_rows
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
@@ -14,6 +14,7 @@ from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDe
 SHAPE = GatedDeltaNetConfig(2, 4, 16, 8, 4)
 TOLERANCE = 1e-5
 ROOM = 16  # rows of a block
+HEADS, KEYS, VALUES = 3, 16, 8
 
 
 def weights_of(decay: float, dtype: torch.dtype = torch.float32) -> GatedDeltaWeights:
@@ -39,17 +40,23 @@ def copy_of(log: GatedDeltaState) -> GatedDeltaState:
     return GatedDeltaState(**{name: getattr(log, name).clone() for name in names})
 
 
+def by_token(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The definition, token by token, in float64: q, k, v, g and beta [H, N, ...], and the state [H, K, V]."""
+    q, k, v, g, beta, state = (part.double() for part in given)
+    outputs = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t, None, None].exp()
+        delta = beta[:, t, None] * (v[:, t] - torch.einsum("hkv,hk->hv", state, k[:, t]))
+        state = state + k[:, t, :, None] * delta[:, None]
+        outputs.append(torch.einsum("hkv,hk->hv", state, q[:, t]))
+    return torch.stack(outputs, 1), state
+
+
 def recurrence(rows: DeltaRows, state: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, token by token, in float64."""
-    q, k, v = (part.double() for part in heads_of(rows, SHAPE))
-    g, beta = rows.gates.double().unbind(1)
-    state, outputs = state.double(), []
-    for t in range(count):
-        state = state * g[t].exp()[:, None, None]
-        delta = beta[t].unsqueeze(-1) * (v[t] - torch.einsum("hvk,hk->hv", state, k[t]))
-        state = state + delta.unsqueeze(-1) * k[t].unsqueeze(1)
-        outputs.append(torch.einsum("hvk,hk->hv", state, q[t]))
-    return torch.stack(outputs), state
+    """The same of rows of a projection [N], their state [V heads, V, K] and the outputs [N, V heads, V]."""
+    parts = (part[:count].transpose(0, 1) for part in (*heads_of(rows, SHAPE), *rows.gates.unbind(1)))
+    outputs, state = by_token(*parts, state.transpose(1, 2))
+    return outputs.transpose(0, 1), state.transpose(1, 2)
 
 
 @pytest.mark.parametrize("decay", [30.0, 0.01])
@@ -113,3 +120,40 @@ def test_a_prompts_rows_equal_a_blocks(dtype: torch.dtype) -> None:
     assert (run_rows(projected, weights, prompt, SHAPE)[:ROOM] - out).abs().max() < TOLERANCE
     assert (prompt.state - block.state).abs().max() < TOLERANCE
     assert torch.equal(prompt.conv_state, block.conv_state)
+
+
+def random_tokens(rows: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Random q, k, v, g, beta, state."""
+    gen = torch.Generator().manual_seed(seed)
+    q, k = (gated_delta.normalise(torch.randn(HEADS, rows, KEYS, generator=gen)) for _ in range(2))
+    v = torch.randn(HEADS, rows, VALUES, generator=gen)
+    g = -torch.rand(HEADS, rows, generator=gen) * 2
+    beta = torch.rand(HEADS, rows, generator=gen)
+    return q * KEYS**-0.5, k, v, g, beta, torch.randn(HEADS, KEYS, VALUES, generator=gen)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 16])
+def test_block_form_equals_the_recurrence_and_leaves_the_state(rows: int) -> None:
+    parts = random_tokens(rows)
+    before = parts[-1].clone()
+    out, _ = gated_delta.block(*parts)
+    assert torch.equal(parts[-1], before)
+    assert (out - by_token(*parts)[0]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 200])
+def test_chunked_form_equals_the_recurrence(rows: int) -> None:
+    parts = random_tokens(rows)
+    out, state = gated_delta.chunked(*parts)
+    want_out, want_state = by_token(*parts)
+    assert (out - want_out).abs().max() < 1e-5
+    assert (state - want_state).abs().max() < 1e-5
+
+
+def test_commit_in_parts_is_bitwise_the_commit_in_one() -> None:
+    _, k, v, g, beta, state = random_tokens(16)
+    parts, whole = state.clone(), state.clone()
+    gated_delta.commit(whole, k, v, g, beta)
+    for at, end in ((0, 1), (1, 6), (6, 6), (6, 16)):
+        gated_delta.commit(parts, k[:, at:end], v[:, at:end], g[:, at:end], beta[:, at:end])
+    assert torch.equal(parts, whole)

@@ -101,9 +101,8 @@ UP_FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
 def test_a_wrong_first_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right, calls, asked = expert_references.gate_up, [0], trial(UP, MIXTURES[2])
 
-    def planted(
-        x: torch.Tensor, weight: ExpertWeight, mixture: Mixture, words: torch.Tensor, out: torch.Tensor, config: Any
-    ) -> None:
+    def planted(*given: Any) -> None:
+        x, weight, mixture, words, out, config = given
         calls[0] += 1
         if fault == "another expert":
             words = words.clone()
@@ -133,17 +132,9 @@ DOWN_FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
 def test_a_wrong_second_product_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right, calls, asked = expert_references.down, [0], trial(DOWN, MIXTURES[1], FORMATS[1])
 
-    def planted(
-        x: torch.Tensor,
-        weight: ExpertWeight,
-        mixture: Mixture,
-        routed: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        out: torch.Tensor,
-        config: Any,
-        residual: torch.Tensor | None = None,
-    ) -> None:
+    def planted(*given: Any) -> None:
+        x, weight, mixture, (weights, experts, words), out, config, residual = given
         calls[0] += 1
-        weights, experts, words = routed
         if fault == "another expert":
             words = words.clone()
             words[1] = (words[1] + 1) % 6
@@ -176,19 +167,12 @@ ROUTE_FAULTS: dict[str, Callable[[Buffers], object]] = {
 def test_a_wrong_router_does_not_pass(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mixture = Mixture(12, 3, 1)
 
-    def planted(
-        logits: torch.Tensor,
-        mixture: Mixture,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        words: torch.Tensor,
-        bias: torch.Tensor | None,
-        distinct: torch.Tensor,
-    ) -> None:
+    def planted(*given: Any) -> None:
+        logits, mixture, weights, experts, words, bias, distinct = given
         if fault == "ties to the last" and bool((logits == 0).all()):
             logits = logits + torch.arange(logits.shape[1]) * 2**-12
-        given = None if fault == "no bias" else bias
-        expert_references.route(logits, mixture, weights, experts, words, given, distinct)
+        bias = None if fault == "no bias" else bias
+        expert_references.route(logits, mixture, weights, experts, words, bias, distinct)
         if fault in ROUTE_FAULTS:
             ROUTE_FAULTS[fault]((weights, experts, words, distinct))
 
