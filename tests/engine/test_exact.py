@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.load_pair import load
 from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.session import Session
-from dflash_local.errors import EngineError
+from dflash_local.errors import EngineError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused import kernel_choice
 from dflash_local.models.fused.linear import Linear
@@ -97,3 +98,9 @@ def test_products_whose_rows_depend_on_each_other_are_found_and_refused(monkeypa
     assert kernel_choice.settle_rows([sound], 16) == ()
     with pytest.raises(EngineError, match="32 x 16 gives a row other bits"):
         kernel_choice.settle_rows([careless], 16)
+
+
+def test_a_target_elsewhere_cannot_be_certified() -> None:
+    session: Any = SimpleNamespace(runner=SimpleNamespace(target=None), facts=SimpleNamespace(target="counting"))
+    with pytest.raises(UsageError, match="counting is not in this process"):
+        certify(session, CertifyPlan(((1, 2),), cases(1), (4,), 8))

@@ -110,18 +110,17 @@ def counted_session(family: str, costs: Mapping[int, float], experts: MeasuredEx
     return session
 
 
-class Watched:
-    """What each layer's block routed to, as ``route`` says it."""
+def watch_routes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The experts that each layer's block is routed to from now on, as ``route`` says it, are counted."""
+    counts: list[int] = []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.counts: list[int] = []
+    def watched(logits: torch.Tensor, options: Any, routing: Any) -> Any:
+        found = expert_kernels.route(logits, options, routing)
+        counts.append(int(found.experts[found.experts < options.num_experts].unique().numel()))
+        return found
 
-        def watched(logits: torch.Tensor, options: Any, routing: Any) -> Any:
-            found = expert_kernels.route(logits, options, routing)
-            self.counts.append(int(found.experts[found.experts < options.num_experts].unique().numel()))
-            return found
-
-        monkeypatch.setattr(moe, "route", watched)
+    monkeypatch.setattr(moe, "route", watched)
+    return counts
 
 
 @pytest.mark.parametrize(("family", "asked"), [("qwen3_moe", 3), ("qwen3_5_moe", None)])
@@ -129,14 +128,13 @@ def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkey
     """Of sampled cycles, among them the first of each number of rows; each the mean of its layers, as routed."""
     experts = MeasuredExperts(8, 2, {1: 2.0, 2: 3.0, 4: 4.5, 8: 6.0}, 0.1)
     session = counted_session(family, {1: 4.6, 2: 5.0, 4: 5.2, 8: 6.0}, experts)
-    watched = Watched(monkeypatch)
-    blocks: list[list[int]] = []
+    routed, blocks = watch_routes(monkeypatch), list[list[int]]()
     block = session.runner.target.block
 
     def noted(rows: int, *more: Any) -> None:
-        watched.counts.clear()
+        routed.clear()
         block(rows, *more)
-        blocks.append(list(watched.counts))
+        blocks.append(list(routed))
 
     monkeypatch.setattr(session.runner.target, "block", noted)
     reply = ask(session, random_prompt(9), 90, block_size=asked)
