@@ -109,10 +109,10 @@ def test_rings_draft_as_whole_caches_do_wherever_a_text_begins(both: tuple[Sessi
 def test_a_conversation_goes_on_and_goes_back(both: tuple[Session, Session]) -> None:
     """By less and by more than rings hold, and behind a plain reply."""
     text = random_prompt(150)
-    for back, seed in ((5, 2), (60, 3), (SLACK + 60, 4)):
+    for back, seed in ((5, 2), (SLACK + 10, 3), (60, 4)):
         text += [*same(both, text), *random_prompt(130, seed)]
         text += same(both, text)
-        text = [*text[: len(text) - back], *random_prompt(17, seed + 10)]
+        text = [*text[: len(text) - back], *random_prompt(4, seed + 10)]
     text += same(both, text, "ar")
     same(both, [*text, *random_prompt(30, 6)])
 
