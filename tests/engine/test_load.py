@@ -136,18 +136,6 @@ def test_a_pair_out_of_another_source_writes_alike(
     assert ask(open_pair(tmp_path / "target", tmp_path / "drafter", options), PROMPT, 12).ids == want
 
 
-@pytest.mark.parametrize(("pair", "quantize"), [("qwen3-v1-b8", "bnb-nf4"), ("qwen35-v2-swa-b8", "bnb-int8")])
-def test_bitsandbytes_formats_run_and_hold_quantized_weights(pair: str, quantize: str) -> None:
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
-    options = LoadConfig(dtype="float32", device="cpu", quantize=quantize)
-    session = open_pair(GOLDEN / pair / "target", GOLDEN / pair / "drafter", options)
-    kinds = {type(m).__name__ for m in session.runner.target.model.modules()}
-    assert ("Linear4bit" if quantize == "bnb-nf4" else "Linear8bitLt") in kinds
-    assert session.facts.formats == f"{quantize} float32"
-    assert len(ask(session, PROMPT, 12).ids) == 12
-    assert len(ask(session, PROMPT, 12, mode="ar").ids) == 12
-
-
 def test_bitsandbytes_quantizes_the_weights_of_a_gguf_file() -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
     options = LoadConfig(dtype="float32", device="cpu", quantize="bnb-int8")
@@ -156,11 +144,15 @@ def test_bitsandbytes_quantizes_the_weights_of_a_gguf_file() -> None:
     assert ask(read, PROMPT, 12, mode="ar").ids == ask(want, PROMPT, 12, mode="ar").ids
 
 
-@pytest.mark.parametrize("quantize", ["bnb-nf4", "bnb-int8"])
-def test_a_target_that_bitsandbytes_has_stored_is_read(quantize: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quantize", "layer"), [("bnb-nf4", "Linear4bit"), ("bnb-int8", "Linear8bitLt")])
+def test_what_bitsandbytes_quantizes_runs_and_is_read_when_it_is_stored(
+    quantize: str, layer: str, tmp_path: Path
+) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: no wheel for this platform")
     pair, options = GOLDEN / "qwen35-v2-swa-b8", LoadConfig(dtype="bfloat16", device="cpu")
     made = open_pair(pair / "target", pair / "drafter", replace(options, quantize=quantize))
+    assert layer in {type(module).__name__ for module in made.runner.target.model.modules()}
+    assert made.facts.formats == f"{quantize} bfloat16" and len(ask(made, PROMPT, 12, mode="ar").ids) == 12
     files = Checkpoint.open(pair / "target")
     facts = TargetFacts.from_checkpoint(files)
     load_target(files, facts, placement("cpu", "bfloat16", quantize)).save_pretrained(tmp_path)
