@@ -64,19 +64,14 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
     most = None if kernels == "all" else 1
     for heads, kv_heads, head_dim in ATTENTION if kernels == "all" else ATTENTION[-1:]:
         yield from attention((heads, kv_heads, head_dim), limit, 3 if most is None else 2)
+    sizes = {"in_features": 4096, "BLOCK_M": 16}
     plain = candidates(Linear(torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")), limit, 16)
     for config in sorted(plain, key=tiles_bytes, reverse=True)[:most]:
-        constants = {
-            "in_features": 4096,
-            "BLOCK_M": 16,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
-            "ADD": True,
-        }
+        constants = {**sizes, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "ADD": True}
         yield f"linear {config}", skinny_gemm._linear_kernel, {}, constants, config.num_warps, config.num_stages
     gated = candidates(GateUp(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")), limit, 16)
     for config in sorted(gated, key=tiles_bytes, reverse=True)[:most]:
-        constants = {"in_features": 4096, "BLOCK_M": 16, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+        constants = {**sizes, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(kernels == "all" and limit == LIMITS[90])
     yield from packed_weights(most)

@@ -212,19 +212,15 @@ def heads() -> Checks:
     def run(kind: HeadLayout, normed: bool, biased: bool = False) -> Results:
         rows, room = 5, 40
         queries = torch.zeros(rows, max(kind.num_heads, 1), kind.head_dim)
-        cache = (
-            torch.zeros(kind.num_kv_heads, room, kind.head_dim),
-            torch.zeros(kind.num_kv_heads, room, kind.head_dim),
-        )
+        cache = tuple(torch.zeros(kind.num_kv_heads, room, kind.head_dim) for _ in range(2))
         angles = torch.rand(room, kind.rotary_dim // 2).repeat(1, 2)
         keys = torch.rand(kind.num_kv_heads, kind.head_dim) if kind.per_head_norms else torch.rand(kind.head_dim)
         norms = (torch.rand(kind.head_dim), keys) if normed else None
         start = torch.tensor([9], dtype=torch.int32)
         qkv = torch.randn(rows, kind.qkv_size)
         bias = torch.randn(kind.qkv_size) * 4 if biased else None
-        qk_norm_rope_cache.qk_norm_rope_cache(
-            qkv, norms, 1e-6, (angles.cos(), angles.sin()), start, queries, cache, kind, bias
-        )
+        rotation = angles.cos(), angles.sin()
+        qk_norm_rope_cache.qk_norm_rope_cache(qkv, norms, 1e-6, rotation, start, queries, cache, kind, bias)
         gates = qkv[:, : 2 * kind.num_heads * kind.head_dim].view(rows, -1, 2, kind.head_dim)[:, :, 1]
         return queries[:, : kind.num_heads], *cache, *([gates] if kind.gated else [])
 
@@ -234,15 +230,14 @@ def heads() -> Checks:
 
     def in_rings() -> Results:
         """Some of which a block's rows go around, with the caches of all heads in one."""
-        kind, rings = (
-            kinds["context of many layers"],
-            torch.tensor([(0, 7), (7, 7), (14, 40), (54, 40), (94, 9), (103, 9)]),
-        )
+        kind, rings = kinds["context of many layers"], ((0, 7), (7, 7), (14, 40), (54, 40), (94, 9), (103, 9))
         cache = torch.zeros(112, kind.head_dim), torch.zeros(112, kind.head_dim)
         angles, start = torch.rand(40, kind.rotary_dim // 2).repeat(1, 2), torch.tensor([26], dtype=torch.int32)
         qkv, norms = torch.randn(5, kind.qkv_size), (torch.rand(kind.head_dim), torch.rand(6, kind.head_dim))
         rotation = angles.cos(), angles.sin()
-        qk_norm_rope_cache.qk_norm_rope_cache(qkv, norms, 1e-6, rotation, start, qkv, cache, kind, None, rings)
+        qk_norm_rope_cache.qk_norm_rope_cache(
+            qkv, norms, 1e-6, rotation, start, qkv, cache, kind, None, torch.tensor(rings)
+        )
         return cache
 
     yield "heads in rings", in_rings
@@ -404,15 +399,9 @@ def recurrence() -> Checks:
 
     def run(rows: int, kept: int, cycle: int) -> Results:
         wide = torch.randn
-        state = delta_step.GatedDeltaState(
-            state=wide(4, 8, 16),
-            conv_state=wide(2, 3, shape.conv_dim),
-            inputs=wide(2, 6, shape.conv_dim),
-            keys=wide(2, 6, 2, 16) / 4,
-            values=wide(2, 6, 4, 8),
-            gates=-torch.rand(2, 6, 2, 4),
-            queries=wide(6, 2, 16),
-        )
+        convolved = wide(2, 3, shape.conv_dim), wide(2, 6, shape.conv_dim)  # what is before a block, and its inputs
+        logged = wide(2, 6, 2, 16) / 4, wide(2, 6, 4, 8), -torch.rand(2, 6, 2, 4), wide(6, 2, 16)  # k, v, gates, q
+        state = delta_step.GatedDeltaState(wide(4, 8, 16), *convolved, *logged)
         number, count = torch.tensor([cycle, kept], dtype=torch.int32).split(1)
         cycle_state = delta_step.CycleState(number, count)
         weights = delta_step.GatedDeltaWeights(wide(shape.conv_dim, 4), -torch.rand(4), wide(4))
