@@ -114,9 +114,9 @@ def test_the_fused_engines_options_change_no_text(
     for room in (load_config, layout, drafter_precision):
         monkeypatch.setattr(room, "FREQUENT", VOCAB - 16)
     session = session_with(learnt(tmp_path / "drafter", SamplingParams()), "fused", **options)
-    for number, sampling in ((1, SAMPLINGS[2]), (0, SAMPLINGS[1]), (0, SAMPLINGS[0])):
-        reply = ask(session, PROMPTS[number], 40, sampling=sampling)
-        assert reply.ids == plain(number, sampling)
+    for sampling in SAMPLINGS[1::-1]:
+        reply = ask(session, PROMPTS[0], 40, sampling=sampling)
+        assert reply.ids == plain(0, sampling)
     assert max(lengths(reply)) >= 4, "it drafts what it has by heart"
     drafts = fused_drafter(session).drafts
     assert drafts.shape == (DRAFTS, VOCAB - 16 if "8bit-frequent" in options.values() else VOCAB)

@@ -180,7 +180,7 @@ def test_blocks_and_prompts_cross_the_border_of_a_ring_at_every_offset(
         monkeypatch.setattr(attention, "RING_SLACK", slack)
         target, rows, random = fused_target(family, CONTEXT, BLOCK, device, **options), [], Random(4)
         text = iter(random_prompt(20_000))
-        for _ in range(8):
+        for _ in range(5):
             target.clear()
             while target.length < CONTEXT - SLACK:
                 size = random.choice((1, BLOCK, SLACK if random.random() < 0.1 else 60))
