@@ -11,11 +11,10 @@ from safetensors.torch import load_file, save_file
 from dflash_local.config.quantization import GGUF_TYPES
 from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
-from dflash_local.models.target_facts import TargetFacts
+from tests.both_engines import facts_of
 from tests.expert_pairs import sizes_of
 from tests.families import save_model
 from tests.gguf_models import all_of, write_model
@@ -47,8 +46,7 @@ def scale(folder: Path, factors: dict[str, tuple[slice | int | tuple[slice, int]
 
 def check_steps(path: Path, experts: bool = False) -> tuple[torch.Tensor, TargetWeights, torch.Tensor]:
     """Assert that a text has the same logits in steps of any size; these, the weights, and the text."""
-    checkpoint = Checkpoint.open(path)
-    facts = TargetFacts.from_checkpoint(checkpoint)
+    checkpoint, facts = facts_of(path)
     weights = read_weights(checkpoint, facts, torch.device("cuda"), torch.bfloat16)
     choose_configs(weights.measured, ROWS)
     if experts:
@@ -106,8 +104,7 @@ def test_a_mixture_of_experts(family: str, dialect: str, tmp_path: Path) -> None
         folder = tmp_path / "quantized"
     want, _, ids = check_steps(folder, experts=True)
     # What a CPU makes of the same weights by PyTorch's products.
-    checkpoint = Checkpoint.open(folder)
-    facts = TargetFacts.from_checkpoint(checkpoint)
+    checkpoint, facts = facts_of(folder)
     weights = read_weights(checkpoint, facts, torch.device("cpu"), torch.float32)
     plain = FusedTarget(weights, facts.model, (0, 2), 128, len(ids))
     plain.prefill(ids[:PROMPT].cpu(), False)

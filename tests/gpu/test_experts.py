@@ -18,7 +18,6 @@ from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, 
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentWeight
 from dflash_local.kernels.random_weight import random_coded
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.expert_choice import MixtureLayer, choose_expert_kernels
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
 from dflash_local.models.fused.routed_experts import ExpertBlock, ExpertKernels, Matrices, mixture_of
@@ -26,6 +25,7 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
+from tests.both_engines import facts_of
 from tests.engine_sessions import random_prompt
 from tests.expert_pairs import sizes_of
 from tests.families import save_model
@@ -135,8 +135,7 @@ def test_a_recorded_block_follows_its_rows_experts() -> None:
 
 
 def read(folder: Path, rows: int, exact: bool) -> tuple[TargetWeights, TargetFacts]:
-    checkpoint = Checkpoint.open(folder)
-    facts = TargetFacts.from_checkpoint(checkpoint)
+    checkpoint, facts = facts_of(folder)
     weights = read_weights(checkpoint, facts, torch.device("cuda"), BF16)
     choose_configs(weights.products, rows)
     choose_experts(weights.parts, rows, exact)

@@ -15,11 +15,10 @@ from dflash_local.kernels.fragment_decode import LaunchConfig
 from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
-from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.kernel_choice import choose_configs
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
-from dflash_local.models.target_facts import TargetFacts
+from tests.both_engines import facts_of
 from tests.families import save_model
 from tests.kernels import few_rows
 from tests.kernels.few_rows import off
@@ -170,8 +169,7 @@ def test_a_target_is_multiplied_by_the_kernels(dialect: str, tmp_path: Path) -> 
     quantize_checkpoint(tmp_path / "twin", tmp_path / "quantized", dialect)
 
     def logits(folder: str, device: str, dtype: torch.dtype) -> torch.Tensor:
-        checkpoint = Checkpoint.open(tmp_path / folder)
-        facts = TargetFacts.from_checkpoint(checkpoint)
+        checkpoint, facts = facts_of(tmp_path / folder)
         weights = read_weights(checkpoint, facts, torch.device(device), dtype)
         choose_configs(weights.products, 4)
         packed = [product for product in weights.products if isinstance(product.weight, FragmentWeight)]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.weights import TargetWeights, read_weights
 from dflash_local.models.target_facts import TargetFacts
+from tests.both_engines import facts_of
 from tests.gguf_models import MODELS, mixed, write_model
 
 pytestmark = pytest.mark.gpu
@@ -31,8 +31,7 @@ def decoded(weights: TargetWeights) -> torch.Tensor:
 
 
 def read(file: Path, device: str, dtype: torch.dtype) -> tuple[TargetWeights, TargetFacts]:
-    checkpoint = Checkpoint.open(file)
-    facts = TargetFacts.from_checkpoint(checkpoint)
+    checkpoint, facts = facts_of(file)
     return read_weights(checkpoint, facts, torch.device(device), dtype), facts
 
 

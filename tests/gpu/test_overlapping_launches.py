@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.kernel_choice import choose_configs
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
-from dflash_local.models.target_facts import TargetFacts
+from tests.both_engines import facts_of
 from tests.families import save_model
 from tests.quantized_checkpoints import quantize_checkpoint
 
@@ -23,8 +22,7 @@ def test_a_block_replayed_gives_the_bits_of_kernels_run_one_by_one(
 ) -> None:
     save_model("qwen3_5", tmp_path / "twin", hidden_size=256, intermediate_size=512, head_dim=64)
     quantize_checkpoint(tmp_path / "twin", tmp_path / "quantized", "gptq")
-    checkpoint = Checkpoint.open(tmp_path / "quantized")
-    facts = TargetFacts.from_checkpoint(checkpoint)
+    checkpoint, facts = facts_of(tmp_path / "quantized")
     weights = read_weights(checkpoint, facts, torch.device("cuda"), torch.bfloat16)
     choose_configs(weights.products, 8)
     target = FusedTarget(weights, facts.model, (0, 2), 64, 8)
