@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 from textual.pilot import Pilot
@@ -17,12 +17,7 @@ from dflash_local.service.service import Service
 from dflash_local.ui.tui.app import RaceApp
 from dflash_local.ui.tui.race import RaceScreen
 from tests.service.scripted import PartingSession, ScriptedSession
-from tests.ui.stage import Stage, play
-
-
-def screen_text(app: RaceApp) -> str:
-    strips = app.screen._compositor.render_strips()
-    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+from tests.ui.stage import Stage, drive, play, screen_text, until
 
 
 def race(
@@ -34,22 +29,9 @@ def race(
     with Service.over(session) as service:
         screen = RaceScreen("scripted", "say [bold]hello[/bold]", lambda _hear: Racer(service, user_request("hi")))
         app = RaceApp(screen)
-
-        async def run() -> None:
-            async with app.run_test(size=size) as pilot:
-                await act(app, pilot)
-
-        asyncio.run(run())
+        drive(app, partial(act, app), size)
         screen.run_of.join(60)
     return app
-
-
-async def until(ready: Callable[[], bool], pilot: Pilot[DFlashError]) -> None:
-    for _ in range(3000):
-        if ready():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("not reached")
 
 
 async def shows(app: RaceApp, pilot: Pilot[DFlashError], *parts: str) -> None:
