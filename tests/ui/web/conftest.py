@@ -1,16 +1,17 @@
-"""One browser and one profile for the tests of a file; of what a test left in it the next one finds the cache alone."""
+"""One browser and one profile for the tests of this folder; of what a test left the next one finds the cache alone."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import BrowserContext, Page
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -27,16 +28,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(missing)
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    """A running browser. While it runs, this thread has a running event loop, which tests of servers cannot have."""
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
+class Shared:
+    """The browser that is launched when a test first asks for it.
+
+    While it runs, this thread has a running event loop, which tests of servers cannot have: it ends with the folder.
+    """
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._profile: BrowserContext | None = None
+
+    def profile(self) -> BrowserContext:
+        """Of desktop size. Its cache keeps the page's scripts, which take as long to fetch and compile as a test."""
+        if CHROMIUM is None:
+            pytest.skip("chromium is not installed")
+        playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+        if self._profile is None:
+            driver = self._open.enter_context(playwright.sync_playwright())
+            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+            self._open.callback(browser.close)
+            self._profile = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+        return self._profile
+
+    def close(self) -> None:
+        self._profile = None
+        self._open.close()
+
+
+SHARED = Shared()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None or "/ui/web/" not in str(nextitem.path):
+        SHARED.close()
 
 
 class Visitor:
@@ -64,12 +89,9 @@ class Visitor:
             self.complaints.append(message.text)
 
 
-@pytest.fixture(scope="module")
-def profile(chromium: Browser) -> Iterator[BrowserContext]:
-    """Of desktop size. Its cache keeps the page's scripts, which take as long to fetch and compile as a test."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    yield context
-    context.close()
+@pytest.fixture
+def profile() -> BrowserContext:
+    return SHARED.profile()
 
 
 @pytest.fixture

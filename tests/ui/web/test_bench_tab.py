@@ -67,39 +67,20 @@ def plotted(page: Page, plot: str, least: int) -> list[str]:
     return [str(label) for label in marks.evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")]
 
 
-def test_a_run_fills_the_table_and_the_plots(visitor: Visitor) -> None:
-    with bench(visitor) as (_, page):
-        page.locator("#df-run").click()
-        content = saved(page)
-        rows = page.locator("#df-bench-table tbody tr").all_inner_texts()
-        assert [row.split() for row in rows] == [
-            ["1", "greeting", "60.0", "120.0", "2.00x", "2.50", "yes"],
-            ["2", "ids", "60.0", "120.0", "2.00x", "2.50", "yes"],
-        ]
-        assert page.locator("#df-bench-table tfoot").inner_text().split() == "all 50.0 100.0 2.00x 2.50 2 of 2".split()
-        assert "Measured here, in this run" in page.locator("#df-bench-status").inner_text()
-        assert content["totals"]["identical"] == 2 and content["pair"] == "scripted" and content["versions"]
-        assert content["prompts"][1]["dflash"]["token_ids"] == [10, 11, 12, 13, 14, 15]
-        positions = plotted(page, "df-plot-positions", 3)
-        assert [label.partition(";")[0] for label in positions] == ["draft slot: 1", "draft slot: 2", "draft slot: 3"]
-        assert "share of blocks: 50%" in positions[1]
-        speeds = plotted(page, "df-plot-prompts", 4)
-        assert len(speeds) == 4 and "mode: DFlash" in speeds[1] and "tok/s: 120" in speeds[1]
-        assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"AR", "DFlash"}
-
-
-def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Visitor) -> None:
+def test_a_run_fills_the_table_and_the_plots_and_stops_within_a_cycle(visitor: Visitor) -> None:
     gate = threading.Event()
     gate.set()
     begun: list[int] = []
 
     def halt(_index: int) -> None:
         begun.append(1)
-        if len(begun) == 13:  # 3 steps x 4 replies of the first prompt are done
+        if len(begun) == 24 + 13:  # 3 steps x 4 replies of both prompts, then of the first one, are done
             gate.clear()
 
     with bench(visitor, ScriptedSession(gate=gate, on_step=halt)) as (here, page):
         page.locator("#df-run").click()
+        check_run(page, saved(page))
+        page.locator("#df-run:enabled").click()
         page.locator("#df-bench-status").get_by_text("prompt 2 of 2").wait_for()
         assert page.locator("#df-run").is_disabled()
         page.locator("#df-stop").click()
@@ -109,6 +90,24 @@ def test_stop_ends_it_within_a_cycle_and_the_rows_that_are_done_stay(visitor: Vi
         gate.set()
         page.locator("#df-run:enabled").click()
         page.locator("#df-bench-status").get_by_text("Measured here").wait_for()
+
+
+def check_run(page: Page, content: dict[str, Any]) -> None:
+    rows = page.locator("#df-bench-table tbody tr").all_inner_texts()
+    assert [row.split() for row in rows] == [
+        ["1", "greeting", "60.0", "120.0", "2.00x", "2.50", "yes"],
+        ["2", "ids", "60.0", "120.0", "2.00x", "2.50", "yes"],
+    ]
+    assert page.locator("#df-bench-table tfoot").inner_text().split() == "all 50.0 100.0 2.00x 2.50 2 of 2".split()
+    assert "Measured here, in this run" in page.locator("#df-bench-status").inner_text()
+    assert content["totals"]["identical"] == 2 and content["pair"] == "scripted" and content["versions"]
+    assert content["prompts"][1]["dflash"]["token_ids"] == [10, 11, 12, 13, 14, 15]
+    positions = plotted(page, "df-plot-positions", 3)
+    assert [label.partition(";")[0] for label in positions] == ["draft slot: 1", "draft slot: 2", "draft slot: 3"]
+    assert "share of blocks: 50%" in positions[1]
+    speeds = plotted(page, "df-plot-prompts", 4)
+    assert len(speeds) == 4 and "mode: DFlash" in speeds[1] and "tok/s: 120" in speeds[1]
+    assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"AR", "DFlash"}
 
 
 def lane(mode: Any, *steps: tuple[int, float], seconds: float = 1.0, lengths: tuple[int, ...] = ()) -> Lane:

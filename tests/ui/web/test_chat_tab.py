@@ -63,7 +63,9 @@ def press(page: Page, name: str) -> None:
     page.locator("button:visible").get_by_text(name, exact=True).click()
 
 
-def test_a_message_is_answered_and_its_figures_are_shown(visitor: Visitor) -> None:
+def test_a_message_is_answered_with_its_figures_shown_by_origin_made_again_edited_and_cleared(
+    visitor: Visitor,
+) -> None:
     session = ScriptedSession()
     with chatting(visitor, session) as (_, page):
         field(page).fill("first")
@@ -78,60 +80,56 @@ def test_a_message_is_answered_and_its_figures_are_shown(visitor: Visitor) -> No
         for words in ("120.0 mean tok/s", "2.50 mean of 4", "50%", "40%", "11 of 512 tokens", "float32: exact"):
             assert words in panel, words
         assert [bar.inner_text() for bar in page.locator(".df-share").all()[:3]] == ["1\n100%", "2\n50%", "3\n0%"]
+        check_origins(page)
+        check_again(page, session)
 
 
-def test_a_reply_is_made_again_edited_and_cleared(visitor: Visitor) -> None:
-    session = ScriptedSession()
-    with chatting(visitor, session) as (_, page):
-        send(page, "one")
-        status(page, "acceptance 2.50")
-        press(page, "Regenerate")
-        wait_until(lambda: len(session.requests) == 2)
-        status(page, f"seed {session.requests[1].sampling.seed}")
-        assert session.requests[1].messages == session.requests[0].messages
-        press(page, "Edit last")
-        wait_until(lambda: field(page).input_value() == "one")
-        assert page.locator(BOT).count() == page.locator(USER).count() == 0
-        send(page, "two")
-        page.locator(USER).get_by_text("two").wait_for()
-        wait_until(lambda: len(session.requests) == 3)
-        assert [message.content for message in session.requests[2].messages] == ["two"]
-        status(page, "acceptance 2.50")
-        press(page, "Clear")
-        page.locator(USER).wait_for(state="detached")
-        send(page, "three")
-        wait_until(lambda: len(session.requests) == 4)
-        assert [message.content for message in session.requests[3].messages] == ["three"]
+def check_origins(page: Page) -> None:
+    """Where tokens came from has a mark that is no colour."""
+    page.get_by_label("Tokens by origin").check()
+    status(page, "underlined: drafted and accepted")
+    origins = page.locator(".df-origins")
+    origins.wait_for()
+    assert origins.locator("u").all_inner_texts() == [", wor", "!"]
+    assert origins.locator("b").all_inner_texts()[:2] == ["‹Hello›", "‹ld›"]
+    style = origins.locator("u").first.evaluate("element => getComputedStyle(element).textDecorationLine")
+    assert style == "underline"
+    page.get_by_label("Tokens by origin").uncheck()
+    page.locator(BOT).get_by_text("Hello, world!").wait_for()
 
 
-def test_an_empty_conversation_offers_prompts_and_a_click_sends_one(visitor: Visitor) -> None:
+def check_again(page: Page, session: ScriptedSession) -> None:
+    """The second request repeats the first, the third is of another message, the fourth of a new conversation."""
+    press(page, "Regenerate")
+    wait_until(lambda: len(session.requests) == 2)
+    status(page, f"seed {session.requests[1].sampling.seed}")
+    assert session.requests[1].messages == session.requests[0].messages
+    press(page, "Edit last")
+    wait_until(lambda: field(page).input_value() == "first\nsecond")
+    assert page.locator(BOT).count() == page.locator(USER).count() == 0
+    send(page, "two")
+    page.locator(USER).get_by_text("two").wait_for()
+    wait_until(lambda: len(session.requests) == 3)
+    assert [message.content for message in session.requests[2].messages] == ["two"]
+    status(page, "acceptance 2.50")
+    press(page, "Clear")
+    page.locator(USER).wait_for(state="detached")
+    send(page, "three")
+    wait_until(lambda: len(session.requests) == 4)
+    assert [message.content for message in session.requests[3].messages] == ["three"]
+
+
+def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_plain_line(visitor: Visitor) -> None:
     session = ScriptedSession()
     with chatting(visitor, session) as (here, page):
-        field(page).fill("my own")
-        page.get_by_role("button", name="Say hello.").click()
-        status(page, "acceptance 2.50")
-        assert page.locator(USER).inner_text().strip() == "Say hello." and field(page).input_value() == "my own"
-        here.served.examples = ("Say <b>goodbye</b>.",)
-        page.get_by_role("tab", name="Models").click()
-        page.get_by_role("tab", name="Chat").click()
-        press(page, "Clear")
-        page.get_by_role("button", name="Say <b>goodbye</b>.").wait_for()
-        field(page).fill("")
-        page.get_by_role("button", name="Say <b>goodbye</b>.").click()
-        page.locator(USER).get_by_text("Say <b>goodbye</b>.").wait_for()
-    assert [request.messages[-1].content for request in session.requests] == ["Say hello.", "Say <b>goodbye</b>."]
-
-
-def test_settings_reach_the_request_and_a_bad_one_is_one_plain_line(visitor: Visitor) -> None:
-    session = ScriptedSession()
-    with chatting(visitor, session) as (_, page):
-        press(page, "Settings")
-        send(page, "as it is")
-        status(page, "acceptance 2.50")
-        own = session.requests.pop()
-        assert own.sampling == SamplingParams() and own.block_size is None and own.limits.max_new_tokens == 1024
+        check_prompts(page, here)
+        assert [each.messages[-1].content for each in session.requests] == ["Say hello.", "Say <b>goodbye</b>."]
+        assert session.requests[0].sampling == SamplingParams() and session.requests[0].block_size is None
+        assert session.requests[0].limits.max_new_tokens == 1024
+        session.requests.clear()
         press(page, "Clear")
         page.locator(USER).wait_for(state="detached")
+        press(page, "Settings")
         page.get_by_label("System prompt").fill("Be brief.")
         page.get_by_label("Temperature").first.fill("0.7")
         page.get_by_label("Top-p").fill("0.9")
@@ -157,9 +155,27 @@ def test_settings_reach_the_request_and_a_bad_one_is_one_plain_line(visitor: Vis
         assert "AR here: 60.0 tok/s, 2.00x" in page.locator("#df-figures").inner_text()
 
 
-def test_an_error_is_one_line_and_the_message_comes_back(visitor: Visitor) -> None:
-    faults = [ContextError("at once: 900 tokens do not fit", "shorten it"), EngineError("the device is gone", "wait")]
-    with chatting(visitor, ScriptedSession(faults=[*faults])) as (_, page):
+def check_prompts(page: Page, here: Site) -> None:
+    """An empty conversation offers some, and a click sends one; what was typed stays."""
+    field(page).fill("my own")
+    page.get_by_role("button", name="Say hello.").click()
+    status(page, "acceptance 2.50")
+    assert page.locator(USER).inner_text().strip() == "Say hello." and field(page).input_value() == "my own"
+    here.served.examples = ("Say <b>goodbye</b>.",)
+    page.get_by_role("tab", name="Models").click()
+    page.get_by_role("tab", name="Chat").click()
+    press(page, "Clear")
+    page.get_by_role("button", name="Say <b>goodbye</b>.").wait_for()
+    field(page).fill("")
+    page.get_by_role("button", name="Say <b>goodbye</b>.").click()
+    page.locator(USER).get_by_text("Say <b>goodbye</b>.").wait_for()
+    status(page, "acceptance 2.50")
+
+
+def test_an_error_is_one_line_and_the_message_comes_back_unless_a_part_of_the_reply_came(visitor: Visitor) -> None:
+    early = [ContextError("at once: 900 tokens do not fit", "shorten it"), EngineError("the device is gone", "wait")]
+    late = ScriptedSession(faults=[None, DeviceLostError("it is gone", "wait")])
+    with chatting(visitor, ScriptedSession(faults=[*early]), late) as (_, page):
         for words in ("900 tokens do not fit (shorten it)", "the device is gone (wait)"):
             send(page, "too much")
             assert status(page, words).get_attribute("role") == "alert"
@@ -168,32 +184,13 @@ def test_an_error_is_one_line_and_the_message_comes_back(visitor: Visitor) -> No
             assert "Traceback" not in page.content()
         field(page).press("Enter")  # the pair is loaded again where it broke
         status(page, "acceptance 2.50")
-
-
-def test_what_came_before_the_engine_went_away_stays_and_the_message_with_it(visitor: Visitor) -> None:
-    with chatting(visitor, ScriptedSession(faults=[DeviceLostError("it is gone", "wait")])) as (_, page):
         send(page, "hi")
         status(page, "it is gone; the pair was loaded again (send it again)")
-        assert "Hello, world!" in page.locator(BOT).inner_text() and "(stopped)" in page.locator(BOT).inner_text()
-        assert page.locator(USER).inner_text().strip() == "hi" and field(page).input_value() == ""
+        part = page.locator(BOT).last.inner_text()
+        assert "Hello, world!" in part and "(stopped)" in part
+        assert page.locator(USER).last.inner_text().strip() == "hi" and field(page).input_value() == ""
         send(page, "again")
         status(page, "acceptance 2.50")
-
-
-def test_tokens_are_shown_by_origin_with_more_than_a_colour(visitor: Visitor) -> None:
-    with chatting(visitor) as (_, page):
-        send(page, "hi")
-        status(page, "acceptance 2.50")
-        page.get_by_label("Tokens by origin").check()
-        status(page, "underlined: drafted and accepted")
-        origins = page.locator(".df-origins")
-        origins.wait_for()
-        assert origins.locator("u").all_inner_texts() == [", wor", "!"]
-        assert origins.locator("b").all_inner_texts()[:2] == ["‹Hello›", "‹ld›"]
-        style = origins.locator("u").first.evaluate("element => getComputedStyle(element).textDecorationLine")
-        assert style == "underline"
-        page.get_by_label("Tokens by origin").uncheck()
-        page.locator(BOT).get_by_text("Hello, world!").wait_for()
 
 
 def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visitor: Visitor) -> None:
