@@ -123,6 +123,8 @@ def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_
     session = ScriptedSession()
     with chatting(visitor, session) as (here, page):
         check_prompts(page, here)
+        wait_until(lambda: len(session.requests) == 2)
+        status(page, "acceptance 2.50")
         assert [each.messages[-1].content for each in session.requests] == ["Say hello.", "Say <b>goodbye</b>."]
         assert session.requests[0].sampling == SamplingParams() and session.requests[0].block_size is None
         assert session.requests[0].limits.max_new_tokens == 1024
@@ -169,7 +171,6 @@ def check_prompts(page: Page, here: Site) -> None:
     field(page).fill("")
     page.get_by_role("button", name="Say <b>goodbye</b>.").click()
     page.locator(USER).get_by_text("Say <b>goodbye</b>.").wait_for()
-    status(page, "acceptance 2.50")
 
 
 def test_an_error_is_one_line_and_the_message_comes_back_unless_a_part_of_the_reply_came(visitor: Visitor) -> None:

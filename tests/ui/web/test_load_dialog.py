@@ -42,6 +42,7 @@ class Pairs:
         self.loads: list[tuple[str, LoadConfig | None]] = []
         self.pulls: list[tuple[str, bool]] = []
         self.here = False
+        self.fault: DownloadError | None = None
 
     def change(self, served: FakeServedPair) -> None:
         served.registry.append(ModelEntry(PAIR, "absent", "fits in int4", "54.97 GiB"))
@@ -64,6 +65,8 @@ class Pairs:
         self.here = True
 
     def find(self, name: str, load: LoadConfig | None) -> Model:
+        if self.fault is not None:
+            raise self.fault
         self.loads.append((name, load))
         return Model(name, lambda _progress: ScriptedSession())
 
@@ -95,30 +98,11 @@ def picked(page: Page) -> str:
     return page.locator(".df-ways tr[data-key]:has(input:checked)").inner_text().split("\t")[0].strip()
 
 
-def test_the_ways_to_load_a_pair_stand_in_order_and_what_does_not_fit_cannot_be_picked(
+def test_the_ways_to_load_a_pair_stand_in_order_and_the_keyboard_picks_one_that_fits(
     visitor: Visitor, pairs: Pairs
 ) -> None:
     with dialog(visitor, pairs) as (_, page):
-        titles = page.locator(".df-ways > table th").all_inner_texts()
-        assert titles == ["Weights", "Context", "Memory", "Plain", "Drafted", "Engine", "Download"]
-        names = [text.split("\t")[0].strip() for text in ways(page).all_inner_texts()]
-        found = pairs.plan(PAIR, None, True)
-        assert found is not None and found.preselected == 0
-        assert len(names) == sum(each.fits for each in found.choices) and names[0] == picked(page) == "autoround-int4"
-        assert "35,840" in ways(page).first.inner_text() and "fused" in ways(page).first.inner_text()
-        unfit = page.locator(".df-unfit tbody tr")
-        assert unfit.count() == len(found.choices) - len(names)
-        assert all("too little" in text for text in unfit.all_inner_texts())
-        assert page.locator(".df-unfit input:enabled").count() == 0
-        unfit.first.click()
-        assert picked(page) == "autoround-int4"
-        assert "scaled by data sheets" in page.locator(".df-basis").inner_text()
-        label = page.get_by_role("radio", name=re.compile("^autoround-int4, Context 35,840, Memory 23.54 GiB"))
-        assert label.is_checked()
-
-
-def test_what_belongs_to_the_picked_way_is_shown_at_once_also_by_the_keyboard(visitor: Visitor, pairs: Pairs) -> None:
-    with dialog(visitor, pairs) as (_, page):
+        check_order(page, pairs)
         section = page.locator(".df-plans section:visible")
         assert "published in 4 bits: Lorbus/Qwen3.6-27B-int4-AutoRound" in section.inner_text()
         assert "licence apache-2.0; 100.0 GiB free for /models" in section.inner_text()
@@ -140,6 +124,25 @@ def test_what_belongs_to_the_picked_way_is_shown_at_once_also_by_the_keyboard(vi
         assert pairs.loads[0][1] == LoadConfig(quantize="int4")
 
 
+def check_order(page: Page, pairs: Pairs) -> None:
+    titles = page.locator(".df-ways > table th").all_inner_texts()
+    assert titles == ["Weights", "Context", "Memory", "Plain", "Drafted", "Engine", "Download"]
+    names = [text.split("\t")[0].strip() for text in ways(page).all_inner_texts()]
+    found = pairs.plan(PAIR, None, True)
+    assert found is not None and found.preselected == 0
+    assert len(names) == sum(each.fits for each in found.choices) and names[0] == picked(page) == "autoround-int4"
+    assert "35,840" in ways(page).first.inner_text() and "fused" in ways(page).first.inner_text()
+    unfit = page.locator(".df-unfit tbody tr")
+    assert unfit.count() == len(found.choices) - len(names)
+    assert all("too little" in text for text in unfit.all_inner_texts())
+    assert page.locator(".df-unfit input:enabled").count() == 0
+    unfit.first.click()
+    assert picked(page) == "autoround-int4"
+    assert "scaled by data sheets" in page.locator(".df-basis").inner_text()
+    label = page.get_by_role("radio", name=re.compile("^autoround-int4, Context 35,840, Memory 23.54 GiB"))
+    assert label.is_checked()
+
+
 def test_the_drafter_and_the_context_are_planned_anew_and_a_pick_is_kept(visitor: Visitor, pairs: Pairs) -> None:
     with dialog(visitor, pairs) as (_, page):
         page.get_by_text("int4, rounded at load", exact=True).click()
@@ -158,13 +161,19 @@ def test_the_drafter_and_the_context_are_planned_anew_and_a_pick_is_kept(visitor
         assert pairs.loads == [(PAIR, LoadConfig(quantize="int4", context=8192, draft=False))]
 
 
-def test_a_download_is_loaded_when_it_has_come_and_each_window_keeps_its_own_choice(
+def test_a_download_is_loaded_when_it_has_come_or_the_fault_is_told_and_each_window_keeps_its_own_choice(
     visitor: Visitor, pairs: Pairs
 ) -> None:
+    pairs.fault = DownloadError("a shard of it is missing", "pull it again")
     with dialog(visitor, pairs) as (here, page):
         other = page.context.new_page()
         enter(other, here)
         start(page, "Download 20.02 GiB and load$").click()
+        line = page.locator("#df-pulling [role=alert]")
+        line.get_by_text("It was not loaded: a shard of it is missing").wait_for()
+        assert "every file verified" in line.inner_text()
+        pairs.fault = None
+        start(page, "Load$").click()
         variant = "Lorbus/Qwen3.6-27B-int4-AutoRound"
         page.locator("#df-standing").get_by_text(f"{variant} is loaded").wait_for()
         assert here.service.model.name == variant and pairs.pulls == [(variant, True)]
@@ -247,15 +256,3 @@ def test_what_speaks_against_a_pair_is_one_line_and_planning_is_seen(visitor: Vi
         go_on.set()
         page.locator("#df-load-dialog [role=alert]").get_by_text("runs on a server only (start one)").wait_for()
         assert page.locator(".df-start:visible").count() == 0
-
-
-def test_a_load_that_fails_after_its_download_says_so(visitor: Visitor, pairs: Pairs) -> None:
-    def find(name: str, _load: LoadConfig | None) -> Model:
-        raise DownloadError(f"a shard of {name} is missing", "pull it again")
-
-    pairs.find = find  # type: ignore[assignment, method-assign]
-    with dialog(visitor, pairs) as (_, page):
-        start(page, "Download 20.02 GiB and load$").click()
-        line = page.locator("#df-pulling [role=alert]")
-        line.get_by_text("It was not loaded: a shard of Lorbus").wait_for()
-        assert "every file verified" in line.inner_text()

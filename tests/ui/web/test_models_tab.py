@@ -82,13 +82,19 @@ def enabled(page: Page, button: str) -> Locator:
     return found
 
 
-def test_a_pair_is_pulled_loaded_and_removed(
+def test_a_pair_is_pulled_loaded_and_removed_and_a_pull_that_fails_is_one_plain_line(
     visitor: Visitor,
     toy_hub: FakeHub,  # noqa: F811
 ) -> None:
+    toy_hub.fault("api", "404", times=99, code="RepoNotFound")
     with models(visitor, make=real_pair, find=any_model) as (here, page):
         choose(page, TARGET)
         assert page.locator("#df-remove").is_disabled()
+        start(page, "Download$").click()
+        line = page.locator("#df-pulling [role=alert]")
+        line.wait_for()
+        assert "was not downloaded" in line.inner_text() and "\n" not in line.inner_text()
+        toy_hub.clear_faults()
         start(page, "Download$").click()
         page.locator("#df-pulling").get_by_text("every file verified").wait_for()
         row(page, TARGET).get_by_text("here", exact=True).wait_for()
@@ -99,70 +105,52 @@ def test_a_pair_is_pulled_loaded_and_removed(
         row(page, TARGET).locator(".df-served").wait_for()
         assert here.service.model.name == TARGET
         assert page.locator("#df-remove").is_disabled(), "what is loaded is not removed"
-
         enabled(page, "df-unload").click()
         page.locator("#df-standing").get_by_text("is not loaded").wait_for()
-        enabled(page, "df-remove").click()
-        page.locator("#df-question").get_by_text("would be freed").wait_for()
-        page.locator("#df-no").click()
-        page.locator("#df-question").wait_for(state="hidden")
-        row(page, TARGET).get_by_text("here", exact=True).wait_for()
-
-        enabled(page, "df-remove").click()
-        page.locator("#df-yes").click()
-        page.locator("#df-models-notice").get_by_text("freed").wait_for()
-        row(page, TARGET).get_by_text("not here").wait_for()
-        assert TARGET in page.locator("#df-models-notice").inner_text()
+        check_removal(page)
 
 
-def test_a_pull_that_fails_is_one_plain_line(
-    visitor: Visitor,
-    toy_hub: FakeHub,  # noqa: F811
-) -> None:
-    toy_hub.fault("api", "404", times=99, code="RepoNotFound")
-    with models(visitor, make=real_pair) as (_, page):
-        choose(page, TARGET)
-        start(page, "Download$").click()
-        line = page.locator("#df-pulling [role=alert]")
-        line.wait_for()
-        assert "was not downloaded" in line.inner_text() and "\n" not in line.inner_text()
-        start(page, "Download$")
+def check_removal(page: Page) -> None:
+    """It is asked about, refused, and done."""
+    enabled(page, "df-remove").click()
+    page.locator("#df-question").get_by_text("would be freed").wait_for()
+    page.locator("#df-no").click()
+    page.locator("#df-question").wait_for(state="hidden")
+    row(page, TARGET).get_by_text("here", exact=True).wait_for()
+    enabled(page, "df-remove").click()
+    page.locator("#df-yes").click()
+    page.locator("#df-models-notice").get_by_text("freed").wait_for()
+    row(page, TARGET).get_by_text("not here").wait_for()
+    assert TARGET in page.locator("#df-models-notice").inner_text()
 
 
-def test_names_come_from_the_registry_and_are_shown_as_text(visitor: Visitor) -> None:
+def test_names_are_shown_as_text_and_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
     odd = "<img src=x onerror=alert(1)>"
 
     def change(served: FakeServedPair) -> None:
-        served.registry.append(ModelEntry(odd, "absent", "fits", "1 GiB"))
-
-    with models(visitor, change=change) as (_, page):
-        page.locator("#df-pairs").get_by_text(odd).click()
-        page.locator("#df-details").get_by_text(f"all about {odd}").wait_for()
-        assert page.locator("#df-pairs img").count() == 0
-
-
-def test_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
-    def change(served: FakeServedPair) -> None:
         served.registry = [
             ModelEntry("scripted", "bundled", "fits", ""),
-            *(ModelEntry(name, "absent", "fits", "9 GiB") for name in ("d", "c", "b", "a")),
+            *(ModelEntry(name, "absent", "fits", "9 GiB") for name in ("d", "c", "b", odd)),
         ]
 
     def order(page: Page) -> list[str]:
         return page.locator("#df-pairs tr[data-name] button").all_inner_texts()
 
     with models(visitor, change=change) as (here, page):
-        assert order(page) == ["scripted", "d", "c", "b", "a"]
+        assert order(page) == ["scripted", "d", "c", "b", odd]
         news = {"d": ("absent", "needs 9 GiB"), "b": ("local", "fits"), "c": ("absent", "target alone")}
         here.served.registry = [
             ModelEntry(one.name, *news.get(one.name, (one.state, one.fits)), one.size) for one in here.served.registry
         ]
         here.service.load()
         row(page, "d").get_by_text("needs 9 GiB").wait_for()
-        assert order(page) == ["scripted", "d", "c", "b", "a"]
+        assert order(page) == ["scripted", "d", "c", "b", odd]
         page.get_by_role("tab", name="Chat").click()
         page.get_by_role("tab", name="Models").click()
-        wait_until(lambda: order(page) == ["scripted", "b", "d", "c", "a"])
+        wait_until(lambda: order(page) == ["scripted", "b", "d", "c", odd])
+        page.locator("#df-pairs").get_by_text(odd).click()
+        page.locator("#df-details").get_by_text(f"all about {odd}").wait_for()
+        assert page.locator("#df-pairs img").count() == 0
 
 
 def test_two_pulls_at_once_are_refused() -> None:

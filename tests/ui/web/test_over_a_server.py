@@ -45,29 +45,14 @@ def enter(visitor: Visitor, here: Site, tab: str) -> None:
     visitor.page.get_by_role("tab", name=tab).click()
 
 
-def test_a_chat_shows_the_reply_and_the_servers_figures(visitor: Visitor, fake: Fake) -> None:
+def test_a_chat_shows_the_servers_figures_or_its_fault_and_the_models_tab_that_it_decides(
+    visitor: Visitor, fake: Fake
+) -> None:
+    fake.fault = "500"
     fake.thinking = "first a word"
+    page = visitor.page
     with page_over(fake) as here:
         enter(visitor, here, "Chat")
-        page = visitor.page
-        page.locator("#df-field textarea").fill("hi")
-        page.get_by_role("button", name="Send").click()
-        page.get_by_text("Hello, world!").wait_for()
-        page.get_by_text("acceptance 2.33").wait_for()
-        figures = page.locator("#df-figures").inner_text()
-        assert "exactness is the server's own" in figures and "not known of this reply" in figures, "no phases"
-        assert page.get_by_text(f"vLLM 0.32.0 at {fake.url}, 7 drafts a cycle · context 1,024").count() == 1
-        page.locator(".df-talk").get_by_text("Thinking").click()
-        page.get_by_text("first a word").wait_for()
-        page.goto("about:blank")
-    assert visitor.foreign == [] and visitor.complaints == []
-
-
-def test_a_dead_server_is_a_line_and_the_message_goes_again(visitor: Visitor, fake: Fake) -> None:
-    with page_over(fake) as here:
-        enter(visitor, here, "Chat")
-        page = visitor.page
-        fake.fault = "500"
         page.locator("#df-field textarea").fill("hi")
         page.get_by_role("button", name="Send").click()
         page.get_by_text(f"the server at {fake.url} answers with status 500").wait_for()
@@ -75,18 +60,18 @@ def test_a_dead_server_is_a_line_and_the_message_goes_again(visitor: Visitor, fa
         page.get_by_role("button", name="Send").click()
         page.get_by_text("Hello, world!").wait_for()
         assert [body["messages"] for _, body in fake.bodies] == [[{"role": "user", "content": "hi"}]] * 2
-        page.goto("about:blank")
-
-
-def test_the_models_tab_says_that_the_server_decides(visitor: Visitor, fake: Fake) -> None:
-    with page_over(fake) as here:
-        here.service.load()
-        enter(visitor, here, "Models")
-        page = visitor.page
+        page.get_by_text("acceptance 2.33").wait_for()
+        figures = page.locator("#df-figures").inner_text()
+        assert "exactness is the server's own" in figures and "not known of this reply" in figures, "no phases"
+        assert page.get_by_text(f"vLLM 0.32.0 at {fake.url}, 7 drafts a cycle · context 1,024").count() == 1
+        page.locator(".df-talk").get_by_text("Thinking").click()
+        page.get_by_text("first a word").wait_for()
+        page.get_by_role("tab", name="Models").click()
         page.locator("#df-load-dialog").get_by_text("decides what is loaded, and how").wait_for()
         assert page.locator("#df-load-dialog .df-start").count() == 0
         assert page.locator("#df-standing").inner_text().startswith("demo: replies come from vLLM 0.32.0 at http")
         assert page.locator("#df-unload").is_disabled()
+        assert visitor.foreign == [] and visitor.complaints == []
         page.goto("about:blank")
 
 
