@@ -45,18 +45,17 @@ async def shoot(session: Backend, pair: Pair, folder: Path, size: str, theme: st
         path.write_text(without_web_fonts(stage.app.export_screenshot(title="dflash")), encoding="utf-8")
 
     async with stage.app.run_test(size=SIZES[size]) as pilot:
+        stage.pilot = pilot
         stage.app.theme = THEMES[theme]
-        await stage.idle(pilot)
-        await stage.send(PROMPT, pilot)
+        await stage.idle()
+        await stage.send(PROMPT)
         await pilot.pause(0.3)
         save("chat")
         await pilot.press("f3")
         await pilot.pause(0.3)
         save("origins")
         await pilot.press("f5")
-        await stage.until(
-            lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False), pilot, seconds=120
-        )
+        await stage.until(lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False), seconds=120)
         await pilot.pause(0.3)
         save("race")
     stage.app.finish()

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from difflib import unified_diff
 from importlib.metadata import version
 from pathlib import Path
 
-from textual.pilot import Pilot
-
 from dflash_local.app.model_entries import ModelEntry
-from dflash_local.errors import DFlashError
 from dflash_local.events import Piece, Step
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.chat_options import ChatOptions
 from tests.service.scripted import ScriptedSession
-from tests.ui.stage import Stage, play
+from tests.ui.stage import Play, Stage, play
 
 FOLDER = Path(__file__).parent / "snapshots"
 RENEW = "python tests/ui/make_screenshots.py --snapshots"
@@ -58,31 +54,31 @@ OFFERS = [
 class Scene:
     """One picture; ``act`` leads to it."""
 
-    act: Callable[[Stage, Pilot[DFlashError]], Awaitable[None]]
+    act: Play
     size: tuple[int, int]
 
 
-async def _chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-    await stage.send("Write a class Robot", pilot)
+async def _chat(stage: Stage) -> None:
+    await stage.send("Write a class Robot")
 
 
-async def _whole_chat(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-    await _chat(stage, pilot)
-    await stage.until(lambda: "Thinking (3 tokens" in stage.screen_text, pilot)
+async def _whole_chat(stage: Stage) -> None:
+    await _chat(stage)
+    await stage.until(lambda: "Thinking (3 tokens" in stage.screen_text)
 
 
-async def _models(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+async def _models(stage: Stage) -> None:
     stage.chat_session.registry = OFFERS
-    await pilot.press("f7")
-    await stage.until(lambda: stage.app.screen is not stage.chat, pilot)
+    await stage.press("f7")
+    await stage.until(lambda: stage.app.screen is not stage.chat)
 
 
-async def _race(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+async def _race(stage: Stage) -> None:
     stage.chat.composer.put("Write a class Robot")
-    await pilot.press("f5")
-    await stage.until(lambda: getattr(stage.app.screen, "race", None) is not None, pilot)
-    await pilot.press("space")
-    await stage.until(lambda: "identical" in stage.screen_text, pilot)
+    await stage.press("f5")
+    await stage.until(lambda: getattr(stage.app.screen, "race", None) is not None)
+    await stage.press("space")
+    await stage.until(lambda: "identical" in stage.screen_text)
 
 
 SCENES = {
@@ -106,12 +102,12 @@ def draw(scene: Scene) -> str:
     """The picture of a scene, with colours whatever the environment wants."""
     drawn: list[str] = []
 
-    async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
+    async def act(stage: Stage) -> None:
         stage.chat_session.held = Occupancy()
         stage.chat.composer.cursor_blink = False
-        await scene.act(stage, pilot)
+        await scene.act(stage)
         while len(drawn) < 2 or drawn[-1] != drawn[-2]:  # until nothing moves any more
-            await pilot.pause(0.05)
+            await stage.pilot.pause(0.05)
             drawn.append(normal(stage.app.export_screenshot(title="dflash", simplify=True)))
 
     colourless = os.environ.pop("NO_COLOR", None)

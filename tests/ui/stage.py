@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from inspect import signature
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from textual import app as textual_app
 from textual import pilot as textual_pilot
 from textual.app import App
+from textual.events import Paste
 from textual.pilot import Pilot
 
 from dflash_local import settings
@@ -29,11 +32,14 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.backend import Backend
 from dflash_local.service.chat_options import ChatOptions
+from dflash_local.store.records import Turn
 from dflash_local.ui.tui.app import ChatApp
+from dflash_local.ui.tui.chat import ChatScreen
+from dflash_local.ui.tui.composer import Composer
 from tests.service.scripted import ScriptedModels, ScriptedSession
 
 Start = Callable[[Pair, LoadConfig], Backend]
-Play = Callable[["Stage", Pilot[DFlashError]], Awaitable[None]]
+Play = Callable[["Stage"], Awaitable[None]]
 COLLECT_EVERY = 16  # plays
 POLL_S = 0.01
 QUIET_ROUNDS = 2
@@ -117,29 +123,66 @@ class Stage:
     app: ChatApp
     chat_session: ScriptedChat
     session: ScriptedSession
+    pilot: Pilot[Any] = field(init=False)
 
     @property
-    def chat(self):  # type: ignore[no-untyped-def]
+    def chat(self) -> ChatScreen:
         return self.app.chat
+
+    @property
+    def composer(self) -> Composer:
+        return self.chat.composer
+
+    @property
+    def turns(self) -> list[Turn]:
+        return self.chat_session.conversation.turns
+
+    @property
+    def roles(self) -> list[str]:
+        return [turn.role for turn in self.turns]
+
+    @property
+    def sent(self) -> list[str]:
+        """The last message of each request."""
+        return [request.messages[-1].content for request in self.session.requests]
+
+    @property
+    def notified(self) -> str:
+        return "\n".join(note.message for note in self.app._notifications)
 
     @property
     def screen_text(self) -> str:
         return screen_text(self.app)
 
-    async def until(self, ready: Callable[[], bool], pilot: Pilot[DFlashError], seconds: float = 60.0) -> None:
-        await until(ready, pilot, seconds)
+    async def until(self, ready: Callable[[], bool], seconds: float = 60.0) -> None:
+        await until(ready, self.pilot, seconds)
 
-    async def idle(self, pilot: Pilot[DFlashError]) -> None:
+    async def shows(self, *parts: str) -> None:
+        """Wait until all of it stands on the screen."""
+        await self.until(lambda: all(part in self.screen_text for part in parts))
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def idle(self) -> None:
         """Until no job runs and all of it is drawn."""
-        await self.until(lambda: not self.chat.busy, pilot)
-        await pilot.pause(0.02)
+        await self.until(lambda: not self.chat.busy)
+        await self.pilot.pause()
 
-    async def send(self, text: str, pilot: Pilot[DFlashError]) -> None:
-        """Type a message, send it and wait for what comes of it."""
-        self.chat.composer.put(text)
-        await pilot.press("enter")
-        await pilot.pause()
-        await self.idle(pilot)
+    async def enter(self, text: str) -> None:
+        """Type a message and send it."""
+        self.composer.put(text)
+        await self.press("enter")
+
+    async def send(self, text: str) -> None:
+        """Send a message and wait for what comes of it."""
+        await self.enter(text)
+        await self.idle()
+
+    async def post(self, text: str) -> None:
+        """Paste it, as a terminal does: one event for all of it."""
+        self.composer.post_message(Paste(text))
+        await self.pilot.pause()
 
 
 def screen_text(app: App[Any]) -> str:
@@ -211,8 +254,9 @@ def play(
     stage = Stage(ChatApp(chat, "welcome"), chat, session)
 
     async def run(pilot: Pilot[Any]) -> None:
-        await stage.until(lambda: not stage.chat.busy or not stage.app.is_running, pilot)
-        await act(stage, pilot)
+        stage.pilot = pilot
+        await stage.until(lambda: not stage.chat.busy or not stage.app.is_running)
+        await act(stage)
 
     try:
         drive(stage.app, run, size)
@@ -220,3 +264,19 @@ def play(
     finally:
         chat.close()
     return stage
+
+
+def staged(make: Callable[[], ScriptedSession] = ScriptedSession, **how: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a test of ``async def test(stage, ...)``: the application runs while it does, over the session made."""
+
+    def decorate(act: Callable[..., Any]) -> Any:
+        @wraps(act)
+        def test(**fixtures: Any) -> None:
+            play(partial(act, **fixtures), make(), **how)
+
+        given = signature(act)
+        fixtures = [each for each in given.parameters.values() if each.name != "stage"]
+        test.__signature__ = given.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return test
+
+    return decorate

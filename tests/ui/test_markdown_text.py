@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from textual.content import Content
-from textual.pilot import Pilot
 
 from dflash_local.events import Piece, Step
 from dflash_local.ui.tui.lines import EMPTY, PlainLayout, TextLine, TextTable, rows_of, shares
 from dflash_local.ui.tui.markdown import CODE_LINES, MarkdownLayout
 from dflash_local.ui.tui.text_view import MAX_OPEN, TextView
 from tests.service.scripted import ScriptedSession
-from tests.ui.stage import Stage, play
+from tests.ui.stage import Stage, staged
 
 EVERYTHING = """# First
 
@@ -189,72 +187,51 @@ def test_plain_text_keeps_its_lines_and_cuts_what_is_too_long() -> None:
     assert text[:4] == ["", "one", "", "two"] and [len(part) for part in text[4:]] == [4000, 4000, 1000]
 
 
-def test_a_long_reply_is_one_widget() -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await stage.send("x", pilot)
-        view = stage.chat.transcript.replies[0]
-        assert len(list(view.walk_children())) == 2, "its text and its figures"
-        assert view.query_one(TextView).size.height > 400 and "part 199" in stage.screen_text
-        await pilot.press("pageup", "pageup")
-        await pilot.pause()
-        assert "part 199" not in stage.screen_text and "part 18" in stage.screen_text
-
-    play(act, said("".join(f"part {n}\n\n```\ncode\n```\n\n" for n in range(200))))
+@staged(lambda: said("".join(f"part {n}\n\n```\ncode\n```\n\n" for n in range(200))))
+async def test_a_long_reply_is_one_widget(stage: Stage) -> None:
+    await stage.send("x")
+    view = stage.chat.transcript.replies[0]
+    assert len(list(view.walk_children())) == 2, "its text and its figures"
+    assert view.query_one(TextView).size.height > 400 and "part 199" in stage.screen_text
+    await stage.press("pageup", "pageup")
+    assert "part 199" not in stage.screen_text and "part 18" in stage.screen_text
 
 
-def test_a_block_that_never_ends_goes_on_as_plain_text() -> None:
-    text = "- item\n\n" + "  words\n\n" * (MAX_OPEN // 4)
-
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await stage.send("x", pilot)
-        assert stage.chat.query_one(TextView).plain and stage.chat.transcript.replies[0].text == text + "end"
-        assert "end" in stage.screen_text
-
-    play(act, said(text + "end"))
+UNENDING = "- item\n\n" + "  words\n\n" * (MAX_OPEN // 4)
 
 
-def test_text_is_selected_with_the_mouse_and_copied_as_it_was_before_it_was_wrapped() -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await stage.send("x", pilot)
-        await pilot.mouse_down(TextView, offset=(7, 0))
-        await pilot.hover(TextView, offset=(3, 3))
-        await pilot.mouse_up(TextView, offset=(3, 3))
-        await pilot.pause()
-        assert stage.app.screen.get_selected_text() == "bold " + "words " * 15 + "end\n\n• it"
-        await pilot.press("ctrl+c")
-        assert stage.app.clipboard.startswith("bold words") and not stage.app.screen.get_selected_text()
-
-    play(act, said("A line **bold** " + "words " * 15 + "end\n\n- item\n"), size=(90, 30))
+@staged(lambda: said(UNENDING + "end"))
+async def test_a_block_that_never_ends_goes_on_as_plain_text(stage: Stage) -> None:
+    await stage.send("x")
+    assert stage.chat.query_one(TextView).plain and stage.chat.transcript.replies[0].text == UNENDING + "end"
+    assert "end" in stage.screen_text
 
 
-def test_another_theme_paints_the_text_anew() -> None:
-    def colours(stage: Stage) -> set[str]:
-        view = stage.chat.query_one(TextView)
+@staged(lambda: said("A line **bold** " + "words " * 15 + "end\n\n- item\n"), size=(90, 30))
+async def test_text_is_selected_with_the_mouse_and_copied_as_it_was_before_it_was_wrapped(stage: Stage) -> None:
+    await stage.send("x")
+    await stage.pilot.mouse_down(TextView, offset=(7, 0))
+    await stage.pilot.hover(TextView, offset=(3, 3))
+    await stage.pilot.mouse_up(TextView, offset=(3, 3))
+    assert stage.app.screen.get_selected_text() == "bold " + "words " * 15 + "end\n\n• it"
+    await stage.press("ctrl+c")
+    assert stage.app.clipboard.startswith("bold words") and not stage.app.screen.get_selected_text()
+
+
+@staged(lambda: said("# Words\n" + "words " * 40))
+async def test_a_theme_paints_and_a_resize_wraps_the_text_anew_and_the_origins_come_and_go(stage: Stage) -> None:
+    def colours() -> set[str]:
         return {str(segment.style.color) for segment in view.render_line(0) if segment.style is not None}
 
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await stage.send("x", pilot)
-        dark = colours(stage)
-        stage.app.theme = "textual-light"
-        await pilot.pause()
-        await stage.until(lambda: colours(stage) != dark, pilot)
-        assert not dark & colours(stage)
-
-    play(act, said("# Words"))
-
-
-def test_a_resize_wraps_the_text_anew_and_the_origins_come_and_go() -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await stage.send("x", pilot)
-        view = stage.chat.query_one(TextView)
-        before = view.size.height
-        await pilot.resize_terminal(40, 30)
-        await stage.until(lambda: view.size.height > before, pilot)
-        await pilot.resize_terminal(120, 36)
-        await stage.until(lambda: view.size.height == before, pilot)
-        await pilot.press("f3", "f3")
-        await pilot.pause()
-        text = stage.screen_text
-        assert text.index("words") < text.index("1 tokens · "), "the text stands above its figures again"
-
-    play(act, said("words " * 40))
+    await stage.send("x")
+    view = stage.chat.query_one(TextView)
+    before, dark = view.size.height, colours()
+    await stage.pilot.resize_terminal(40, 30)
+    await stage.until(lambda: view.size.height > before)
+    await stage.pilot.resize_terminal(120, 36)
+    await stage.until(lambda: view.size.height == before)
+    stage.app.theme = "textual-light"
+    await stage.until(lambda: not dark & colours())
+    await stage.press("f3", "f3")
+    text = stage.screen_text
+    assert text.index("words") < text.index("1 tokens · "), "the text stands above its figures again"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import Sparkline
 
 from dflash_local.events import Step
@@ -14,7 +12,7 @@ from dflash_local.planner.occupancy import Occupancy
 from dflash_local.ui.figures import Figure, figures
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.meter import figure_lines, one_line
-from tests.ui.stage import Stage, play
+from tests.ui.stage import Stage, staged
 
 GIB = 2**30
 
@@ -67,34 +65,28 @@ def test_memory_is_of_used_and_total_or_unknown() -> None:
     assert shown(Readings(memory=Occupancy(13 * GIB, 12 * GIB)), "Memory")[-1] == "13.00 GiB of 12.00 GiB"
 
 
-def test_the_panel_fills_with_the_reply_and_with_the_memory_of_what_holds_the_pair() -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        assert stage.chat.query_one(Sparkline).data == [] and not stage.chat.query_one("#alarms").display
-        await stage.send("hi", pilot)
-        await stage.until(lambda: len(stage.chat.query_one(Sparkline).data) > 1, pilot)
-        stage.chat_session.held = Occupancy(3 * GIB, 12 * GIB, "the GPU")
-        stage.chat.look_at_memory()
-        words = ("Memory of the GPU", "██████▌", " 25%", "3.00 GiB of 12.00 GiB", "mem 25%")
-        await stage.until(lambda: all(each in stage.screen_text for each in words), pilot)
-
-    play(act, size=(120, 50))
+@staged(size=(120, 50))
+async def test_the_panel_fills_with_the_reply_and_with_the_memory_of_what_holds_the_pair(stage: Stage) -> None:
+    assert stage.chat.query_one(Sparkline).data == [] and not stage.chat.query_one("#alarms").display
+    await stage.send("hi")
+    await stage.until(lambda: len(stage.chat.query_one(Sparkline).data or ()) > 1)
+    stage.chat_session.held = Occupancy(3 * GIB, 12 * GIB, "the GPU")
+    stage.chat.look_at_memory()
+    await stage.shows("Memory of the GPU", "██████▌", " 25%", "3.00 GiB of 12.00 GiB", "mem 25%")
 
 
-def test_a_driver_that_hangs_holds_nothing_up_and_is_asked_once() -> None:
+@staged()
+async def test_a_driver_that_hangs_holds_nothing_up_and_is_asked_once(stage: Stage) -> None:
     gate, asked = threading.Event(), list[int]()
 
     def read() -> Occupancy:
         asked.append(1)
         return Occupancy() if gate.wait(30) else Occupancy(1, 1)
 
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await stage.until(lambda: not stage.chat._memory.running, pilot)
-        stage.chat_session.read = read
-        stage.chat.look_at_memory()
-        stage.chat.look_at_memory()
-        await stage.send("hi", pilot)
-        assert "Hello, world!" in stage.screen_text
-
-    play(act)
+    await stage.until(lambda: stage.chat._memory is not None and not stage.chat._memory.running)
+    stage.chat_session.read = read
+    stage.chat.look_at_memory()
+    stage.chat.look_at_memory()
+    await stage.send("hi")
+    assert "Hello, world!" in stage.screen_text and asked == [1]
     gate.set()
-    assert asked == [1]

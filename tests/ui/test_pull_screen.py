@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DownloadError, Interrupted
 from dflash_local.events import Notice, PullProgress
 from dflash_local.ui.downloads import DownloadProgress
 from dflash_local.ui.tui.dialogs import PullScreen
-from tests.ui.stage import Stage, play
+from tests.ui.stage import Stage, play, staged
 
 MIB = 2**20
 FITS = ModelEntry("own/Fits-9B", "absent", "fits in nf4", "19.0 GiB")
@@ -45,121 +43,107 @@ def pulling(stage: Stage) -> PullScreen | None:
     return screen if isinstance(screen, PullScreen) else None
 
 
-async def choose(stage: Stage, pilot: Pilot[Any], *keys: str) -> None:  # type: ignore[no-untyped-def]
+async def choose(stage: Stage, pull: Pull, *keys: str) -> None:
+    stage.chat_session.on_pull = pull
     stage.chat_session.registry = [FITS, BIG, HERE]  # what is here comes first, the rest as the registry has it
-    await pilot.press("f7")
-    await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)
-    await pilot.press(*keys, "enter")
-    await stage.until(lambda: pulling(stage) is not None and "Esc does not" in stage.screen_text, pilot)
+    await stage.press("f7")
+    await stage.shows("Fits this machine")
+    await stage.press(*keys, "enter")
+    await stage.until(lambda: pulling(stage) is not None and "Esc does not" in stage.screen_text)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36)], ids=["narrow", "wide"])
 def test_the_picker_asks_downloads_with_a_bar_and_talks(size: tuple[int, int]) -> None:
     pull = Pull()
 
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat_session.on_pull = pull
-        await choose(stage, pilot, "down")
+    async def act(stage: Stage) -> None:
+        await choose(stage, pull, "down")
         assert "It takes 19.0 GiB of disk." in stage.screen_text
         assert "It fits this machine in nf4." in stage.screen_text
-        await pilot.press("enter")
-        await stage.until(lambda: "24.0 MiB of 96.0 MiB" in stage.screen_text, pilot)
+        await stage.press("enter")
+        await stage.shows("24.0 MiB of 96.0 MiB")
         text = stage.screen_text
         assert "███████▌░" in text and " 25%" in text and "in all 24.0 MiB of 100.0 MiB" in text
         assert "␛]0;x␇ an earlier download" in text and "Esc stops it" in text
         pull.gate.set()
-        await stage.until(lambda: "own/Fits-9B is here and verified" in stage.screen_text, pilot)
-        await pilot.press("enter")
-        await stage.until(lambda: stage.app.screen is stage.chat, pilot)
-        await stage.idle(pilot)
+        await stage.shows("own/Fits-9B is here and verified")
+        await stage.press("enter")
+        await stage.until(lambda: stage.app.screen is stage.chat)
+        await stage.idle()
+        assert stage.chat_session.pulls == ["own/Fits-9B"] and stage.chat_session.executed == ["/model own/Fits-9B"]
 
-    stage = play(act, size=size)
-    assert stage.chat_session.pulls == ["own/Fits-9B"] and stage.chat_session.executed == ["/model own/Fits-9B"]
+    play(act, size=size)
 
 
-def test_no_is_an_answer_and_what_does_not_fit_is_said() -> None:
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        await choose(stage, pilot, "down", "down")
-        assert "It takes 90.0 GiB of disk; a part of it is here already." in stage.screen_text
-        assert "apache-2.0" in stage.screen_text and "512 GiB free for /models" in stage.screen_text
-        assert "It needs 99 GiB, more" in stage.screen_text
-        await pilot.press("escape")
-        await stage.until(lambda: pulling(stage) is None, pilot)
-        await stage.until(lambda: "Fits this machine" in stage.screen_text, pilot)  # back in the list
-        await pilot.press("escape")
-        await stage.until(lambda: stage.app.screen is stage.chat, pilot)
-
-    stage = play(act)
+@staged()
+async def test_no_is_an_answer_and_what_does_not_fit_is_said(stage: Stage) -> None:
+    await choose(stage, Pull(), "down", "down")
+    assert "It takes 90.0 GiB of disk; a part of it is here already." in stage.screen_text
+    assert "apache-2.0" in stage.screen_text and "512 GiB free for /models" in stage.screen_text
+    assert "It needs 99 GiB, more" in stage.screen_text
+    await stage.press("escape")
+    await stage.until(lambda: pulling(stage) is None)
+    await stage.shows("Fits this machine")  # back in the list
+    await stage.press("escape")
+    await stage.until(lambda: stage.app.screen is stage.chat)
     assert stage.chat_session.pulls == [] == stage.chat_session.executed
 
 
-@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-def test_it_can_be_stopped_and_says_what_is_kept(key: str) -> None:
+@staged()
+async def test_it_can_be_stopped_and_says_what_is_kept_or_what_is_wrong_and_enter_tries_again(stage: Stage) -> None:
     pull = Pull()
-
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat_session.on_pull = pull
-        await choose(stage, pilot, "down")
-        await pilot.press("enter")
-        await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
-        await pilot.press(key)
-        await stage.until(lambda: "Enter tries again" in stage.screen_text, pilot)
+    await choose(stage, pull, "down")
+    for key in ("escape", "ctrl+c"):
+        await stage.press("enter")
+        await stage.shows("24.0 MiB of 96.0 MiB", "Esc stops it")
+        await stage.press(key)
+        await stage.shows("Enter tries again")
         assert "pull stopped; 2 finished files (24.0 MiB) are kept; run it again" in stage.screen_text
         assert "error" not in stage.screen_text and pull.cancelled
-        await pilot.press("escape")
-        await stage.until(lambda: "own/Fits-9B  partial" in stage.screen_text, pilot)
-
-    assert play(act).chat_session.executed == []
-
-
-def test_an_error_is_one_line_and_enter_tries_again() -> None:
-    pull = Pull(DownloadError("the Hub cannot be reached", "is there a network?"))
+        pull.cancelled = False
+    await stage.press("escape")
+    await stage.shows("own/Fits-9B  partial")
+    pull.error = DownloadError("the Hub cannot be reached", "is there a network?")
     pull.gate.set()
-
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat_session.on_pull = pull
-        await choose(stage, pilot, "down")
-        await pilot.press("enter")
-        await stage.until(lambda: "error: the Hub cannot be reached; is there a network?" in stage.screen_text, pilot)
-        pull.error = None
-        await pilot.press("enter")
-        await stage.until(lambda: "is here and verified" in stage.screen_text, pilot)
-        await pilot.press("escape")
-        await stage.until(lambda: "own/Fits-9B  local" in stage.screen_text, pilot)
-
-    assert play(act).chat_session.pulls == ["own/Fits-9B"] * 2
+    await stage.press("enter")
+    await stage.shows("Esc does not")
+    await stage.press("enter")
+    await stage.shows("error: the Hub cannot be reached; is there a network?")
+    pull.error = None
+    await stage.press("enter")
+    await stage.shows("is here and verified")
+    await stage.press("escape")
+    await stage.shows("own/Fits-9B  local")
+    assert stage.chat_session.pulls == ["own/Fits-9B"] * 4 and stage.chat_session.executed == []
 
 
-def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit() -> None:
+@staged()
+async def test_the_command_shows_the_same_and_asks_only_about_what_does_not_fit(stage: Stage) -> None:
     pull = Pull()
-
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
-        stage.chat_session.on_pull, stage.chat_session.registry = pull, [BIG, FITS, HERE]
-        for line, words in (("/pull", "needs the name"), ("/pull x", "unknown model"), ("/pull demo", "demo is here")):
-            await stage.send(line, pilot)
-            assert words in stage.screen_text and pulling(stage) is None
-        await stage.send(f"/pull {BIG.name}", pilot)
-        await stage.until(lambda: "Enter downloads it" in stage.screen_text, pilot)
-        await pilot.press("escape")
-        await stage.send(f"/pull {FITS.name}", pilot)
-        await stage.until(lambda: "24.0 MiB of 96.0 MiB" in stage.screen_text, pilot)
-        pull.gate.set()
-        await stage.until(lambda: "Enter talks to it" in stage.screen_text, pilot)
-        await pilot.press("escape")
-        await stage.until(lambda: f"/model {FITS.name} talks to it" in stage.screen_text, pilot)
-
-    stage = play(act)
+    stage.chat_session.on_pull, stage.chat_session.registry = pull, [BIG, FITS, HERE]
+    for line, words in (("/pull", "needs the name"), ("/pull x", "unknown model"), ("/pull demo", "demo is here")):
+        await stage.send(line)
+        assert words in stage.screen_text and pulling(stage) is None
+    await stage.send(f"/pull {BIG.name}")
+    await stage.shows("Enter downloads it")
+    await stage.press("escape")
+    await stage.send(f"/pull {FITS.name}")
+    await stage.shows("24.0 MiB of 96.0 MiB")
+    pull.gate.set()
+    await stage.shows("Enter talks to it")
+    await stage.press("escape")
+    await stage.shows(f"/model {FITS.name} talks to it")
     assert stage.chat_session.pulls == [FITS.name] and stage.chat_session.executed == []
 
 
 def test_leaving_in_the_middle_lets_the_download_clear_up() -> None:
     pull = Pull()
 
-    async def act(stage: Stage, pilot: Pilot[Any]) -> None:
+    async def act(stage: Stage) -> None:
         stage.chat_session.on_pull, stage.chat_session.registry = pull, [FITS]
-        await stage.send(f"/pull {FITS.name}", pilot)
-        await stage.until(lambda: "24.0 MiB" in stage.screen_text, pilot)
-        await pilot.press("ctrl+q")
+        await stage.send(f"/pull {FITS.name}")
+        await stage.shows("24.0 MiB")
+        await stage.press("ctrl+q")
 
     play(act)
     assert pull.cancelled

@@ -17,7 +17,7 @@ from dflash_local.service.service import Service
 from dflash_local.ui.tui.app import RaceApp
 from dflash_local.ui.tui.race import RaceScreen
 from tests.service.scripted import PartingSession, ScriptedSession
-from tests.ui.stage import Stage, drive, play, screen_text, until
+from tests.ui.stage import Stage, drive, screen_text, staged, until
 
 
 def race(
@@ -105,19 +105,16 @@ def test_model_text_in_a_lane_is_made_safe() -> None:
     race(act, ScriptedSession(steps=[Step((Piece("a\x1b]0;x"), Piece("\x07b")), (1,), 0, 0, 0, 0.0)]))
 
 
-def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here() -> None:
-    async def act(stage: Stage, pilot: Pilot[DFlashError]) -> None:
-        await stage.send("one", pilot)
-        stage.chat.composer.put("two")
-        await pilot.press("f5")
-        await stage.until(lambda: isinstance(stage.app.screen, RaceScreen), pilot)
-        await stage.until(lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False), pilot)
-        await pilot.press("escape")
-        await stage.until(lambda: stage.app.screen is stage.chat, pilot)
-        wanted = ("race: 1.83x wall clock", "AR here: 60.0 tok/s, 2.00x")
-        await stage.until(lambda: all(part in stage.screen_text for part in wanted), pilot)
-        assert stage.chat.composer.text == "two" and len(stage.chat_session.conversation.turns) == 2
-
-    stage = play(act)
+@staged()
+async def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here(stage: Stage) -> None:
+    await stage.send("one")
+    stage.composer.put("two")
+    await stage.press("f5")
+    await stage.until(lambda: isinstance(stage.app.screen, RaceScreen))
+    await stage.until(lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False))
+    await stage.press("escape")
+    await stage.until(lambda: stage.app.screen is stage.chat)
+    await stage.shows("race: 1.83x wall clock", "AR here: 60.0 tok/s, 2.00x")
+    assert stage.composer.text == "two" and len(stage.turns) == 2
     asked = [[m.content for m in request.messages] for request in stage.session.requests[1:]]
     assert asked == [["one", "Hello, world!\n", "two"]] * 4
