@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -38,6 +38,11 @@ from dflash_local.service.backend import Find, Model
 from dflash_local.service.service import Service
 from dflash_local.ui.web.streams import LAST_WORD, RECEIPT_PATH, STREAM_PATH
 from tests.service.scripted import ScriptedSession
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from tests.ui.web.conftest import Visitor
 
 LIMIT_S = 30
 
@@ -177,6 +182,35 @@ def site(
         service.close()
         server.end()
         thread.join(60)
+
+
+READY = {
+    "Chat": (".df-figures",),  # the page has asked the server once
+    "Race": (".df-lanes",),
+    "Models": ("#df-details pre", ".df-plans"),  # the tables are drawn: no click falls between two of them
+    "Bench": ("#df-prompts label",),
+    "About": ("#df-about td",),
+}
+
+
+def enter(page: Page, here: Site, tab: str = "Chat") -> None:
+    """Load the page, and wait for what belongs to a tab."""
+    page.goto(here.url)
+    page.locator(".df-figures").wait_for()
+    page.get_by_role("tab", name=tab).click()
+    for part in READY[tab]:
+        page.locator(part).first.wait_for()
+
+
+@contextmanager
+def visiting(visitor: Visitor, tab: str, *sessions: Session, **how: Any) -> Iterator[tuple[Site, Page]]:
+    """Within, a window at a tab of a site; it has asked no other machine for anything in the end."""
+    with site(*sessions, **how) as here:
+        enter(visitor.page, here, tab)
+        yield here, visitor.page
+        assert visitor.foreign == [] and visitor.complaints == []
+        if not visitor.page.is_closed():
+            visitor.page.goto("about:blank")  # or the server would wait for its connections
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import Interrupted
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
+from tests.ui.web.stand import visiting, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -23,18 +22,6 @@ REPORT: dict[str, Any] = {
     "note": "toy pair: test material, never a speed claim",
     "runs": [{**RUN, "verdict": "identical"}],
 }
-
-
-@contextmanager
-def about(visitor: Visitor, change: Callable[[FakeServedPair], None]) -> Iterator[tuple[Site, Page]]:
-    """Within, a window at the About tab; it has asked no other machine for anything in the end."""
-    with site(change=change) as here:
-        page = visitor.page
-        page.goto(here.url)
-        page.get_by_role("tab", name="About").click()
-        page.locator("#df-about td").first.wait_for()
-        yield here, page
-        assert visitor.foreign == [] and visitor.complaints == []
 
 
 def test_a_certificate_shows_its_progress_is_cancelled_by_button_or_closing_and_is_saved(visitor: Visitor) -> None:
@@ -50,7 +37,7 @@ def test_a_certificate_shows_its_progress_is_cancelled_by_button_or_closing_and_
             raise Interrupted("the certificate was stopped")
         return REPORT
 
-    with about(visitor, lambda served: setattr(served, "certify", certify)) as (_, page):
+    with visiting(visitor, "About", change=lambda served: setattr(served, "certify", certify)) as (_, page):
         assert "unloaded meanwhile" in page.get_by_text("The certificate answers").inner_text()
         page.locator("#df-certify").click()
         bar = page.locator("#df-certificate [role=progressbar]")

@@ -6,8 +6,6 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ from dflash_local.service.race import Lane, Race
 from dflash_local.service.service import Service
 from tests.service.scripted import STATS, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site
+from tests.ui.web.stand import visiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -29,22 +27,6 @@ if TYPE_CHECKING:
     from dflash_local.ui.web.bench_run import BenchRow
 
 PROMPTS = (Prompt("greeting", "Say <b>hello</b>."), Prompt("ids", ids=(1, 2, 3)))
-
-
-def two_prompts(served: FakeServedPair) -> None:
-    served.prompts = PROMPTS
-
-
-@contextmanager
-def bench(visitor: Visitor, *sessions: ScriptedSession) -> Iterator[tuple[Site, Page]]:
-    """Within, a window at the Bench tab; it has asked no other machine for anything in the end."""
-    with site(*sessions, change=two_prompts) as here:
-        page = visitor.page
-        page.goto(here.url)
-        page.get_by_role("tab", name="Bench").click()
-        page.locator("#df-prompts label").nth(1).wait_for()
-        yield here, page
-        assert visitor.foreign == [] and visitor.complaints == []
 
 
 def saved(page: Page) -> dict[str, Any]:
@@ -77,7 +59,8 @@ def test_a_run_fills_the_table_and_the_plots_and_stops_within_a_cycle(visitor: V
         if len(begun) == 24 + 13:  # 3 steps x 4 replies of both prompts, then of the first one, are done
             gate.clear()
 
-    with bench(visitor, ScriptedSession(gate=gate, on_step=halt)) as (here, page):
+    session = ScriptedSession(gate=gate, on_step=halt)
+    with visiting(visitor, "Bench", session, change=lambda served: setattr(served, "prompts", PROMPTS)) as (here, page):
         page.locator("#df-run").click()
         check_run(page, saved(page))
         page.locator("#df-run:enabled").click()

@@ -9,8 +9,8 @@ import pytest
 
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import wait_until
-from tests.ui.web.test_chat_tab import chatting, said, send, status
+from tests.ui.web.stand import visiting, wait_until
+from tests.ui.web.test_chat_tab import said, send, status
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -57,7 +57,7 @@ def shown(page: Page, line: int) -> None:
 @pytest.mark.slow
 def test_an_empty_conversation_is_shown_from_its_beginning(visitor: Visitor) -> None:
     visitor.page.set_viewport_size({"width": 400, "height": 500})
-    with chatting(visitor, change=lambda served: setattr(served, "examples", ["Say hello."] * 6)) as (_, page):
+    with visiting(visitor, "Chat", change=lambda served: setattr(served, "examples", ["Say hello."] * 6)) as (_, page):
         page.get_by_role("button", name="Say hello.").first.wait_for()
         page.wait_for_timeout(500)  # for whatever scrolls late
         assert to_the_end(page) > 50 and place(page) == 0
@@ -65,7 +65,7 @@ def test_an_empty_conversation_is_shown_from_its_beginning(visitor: Visitor) -> 
 
 def test_who_reads_upward_stays_there_and_comes_back_by_a_button(visitor: Visitor) -> None:
     paced = Paced()
-    with chatting(visitor, paced.session) as (_, page):
+    with visiting(visitor, "Chat", paced.session) as (_, page):
         back = page.get_by_role("button", name=BACK)
         paced.allow(40)
         send(page, "count")

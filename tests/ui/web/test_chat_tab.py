@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dflash_local.errors import ContextError, DeviceLostError, EngineError
 from dflash_local.events import Piece, Step
 from dflash_local.request import SamplingParams
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, site, wait_until
+from tests.ui.web.stand import Site, visiting, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -27,21 +25,6 @@ def said(*texts: str, channel: str = "final") -> tuple[Step, ...]:
         Step((Piece(text, channel),), (10 + index,), 0, 0, 1, 0.01 * (index + 1))  # type: ignore[arg-type]
         for index, text in enumerate(texts)
     )
-
-
-@contextmanager
-def chatting(visitor: Visitor, *sessions: ScriptedSession, **how: Any) -> Iterator[tuple[Site, Page]]:
-    """Within, a window at the Chat tab; it has asked no other machine for anything in the end."""
-    with site(*sessions, **how) as here:
-        enter(visitor.page, here)
-        yield here, visitor.page
-        assert visitor.foreign == [] and visitor.complaints == []
-        visitor.page.goto("about:blank")  # or the server would wait for its connections
-
-
-def enter(page: Page, here: Site) -> None:
-    page.goto(here.url)
-    page.locator(".df-figures").wait_for()  # the page has asked the server once
 
 
 def field(page: Page) -> Locator:
@@ -67,7 +50,7 @@ def test_a_message_is_answered_with_its_figures_shown_by_origin_made_again_edite
     visitor: Visitor,
 ) -> None:
     session = ScriptedSession()
-    with chatting(visitor, session) as (_, page):
+    with visiting(visitor, "Chat", session) as (_, page):
         field(page).fill("first")
         field(page).press("Shift+Enter")
         field(page).type("second")
@@ -121,7 +104,7 @@ def check_again(page: Page, session: ScriptedSession) -> None:
 
 def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_plain_line(visitor: Visitor) -> None:
     session = ScriptedSession()
-    with chatting(visitor, session) as (here, page):
+    with visiting(visitor, "Chat", session) as (here, page):
         check_prompts(page, here)
         wait_until(lambda: len(session.requests) == 2)
         status(page, "acceptance 2.50")
@@ -176,7 +159,7 @@ def check_prompts(page: Page, here: Site) -> None:
 def test_an_error_is_one_line_and_the_message_comes_back_unless_a_part_of_the_reply_came(visitor: Visitor) -> None:
     early = [ContextError("at once: 900 tokens do not fit", "shorten it"), EngineError("the device is gone", "wait")]
     late = ScriptedSession(faults=[None, DeviceLostError("it is gone", "wait")])
-    with chatting(visitor, ScriptedSession(faults=[*early]), late) as (_, page):
+    with visiting(visitor, "Chat", ScriptedSession(faults=[*early]), late) as (_, page):
         for words in ("900 tokens do not fit (shorten it)", "the device is gone (wait)"):
             send(page, "too much")
             assert status(page, words).get_attribute("role") == "alert"
@@ -196,7 +179,7 @@ def test_an_error_is_one_line_and_the_message_comes_back_unless_a_part_of_the_re
 
 def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visitor: Visitor) -> None:
     steps = (*said("I wonder ", "<b>why</b>", channel="thinking"), *said("# Title\n\n```py\nprint('<b>')\n```\n"))
-    with chatting(visitor, ScriptedSession(steps=steps)) as (_, page):
+    with visiting(visitor, "Chat", ScriptedSession(steps=steps)) as (_, page):
         press(page, "Export")
         page.get_by_text("there is nothing to export yet").wait_for()
         send(page, "code, please")

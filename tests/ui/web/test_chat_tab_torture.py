@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import wait_until
-from tests.ui.web.test_chat_tab import BOT, USER, chatting, enter, press, said, send, status
+from tests.ui.web.stand import enter, visiting, wait_until
+from tests.ui.web.test_chat_tab import BOT, USER, press, said, send, status
 
 if TYPE_CHECKING:
     from playwright.sync_api import Dialog
@@ -25,7 +25,7 @@ def test_stop_ends_the_reply_within_a_cycle_and_keeps_the_text(visitor: Visitor)
 
     gate.set()
     session = ScriptedSession(steps=said(*(f"word{n} " for n in range(50))), gate=gate, on_step=step)
-    with chatting(visitor, session) as (here, page):
+    with visiting(visitor, "Chat", session) as (here, page):
         send(page, "talk on")
         page.locator(BOT).get_by_text("word2").wait_for()
         wait_until(lambda: len(counted) == 4)
@@ -78,7 +78,7 @@ def test_text_of_a_model_or_a_user_is_shown_and_never_obeyed(visitor: Visitor) -
         visitor.complaints.append(dialog.message)
         dialog.dismiss()
 
-    with chatting(visitor, ScriptedSession(steps=steps)) as (_, page):
+    with visiting(visitor, "Chat", ScriptedSession(steps=steps)) as (_, page):
         page.on("dialog", appeared)
         send(page, text)
         status(page, "acceptance 2.50")
@@ -112,7 +112,7 @@ def test_two_windows_wait_in_line_and_a_closed_one_frees_the_machine(visitor: Vi
             yield from super().generate(request, *rest)
 
     session = Echo(gate=gate)
-    with chatting(visitor, session) as (here, page):
+    with visiting(visitor, "Chat", session) as (here, page):
         other = page.context.new_page()
         enter(other, here)
         send(page, "alpha")

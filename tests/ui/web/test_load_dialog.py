@@ -24,8 +24,8 @@ from dflash_local.service.backend import Model
 from dflash_local.service.service import Service
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, wait_until
-from tests.ui.web.test_models_tab import choose, enter, models, row, start
+from tests.ui.web.stand import FakeServedPair, Site, enter, visiting, wait_until
+from tests.ui.web.test_models_tab import choose, row, start
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -80,7 +80,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> Pairs:
 @contextmanager
 def dialog(visitor: Visitor, pairs: Pairs) -> Iterator[tuple[Site, Page]]:
     """Within, a window with the pair's plans."""
-    with models(visitor, change=pairs.change, find=pairs.find) as (here, page):
+    with visiting(visitor, "Models", change=pairs.change, find=pairs.find) as (here, page):
         choose(page, PAIR)
         planned(page)
         yield here, page
@@ -167,7 +167,7 @@ def test_a_download_is_loaded_when_it_has_come_or_the_fault_is_told_and_each_win
     pairs.fault = DownloadError("a shard of it is missing", "pull it again")
     with dialog(visitor, pairs) as (here, page):
         other = page.context.new_page()
-        enter(other, here)
+        enter(other, here, "Models")
         start(page, "Download 20.02 GiB and load$").click()
         line = page.locator("#df-pulling [role=alert]")
         line.get_by_text("It was not loaded: a shard of it is missing").wait_for()
@@ -248,7 +248,7 @@ def test_what_speaks_against_a_pair_is_one_line_and_planning_is_seen(visitor: Vi
         pairs.change(served)
         served.planning = plan
 
-    with models(visitor, change=change) as (_, page):
+    with visiting(visitor, "Models", change=change) as (_, page):
         page.locator('.df-plans[data-pair="scripted"]').wait_for()
         row(page, PAIR).locator("button").click()
         page.locator("#df-load-dialog [role=progressbar]").wait_for()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,28 +19,12 @@ from tests.cli.conftest import TARGET, toy_hub  # noqa: F401  # a fixture
 from tests.fake_hub import FakeHub
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import FakeServedPair, Site, site, wait_until
+from tests.ui.web.stand import FakeServedPair, visiting, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 SLOW = 200_000  # bytes per second of a file that is to be seen coming
-
-
-@contextmanager
-def models(visitor: Visitor, **how: Any) -> Iterator[tuple[Site, Page]]:
-    """Within, a window at the Models tab; it has asked no other machine for anything in the end."""
-    with site(**how) as here:
-        enter(visitor.page, here)
-        yield here, visitor.page
-        assert visitor.foreign == [] and visitor.complaints == []
-
-
-def enter(page: Page, here: Site) -> None:
-    page.goto(here.url)
-    page.get_by_role("tab", name="Models").click()
-    page.locator("#df-details pre").wait_for()
-    page.locator(".df-plans").wait_for()  # the tables are drawn: no click falls between two of them
 
 
 def real_pair(service: Service) -> Any:
@@ -87,7 +69,7 @@ def test_a_pair_is_pulled_loaded_and_removed_and_a_pull_that_fails_is_one_plain_
     toy_hub: FakeHub,  # noqa: F811
 ) -> None:
     toy_hub.fault("api", "404", times=99, code="RepoNotFound")
-    with models(visitor, make=real_pair, find=any_model) as (here, page):
+    with visiting(visitor, "Models", make=real_pair, find=any_model) as (here, page):
         choose(page, TARGET)
         assert page.locator("#df-remove").is_disabled()
         start(page, "Download$").click()
@@ -136,7 +118,7 @@ def test_names_are_shown_as_text_and_no_row_moves_while_the_tab_is_open(visitor:
     def order(page: Page) -> list[str]:
         return page.locator("#df-pairs tr[data-name] button").all_inner_texts()
 
-    with models(visitor, change=change) as (here, page):
+    with visiting(visitor, "Models", change=change) as (here, page):
         assert order(page) == ["scripted", "d", "c", "b", odd]
         news = {"d": ("absent", "needs 9 GiB"), "b": ("local", "fits"), "c": ("absent", "target alone")}
         here.served.registry = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,20 +17,18 @@ from dflash_local.service.service import Service
 from dflash_local.settings import load as load_settings
 from tests.remote.openai_fake import Fake, running
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, site
+from tests.ui.web.stand import site, visiting
 
 
-@contextmanager
-def page_over(fake: Fake, plain: Fake | None = None) -> Iterator[Site]:
-    """The page over a server, or over two."""
+def over(fake: Fake, plain: Fake | None = None) -> dict[str, Any]:
+    """What makes a site one over a server, or over two."""
     user = load_settings()
     models = ServerModels(user, lambda _event: None, fake.url, plain_url=plain.url if plain else None)
 
     def make(service: Service) -> ServedPair:
         return ServedPair(service, models, LoadConfig(), user, "http://127.0.0.1:1")
 
-    with site(make=make, find=models.find, model=models.model(models.pair("demo"), LoadConfig(), False)) as here:
-        yield here
+    return {"make": make, "find": models.find, "model": models.model(models.pair("demo"), LoadConfig(), False)}
 
 
 @pytest.fixture
@@ -39,20 +37,10 @@ def fake() -> Iterator[Fake]:
         yield server
 
 
-def enter(visitor: Visitor, here: Site, tab: str) -> None:
-    visitor.page.goto(here.url)
-    visitor.page.locator(".df-figures").wait_for()
-    visitor.page.get_by_role("tab", name=tab).click()
-
-
-def test_a_chat_shows_the_servers_figures_or_its_fault_and_the_models_tab_that_it_decides(
-    visitor: Visitor, fake: Fake
-) -> None:
+def test_the_servers_figures_and_faults_are_told_and_what_it_decides(visitor: Visitor, fake: Fake) -> None:
     fake.fault = "500"
     fake.thinking = "first a word"
-    page = visitor.page
-    with page_over(fake) as here:
-        enter(visitor, here, "Chat")
+    with visiting(visitor, "Chat", **over(fake)) as (_, page):
         page.locator("#df-field textarea").fill("hi")
         page.get_by_role("button", name="Send").click()
         page.get_by_text(f"the server at {fake.url} answers with status 500").wait_for()
@@ -71,26 +59,21 @@ def test_a_chat_shows_the_servers_figures_or_its_fault_and_the_models_tab_that_i
         assert page.locator("#df-load-dialog .df-start").count() == 0
         assert page.locator("#df-standing").inner_text().startswith("demo: replies come from vLLM 0.32.0 at http")
         assert page.locator("#df-unload").is_disabled()
-        assert visitor.foreign == [] and visitor.complaints == []
-        page.goto("about:blank")
 
 
 # Of SGLang texts are compared, as in tests/cli/test_two_servers.py.
 @pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.slow)])
 def test_two_servers_race(visitor: Visitor, kind: str) -> None:
     with running(Fake(kind)) as drafting, running(Fake(kind, speculative=False)) as plain:
-        with page_over(drafting, plain) as here:
-            enter(visitor, here, "Race")
-            visitor.page.locator(".df-lanes").wait_for()
-            visitor.page.get_by_role("button", name="Race", exact=True).click()
-            visitor.page.locator(".df-verdict").wait_for()
-            assert visitor.page.locator(".df-verdict").inner_text().startswith("identical: yes")
-            lanes = [lane.inner_text() for lane in visitor.page.locator(".df-lane").all()]
+        with visiting(visitor, "Race", **over(drafting, plain)) as (_, page):
+            page.get_by_role("button", name="Race", exact=True).click()
+            page.locator(".df-verdict").wait_for()
+            assert page.locator(".df-verdict").inner_text().startswith("identical: yes")
+            lanes = [lane.inner_text() for lane in page.locator(".df-lane").all()]
             assert all("Hello, world!" in lane and "8 tokens" in lane for lane in lanes)
-            with visitor.page.expect_download() as saving:
-                visitor.page.get_by_role("link", name="Save as JSON").click()
+            with page.expect_download() as saving:
+                page.get_by_role("link", name="Save as JSON").click()
             content = json.loads(saving.value.path().read_text(encoding="utf-8"))
-            visitor.page.goto("about:blank")
     assert content["server"]["program"] == kind and "127.0.0.1" not in json.dumps(content)
     assert len(plain.bodies) == len(drafting.bodies) == 2, "each is warmed up first"
 
@@ -100,7 +83,7 @@ def test_what_the_server_decides_is_told_in_one_line(fake: Fake) -> None:
     from dflash_local.ui.web.race import race_request
 
     label = f"the server at {fake.url}"
-    with page_over(fake) as here:
+    with site(**over(fake)) as here:
         served, service = here.served, here.service
         service.load()
         racer = Racer(service, race_request(service, "hi", 8, 0, None))

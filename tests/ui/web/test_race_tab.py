@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.service.scripted import PartingSession, ScriptedFacts, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, site, wait_until
+from tests.ui.web.stand import Site, visiting, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -20,11 +20,8 @@ def start(visitor: Visitor) -> None:
 
 def test_a_race_is_stopped_run_replayed_and_saved_and_tells_a_difference_or_no_drafter(visitor: Visitor) -> None:
     session = ScriptedSession(gate=threading.Event())
-    page = visitor.page
-    with site(session, PartingSession(), ScriptedSession(facts=ScriptedFacts(drafter=None))) as here:
-        page.goto(here.url)
-        page.get_by_role("tab", name="Race").click()
-        page.locator(".df-lanes").wait_for()
+    sessions = session, PartingSession(), ScriptedSession(facts=ScriptedFacts(drafter=None))
+    with visiting(visitor, "Race", *sessions) as (here, page):
         assert page.locator("textarea:visible").input_value() == "Say hello.", "a built-in prompt is there already"
         check_stop(visitor, here, session)
         start(visitor)
@@ -40,8 +37,6 @@ def test_a_race_is_stopped_run_replayed_and_saved_and_tells_a_difference_or_no_d
         line = page.get_by_text("a race needs a drafter, and none was loaded (name one with --drafter)")
         line.wait_for()
         assert line.get_attribute("role") == "alert" and verdict.count() == 0
-        assert visitor.foreign == [] and visitor.complaints == []
-        page.goto("about:blank")
 
 
 def check_stop(visitor: Visitor, here: Site, session: ScriptedSession) -> None:
