@@ -220,13 +220,6 @@ async def test_origins_have_a_mark_and_the_meter_shows_all_figures_and_the_speed
     assert "AR here: 60.0 tok/s, 2.00x" in stage.screen_text
 
 
-@staged(size=(80, 24))
-async def test_a_narrow_screen_has_the_figures_in_a_line(stage: Stage) -> None:
-    await stage.send("hi")
-    assert "120.0 tok/s · acceptance 2.50 · ctx 11/512 · float32: exact" in stage.screen_text
-    assert "Accepted per" not in stage.screen_text
-
-
 class Alarmed(ScriptedSession):
     def generate(self, request, *rest):  # type: ignore[no-untyped-def]
         for event in ScriptedSession.generate(self, request, *rest):

@@ -125,29 +125,26 @@ async def test_d_and_c_plan_all_of_it_anew_and_what_is_chosen_has_both(stage: St
     assert not chosen.config.draft and stage.chat_session.pulls == []
 
 
-def test_planning_holds_nothing_up_and_can_be_left(plan: Plan) -> None:
+@staged()
+async def test_planning_holds_nothing_up_and_can_be_left(stage: Stage, plan: Plan) -> None:
     gate = threading.Event()
 
     def slow(name: str, context: int | None, draft: bool) -> LoadChoices | None:
-        if not draft:
-            gate.wait(60)
+        assert draft or gate.wait(60)
         return plan(name, context, draft)
 
-    async def act(stage: Stage) -> None:
-        await open_dialog(stage, slow)
+    await open_dialog(stage, slow)
+    try:
         await stage.press("d")
         await stage.shows("planning")
         await stage.press("c", "enter")
         assert dialog(stage) is not None
         await stage.press("escape")
         await stage.until(lambda: stage.app.screen is stage.chat)
-        gate.set()
-
-    try:
-        stage = play(act)
-        assert stage.chat_session.loaded == [] and len(stage.chat_session.plans) == 2, "one thing at a time"
     finally:
         gate.set()
+    await stage.idle()
+    assert stage.chat_session.loaded == [] and len(stage.chat_session.plans) == 2, "one thing at a time"
 
 
 @staged()
@@ -217,19 +214,12 @@ async def test_the_list_of_pairs_leads_there_and_back(stage: Stage, plan: Plan) 
     assert [name for name, *_ in stage.chat_session.plans] == [NAME, NAME]
 
 
-def test_while_a_reply_runs_the_command_waits_in_the_field(plan: Plan) -> None:
-    gate = threading.Event()
-
-    async def act(stage: Stage) -> None:
-        stage.chat_session.plan = plan
-        await stage.enter("hi")
-        await stage.until(lambda: bool(stage.session.requests))
-        await stage.enter(f"/model {NAME}")
-        assert dialog(stage) is None and stage.composer.text == f"/model {NAME}"
-        gate.set()
-        await stage.idle()
-
-    try:
-        assert play(act, session=ScriptedSession(gate=gate)).chat_session.plans == []
-    finally:
-        gate.set()
+@staged(lambda: ScriptedSession(gate=threading.Event()))
+async def test_while_a_reply_runs_the_command_waits_in_the_field(stage: Stage) -> None:
+    await stage.enter("hi")
+    await stage.until(lambda: bool(stage.session.requests))
+    await stage.enter(f"/model {NAME}")
+    assert dialog(stage) is None and stage.composer.text == f"/model {NAME}"
+    await stage.press("escape")
+    await stage.idle()
+    assert stage.chat_session.plans == []
