@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -193,11 +194,11 @@ def screen_text(app: App[Any]) -> str:
 
 async def until(ready: Callable[[], bool], pilot: Pilot[Any], seconds: float = 60.0) -> None:
     """Let the application work until something holds."""
-    for _ in range(int(seconds / POLL_S)):
-        if ready():
-            return
+    limit = time.monotonic() + seconds
+    while not ready() and time.monotonic() < limit:
         await pilot.pause(POLL_S)
-    raise AssertionError(f"not reached; the screen is\n{screen_text(pilot.app)}")
+    if not ready():
+        raise AssertionError(f"not reached; the screen is\n{screen_text(pilot.app)}")
 
 
 async def settle(pilot: Pilot[Any]) -> None:

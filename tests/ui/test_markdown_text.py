@@ -226,12 +226,12 @@ async def test_a_theme_paints_and_a_resize_wraps_the_text_anew_and_the_origins_c
     await stage.send("x")
     view = stage.chat.query_one(TextView)
     before, dark = view.size.height, colours()
+    stage.app.theme = "textual-light"
+    await stage.until(lambda: not dark & colours())
     await stage.pilot.resize_terminal(40, 30)
     await stage.until(lambda: view.size.height > before)
     await stage.pilot.resize_terminal(120, 36)
     await stage.until(lambda: view.size.height == before)
-    stage.app.theme = "textual-light"
-    await stage.until(lambda: not dark & colours())
     await stage.press("f3", "f3")
     text = stage.screen_text
     assert text.index("words") < text.index("1 tokens · "), "the text stands above its figures again"
