@@ -28,7 +28,7 @@ from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DFlashError, UsageError
-from dflash_local.events import Notice
+from dflash_local.events import Notice, Piece, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.backend import Backend
@@ -199,6 +199,12 @@ async def until(ready: Callable[[], bool], pilot: Pilot[Any], seconds: float = 6
         await pilot.pause(POLL_S)
     if not ready():
         raise AssertionError(f"not reached; the screen is\n{screen_text(pilot.app)}")
+
+
+def saying(text: str, size: int = 0) -> ScriptedSession:
+    """A session that says it, cut into bits of ``size`` characters."""
+    bits = [text[at : at + size] for at in range(0, len(text), size)] if size else [text]
+    return ScriptedSession(steps=[Step((Piece(bit),), (1,), 0, 0, 1, index / 1000) for index, bit in enumerate(bits)])
 
 
 async def settle(pilot: Pilot[Any]) -> None:

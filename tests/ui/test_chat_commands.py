@@ -10,11 +10,9 @@ import pytest
 
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import SettingsError
-from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
 from dflash_local.ui.tui.transcript import UserMessage
-from tests.service.scripted import ScriptedSession
-from tests.ui.stage import Stage, staged
+from tests.ui.stage import Stage, saying, staged
 
 
 @staged()
@@ -170,7 +168,7 @@ async def test_ctrl_underscore_undoes_since_ctrl_z_sleeps(stage: Stage) -> None:
 REPLY = "Look:\n```python\nx = 1\n```\nand\n~~~\ny\n~~~\n"
 
 
-@staged(lambda: ScriptedSession(steps=[Step((Piece(REPLY),), (1,), 0, 0, 0, 0.0)]))
+@staged(lambda: saying(REPLY))
 async def test_copy_takes_the_reply_or_a_code_block(stage: Stage) -> None:
     await stage.send("hi")
     await stage.press("f9")

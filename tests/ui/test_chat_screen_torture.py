@@ -8,15 +8,13 @@ import time
 import pytest
 from textual.geometry import Size
 
-from dflash_local.events import Piece, Step
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
 from dflash_local.ui.pieces import SafePieces, text_of
 from dflash_local.ui.safety import MAX_BLOCK_LINES, MAX_CHARS, MarkdownGuard
 from dflash_local.ui.tui.text_view import TextView
 from dflash_local.ui.tui.transcript import MAX_REBUILT, MAX_SHOWN
-from tests.service.scripted import ScriptedSession
-from tests.ui.stage import Stage, staged
+from tests.ui.stage import Stage, saying, staged
 
 HOSTILE = {
     "osc 52": "\x1b]52;c;ZXZpbA==\x07",
@@ -31,12 +29,6 @@ HOSTILE = {
     "bell": "\x07" * 50,
     "marks": "e" + "\u0301" * 10_000,
 }
-
-
-def saying(text: str, size: int = 0) -> ScriptedSession:
-    """A session that says it, cut into bits of ``size`` characters."""
-    bits = [text[at : at + size] for at in range(0, len(text), size)] if size else [text]
-    return ScriptedSession(steps=[Step((Piece(bit),), (1,), 0, 0, 1, index / 1000) for index, bit in enumerate(bits)])
 
 
 @pytest.mark.parametrize("by_origin", [False, True])

@@ -7,12 +7,10 @@ import random
 import pytest
 from textual.content import Content
 
-from dflash_local.events import Piece, Step
 from dflash_local.ui.tui.lines import EMPTY, PlainLayout, TextLine, TextTable, rows_of, shares
 from dflash_local.ui.tui.markdown import CODE_LINES, MarkdownLayout
 from dflash_local.ui.tui.text_view import MAX_OPEN, TextView
-from tests.service.scripted import ScriptedSession
-from tests.ui.stage import Stage, staged
+from tests.ui.stage import Stage, saying, staged
 
 EVERYTHING = """# First
 
@@ -103,10 +101,6 @@ def laid_out(bits: list[str], width: int = 64) -> list[str]:
     return [(row.hang + row.text).plain.rstrip() for line in lines for row in rows_of(line, 0, width)]
 
 
-def said(text: str) -> ScriptedSession:
-    return ScriptedSession(steps=[Step((Piece(text),), (1,), 0, 0, 1, 0.1)])
-
-
 def test_every_kind_of_block_is_laid_out() -> None:
     assert "\n".join(laid_out([EVERYTHING])) == LAID_OUT
 
@@ -187,7 +181,7 @@ def test_plain_text_keeps_its_lines_and_cuts_what_is_too_long() -> None:
     assert text[:4] == ["", "one", "", "two"] and [len(part) for part in text[4:]] == [4000, 4000, 1000]
 
 
-@staged(lambda: said("".join(f"part {n}\n\n```\ncode\n```\n\n" for n in range(200))))
+@staged(lambda: saying("".join(f"part {n}\n\n```\ncode\n```\n\n" for n in range(200))))
 async def test_a_long_reply_is_one_widget(stage: Stage) -> None:
     await stage.send("x")
     view = stage.chat.transcript.replies[0]
@@ -200,14 +194,14 @@ async def test_a_long_reply_is_one_widget(stage: Stage) -> None:
 UNENDING = "- item\n\n" + "  words\n\n" * (MAX_OPEN // 4)
 
 
-@staged(lambda: said(UNENDING + "end"))
+@staged(lambda: saying(UNENDING + "end"))
 async def test_a_block_that_never_ends_goes_on_as_plain_text(stage: Stage) -> None:
     await stage.send("x")
     assert stage.chat.query_one(TextView).plain and stage.chat.transcript.replies[0].text == UNENDING + "end"
     assert "end" in stage.screen_text
 
 
-@staged(lambda: said("A line **bold** " + "words " * 15 + "end\n\n- item\n"), size=(90, 30))
+@staged(lambda: saying("A line **bold** " + "words " * 15 + "end\n\n- item\n"), size=(90, 30))
 async def test_text_is_selected_with_the_mouse_and_copied_as_it_was_before_it_was_wrapped(stage: Stage) -> None:
     await stage.send("x")
     await stage.pilot.mouse_down(TextView, offset=(7, 0))
@@ -218,7 +212,7 @@ async def test_text_is_selected_with_the_mouse_and_copied_as_it_was_before_it_wa
     assert stage.app.clipboard.startswith("bold words") and not stage.app.screen.get_selected_text()
 
 
-@staged(lambda: said("# Words\n" + "words " * 40))
+@staged(lambda: saying("# Words\n" + "words " * 40))
 async def test_a_theme_paints_and_a_resize_wraps_the_text_anew_and_the_origins_come_and_go(stage: Stage) -> None:
     def colours() -> set[str]:
         return {str(segment.style.color) for segment in view.render_line(0) if segment.style is not None}

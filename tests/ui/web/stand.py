@@ -40,7 +40,7 @@ from dflash_local.ui.web.streams import LAST_WORD, RECEIPT_PATH, STREAM_PATH
 from tests.service.scripted import ScriptedSession
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
     from tests.ui.web.conftest import Visitor
 
@@ -211,6 +211,13 @@ def visiting(visitor: Visitor, tab: str, *sessions: Session, **how: Any) -> Iter
         assert visitor.foreign == [] and visitor.complaints == []
         if not visitor.page.is_closed():
             visitor.page.goto("about:blank")  # or the server would wait for its connections
+
+
+def saved(link: Locator) -> tuple[str, Any]:
+    """Click a link; the name of the file that it saves, and what stands in it as JSON."""
+    with link.page.expect_download() as saving:
+        link.click()
+    return saving.value.suggested_filename, json.loads(saving.value.path().read_text(encoding="utf-8"))
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import Interrupted
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import visiting, wait_until
+from tests.ui.web.stand import saved, visiting, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -57,12 +56,7 @@ def test_a_certificate_shows_its_progress_is_cancelled_by_button_or_closing_and_
 
 def check_report(page: Page) -> None:
     """It is saved as it came, and shown."""
-    link = page.locator("#df-certificate-file a")
-    link.wait_for()
-    with page.expect_download() as download:
-        link.click()
-    assert json.loads(download.value.path().read_text(encoding="utf-8")) == REPORT
-    assert download.value.suggested_filename == "dflash-certificate.json"
+    assert saved(page.locator("#df-certificate-file a")) == ("dflash-certificate.json", REPORT)
     words = page.locator("#df-certificate").inner_text()
     assert f"Verdict: {REPORT['statement']}" in words and "toy pair" in words
     assert page.locator("#df-certificate-runs tbody").inner_text().split() == "1 greedy 8 56 7.86 identical".split()

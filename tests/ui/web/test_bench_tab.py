@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
 from dataclasses import replace
@@ -19,7 +17,7 @@ from dflash_local.service.race import Lane, Race
 from dflash_local.service.service import Service
 from tests.service.scripted import STATS, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import visiting
+from tests.ui.web.stand import saved, visiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -27,19 +25,6 @@ if TYPE_CHECKING:
     from dflash_local.ui.web.bench_run import BenchRow
 
 PROMPTS = (Prompt("greeting", "Say <b>hello</b>."), Prompt("ids", ids=(1, 2, 3)))
-
-
-def saved(page: Page) -> dict[str, Any]:
-    """What the link would save."""
-    link = page.locator("#df-bench-file a")
-    link.wait_for()
-    with page.expect_download() as download:
-        link.click()
-    content = json.loads(download.value.path().read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    href = link.get_attribute("href") or ""
-    assert content == json.loads(base64.b64decode(href.partition(",")[2]))
-    return content
 
 
 def plotted(page: Page, plot: str, least: int) -> list[str]:
@@ -62,20 +47,22 @@ def test_a_run_fills_the_table_and_the_plots_and_stops_within_a_cycle(visitor: V
     session = ScriptedSession(gate=gate, on_step=halt)
     with visiting(visitor, "Bench", session, change=lambda served: setattr(served, "prompts", PROMPTS)) as (here, page):
         page.locator("#df-run").click()
-        check_run(page, saved(page))
+        check_run(page)
         page.locator("#df-run:enabled").click()
         page.locator("#df-bench-status").get_by_text("prompt 2 of 2").wait_for()
         assert page.locator("#df-run").is_disabled()
         page.locator("#df-stop").click()
         page.locator("#df-bench-status").get_by_text("the bench was stopped").wait_for()
-        assert page.locator("#df-bench-table tbody tr").count() == 1 and len(saved(page)["prompts"]) == 1
+        assert page.locator("#df-bench-table tbody tr").count() == 1
+        assert len(saved(page.locator("#df-bench-file a"))[1]["prompts"]) == 1
         assert here.service.status.running == 0
         gate.set()
         page.locator("#df-run:enabled").click()
         page.locator("#df-bench-status").get_by_text("Measured here").wait_for()
 
 
-def check_run(page: Page, content: dict[str, Any]) -> None:
+def check_run(page: Page) -> None:
+    _, content = saved(page.locator("#df-bench-file a"))
     rows = page.locator("#df-bench-table tbody tr").all_inner_texts()
     assert [row.split() for row in rows] == [
         ["1", "greeting", "60.0", "120.0", "2.00x", "2.50", "yes"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from typing import TYPE_CHECKING
 
 from dflash_local.errors import ContextError, DeviceLostError, EngineError
@@ -11,7 +10,7 @@ from dflash_local.events import Piece, Step
 from dflash_local.request import SamplingParams
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, visiting, wait_until
+from tests.ui.web.stand import Site, saved, visiting, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -191,13 +190,10 @@ def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visi
         page.get_by_text("I wonder <b>why</b>").wait_for()
         page.locator(f"{BOT} button.copy_code_button").wait_for()
         press(page, "Export")
-        with page.expect_download() as saving:
-            page.get_by_role("link", name="JSON with figures").click()
-        assert saving.value.suggested_filename == "conversation.json"
-        content = json.loads(saving.value.path().read_text(encoding="utf-8"))
+        name, content = saved(page.get_by_role("link", name="JSON with figures"))
         link = page.get_by_role("link", name="Markdown").get_attribute("href") or ""
         markdown = base64.b64decode(link.partition("base64,")[2]).decode("utf-8")
-    assert [row["role"] for row in content["messages"]] == ["user", "assistant"]
+    assert name == "conversation.json" and [row["role"] for row in content["messages"]] == ["user", "assistant"]
     reply = content["messages"][1]
     assert reply["content"] == "# Title\n\n```py\nprint('<b>')\n```\n" and reply["thinking"] == "I wonder <b>why</b>"
     assert reply["figures"]["mean_acceptance_length"] == 2.5

@@ -17,7 +17,7 @@ from dflash_local.service.service import Service
 from dflash_local.settings import load as load_settings
 from tests.remote.openai_fake import Fake, running
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import site, visiting
+from tests.ui.web.stand import saved, site, visiting
 
 
 def over(fake: Fake, plain: Fake | None = None) -> dict[str, Any]:
@@ -71,9 +71,7 @@ def test_two_servers_race(visitor: Visitor, kind: str) -> None:
             assert page.locator(".df-verdict").inner_text().startswith("identical: yes")
             lanes = [lane.inner_text() for lane in page.locator(".df-lane").all()]
             assert all("Hello, world!" in lane and "8 tokens" in lane for lane in lanes)
-            with page.expect_download() as saving:
-                page.get_by_role("link", name="Save as JSON").click()
-            content = json.loads(saving.value.path().read_text(encoding="utf-8"))
+            _, content = saved(page.get_by_role("link", name="Save as JSON"))
     assert content["server"]["program"] == kind and "127.0.0.1" not in json.dumps(content)
     assert len(plain.bodies) == len(drafting.bodies) == 2, "each is warmed up first"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING
 
 from tests.service.scripted import PartingSession, ScriptedFacts, ScriptedSession
 from tests.ui.web.conftest import Visitor
-from tests.ui.web.stand import Site, visiting, wait_until
+from tests.ui.web.stand import Site, saved, visiting, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -57,9 +56,7 @@ def check_race(page: Page) -> None:
     assert "60.0 tok/s" in lanes[0] and "120.0 tok/s" in lanes[1]
     result = page.locator(".df-result").inner_text()
     assert "this run: 1.83x wall clock, 2.00x decode speed" in result and "2.50" in result
-    with page.expect_download() as saving:
-        page.get_by_role("link", name="Save as JSON").click()
-    assert saving.value.suggested_filename == "race.json"
-    content = json.loads(saving.value.path().read_text(encoding="utf-8"))
+    name, content = saved(page.get_by_role("link", name="Save as JSON"))
+    assert name == "race.json"
     assert content["identical"] is True and content["decode_ratio"] == 2.0 and content["prompt"] == "Say hello."
     assert content["versions"]["dflash-local"] and content["ar"]["token_ids"] == [10, 11, 12, 13, 14, 15]
