@@ -156,15 +156,6 @@ async def test_help_names_keys_and_commands_and_goes_away(stage: Stage) -> None:
     assert "Ctrl+R  " not in stage.screen_text
 
 
-@staged()
-async def test_ctrl_underscore_undoes_since_ctrl_z_sleeps(stage: Stage) -> None:
-    await stage.press("a")  # one: what is typed within two seconds is undone together
-    await stage.press("ctrl+z")  # no terminal here to go back to
-    assert stage.composer.text == "a"
-    await stage.press("ctrl+underscore")
-    assert stage.composer.text == ""
-
-
 REPLY = "Look:\n```python\nx = 1\n```\nand\n~~~\ny\n~~~\n"
 
 

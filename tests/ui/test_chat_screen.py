@@ -82,15 +82,6 @@ async def test_escape_before_the_request_was_taken_stops_it_all_the_same(
     assert stage.composer.text == "x" and not stage.chat.transcript.replies and stage.roles == []
 
 
-@staged(lambda: ScriptedSession(end="length"))
-async def test_a_reply_cut_off_at_its_limit_says_so_also_when_it_is_shown_again(stage: Stage) -> None:
-    await stage.send("hi")
-    assert "■ cut off at its limit of 6 tokens" in stage.screen_text
-    await stage.chat.transcript.rebuild(stage.turns, False)
-    await stage.pilot.pause()
-    assert "■ cut off at its limit of 6 tokens" in stage.screen_text
-
-
 @pytest.mark.parametrize("where", ["chat", "help"])
 def test_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
     async def act(stage: Stage) -> None:
@@ -109,7 +100,12 @@ def test_ctrl_c_once_stops_and_twice_leaves(where: str) -> None:
 
 
 @staged()
-async def test_ctrl_c_without_a_reply_says_how_to_leave(stage: Stage) -> None:
+async def test_ctrl_z_sleeps_ctrl_underscore_undoes_and_ctrl_c_without_a_reply_says_how_to_leave(stage: Stage) -> None:
+    await stage.press("a")  # one: what is typed within two seconds is undone together
+    await stage.press("ctrl+z")  # no terminal here to go back to
+    assert stage.composer.text == "a"
+    await stage.press("ctrl+underscore")
+    assert stage.composer.text == ""
     await stage.press("ctrl+c")
     assert stage.app.is_running and "again" in stage.notified
 
@@ -188,8 +184,18 @@ THINKING = (
 )
 
 
-@staged(lambda: ScriptedSession(steps=THINKING))
-async def test_thinking_is_folded_with_its_count_and_time(stage: Stage) -> None:
+class Alarmed(ScriptedSession):
+    def generate(self, request, *rest):  # type: ignore[no-untyped-def]
+        for event in ScriptedSession.generate(self, request, *rest):
+            yield event
+            if event is self.steps[0]:
+                yield Notice("acceptance is below its band", "warning")
+
+
+@staged(lambda: Alarmed(steps=THINKING, end="length"))
+async def test_thinking_is_folded_an_alarm_stays_and_a_cut_off_says_so_also_when_it_is_shown_again(
+    stage: Stage,
+) -> None:
     await stage.send("hi")
     fold = stage.chat.query_one(Collapsible)
     assert fold.title == "Thinking (5 tokens, 1.5 s)" and fold.collapsed
@@ -197,6 +203,11 @@ async def test_thinking_is_folded_with_its_count_and_time(stage: Stage) -> None:
     fold.collapsed = False
     await stage.pilot.pause()
     assert "let me see, well" in stage.screen_text and stage.turns[-1].thinking == "let me see, well"
+    assert "acceptance is below its" in str(stage.chat.query_one("#alarms", Static).render())
+    assert "■ cut off at its limit of 6 tokens" in stage.screen_text
+    await stage.chat.transcript.rebuild(stage.turns, False)
+    await stage.pilot.pause()
+    assert "■ cut off at its limit of 6 tokens" in stage.screen_text
 
 
 @staged()
@@ -218,20 +229,6 @@ async def test_origins_have_a_mark_and_the_meter_shows_all_figures_and_the_speed
     stage.chat_session.conversation.options.mode = "dflash"
     await stage.send("hi")
     assert "AR here: 60.0 tok/s, 2.00x" in stage.screen_text
-
-
-class Alarmed(ScriptedSession):
-    def generate(self, request, *rest):  # type: ignore[no-untyped-def]
-        for event in ScriptedSession.generate(self, request, *rest):
-            yield event
-            if event is self.steps[0]:
-                yield Notice("acceptance is below its band", "warning")
-
-
-@staged(Alarmed)
-async def test_an_alarm_stays_on_the_meter(stage: Stage) -> None:
-    await stage.send("hi")
-    assert "acceptance is below its" in str(stage.chat.query_one("#alarms", Static).render())
 
 
 def test_a_pair_that_cannot_be_loaded_ends_the_application_with_its_error() -> None:
