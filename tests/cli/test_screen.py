@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import os
 import sys
@@ -212,32 +211,31 @@ def test_the_picker_downloads_from_the_hub_is_stopped_goes_on_and_talks(
     toy_hub: FakeHub, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dflash_local.ui.tui.app import ChatApp
-    from tests.ui.stage import Stage
+    from tests.ui.stage import Stage, drive
 
-    async def act(stage: Stage, pilot: Any) -> None:
+    async def act(stage: Stage) -> None:
         toy_hub.fault("model.safetensors", "trickle", rate=250_000)
-        await stage.send("/pull toy-9b", pilot)
-        await stage.until(lambda: bool(toy_hub.gets("model.safetensors")), pilot)  # then smaller files are finished
-        await stage.until(lambda: "in all" in stage.screen_text and "MiB/s" in stage.screen_text, pilot)
+        await stage.send("/pull toy-9b")
+        await stage.until(lambda: bool(toy_hub.gets("model.safetensors")))  # then smaller files are finished
+        await stage.shows("in all", "MiB/s")
         assert TARGET in stage.screen_text and "Esc stops it" in stage.screen_text
-        await pilot.press("escape")
-        words = ("Enter tries again", "finished files (", ") are kept")
-        await stage.until(lambda: all(word in stage.screen_text for word in words), pilot)
+        await stage.press("escape")
+        await stage.shows("Enter tries again", "finished files (", ") are kept")
         toy_hub.clear_faults()
-        await pilot.press("enter")
-        await stage.until(lambda: f"{TARGET} is here and verified" in stage.screen_text, pilot)
-        await pilot.press("enter")
-        await stage.until(lambda: f"now talking to {TARGET}" in stage.screen_text, pilot)
+        await stage.press("enter")
+        await stage.shows(f"{TARGET} is here and verified")
+        await stage.press("enter")
+        await stage.shows(f"now talking to {TARGET}")
 
     def run(chat: Any, greeting: str) -> int:
         stage = Stage(ChatApp(chat, greeting), chat, opened)  # type: ignore[arg-type]
 
-        async def play() -> None:
-            async with stage.app.run_test(size=(100, 30)) as pilot:
-                await stage.idle(pilot)
-                await act(stage, pilot)
+        async def play(pilot: Any) -> None:
+            stage.pilot = pilot
+            await stage.idle()
+            await act(stage)
 
-        asyncio.run(play())
+        drive(stage.app, play, (100, 30))
         return 0
 
     monkeypatch.setattr("dflash_local.cli.chat.application", lambda _console: run)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.serve_process import served
-from tests.ui.web.conftest import chromium, profile, visitor  # noqa: F401  (the browser of the page's own tests)
+from tests.ui.web.conftest import profile, visitor  # noqa: F401  (the browser of the page's own tests)
 
 FOLDER = Path(__file__).resolve().parents[2] / ".venv-clients"
 SCRIPTS = Path(__file__).with_name("scripts")

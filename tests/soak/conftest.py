@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak.programs import until_all_ended
-from tests.ui.web.conftest import chromium, profile, visitor  # noqa: F401  (the browser of the page's own tests)
+from tests.ui.web.conftest import profile, visitor  # noqa: F401  (the browser of the page's own tests)
 
 
 @pytest.fixture

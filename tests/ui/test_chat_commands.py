@@ -47,9 +47,7 @@ def slow_command(stage: Stage, error: SettingsError | None = None) -> Iterator[N
 
 @pytest.mark.parametrize(("ahead", "executed"), [("hi", ["/stats"]), ("/set seed 1", ["/stats", "/set seed 1"])])
 @staged()
-async def test_what_is_sent_while_a_command_runs_waits_for_its_end(
-    stage: Stage, ahead: str, executed: list[str]
-) -> None:
+async def test_what_is_sent_while_a_command_runs_waits(stage: Stage, ahead: str, executed: list[str]) -> None:
     with slow_command(stage):
         await stage.enter("/stats")
         await stage.enter(ahead)
@@ -96,9 +94,7 @@ async def test_what_waits_is_sent_when_the_command_changed_what_was_said(stage: 
 
 
 @staged()
-async def test_a_reply_that_has_ended_cannot_be_stopped_while_it_is_written_down(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reply_being_written_down_cannot_be_stopped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     written = threading.Event()
     recorder = stage.chat_session.conversation.recorder
     write = recorder.turn

@@ -67,9 +67,7 @@ async def test_escape_stops_the_reply_and_keeps_what_came(stage: Stage) -> None:
 
 
 @staged(waiting)
-async def test_escape_before_the_request_was_taken_stops_it_all_the_same(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_escape_before_the_request_was_taken_stops_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     service = stage.chat_session.service
     submit = service.submit

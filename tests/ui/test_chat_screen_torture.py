@@ -83,9 +83,7 @@ async def test_a_thousand_events_are_a_few_drawings(stage: Stage) -> None:
 
 
 @staged()
-async def test_a_long_conversation_shows_its_end_and_what_is_added_pushes_the_oldest_off_the_screen(
-    stage: Stage,
-) -> None:
+async def test_a_long_conversation_shows_its_end_and_what_is_added_pushes_the_oldest_off(stage: Stage) -> None:
     turns = [Turn("user" if n % 2 == 0 else "assistant", f"turn {n}") for n in range(5000)]
     stage.chat_session.acts["/load x"] = lambda: stage.turns.extend(turns)
     await stage.send("/load x")

@@ -66,9 +66,7 @@ def row(stage: Stage, words: str) -> str:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["narrow", "wide"])
-def test_the_best_is_first_and_all_of_it_can_be_read_and_what_does_not_fit_cannot_be_chosen(
-    plan: Plan, size: tuple[int, int]
-) -> None:
+def test_the_best_is_first_and_what_does_not_fit_cannot_be_chosen(plan: Plan, size: tuple[int, int]) -> None:
     async def act(stage: Stage) -> None:
         await open_dialog(stage, plan)
         text = words(stage)

@@ -228,9 +228,7 @@ def test_from_an_empty_machine_by_pastes_and_keys_to_a_chat_with_what_fits(termi
 NO_UTF8 = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-def test_without_utf8_the_screens_draw_with_what_there_is_and_a_signal_restores_the_terminal(
-    terminal: Terminal,
-) -> None:
+def test_without_utf8_screens_draw_with_what_there_is_and_a_signal_restores_the_terminal(terminal: Terminal) -> None:
     terminal.enter("export " + " ".join(f"{name}={value}" for name, value in NO_UTF8.items()))
     terminal.start("chat", "demo", "--temperature", "0")
     terminal.until(lambda text: "ready" in text)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
+HERE = "/ui/web/"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,14 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     missing = pytest.mark.skip(reason="gradio is not installed: pip install gradio")
     for item in items:
-        if "/ui/web/" in str(item.path):
+        if HERE in str(item.path):
             item.add_marker(missing)
 
 
 class Shared:
     """The browser that is launched when a test first asks for it.
 
-    While it runs, this thread has a running event loop, which tests of servers cannot have: it ends with the folder.
+    While it runs, this thread has a running event loop, which tests of servers cannot have: it ends with the folder,
+    in others that borrow it with the file.
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ SHARED = Shared()
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    if nextitem is None or "/ui/web/" not in str(nextitem.path):
+    if nextitem is None or HERE not in str(nextitem.path):
         SHARED.close()
 
 
@@ -89,9 +91,11 @@ class Visitor:
             self.complaints.append(message.text)
 
 
-@pytest.fixture
-def profile() -> BrowserContext:
-    return SHARED.profile()
+@pytest.fixture(scope="module")
+def profile(request: pytest.FixtureRequest) -> Iterator[BrowserContext]:
+    yield SHARED.profile()
+    if HERE not in str(request.path):
+        SHARED.close()
 
 
 @pytest.fixture

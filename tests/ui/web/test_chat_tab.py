@@ -45,9 +45,7 @@ def press(page: Page, name: str) -> None:
     page.locator("button:visible").get_by_text(name, exact=True).click()
 
 
-def test_a_message_is_answered_with_its_figures_shown_by_origin_made_again_edited_and_cleared(
-    visitor: Visitor,
-) -> None:
+def test_a_message_is_answered_shown_by_origin_made_again_edited_and_cleared(visitor: Visitor) -> None:
     session = ScriptedSession()
     with visiting(visitor, "Chat", session) as (_, page):
         field(page).fill("first")

@@ -98,9 +98,7 @@ def picked(page: Page) -> str:
     return page.locator(".df-ways tr[data-key]:has(input:checked)").inner_text().split("\t")[0].strip()
 
 
-def test_the_ways_to_load_a_pair_stand_in_order_and_the_keyboard_picks_one_that_fits(
-    visitor: Visitor, pairs: Pairs
-) -> None:
+def test_the_ways_to_load_stand_in_order_and_the_keyboard_picks_one_that_fits(visitor: Visitor, pairs: Pairs) -> None:
     with dialog(visitor, pairs) as (_, page):
         check_order(page, pairs)
         section = page.locator(".df-plans section:visible")
@@ -109,10 +107,8 @@ def test_the_ways_to_load_a_pair_stand_in_order_and_the_keyboard_picks_one_that_
         start(page, "Download 20.02 GiB and load$")
         page.locator(".df-ways input:checked").focus()
         page.keyboard.press("ArrowDown")
-        assert (
-            picked(page) == "autoround-int4-intel"
-            and section.locator("button").inner_text() == "Download ~19.69 GiB and load"
-        )
+        assert picked(page) == "autoround-int4-intel"
+        assert section.locator("button").inner_text() == "Download ~19.69 GiB and load"
         page.get_by_text("int4, rounded at load").click()
         assert "rounded to 4 bits" in section.inner_text()
         page.keyboard.press("Tab")
@@ -161,7 +157,7 @@ def test_the_drafter_and_the_context_are_planned_anew_and_a_pick_is_kept(visitor
         assert pairs.loads == [(PAIR, LoadConfig(quantize="int4", context=8192, draft=False))]
 
 
-def test_a_download_is_loaded_when_it_has_come_or_the_fault_is_told_and_each_window_keeps_its_own_choice(
+def test_a_download_is_loaded_or_its_fault_told_and_each_window_keeps_its_choice(
     visitor: Visitor, pairs: Pairs
 ) -> None:
     pairs.fault = DownloadError("a shard of it is missing", "pull it again")

@@ -63,9 +63,7 @@ def test_a_stream_that_waits_to_be_hung_up_does_not_hold_up_the_end_of_the_serve
         connection.close()
 
 
-def test_a_stream_of_nothing_is_told_so_ends_and_is_no_fault_of_the_server(
-    here: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stream_of_nothing_ends_and_is_no_fault_of_the_server(here: Site, caplog: pytest.LogCaptureFixture) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=LIMIT_S)
     connection.request("GET", f"{STREAM_PATH}?session_hash=nobody")
     assert b"404: Not Found" in connection.getresponse().read(), "whole: a cut one raises"
