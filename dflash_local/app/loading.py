@@ -254,7 +254,7 @@ def load_steps_of(load: LoadConfig, user: Settings) -> LoadSteps:
     return LoadSteps(loads_folder(user) if driver is not None else None, versions)
 
 
-def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Backend:
+def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> EngineSession:
     """Load a pair for replies: they are counted, and no other program removes its files until it is closed.
 
     Raises:
