@@ -148,16 +148,19 @@ def _launch_of(program: Program, row: Row | None) -> Launch | None:
 
 
 def _generic(program: Program, kind: str, block: int) -> Launch:
-    """Return the command for a pair without a row."""
+    """Return the command for a pair without a row. UsageError: no server has drafters of this kind."""
     drafter = config_of(kind)
+    servers = drafter.servers
+    if servers is None:
+        raise UsageError(f"{PROGRAMS[program]} runs no drafter of the kind {kind}", "dflash runs it without a server")
     if program == "vllm":
         drafts = block - drafter.first_draft
-        config = {"method": drafter.servers.method, "model": "DRAFTER", "num_speculative_tokens": drafts}
+        config = {"method": servers.method, "model": "DRAFTER", "num_speculative_tokens": drafts}
         words = ["vllm", "serve", "TARGET", "--speculative-config", json.dumps(config)]
     else:
         words = ["python", "-m", "sglang.launch_server", "--model-path", "TARGET"]
-        drafting = ["--speculative-algorithm", drafter.servers.algorithm, "--speculative-draft-model-path", "DRAFTER"]
-        words += [*drafting, drafter.servers.block_option, str(block)]
+        drafting = ["--speculative-algorithm", servers.algorithm, "--speculative-draft-model-path", "DRAFTER"]
+        words += [*drafting, servers.block_option, str(block)]
     return Launch(shlex.join(words))
 
 

@@ -17,7 +17,6 @@ from dflash_local.planner import hardware, software
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "triton", "accelerate", "bitsandbytes", "numpy")
 CONFIGS = ("config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json")
-MAX_HEADER = 2**27
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -39,11 +38,14 @@ class CheckpointIdentity:
     files: tuple[FileIdentity, ...]
 
 
-def checkpoint_files(path: Path) -> list[Path]:
-    """The files that a checkpoint is read from; a GGUF file is one."""
-    if path.is_file():
-        return [path]
-    return [file for file in sorted(path.iterdir()) if file.suffix == ".safetensors" or file.name in CONFIGS]
+def checkpoint_files(path: Path) -> dict[Path, int | None]:
+    """The files that a checkpoint is read from, and how long the header before the tensors of each is; None: all."""
+    configs = [path / name for name in CONFIGS if (path / name).is_file()]
+    files: dict[Path, int | None] = dict.fromkeys(configs)
+    for tensor in open_source(path).tensors().values():
+        for part in tensor.parts or (tensor,):
+            files[part.file] = min(part.offset, files.get(part.file) or part.offset)
+    return dict(sorted(files.items()))
 
 
 def checkpoint_identity(path: Path) -> CheckpointIdentity:
@@ -51,7 +53,8 @@ def checkpoint_identity(path: Path) -> CheckpointIdentity:
     place = path.absolute()  # with its links: the cache's files are links to blobs without a name
     try:
         identities = tuple(
-            FileIdentity(file.name, file.stat().st_size, _digest(file)) for file in checkpoint_files(path)
+            FileIdentity(file.name, file.stat().st_size, _digest(file, header))
+            for file, header in checkpoint_files(path).items()
         )
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
@@ -63,16 +66,9 @@ def checkpoint_identity(path: Path) -> CheckpointIdentity:
     return CheckpointIdentity(f"{name}/{place.name}" if path.is_file() else name, revision, identities)
 
 
-def _digest(file: Path) -> str:
+def _digest(file: Path, header: int | None) -> str:
     with file.open("rb") as stream:
-        if file.suffix == ".safetensors":
-            head = stream.read(8)
-            data = head + stream.read(min(int.from_bytes(head, "little"), MAX_HEADER))
-        elif file.name in CONFIGS:
-            data = stream.read()
-        else:  # the tensors of a GGUF file lie behind its header
-            data = stream.read(min(info.offset for info in open_source(file).tensors().values()))
-    return hashlib.sha256(data).hexdigest()
+        return hashlib.sha256(stream.read(header)).hexdigest()
 
 
 def versions() -> dict[str, str | None]:

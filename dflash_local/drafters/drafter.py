@@ -33,8 +33,9 @@ class Servers:
 class Drafter:
     """One drafter by its configuration. A kind overrides what it has; one without tensors has none of it.
 
-    Its modules are ``drafters.<kind>.layout`` with ``CONFIG``, this class; ``reference`` with ``load``, which gives a
-    ``drafters.engines.Proposer``; and, where the fused engine takes it, ``fused`` with ``BLOCKS``, a ``FusedDrafter``.
+    Its modules are ``drafters.<kind>.layout`` with ``CONFIG``, this class; ``reference`` with ``PROPOSER``, a
+    ``drafters.engines.LoadableProposer``; and, where the fused engine takes it, ``fused`` with ``BLOCKS``, a
+    ``FusedDrafter``.
 
     Attributes:
         block_size: rows that are verified of a trained block, anchor included.
@@ -47,7 +48,7 @@ class Drafter:
     """
 
     kind: ClassVar[str]
-    servers: ClassVar[Servers]
+    servers: ClassVar[Servers | None] = None  # None: no server runs it
     stored: ClassVar[bool] = True  # False: its checkpoint is its config.json alone
     first_draft: ClassVar[int] = 1  # the row of its block that predicts the token behind the anchor
 

@@ -274,7 +274,7 @@ def _notices(
     elif facts.drafts is None:
         reason = "" if readable else ": no counters on its /metrics"
         yield f"{name} at {facts.url} does not report whether it drafts{reason}"
-    methods = {config_of(kind).servers.algorithm for kind in KINDS}
+    methods = {servers.algorithm for kind in KINDS if (servers := config_of(kind).servers) is not None}
     if facts.drafts and facts.method and facts.method.upper() not in methods:
         yield f"{name} drafts with {facts.method}, not with a DFlash drafter"
     elif drafter and wanted.drafters and not ServedModel("", drafter).is_one_of(wanted.drafters):

@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from dflash_local import drafters
+from dflash_local import drafters, settings
+from dflash_local.app.resolve import Choice
+from dflash_local.app.server_command import server_command
 from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import find
 from dflash_local.config.read_model import read_model
@@ -25,7 +27,10 @@ from dflash_local.errors import UsageError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
+from dflash_local.remote.endpoint import endpoint
+from dflash_local.remote.server_checks import WantedModel, probe
 from dflash_local.request import Limits, Request
+from tests.remote.openai_fake import Fake, running
 
 CPU32 = LoadConfig(device="cpu", dtype="float32")
 NEEDED = {"layout.py", "reference.py"}
@@ -79,6 +84,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Repe
     for name, parts in (("layout", {"CONFIG": Repeating}), ("reference", {"PROPOSER": proposer})):
         monkeypatch.setitem(sys.modules, f"dflash_local.drafters.repeating.{name}", SimpleNamespace(**parts))  # type: ignore[arg-type]
     monkeypatch.setitem(kinds.ARCHITECTURES, "RepeatingDrafter", "repeating")
+    monkeypatch.setitem(KINDS, "repeating", ("RepeatingDrafter",))  # type: ignore[arg-type]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["RepeatingDrafter"], "block_size": 6}))
     return tmp_path, proposer
 
@@ -111,3 +117,12 @@ def test_it_is_planned_without_memory_and_for_the_reference_engine_alone(
     assert {line.name for line in found.ledger.lines} == {line.name for line in alone.ledger.lines}
     with pytest.raises(UsageError, match="its drafter is of the kind repeating"):
         load(pair, replace(CPU32, engine="fused"))
+
+
+def test_a_kind_that_no_server_has_is_launched_on_none_and_known_of_none(
+    planted: tuple[Path, RepeatingProposer],
+) -> None:
+    with pytest.raises(UsageError, match="vLLM runs no drafter of the kind repeating"):
+        server_command("vllm", Choice("pair", find("demo").target, planted[0]), settings.load())
+    with running(Fake(program="sglang", info={"speculative_algorithm": "EAGLE3"})) as fake:
+        assert "drafts with EAGLE3" in probe(endpoint(fake.url, fake.token), WantedModel()).notices[0]

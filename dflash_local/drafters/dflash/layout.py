@@ -60,7 +60,7 @@ class DFlashConfig(Drafter):
     """
 
     kind: ClassVar[str] = "dflash"
-    servers: ClassVar[Servers] = Servers("dflash", "DFLASH", "--speculative-num-draft-tokens")
+    servers: ClassVar[Servers | None] = Servers("dflash", "DFLASH", "--speculative-num-draft-tokens")
     not_supported: ClassVar[Mapping[str, object]] = NOT_SUPPORTED | {"output_multiplier": 1}
     own_sizes: ClassVar[tuple[str, ...]] = ()  # as ``SIZES``
 

@@ -251,7 +251,7 @@ class DFlashProposer:
     def load(
         cls, files: Checkpoint, target: TransformersTarget, options: LoadConfig, packed: bool
     ) -> tuple[DFlashProposer, tuple[str, ...]]:
-        """See ``drafters.engines.Loadable``."""
+        """See ``drafters.engines.LoadableProposer``."""
         drafter = cls.model.load(
             files,
             device=target.device,

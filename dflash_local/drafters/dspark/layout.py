@@ -50,7 +50,7 @@ class DSparkConfig(DFlashConfig):
     """
 
     kind: ClassVar[str] = "dspark"
-    servers: ClassVar[Servers] = Servers("dspark", "DSPARK", "--speculative-dspark-block-size")
+    servers: ClassVar[Servers | None] = Servers("dspark", "DSPARK", "--speculative-dspark-block-size")
     first_draft: ClassVar[int] = 0
     not_supported: ClassVar[Mapping[str, object]] = NOT_SUPPORTED
     own_sizes: ClassVar[tuple[str, ...]] = (
