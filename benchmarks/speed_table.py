@@ -46,7 +46,7 @@ LEAST = 1e3 / 4390  # microseconds of a megabyte: what a sum over memory reads o
 # Microseconds of a megabyte of keys and values by the queries of a key head: passes of predicted_speed.py's pairs at
 # 8,192 tokens less those at 1,024.
 KV = {4: 0.34, 8: 0.46, 64: 0.55, 128: 1.5}
-# The formats of fragment_gemm.py and expert_gemm.py.
+# The formats of the records of products and of experts.
 FORMATS: Mapping[str, StoredFormat | None] = {
     "bf16": None,
     "int4 g128": StoredInt("gptq", 128),

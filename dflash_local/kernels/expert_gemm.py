@@ -161,7 +161,7 @@ class DownConfig:
 
 ExpertConfig = GateUpConfig | DownConfig
 STEP_REGISTERS = 16  # of a lane for a step of eight rows, which the second product holds; eight more for their sums
-# Worth measuring, most promising first; of benchmarks/expert_gemm.py on an H200.
+# Worth measuring, most promising first on an H200 (benchmarks/results/h200_expert_gemm.json).
 GATE_UP_CONFIGS = (
     GateUpConfig(8, 2, 1, 2), GateUpConfig(16, 1, 2, 2), GateUpConfig(8, 1, 2, 2, 2), GateUpConfig(4, 2, 2, 2, 2),
     GateUpConfig(4, 4, 1, 2), GateUpConfig(4, 2, 1, 4, 1), GateUpConfig(4, 2, 1, 3, 2), GateUpConfig(8, 2, 1, 3),

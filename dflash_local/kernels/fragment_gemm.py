@@ -38,7 +38,7 @@ MAX_SUMS = 2**24  # numbers that blocks which share a K leave for each other, un
 MAX_LOADING_THREADS, MAX_LOADED = 512, 48  # more threads have no registers for more codes than that
 # More of a lane for a tile's step where scales are made of bytes, or minima added; by tiles of eight rows.
 GGUF_REGISTERS = {1: 4, 2: 6}
-# Warps along K (about so many), along N, tiles of a warp, stages: winners of benchmarks/fragment_gemm.py on an H200.
+# Warps along K (about so many), along N, tiles of a warp, stages: winners on an H200.
 LAYOUTS = ((16, 1, 2, 2), (16, 1, 1, 2), (8, 2, 2, 2), (8, 2, 1, 4), (10, 2, 1, 2))
 PLAIN_LAYOUTS = ((16, 1, 1, 2), (8, 2, 1, 2), (4, 2, 1, 4))  # of bfloat16, whose loads take four times the registers
 

@@ -15,7 +15,7 @@ from dflash_local.planner.plan import Plan
 
 # Of the probed rate the engine reaches so much, by whether one row or a block of 16 is computed; more than all of it,
 # since numpy lays weights out anew for a block and the engine has done so once (models/packed_linear.py). Five runs of
-# benchmarks/cpu_speed.py (qwen3-4b, 6 layers) on an AMD EPYC of two cores with AVX512-BF16, other programs beside them:
+# qwen3-4b with random weights and 6 layers on an AMD EPYC of two cores with AVX512-BF16, other programs beside them:
 # float32 0.61, 0.67, 0.93 and 1.9, 2.0, 2.9; bfloat16 0.49, 0.79 and 2.5, 2.8, the bytes being half as many.
 STEP_SHARE, BLOCK_SHARE = 0.7, 2.4
 BASIS = "from this CPU's memory, probed once with numpy"
