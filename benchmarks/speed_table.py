@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from dflash_local.app.fitting import shapes
+from dflash_local.app.fitting import Shapes, shapes
 from dflash_local.app.resolve import of_row
 from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.features import ModelConfig
-from dflash_local.config.quantization import WHOLE, StoredFormat, StoredFp4, StoredFp8, StoredInt
+from dflash_local.config.quantization import WHOLE, Quantization, StoredFormat, StoredFp4, StoredFp8, StoredInt
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.layout.linear import weight_format
@@ -117,14 +117,20 @@ class Measured:
         return None if found is None else float(found["ms"]) * 1e3
 
 
+def known_pair(name: str) -> Shapes:
+    """The shapes of a pair of the registry."""
+    row = registry.load().find(name)
+    known = None if row is None else shapes(of_row(row), None)
+    if known is None or known.drafter is None:
+        raise SystemExit(f"no shape of {name}")
+    return known
+
+
 def records() -> list[Measured]:
     """Those of ``PASSES``."""
-    rows, found = registry.load(), []
+    found = []
     for file, name, quantize in PASSES:
-        row = rows.find(name)
-        known = None if row is None else shapes(of_row(row), None)
-        if known is None or known.drafter is None:
-            raise SystemExit(f"no shape of {name}")
+        known = known_pair(name)
         text = (RESULTS / f"h200_bench_{file}.json").read_text(encoding="utf-8")
         of_card = json.loads(text)["measured"]
         model = quantized(known.target, quantize)
@@ -132,24 +138,26 @@ def records() -> list[Measured]:
     return found
 
 
+def stored_in(stored: str | None) -> Quantization | None:
+    """A format of ``USUAL`` as a target has it, None in bfloat16."""
+    return None if stored is None else read_quantization(ConfigFields(USUAL[stored], stored))
+
+
 def stored_as(target: ModelConfig, stored: str | None) -> ModelConfig:
-    """A target whose weights are published in a format of ``STORED``, None in bfloat16."""
-    if stored is None:
-        return target
-    return replace(target, quantization=read_quantization(ConfigFields(USUAL[stored], stored)))
+    """A target whose weights are published in a format of ``USUAL``."""
+    return target if stored is None else replace(target, quantization=stored_in(stored))
 
 
 def combinations() -> list[Measured]:
     """Those of ``COMBINATIONS``, each at two contexts."""
-    rows, found = registry.load(), []
+    found = []
     for file in COMBINATIONS:
         record = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
         scaled = scale_of(record["card"], CARD, None)
+        if scaled is None:
+            raise SystemExit(f"nothing is known of {record['card']}")
         for entry in record["entries"]:
-            row = rows.find(entry["pair"])
-            known = None if row is None else shapes(of_row(row), None)
-            if scaled is None or known is None or known.drafter is None:
-                raise SystemExit(f"nothing is known of {record['card']} or {entry['pair']}")
+            known = known_pair(entry["pair"])
             target = stored_as(known.target, STORED[entry["format"]])
             for context, at in entry.get("at", entry.get("measured", {}).get("at")).items():
                 verify = at.get("verify") or {"1": at["step_ms"]}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from benchmarks.predicted_speed import FORMATS, KINDS, errors, predicted_today, table  # noqa: E402
+from benchmarks.predicted_speed import FORMATS, KINDS, errors, measured, predicted_today, table  # noqa: E402
 from benchmarks.speed_table import stored_as  # noqa: E402
 from dflash_local.bench.random_pair import RandomPair, of_row  # noqa: E402
 from dflash_local.catalog import registry  # noqa: E402
@@ -56,6 +56,15 @@ def test_what_was_predicted_of_an_h100_came_true() -> None:
 def test_what_is_predicted_today_holds(card: str) -> None:
     """By the recorded probe of such a card: a table or a plan that drifts from the card is found out."""
     assert_near(predicted_today(record(card)))
+
+
+def test_a_report_of_dflash_bench_becomes_an_entry() -> None:
+    text = (ROOT / "benchmarks/results/h200_bench_qwen35_9b_int4_g128.json").read_text(encoding="utf-8")
+    entry = measured(json.loads(text))
+    assert (entry["pair"], entry["format"]) == ("qwen3.5-9b", "int4")
+    assert 0 < entry["measured"]["at"]["1024"]["step_ms"] < entry["measured"]["at"]["1024"]["cycle_ms"]
+    with pytest.raises(SystemExit, match="is not compared here"):
+        measured({**json.loads(text), "stored": "NVFP4"})
 
 
 def dflash2_pairs() -> dict[str, RandomPair]:
