@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/cpu_pair.py [smollm2] [--dtype float32] [--prompts 2] [--tokens 128] [--out FILE]
 
 As ``dflash run`` does it: loaded by the main thread, answered by another one. What is compared takes turns: forwards of
-transformers with all threads and ours, of which medians count, and plain and drafted replies to one prompt. Greedy.
+transformers with all threads and ours, of which medians count, and replies, as ``dflash bench`` compares them. Greedy.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from typing import Any, cast
 
 import torch
 
+from benchmarks.real_pair import HELD_OUT, kinds
 from dflash_local import __version__, settings
 from dflash_local.app.loading import open_session
 from dflash_local.app.resolve import resolve
+from dflash_local.bench import speed
+from dflash_local.bench.prompts import Prompt, held_out
+from dflash_local.bench.report import table
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine.cpu_threads import THREADS, end_team
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import Session
-from dflash_local.events import Finished, Mode, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.planner import hardware
-from dflash_local.request import Limits, Message, Request, SamplingParams
+from dflash_local.request import SamplingParams
 
-PROMPTS = Path(__file__).parent.parent / "dflash_local" / "demo" / "smollm2" / "heldout.json"
 CONTEXT = 128
 ROUNDS = 15
 ROWS = (1, 4, 8, 16)
@@ -96,89 +98,23 @@ def forward_ms(session: Session, model: Any) -> dict[str, dict[int, float]]:
     }
 
 
-def reply(session: Session, prompt: str, mode: Mode, tokens: int) -> tuple[list[int], float, int]:
-    """Ids of a greedy reply, seconds of its decoding, and cycles."""
-    request = Request(
-        messages=(Message("user", prompt),),
-        sampling=SamplingParams(temperature=0.0),
-        limits=Limits(max_new_tokens=tokens),
-        mode=mode,
-    )
-    session.reset()
-    ids: list[int] = []
-    for event in session.generate(request):
-        if isinstance(event, Step):
-            ids += event.token_ids
-        if isinstance(event, Finished):
-            return ids, event.stats.decode_s, sum(count for _, count in event.stats.verify_rows)
-    raise AssertionError("no end")
-
-
-def by_kind(session: Session, count: int, tokens: int) -> dict[str, dict[str, float]]:
-    """Tokens a second, plain and drafted, over so many prompts a kind; ``equal``: share of replies with equal ids."""
-    prompts: dict[str, list[str]] = defaultdict(list)
-    for each in json.loads(PROMPTS.read_text(encoding="utf-8")):
-        prompts[each["kind"]].append(each["prompt"])
-    reply(session, "Hello", "dflash", 16)
-    found: dict[str, dict[str, float]] = {}
-    sums: dict[str, float] = defaultdict(float)
-    for kind, texts in prompts.items():
-        own: dict[str, float] = defaultdict(float)
-        for text in texts[:count]:
-            plain, drafted = (reply(session, text, mode, tokens) for mode in ("ar", "dflash"))
-            own["tokens"] += len(plain[0]) - 1
-            own["plain_s"] += plain[1]
-            own["drafted_tokens"] += len(drafted[0]) - 1
-            own["drafted_s"] += drafted[1]
-            own["cycles"] += drafted[2]
-            own["equal"] += plain[0] == drafted[0]
-            own["replies"] += 1
-        found[kind] = _rates(own)
-        for name, value in own.items():
-            sums[name] += value
-    return {**found, "all": _rates(sums)}
-
-
-def _rates(sums: dict[str, float]) -> dict[str, float]:
-    plain, drafted = sums["tokens"] / sums["plain_s"], sums["drafted_tokens"] / sums["drafted_s"]
-    return {
-        "plain": plain,
-        "drafted": drafted,
-        "ratio": drafted / plain,
-        "acceptance": sums["drafted_tokens"] / sums["cycles"],
-        "equal": sums["equal"] / sums["replies"],
-    }
-
-
-def measure(pair: Pair, dtype: str, count: int, tokens: int) -> dict[str, Any]:
-    """One dtype's figures."""
+def measure(pair: Pair, dtype: str, prompts: Sequence[Prompt], tokens: int) -> tuple[dict[str, Any], list[str]]:
+    """One dtype's figures, and two tables of them."""
     session = cast(Session, open_session(pair, LoadConfig(dtype=dtype, device="cpu", engine="reference")))
     files = Checkpoint.open(pair.target)
     model = load_target(files, TargetFacts.from_checkpoint(files), placement("cpu", dtype))
     end_team()  # as the pair's own load ends with it
     forwards = in_a_thread(partial(forward_ms, session, model))
     del model
-    found = {
-        "costs_ms": dict(session.runner.costs),
-        "forward_ms": forwards,
-        "kinds": in_a_thread(partial(by_kind, session, count, tokens)),
-    }
+    options = speed.SpeedOptions(tokens)
+    compared = in_a_thread(partial(speed.compare, session, prompts, options))
+    report, lines = speed.presented(pair, session.facts, compared, options)
+    costs = dict(session.runner.costs)
     session.close()
-    return found
-
-
-def show(dtype: str, found: dict[str, Any]) -> None:
-    """Two tables."""
-    print(f"\n{dtype}: ms       " + "  ".join(f"{rows:>2} rows" for rows in ROWS))
-    for name, row in found["forward_ms"].items():
-        print(f"{name:>26} " + "  ".join(f"{row[rows]:7.1f}" for rows in ROWS if rows in row))
-    print("cycle, ms, at load: " + ", ".join(f"{rows} rows {ms:.1f}" for rows, ms in found["costs_ms"].items()))
-    print("kind         plain  drafted  ratio  tokens a cycle  equal texts")
-    for kind, row in found["kinds"].items():
-        print(
-            f"{kind:<11}{row['plain']:7.1f}{row['drafted']:9.1f}{row['ratio']:7.2f}"
-            f"{row['acceptance']:16.2f}{row['equal']:13.0%}"
-        )
+    rows = [(name, *(f"{ms[rows]:.1f}" if rows in ms else "-" for rows in ROWS)) for name, ms in forwards.items()]
+    head = table(("ms", *(f"{rows} rows" for rows in ROWS)), rows)
+    cycles = "cycle, ms, at load: " + ", ".join(f"{rows} rows {ms:.1f}" for rows, ms in costs.items())
+    return {"costs_ms": costs, "forward_ms": forwards, "kinds": report["rows"]}, [*head, cycles, "", *lines]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -190,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="file of the JSON record")
     args = parser.parse_args(arguments)
     pair = resolve(args.model, None, settings.load(), lambda _event: None)
+    prompts = kinds(held_out(HELD_OUT), args.prompts)
     record: dict[str, Any] = {
         "pair": args.model,
         "version": __version__,
@@ -200,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     print(f"{args.model}, {record['processor']}, {record['threads']} threads, load {record['load']:.1f} at the start")
     for dtype in args.dtype or ("float32", "bfloat16"):
-        record[dtype] = measure(pair, dtype, args.prompts, args.tokens)
-        show(dtype, record[dtype])
+        record[dtype], lines = measure(pair, dtype, prompts, args.tokens)
+        print("\n".join(["", dtype, *lines]))
     if args.out is not None:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
