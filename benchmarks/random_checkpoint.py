@@ -2,7 +2,9 @@
 
     PYTHONPATH=. python benchmarks/random_checkpoint.py qwen3.5-9b --out FOLDER [--stored int4-g128] [--tiled]
 
-``--stored``: the target in a quantised layout of ``stored_layouts``, or as a GGUF file; gpt-oss has one of its own.
+``--stored``: the target in a quantised layout, or as a GGUF file; gpt-oss has one of its own. Codes are random; what
+hides faults in plain noise is not plain: a few channels of the residual stream are large (rows of the matrices that
+write to it have outlier scales), scales differ by group, and half of AutoRound's are negative.
 ``--tiled``: one layer of each kind is drawn and written again under the others' names, so that a file of 27B takes
 seconds. ``FOLDER/target`` and ``FOLDER/drafter`` open like any pair; there is no tokenizer. Shapes are those of
 ``dflash bench --weights random``; each value that no source quotes is printed.
@@ -15,7 +17,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,11 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import random_gguf
-from benchmarks.stored_layouts import LAYOUTS, RESIDUAL, Matrix, Tensors, stacked_mxfp4, stored_tensors
 from dflash_local.bench.random_pair import of_row
 from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import ConfigFields
-from dflash_local.config.quantization import MXFP4, Quantization, StoredFp4
-from dflash_local.config.quantizers import read_quantization
+from dflash_local.config.quantization import MXFP4, Quantization, StoredFormat, StoredFp4, StoredFp8, StoredInt
+from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.drafters.kinds import read_drafter
 
 LOGIT_STD = 4.0  # spread of the logits of trained models; without it near-ties would decide everything
@@ -52,7 +53,18 @@ TINY = {
 }
 TINY_SECTION = [2, 1, 1]  # of multimodal rope: a quarter of a tiny head
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "num_position_embeddings": 16}
+# Layouts by name: those that random pairs were measured in, and AutoRound's dialect. GGUF has files of its own.
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    **{name: USUAL[name] for name in ("int4-g128", "int4-g32", "int4-g32-zeros", "fp8")},
+    "autoround-g128": {"quant_method": "auto-round", "bits": 4, "sym": True, "group_size": 128},
+}
+OUTLIER_CHANNELS, OUTLIER = 6, 20.0  # of the residual stream, and how many times as large
+RESIDUAL = (".o_proj", ".out_proj", ".down_proj")
+GPTQ_ZERO = 0x77777777  # symmetric: the middle code less one
+ONES = 0x11111111
+INT_SPREAD, FP8_SPREAD, FP4_SPREAD = 4.64, 64.0, 2.9  # deviation of random codes
 STORED = (*LAYOUTS, *random_gguf.FORMATS)
+Tensors = Iterator[tuple[str, torch.Tensor]]
 NO_IDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 
 
@@ -101,6 +113,75 @@ class Values:
         if len(shape) < 2:
             return out.zero_() if name.endswith("bias") else out.fill_(1.0)
         return out.normal_(0.0, self.gain(name.removesuffix(".weight")) * shape[-1] ** -0.5, generator=generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix [rows, columns] to be stored. gain: of what it adds. signed: half of its scales are negative."""
+
+    module: str
+    rows: int
+    columns: int
+    gain: float
+    generator: torch.Generator
+    signed: bool = False
+
+    def words(self, *shape: int) -> torch.Tensor:
+        """Draw random bits, as int32."""
+        out = torch.empty(shape, dtype=torch.int32, device=self.generator.device)
+        return out.random_(-(2**31), 2**31, generator=self.generator)
+
+    def scales(self, groups: int, spread: float, dtype: torch.dtype, rows: int = 0) -> torch.Tensor:
+        """Draw [rows, groups] scales of codes that spread so far."""
+        rows, outlier = (rows, OUTLIER / 4) if rows else (self.rows, OUTLIER)  # a block of rows is more than a few
+        size = self.gain * self.columns**-0.5 / spread
+        found = torch.randn(rows, groups, generator=self.generator, device=self.generator.device)
+        found = found.mul_(0.2).exp_().mul_(size)
+        if self.module.endswith(RESIDUAL):
+            found[: max(1, rows * OUTLIER_CHANNELS // self.rows)] *= outlier
+        if self.signed:
+            found[1::2] *= -1
+        return found.to(dtype)
+
+    def exponents(self, groups: int) -> torch.Tensor:
+        """Draw scales [rows, groups] that are powers of two, as bytes."""
+        return self.scales(groups, FP4_SPREAD, torch.float32).log2().round().add(127).to(torch.uint8)
+
+
+def stored_tensors(matrix: Matrix, form: StoredFormat) -> Tensors:
+    """Yield names and tensors of a matrix as a checkpoint of ``LAYOUTS`` has it."""
+    assert isinstance(form, (StoredInt, StoredFp8))
+    found = _integers(matrix, form) if isinstance(form, StoredInt) else _fp8(matrix, form)
+    for name, tensor in found:
+        yield f"{matrix.module}.{name}", tensor
+
+
+def _integers(matrix: Matrix, form: StoredInt) -> Tensors:
+    n, k, groups = matrix.rows, matrix.columns, matrix.columns // form.group_size
+    yield "qweight", matrix.words(k // 8, n)
+    yield "scales", matrix.scales(groups, INT_SPREAD, torch.float16).t()
+    # Near the middle: each code of a word is 7 or 8.
+    yield "qzeros", (matrix.words(groups, n // 8) & (ONES if form.zeros else 0)) + GPTQ_ZERO
+    yield "g_idx", torch.arange(k, dtype=torch.int32) // form.group_size
+
+
+def _fp8(matrix: Matrix, form: StoredFp8) -> Tensors:
+    n, k, (rows, columns) = matrix.rows, matrix.columns, form.block
+    normal = torch.randn(n, k, generator=matrix.generator, device=matrix.generator.device)
+    yield "weight", normal.mul_(FP8_SPREAD).clamp_(-448, 448).to(torch.float8_e4m3fn)
+    yield "weight_scale_inv", matrix.scales(-(-k // columns), FP8_SPREAD, torch.bfloat16, -(-n // rows))
+
+
+def stacked_mxfp4(matrix: Matrix, experts: int) -> Tensors:
+    """Yield gpt-oss's experts of a layer: codes [E, N, K / 32, 16] and exponents.
+
+    Args:
+        matrix: their rows below each other; its module is the name of the tensor that they stand for.
+    """
+    groups = matrix.columns // 32
+    shape = experts, matrix.rows // experts, groups
+    yield f"{matrix.module}_blocks", matrix.words(matrix.rows, matrix.columns // 8).view(torch.uint8).view(*shape, 16)
+    yield f"{matrix.module}_scales", matrix.exponents(groups).view(shape)
 
 
 def build(

@@ -5,19 +5,19 @@ Matrices of one shape and type hold the same numbers, so that a file of 5 GB tak
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 import torch
 
 from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.gguf_config import EXPERTS, RECURRENT, SHARED, TARGETS
 from dflash_local.checkpoint_files.gguf_keys import COMMON
 from dflash_local.checkpoint_files.gguf_names import LAYERS, OUTSIDE, WHOLE
-from dflash_local.checkpoint_files.tensor_info import BLOCKS, GGML_TYPES
+from dflash_local.checkpoint_files.tensor_info import BLOCKS
 from dflash_local.config.quantization import StoredGguf
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.kernels.gguf_blocks import FLOAT16_AT, decode_blocks
@@ -25,9 +25,6 @@ from dflash_local.kernels.gguf_blocks import FLOAT16_AT, decode_blocks
 FORMATS = tuple(name for name, each in USUAL.items() if each["quant_method"] == "gguf")
 Shapes = Sequence[tuple[str, tuple[int, ...]]]  # of transformers' tensors, by name
 
-ALIGNMENT = 32
-NUMBERS = {kind: number for number, kind in GGML_TYPES.items()}
-UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9  # of values in a header
 RESIDUAL = ("attn_output", "ssm_out", "ffn_down")
 
 
@@ -38,33 +35,24 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def nbytes(self) -> int:
-        weights, size = BLOCKS[self.dtype]
-        return prod(self.shape) // weights * size
-
 
 def write_target(file: Path, shapes: Shapes, text: Any, stored: str, device: str) -> None:
     """Write a target of these tensors and transformers' text configuration. SystemExit: its family has no GGUF here."""
     architecture = next((name for name, each in TARGETS.items() if each.model_type == text.model_type), None)
     if architecture is None:
         raise SystemExit(f"no GGUF file of {text.model_type} is written here")
-    tensors = list(_tensors(shapes, architecture, stored))
-    offsets, end = [], 0
-    for tensor in tensors:
-        offsets.append(end)
-        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    keys = list(_keys(text, architecture))
+    writer = gguf.GGUFWriter(file, architecture)
+    for key, value in _keys(text, architecture).items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture}.{key}", value)
     make = _maker(torch.Generator(device).manual_seed(1), 2 * text.num_hidden_layers)
-    with file.open("wb") as stream:
-        stream.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(keys)) + b"".join(keys))
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
-            stream.write(_string(tensor.name) + dims + struct.pack("<IQ", NUMBERS[tensor.dtype], offset))
-        begin = -(-stream.tell() // ALIGNMENT) * ALIGNMENT
-        for tensor, offset in zip(tensors, offsets, strict=True):
-            stream.seek(begin + offset)
-            stream.write(make(tensor).numpy().data)
+    for tensor in _tensors(shapes, architecture, stored):
+        data = make(tensor).view(*tensor.shape[:-1], -1).numpy()
+        writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType[tensor.dtype])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[Tensor]:
@@ -102,9 +90,8 @@ def _named(
         yield f"{at}.{stems[inner]}.{kind}", module, (shape[0], shape[2]) if len(shape) == 3 else shape
 
 
-def _keys(text: Any, architecture: str) -> Iterator[bytes]:
-    """The metadata that a reader asks for."""
-    yield _string("general.architecture") + struct.pack("<I", STRING) + _string(architecture)
+def _keys(text: Any, architecture: str) -> dict[str, Any]:
+    """The metadata that a reader asks for, beside the architecture."""
     values = {**COMMON, **EXPERTS, **SHARED, **(RECURRENT if TARGETS[architecture].recurrent else {})}
     found = {key: each for key, name in values.items() if (each := getattr(text, name, None)) is not None}
     rope = text.rope_parameters
@@ -114,9 +101,7 @@ def _keys(text: Any, architecture: str) -> Iterator[bytes]:
     if TARGETS[architecture].recurrent:
         found["ssm.inner_size"] = text.linear_num_value_heads * text.linear_value_head_dim
         found["full_attention_interval"] = text.layer_types.index("full_attention") + 1
-    for key, value in found.items():
-        packed = struct.pack("<If", FLOAT32, value) if isinstance(value, float) else struct.pack("<II", UINT32, value)
-        yield _string(f"{architecture}.{key}") + packed
+    return found
 
 
 def _maker(generator: torch.Generator, residual: int) -> Callable[[Tensor], torch.Tensor]:
@@ -159,7 +144,3 @@ def _matrix(tensor: Tensor, size: float, generator: torch.Generator) -> torch.Te
 
     spread = decode_blocks(with_floats(blocks[:4096].clone(), 1.0), tensor.dtype).square().mean().sqrt()
     return with_floats(blocks, size / float(spread)).flatten()
-
-
-def _string(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()

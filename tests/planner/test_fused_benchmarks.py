@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
 
 from benchmarks import loaded_pair, random_checkpoint  # noqa: E402
-from benchmarks.stored_layouts import LAYOUTS, OUTLIER  # noqa: E402
+from benchmarks.random_checkpoint import LAYOUTS, OUTLIER  # noqa: E402
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.decoded_tensors import decoded_tensors  # noqa: E402
