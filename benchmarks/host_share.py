@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 import threading
-import time
 from pathlib import Path
 from statistics import median
 
@@ -19,13 +18,14 @@ import torch
 
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
+from dflash_local.bench.trial import Written, write
 from dflash_local.catalog import registry
 from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.session import Session
-from dflash_local.events import Finished, Step
+from dflash_local.events import Mode
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request
@@ -56,24 +56,9 @@ class Corrected(OracleDrafter):
         super().write_context(taps, start)
 
 
-def reply(session: Session, prompt: tuple[int, ...], mode: str, block: int | None) -> tuple[list[int], float, int]:
-    """Ids, seconds of decoding, and cycles."""
-    request = Request(
-        prompt_ids=prompt,
-        limits=Limits(NEW),
-        mode="ar" if mode == "ar" else "dflash",
-        block_size=block,
-    )
-    ids: list[int] = []
-    cycles, began = 0, 0.0
-    for event in session.generate(request):
-        if isinstance(event, Step):
-            began = began or time.perf_counter()
-            ids += event.token_ids
-            cycles += bool(event.rows)
-        elif isinstance(event, Finished):
-            return ids, time.perf_counter() - began, cycles
-    raise SystemExit("the reply did not end")
+def reply(session: Session, prompt: tuple[int, ...], mode: Mode, block: int | None) -> Written:
+    """Write ``NEW`` tokens."""
+    return write(session, Request(prompt_ids=prompt, limits=Limits(NEW), mode=mode, block_size=block))
 
 
 def busy(stop: threading.Event) -> None:
@@ -84,7 +69,7 @@ def busy(stop: threading.Event) -> None:
             count += 1
 
 
-def timed(session: Session, prompt: tuple[int, ...], mode: str, block: int | None) -> dict[str, float]:
+def timed(session: Session, prompt: tuple[int, ...], mode: Mode, block: int | None) -> dict[str, float]:
     """Medians of a few replies alone and beside a busy thread."""
     found: dict[str, float] = {}
     reply(session, prompt, mode, block)
@@ -95,9 +80,10 @@ def timed(session: Session, prompt: tuple[int, ...], mode: str, block: int | Non
             worker.start()
         spans = []
         for _ in range(RUNS):
-            ids, seconds, cycles = reply(session, prompt, mode, block)
-            spans.append(((len(ids) - 1) / seconds, 1e3 * seconds / cycles))
-            found["tokens_per_cycle"] = (len(ids) - 1) / cycles
+            written = reply(session, prompt, mode, block)
+            tokens, cycles, seconds = len(written.ids) - 1, len(written.cycles), written.stats.decode_s
+            spans.append((tokens / seconds, 1e3 * seconds / cycles))
+            found["tokens_per_cycle"] = tokens / cycles
         stop.set()
         found[f"tokens_per_s_{name}"] = median(rate for rate, _ in spans)
         found[f"cycle_wall_ms_{name}"] = median(span for _, span in spans)
@@ -126,8 +112,7 @@ def main() -> None:
     noise = torch.Generator().manual_seed(1)
     prompt = tuple(torch.randint(0, runner.target.vocab_size, (1024,), generator=noise).tolist())
     plain = timed(session, prompt, "ar", None)
-    text = [*prompt, *reply(session, prompt, "ar", None)[0]]
-    session.reset()
+    text = [*prompt, *reply(session, prompt, "ar", None).ids]
     runner.proposer = Corrected(runner.proposer, runner, text)  # type: ignore[arg-type]
     measure_costs(runner, block)
     corrected = dict(runner.costs)

@@ -12,7 +12,6 @@ allocator take so many GiB only, as on a smaller card; what the planner says of 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import tempfile
 import time
@@ -27,11 +26,13 @@ import torch
 from benchmarks.random_checkpoint import STORED, build, weight_files
 from dflash_local.app.fitting import folder_shapes
 from dflash_local.bench import random_run
+from dflash_local.bench.fidelity import give_back
 from dflash_local.bench.provenance import machine, versions
+from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.fused_runner import FusedRunner
-from dflash_local.events import Finished, LoadProgress, Step
+from dflash_local.events import LoadProgress
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import Plan, plan
@@ -98,15 +99,11 @@ def reply(session: Session, sampling: SamplingParams) -> dict[str, Any]:
     """Write one reply whose last token is the context's last."""
     count, vocab = session.facts.context - TOKENS, session.runner.target.vocab_size
     ids = tuple(torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(1)).tolist())
-    found: dict[str, Any] = {"emitted": 0, "drafted": 0}
     # The block size by name: random weights accept next to nothing, and drafting must not be switched off here.
     block = session.facts.block_size
-    for event in session.generate(Request(prompt_ids=ids, sampling=sampling, limits=Limits(TOKENS), block_size=block)):
-        if isinstance(event, Step):
-            found["emitted"] += len(event.token_ids)
-            found["drafted"] += event.drafted
-        if isinstance(event, Finished):
-            found["reason"] = event.reason
+    written = write(session, Request(prompt_ids=ids, sampling=sampling, limits=Limits(TOKENS), block_size=block))
+    drafted = sum(cycle.drafted for cycle in written.cycles)
+    found = {"emitted": len(written.ids), "drafted": drafted, "reason": written.reason}
     return found | {"peak": peak_bytes(str(session.facts.device))}
 
 
@@ -137,9 +134,7 @@ def measure(folder: Path, config: LoadConfig, runs: int, timed: int, samplings: 
             found["timing"] = timing(session, timed)
         session.close()
         del session
-        gc.collect()
-        if config.device != "cpu":
-            torch.cuda.empty_cache()
+        give_back()
     found["peak"] = max(part["peak"] for part in (*found["rounds"], *found["replies"].values()))
     return found
 

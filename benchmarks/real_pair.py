@@ -3,16 +3,15 @@
     PYTHONPATH=. python benchmarks/real_pair.py SMOLLM2.gguf speed fidelity certify certify-exact [--out FILE.json]
 
 Forms: the file's own codes, and its weights decoded to bfloat16 (written to a folder first), alone and rounded as
-``--quantize`` rounds them. *speed*: each form with and without ``--exact``, plain and drafted by turns.
-*fidelity*: each form against transformers' own modules in float32 over the decoded weights (the reference engine), as
-``dflash bench --fidelity`` measures it. *certify*: what
-``dflash certify`` runs, over all held-out prompts; *certify-exact*: the same with ``--exact``.
+``--quantize`` rounds them. *speed*: what ``dflash bench`` measures of each form, with and without ``--exact``.
+*fidelity*: what ``dflash bench --fidelity`` measures of each form, against transformers' own modules in float32 over
+the decoded weights (the reference engine). *certify*: what ``dflash certify`` runs, over all held-out prompts;
+*certify-exact*: the same with ``--exact``.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from dflash_local.bench import fidelity, provenance, speed
 from dflash_local.bench.certificate import statement
 from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.bench.prompts import Prompt, held_out
-from dflash_local.bench.report import finite, number, table
+from dflash_local.bench.report import finite
 from dflash_local.bench.trial import prompt_ids
 from dflash_local.catalog.bundled import Pair
 from dflash_local.checkpoint_files.source import needed_config, open_source
@@ -41,8 +40,6 @@ FOLDER = Path(__file__).resolve().parents[1] / "dflash_local" / "demo" / "smollm
 DRAFTER, HELD_OUT = FOLDER / "drafter", FOLDER / "heldout.json"
 CONTEXT = 1024
 SEED = 1
-SPEED = ("form", "per cycle", "plain", "drafted", "ratio", "equal", "exact plain", "drafted", "ratio", "equal")
-DISTANCE = ("form", "positions", "mean KL", "99 %", "top-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +100,28 @@ class Target:
     device: str
     drafter: Path
 
+    def pair(self, form: Form) -> Pair:
+        return Pair("smollm2", self.file if form.codes else self.decoded, self.drafter, bundled=False)
+
     @contextmanager
     def session(self, form: Form, **options: Any) -> Iterator[Session]:
         """Load the pair, and give the memory back in the end. ``options``: of LoadConfig."""
-        drafter = self.drafter if options.get("draft", True) else None
-        pair = Pair("smollm2", self.file if form.codes else self.decoded, drafter, bundled=False)
         fixed = LoadConfig(device=self.device, context=CONTEXT, quantize=form.quantize, skip_check=True)
-        session = load(pair, replace(fixed, **options))
+        session = load(self.pair(form), replace(fixed, **options))
         try:
             yield session
         finally:
             session.close()
             del session
-            gc.collect()
-            torch.cuda.empty_cache()
+            fidelity.give_back()
 
 
 def tell(text: str, done: float = 0.0) -> None:
     print(f"\r{text}, {done:.0%}  ", end="", file=sys.stderr, flush=True)
+
+
+def show(title: str, lines: Sequence[str]) -> None:
+    print("\n".join(["", title, *lines]), flush=True)
 
 
 def kinds(prompts: Sequence[Prompt], each: int) -> list[Prompt]:
@@ -136,75 +137,33 @@ def measure_speed(target: Target, prompts: Sequence[Prompt], few: int, tokens: i
     found: dict[str, Any] = {}
     for form in FORMS:
         chosen = prompts if form is CODES else kinds(prompts, few)
+        options = speed.SpeedOptions(tokens, form.block, sampling=form.sampling)
         found[form.name] = {}
-        for exact in (False, True):
+        for mode, exact in (("fast", False), ("exact", True)):
             with target.session(form, exact=exact) as session:
-                options = speed.SpeedOptions(tokens, form.block, sampling=form.sampling)
                 compared = speed.compare(session, chosen, options, tell)
+                report, lines = speed.presented(target.pair(form), session.facts, compared, options)
                 stored = session.facts.stored
-            rows = [asdict(row) for row in speed.rows(compared)]
-            found[form.name]["exact" if exact else "fast"] = {
-                "rows": rows,
-                "stored": stored,
-                "parted": parted(compared),
-            }
+            show(f"{form.name}, {mode}", lines)
+            found[form.name][mode] = {"rows": report["rows"], "stored": stored}
     return found
-
-
-def parted(compared: Sequence[speed.Comparison]) -> dict[str, float]:
-    """How often plain and drafted texts part: tokens up to there or to the end, and partings in a thousand of them."""
-    same = [sum(a == b for a, b in _together(one)) for one in compared]
-    times = sum(not one.equal for one in compared)
-    return {"tokens": sum(same), "texts": times, "per_thousand": 1e3 * times / sum(same)}
-
-
-def _together(one: speed.Comparison) -> Iterator[tuple[int, int]]:
-    for pair in zip(one.ar.ids, one.dflash.ids, strict=False):
-        if pair[0] != pair[1]:
-            return
-        yield pair
-
-
-def speed_lines(found: dict[str, Any]) -> list[str]:
-    """By form, and by kind of the first."""
-
-    def cells(name: str, fast: dict[str, Any], exact: dict[str, Any]) -> tuple[str, ...]:
-        told = [name, number(fast["mean_acceptance_length"], 2)]
-        for row in (fast, exact):
-            told += [f"{row['ar_tokens_per_s']:.0f}", f"{row['dflash_tokens_per_s']:.0f}", f"{row['ratio']:.2f}x"]
-            told.append(f"{row['equal']}/{row['prompts']}")
-        return tuple(told)
-
-    first = found[CODES.name]
-    both = zip(first["fast"]["rows"], first["exact"]["rows"], strict=True)
-    kinds_of_it = table(("kind", *SPEED[1:]), [cells(fast["kind"], fast, exact) for fast, exact in both])
-    forms = [cells(name, one["fast"]["rows"][-1], one["exact"]["rows"][-1]) for name, one in found.items()]
-    rates = [f"{name}: {one['fast']['parted']['per_thousand']:.2f}" for name, one in found.items()]
-    return [CODES.name, *kinds_of_it, "", *table(SPEED, forms), "partings in 1,000 tokens: " + ", ".join(rates)]
 
 
 def measure_fidelity(target: Target, prompts: Sequence[Prompt], tokens: int) -> dict[str, Any]:
     """Each form's distance from transformers in float32, over the replies of these."""
     with target.session(PLAIN, draft=False, engine="reference", dtype="float32") as session:
         texts = fidelity.score_original(session, prompts, tokens, False, tell)
+        before = session.facts
     found: dict[str, Any] = {}
     forms = [form for form in FORMS if form.block is None and form.sampling.greedy]
     for name, form, dtype in [("float32", PLAIN, "float32"), *((form.name, form, "auto") for form in forms)]:
         with target.session(form, draft=False, dtype=dtype) as session:
             distances = fidelity.distances(session, texts, tell)
-        found[name] = [asdict(row) for row in fidelity.rows(distances)]
+            pairs = target.pair(form), session.facts, target.pair(PLAIN), before
+            report, lines = fidelity.presented(*pairs, texts, distances)
+        show(name, lines)
+        found[name] = report["rows"]
     return found
-
-
-def fidelity_lines(found: dict[str, Any]) -> list[str]:
-    rows = [(name, each[-1]) for name, each in found.items()]
-    return table(
-        DISTANCE,
-        [
-            (name, str(row["positions"]), f"{row['mean_kl']:.2g}", f"{row['p99_kl']:.2g}", f"{row['top_1']:.2%}")
-            for name, row in rows
-        ],
-    )
 
 
 def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: bool) -> dict[str, Any]:
@@ -213,24 +172,18 @@ def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: b
         ids = tuple(prompt_ids(session, prompt, False) for prompt in prompts)
         plan = CertifyPlan(ids, cases(SEED), (session.facts.block_size,), tokens)
         one = certify(session, plan, tell)
-        dtype = session.facts.dtype
-    runs = [replace(run, notices=()) for run in one.runs]
-    ends = [run.divergence.index if run.divergence else run.tokens for run in runs]
-    diverged = [asdict(run) for run in runs if run.divergence]
+        said = statement(one, session.facts.dtype)
+    diverged = [asdict(replace(run, notices=())) for run in one.runs if run.divergence]
+    show(f"{len(one.runs)} runs, {len(diverged)} divergences", [said])
     return {
         "verdict": one.verdict,
-        "statement": statement(one, dtype),
-        "runs": len(runs),
-        "divergences_in_a_thousand_tokens": 1e3 * len(diverged) / sum(ends),
+        "statement": said,
+        "runs": len(one.runs),
         "positions": one.positions,
         "same_bits": one.same_bits,
         "noise": asdict(one.noise),
         "divergences": diverged,
     }
-
-
-def certificate_lines(found: dict[str, Any]) -> list[str]:
-    return [f"{found['runs']} runs, {len(found['divergences'])} divergences: {found['statement']}"]
 
 
 def main() -> int:
@@ -252,16 +205,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="real-pair-") as folder:
         target = Target(args.target, Path(folder), args.device, args.drafter)
         write_decoded(args.target, target.decoded)
-        runs: dict[str, tuple[Callable[[], Any], Callable[[Any], list[str]]]] = {
-            "speed": (lambda: measure_speed(target, prompts, args.few, args.tokens), speed_lines),
-            "fidelity": (lambda: measure_fidelity(target, kinds(prompts, args.few), args.tokens), fidelity_lines),
-            "certify": (lambda: certify_all(target, prompts, args.certified_tokens, False), certificate_lines),
-            "certify-exact": (lambda: certify_all(target, prompts, args.certified_tokens, True), certificate_lines),
+        runs: dict[str, Callable[[], Any]] = {
+            "speed": lambda: measure_speed(target, prompts, args.few, args.tokens),
+            "fidelity": lambda: measure_fidelity(target, kinds(prompts, args.few), args.tokens),
+            "certify": lambda: certify_all(target, prompts, args.certified_tokens, False),
+            "certify-exact": lambda: certify_all(target, prompts, args.certified_tokens, True),
         }
         for name in args.what:
-            run, lines = runs[name]
-            found[name] = run()
-            print("\n" + "\n".join(lines(found[name])), flush=True)
+            found[name] = runs[name]()
             if args.out is not None:
                 args.out.write_text(json.dumps(finite(found), indent=1) + "\n", encoding="utf-8")
     return 0

@@ -141,6 +141,7 @@ def presented(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison]
     """Return every figure, per kind and per prompt; and the table with what its figures are."""
     figures = rows(comparisons)
     last, block = figures[-1], options.block_size or facts.block_size
+    chosen = "greedy" if options.sampling.greedy else f"temperature {options.sampling.temperature:g}"
     report = finite(
         {
             **header("dflash bench", pair, facts),
@@ -160,7 +161,7 @@ def presented(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison]
         }
     )
     lines = [
-        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, greedy",
+        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, {chosen}",
         "",
         *table(TITLES, [_cells(row) for row in figures]),
         "",
