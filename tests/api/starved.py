@@ -14,7 +14,7 @@ def main() -> None:
     """Print the port, then serve until standard input ends."""
     limit, left = map(int, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    running = _start(read_s=0.5)
+    running = _start(read_s=0.2)
     running.get("/health")  # what is imported late is imported now
     hoard = []
     try:

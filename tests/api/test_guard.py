@@ -89,7 +89,8 @@ def test_a_body_over_the_cap_is_refused_and_the_answer_arrives(serve: Serve, mon
     assert server.chat().status == 200
 
 
-def test_ten_gigabytes_are_refused_without_reading(server: Running) -> None:
+def test_ten_gigabytes_are_refused_without_reading(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "LINGER_S", 0.05)
     sock = server.raw(post("Content-Length: 10000000000\r\n", b"{"))
     assert status_of(sock.recv(65536)) == 413
     read_all(sock)  # and the connection ends
@@ -120,7 +121,10 @@ def test_compressed_bodies_are_refused(server: Running, encoding: str) -> None:
         ("", 411),
     ],
 )
-def test_a_content_length_that_is_none(server: Running, headers: str, status: int) -> None:
+def test_a_content_length_that_is_none(
+    server: Running, headers: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "LINGER_S", 0.05)
     assert status_of(read_all(server.raw(post(headers + "Connection: close\r\n", b"{}")))) == status
 
 
@@ -131,7 +135,8 @@ def test_a_body_longer_than_said_is_no_second_request(server: Running) -> None:
     assert raw.count(b"HTTP/1.1 ") == 2 and b"HTTP/1.1 400" in raw
 
 
-def test_slow_clients_are_cut_off_and_real_ones_served(serve: Serve) -> None:
+def test_slow_clients_are_cut_off_and_real_ones_served(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "LINGER_S", 0.05)
     server = serve(read_s=LIMIT_S)
     patient = [server.raw() for _ in range(60)]
     assert server.chat().status == 200, "beside clients that say nothing"

@@ -25,7 +25,7 @@ def test_what_runs_here_has_a_plan_on_every_card_that_fits_or_says_what_is_lacki
     refuse_what_does_not_run(choice)
     known = fitting.shapes(choice, None)
     assert known is not None and known.drafter is not None and not known.drafter_unknown
-    for gib in (8, 24, 80, 192):
+    for gib in (8, 24, 192):
         where = named(None, gib)
         found = recommending.recommended(choice, known, where, user)
         assert found.fitting or found.rest

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,19 @@ import pytest
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
 
 from dflash_local import settings  # noqa: E402
-from dflash_local.app import measurements  # noqa: E402
 from dflash_local.app.local_process import measure, running_engines, stop_engine  # noqa: E402
 from dflash_local.app.notices import Notify  # noqa: E402
+from dflash_local.app.process_messages import Failed  # noqa: E402
 from dflash_local.app.process_records import read_records  # noqa: E402
-from dflash_local.bench.prompts import Prompt  # noqa: E402
-from dflash_local.catalog.bundled import find  # noqa: E402
 from dflash_local.errors import BusyError, DeviceLostError, DFlashError, DoesNotFitError, Interrupted  # noqa: E402
 from dflash_local.events import LoadProgress, Notice  # noqa: E402
-from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.settings import Settings  # noqa: E402
+from tests.bench.sessions import GOLDEN, KV_ONLY  # noqa: E402
+from tests.cli.conftest import Cli  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-ARGV = ("bench", "demo", "--device", "cpu", "--limit", "1", "--max-new-tokens", "8")
+SMALL = ("--prompt-ids", "1,2,3", "--max-new-tokens", "8", "--seed", "1", "--device", "cpu")
+ARGV = ("certify", str(GOLDEN / KV_ONLY / "target"), "--drafter", str(GOLDEN / KV_ONLY / "drafter"), *SMALL)
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -40,10 +38,6 @@ def user(monkeypatch: pytest.MonkeyPatch) -> Settings:
 def _wait(_user: Settings, notify: Notify) -> None:
     notify(LoadProgress("waiting", 0.5))
     time.sleep(60)
-
-
-def _refuse(_user: Settings, _notify: Notify) -> None:
-    raise DoesNotFitError("too big", "a smaller one")
 
 
 def _break(_user: Settings, _notify: Notify) -> None:
@@ -61,27 +55,20 @@ def test_it_runs_where_the_command_does_and_imports_nothing_from_there(
     assert measure("demo", _look, user, lambda _event: None) == (tmp_path, False)
 
 
-def test_a_command_measures_without_torch_and_leaves_no_process(user: Settings) -> None:
+def test_a_command_measures_without_torch_says_what_it_would_here_and_leaves_no_process(
+    user: Settings, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = (
         "import sys; from dflash_local.cli.main import main\n"
         f"code = main({ARGV!r})\n"
         "print(code, sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
-    assert "text equal in 1 of 1" in done.stdout and read_records(user) == ()
-
-
-def test_a_certificate_is_the_same_there(user: Settings) -> None:
-    told: list[LoadProgress | Notice] = []
-    prompts = (Prompt("given", ids=(1, 2, 3)),)
-    job = partial(measurements.certify_pair, find("demo"), LoadConfig(device="cpu"), prompts, False)
-    here, there = (
-        measure("demo", partial(job, max_new_tokens=8, seed=1), own, told.append)[1]
-        for own in (replace(user, in_process=True), user)
-    )
-    assert here == there and here[-2].startswith("verdict: identical")
-    assert sum(isinstance(event, LoadProgress) and event.stage.startswith("certifying") for event in told) == 6
+    *there, last = done.stdout.splitlines()
+    assert last == "0 []", done.stderr
+    monkeypatch.setenv("DFLASH_IN_PROCESS", "1")
+    assert there == cli(*ARGV).out.splitlines() and any(line.startswith("verdict: identical") for line in there)
+    assert read_records(user) == ()
 
 
 def test_it_is_alone_and_says_who_is_there(user: Settings) -> None:
@@ -93,7 +80,7 @@ def test_it_is_alone_and_says_who_is_there(user: Settings) -> None:
         ((record, status),) = running_engines(user)
         found.append(f"{status.name} {status.state}")
         with pytest.raises(BusyError, match=f"process {record.owner.pid} has demo loaded"):
-            measure("demo", _refuse, user, heard.append)
+            measure("demo", _break, user, heard.append)
         return True
 
     heard: list[LoadProgress | Notice] = []
@@ -105,9 +92,8 @@ def test_it_is_alone_and_says_who_is_there(user: Settings) -> None:
 
 
 def test_what_ends_it_is_told(user: Settings) -> None:
-    with pytest.raises(DoesNotFitError, match="too big") as refused:
-        measure("demo", _refuse, user, lambda _event: None)
-    assert refused.value.hint == "a smaller one"
+    own = Failed.of(DoesNotFitError("too big", "a smaller one")).error()
+    assert type(own) is DoesNotFitError and (own.message, own.hint) == ("too big", "a smaller one")
     with pytest.raises(DFlashError, match="the measurement failed: ZeroDivisionError: planted"):
         measure("demo", _break, user, lambda _event: None)
 

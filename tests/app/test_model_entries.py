@@ -64,16 +64,13 @@ def verdicts(found: Any) -> dict[str, str]:
 
 def test_the_loaded_pair_counts_as_free_memory_and_its_own_verdict_stays(pair: Pair, card: SimpleNamespace) -> None:
     user = settings.load()
-    before = verdicts(model_entries(user))
-    assert before[NAME] == "fits"
+    assert model_entry(NAME, user).fits == "fits"
     card.free = 14 * GIB  # its weights lie in memory now
-    assert verdicts(model_entries(user))[NAME] != "fits"
+    assert model_entry(NAME, user).fits != "fits"
     loaded = Loaded(pair, FACTS)
     assert verdicts(model_entries(user, loaded))[NAME] == model_entry(NAME, user, loaded).fits == "fits"
-    assert (
-        verdicts(model_entries(user, Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:1")))))[NAME]
-        != "fits"
-    )
+    elsewhere = Loaded(pair, replace(FACTS, load=replace(FACTS.load, device="cuda:1")))
+    assert model_entry(NAME, user, elsewhere).fits != "fits"
 
 
 def test_command_line_terminal_and_page_say_the_same(pair: Pair, card: SimpleNamespace, cli: Cli) -> None:
@@ -85,14 +82,13 @@ def test_command_line_terminal_and_page_say_the_same(pair: Pair, card: SimpleNam
     page = ServedPair(service, models, LoadConfig(), user, "http://127.0.0.1:1")
     assert verdicts(screen.entries()) == verdicts(page.entries()) == told
     card.free = 14 * GIB
-    small = verdicts(screen.entries())
-    assert small == verdicts(page.entries()) and small[NAME] != "fits"
+    assert screen.entry(NAME).fits == page.entry(NAME).fits != "fits"
     screen.open()
     service.load()
     assert verdicts(screen.entries()) == verdicts(page.entries())
     assert screen.entry(NAME).fits == page.entry(NAME).fits == "fits"
     service.unload()
-    assert verdicts(page.entries()) == small
+    assert page.entry(NAME).fits == model_entry(NAME, user).fits != "fits"
     screen.close()
     service.close()
 

@@ -25,6 +25,7 @@ from tests.bench.sessions import GOLDEN, KV_ONLY, golden_cases  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 from tests.quantized_checkpoints import quantize_checkpoint  # noqa: E402
 
+FEW = ("--limit", "2", "--max-new-tokens", "8", "--device", "cpu")
 PAIR = (str(GOLDEN / KV_ONLY / "target"), "--drafter", str(GOLDEN / KV_ONLY / "drafter"), "--device", "cpu")
 
 
@@ -82,41 +83,17 @@ def test_bad_options_are_one_line(cli: Cli, extra: tuple[str, ...], word: str) -
 
 @pytest.mark.skipif(not (FOLDER / "heldout.json").is_file(), reason="the bundled pairs are not in this checkout")
 def test_a_toy_runs_its_held_out_prompts_and_is_called_one(cli: Cli) -> None:
-    done = cli("bench", "demo", "--device", "cpu", "--limit", "2", "--json")
+    done = cli("bench", "demo", *FEW, "--json")
     assert done.code == 0, done.err
     total = done.json["rows"][-1]
     assert total["equal"] == total["prompts"] == 2
     assert "toy" in done.json["note"]
 
 
-FEW = ("--limit", "2", "--max-new-tokens", "8", "--device", "cpu")
-
-
-def test_fidelity_of_a_toy_is_told_as_table_and_report(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "fidelity.json"
-    done = cli("bench", "demo", "--quantize", "int4", "--fidelity", *FEW, "--report", str(file))
-    assert done.code == 0, done.err
-    assert "int4 float32 on cpu, against the original in float32" in done.out and "toy" in done.out
-    report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["rows"][-1]["positions"] == sum(prompt["tokens"] for prompt in report["prompts"]) > 0
-    assert 0 < report["rows"][-1]["mean_kl"] < 0.1 and 0.5 < report["rows"][-1]["top_1"] <= 1
-    assert report["weights"].startswith("int4") and report["original"]["weights"] == "float32"
-    assert report["kept_bytes"] == 4 * 1024 * report["rows"][-1]["positions"]
-
-
-def test_fidelity_of_keys_and_values_in_8_bits(cli: Cli) -> None:
-    """Beside the same weights with caches in the weights' dtype."""
-    done = cli("bench", "demo", "--kv-cache", "int8", "--fidelity", *FEW, "--json")
-    assert done.code == 0, done.err
-    assert done.json["load"]["kv_cache"] == "int8" and done.json["original"]["load"]["kv_cache"] == "auto"
-    assert done.json["engine"] == done.json["original"]["engine"] == "fused"
-    assert 0 < done.json["rows"][-1]["mean_kl"] < 0.1
-
-
-def test_the_original_gives_its_memory_back_before_the_quantised_target_is_planned(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+def test_fidelity_of_a_toy_is_told_as_table_and_report(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session reserves all the context that fits: beside it, or its memory kept by the allocator, nothing would."""
+    """The original gives its memory back first: beside it, or its memory kept by the allocator, nothing would fit."""
     steps: list[str] = []
     real = measurements.engine_session
 
@@ -129,9 +106,25 @@ def test_the_original_gives_its_memory_back_before_the_quantised_target_is_plann
 
     monkeypatch.setattr(measurements, "engine_session", session)
     monkeypatch.setattr(scores, "give_back", lambda: steps.append("given back"))
-    done = cli("bench", "demo", "--quantize", "int4", "--fidelity", *FEW)
+    file = tmp_path / "fidelity.json"
+    done = cli("bench", "demo", "--quantize", "int4", "--fidelity", *FEW, "--report", str(file))
     assert done.code == 0, done.err
+    assert "int4 float32 on cpu, against the original in float32" in done.out and "toy" in done.out
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["rows"][-1]["positions"] == sum(prompt["tokens"] for prompt in report["prompts"]) > 0
+    assert 0 < report["rows"][-1]["mean_kl"] < 0.1 and 0.5 < report["rows"][-1]["top_1"] <= 1
+    assert report["weights"].startswith("int4") and report["original"]["weights"] == "float32"
+    assert report["kept_bytes"] == 4 * 1024 * report["rows"][-1]["positions"]
     assert steps == ["load None", "closed", "given back", "load int4", "closed"]
+
+
+def test_fidelity_of_keys_and_values_in_8_bits(cli: Cli) -> None:
+    """Beside the same weights with caches in the weights' dtype."""
+    done = cli("bench", "demo", "--kv-cache", "int8", "--fidelity", *FEW, "--json")
+    assert done.code == 0, done.err
+    assert done.json["load"]["kv_cache"] == "int8" and done.json["original"]["load"]["kv_cache"] == "auto"
+    assert done.json["engine"] == done.json["original"]["engine"] == "fused"
+    assert 0 < done.json["rows"][-1]["mean_kl"] < 0.1
 
 
 def test_a_quantised_checkpoint_is_compared_with_the_original_that_is_named(cli: Cli, tmp_path: Path) -> None:

@@ -142,29 +142,12 @@ def test_an_unwritable_report_is_refused_before_the_work(cli: Cli, tmp_path: Pat
     assert done.code == 2 and "cannot be written" in done.err and done.out == ""
 
 
-def bundled_is_there(name: str) -> bool:
-    return (FOLDER / name / "target" / "model.safetensors").is_file() and (FOLDER / "heldout.json").is_file()
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not bundled_is_there(name), reason=f"{name} is not in this checkout")
-
-
-@needs("demo-hybrid")
-def test_the_bundled_hybrid_is_identical_for_every_block_size(cli: Cli) -> None:
-    blocks = ("--block-size", "2", "--block-size", "5", "--block-size", "8")
-    done = cli("certify", "demo-hybrid", *SMALL, "--prompt", "Count from 3 to 9.", *blocks, "--json")
-    assert done.code == 0, done.err
-    assert done.json["verdict"] == "identical" and len(done.json["runs"]) == 9
-    assert "toy" in done.json["note"]
-
-
-@needs("demo")
+@pytest.mark.skipif(not (FOLDER / "heldout.json").is_file(), reason="the bundled pairs are not in this checkout")
 def test_a_toys_own_prompts_are_used_and_it_is_called_one(cli: Cli) -> None:
-    done = cli("certify", "demo", "--max-new-tokens", "4", "--device", "cpu")
+    done = cli("certify", "demo-hybrid", *SMALL, "--max-new-tokens", "4", "--block-size", "5", "--json")
     assert done.code == 0, done.err
-    assert sum(line.strip().startswith("6 ") for line in done.out.splitlines()) == 3
-    assert done.out.startswith("demo (toy pair)") and "never a speed claim" in done.out
+    assert done.json["verdict"] == "identical" and len(done.json["runs"]) == 6 * 3
+    assert len(done.json["prompts"]) == 6 and "never a speed claim" in done.json["note"]
 
 
 # The command is the same for all; what each format computes is held in tests/models.

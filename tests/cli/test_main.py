@@ -56,32 +56,19 @@ def python(*arguments: str, **more: object) -> subprocess.CompletedProcess[bytes
     )
 
 
-def test_help_is_quick_and_loads_nothing_heavy() -> None:
-    program = (
-        "import sys; from dflash_local.cli.main import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
-    )
-    helped = python("-c", program)
-    assert helped.returncode == 0 and b"Commands:" in helped.stdout
-    modules = helped.stderr.decode().split()
-    assert not {name.split(".")[0] for name in modules} & set(HEAVY)
-    # What takes the time is importing; a clock would measure the test machine. 226 modules took 0.17 s.
-    assert len(modules) < MOST_MODULES, len(modules)
-
-
-def test_an_error_before_loading_imports_nothing_heavy_either() -> None:
+def test_help_is_quick_and_an_error_before_loading_imports_nothing_heavy_either() -> None:
     program = (
         "import sys; from dflash_local.cli.main import main\n"
-        "print(main(['run', 'dmeo', 'hi']), *sys.modules, file=sys.stderr)"
+        "for argv in (['--help'], ['run', 'dmeo', 'hi']): print(main(argv), *sys.modules, file=sys.stderr)"
     )
-    failed = python("-c", program)
-    lines = failed.stderr.decode().splitlines()
-    assert lines[0].startswith("error: unknown model 'dmeo'") and "did you mean 'demo'?" in lines[1]
-    assert lines[2].startswith("3 ") and not {name.split(".")[0] for name in lines[2].split()} & set(HEAVY)
-
-
-def test_the_module_runs_like_the_script() -> None:
-    shown = python("-m", "dflash_local", "--version")
-    assert shown.returncode == 0 and shown.stdout.decode().strip() == f"dflash-local {__version__}"
+    done = python("-c", program)
+    assert b"Commands:" in done.stdout
+    helped, *told, failed = done.stderr.decode().splitlines()
+    assert told[0].startswith("error: unknown model 'dmeo'") and "did you mean 'demo'?" in told[1]
+    assert (helped.split()[0], failed.split()[0]) == ("0", "3")
+    assert not {name.split(".")[0] for name in failed.split()} & set(HEAVY)
+    # What takes the time is importing; a clock would measure the test machine. 226 modules took 0.17 s.
+    assert len(helped.split()) <= MOST_MODULES, len(helped.split())
 
 
 @pytest.mark.parametrize("env", [{"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
@@ -110,7 +97,7 @@ def test_output_into_head_ends_without_a_traceback() -> None:
     process.stderr.close()
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("--version",)])
+@pytest.mark.parametrize("arguments", [("run", "--help"), ("--version",)])
 def test_help_into_a_closed_pipe_ends_quietly(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -131,9 +118,10 @@ def test_help_into_a_closed_pipe_ends_quietly(arguments: tuple[str, ...]) -> Non
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_closed_streams_are_no_failure() -> None:
     command = f'exec "{sys.executable}" -m dflash_local --version'
-    for closing in (">&-", "2>&-", "<&-", ">&- 2>&- <&-"):
+    for closing in (">&-", "2>&- <&-", ">&- 2>&- <&-"):
         closed = subprocess.run(["sh", "-c", f"{command} {closing}"], cwd=ROOT, capture_output=True, timeout=60)
         assert closed.returncode in (0, 141) and b"Traceback" not in closed.stderr, closing
+        assert closed.stdout.decode() == ("" if closing.startswith(">") else f"dflash-local {__version__}\n"), closing
 
 
 def test_without_a_command_the_commands_are_named(cli: Cli) -> None:

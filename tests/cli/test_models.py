@@ -35,11 +35,11 @@ def test_the_table_is_aligned_and_as_wide_as_the_terminal(
     assert all(line[at - 2 : at] == "  " for line in table)
     assert ("RUNS ON" in table[0]) is (width == 120)
     assert "Qwen/Qwen3-Coder-30B-A3B-Instruct" in result.out
+    if width == 120:
+        says_what_fits_and_what_does_not(result.out)
 
 
-def test_the_table_says_what_fits_and_what_does_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    text = cli("models", "--gpu-memory", "24").out
+def says_what_fits_and_what_does_not(text: str) -> None:
     assert row_of(text, "Qwen/Qwen3.5-9B")[1:5] == ["released", "local", "20.39", "GiB"]
     assert row_of(text, "Qwen/Qwen3.5-9B")[-1] == "fits" and row_of(text, "demo")[-2:] == ["bundled", "fits"]
     assert row_of(text, "Qwen/Qwen3.5-27B")[-1] != "fits" and row_of(text, "Qwen/Qwen3.6-27B")[1] == "preview"

@@ -1,4 +1,4 @@
-"""``dflash pull`` as a process: two at once, Ctrl-C, kill -9, and a session whose files are to be removed."""
+"""``dflash pull`` as a process: Ctrl-C, a terminal, and a session whose files are to be removed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local import settings
+from dflash_local.planner.cpu_probe import CpuRates, add, this_cpu
+from dflash_local.store.paths import speeds_folder
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 from tests.fake_hub import FakeHub, wait_until
 
@@ -45,7 +48,10 @@ class Running:
 
 
 @pytest.fixture
-def running() -> Iterator[Running]:
+def running(own_home: Path) -> Iterator[Running]:
+    """The CPU's speed is known, or each pull would measure it for seconds."""
+    user = settings.load()
+    add(speeds_folder(user), CpuRates(this_cpu(user.environ), {1: 20e9, 8: 8e9, 16: 7e9}))
     started = Running()
     yield started
     for process in started.processes:
@@ -54,23 +60,14 @@ def running() -> Iterator[Running]:
         process.communicate()
 
 
-def slowly(hub: FakeHub, times: float = 1) -> None:
-    """The weights take about twelve seconds for the next ``times`` requests."""
-    hub.fault(WEIGHTS, "trickle", rate=SIZE / 12, times=times)
-
-
-def under_way(hub: FakeHub, least: int = 500_000) -> bool:
-    return wait_until(lambda: hub.sent(WEIGHTS) > least, 60)
-
-
 def leftovers(home: Path) -> list[Path]:
     return [*(home / ".cache" / "huggingface").rglob("*.incomplete")]
 
 
 def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_home: Path) -> None:
-    slowly(toy_hub)
+    toy_hub.fault(WEIGHTS, "trickle", rate=SIZE / 12)
     pull = running.start("pull", TARGET)
-    assert under_way(toy_hub)
+    assert wait_until(lambda: toy_hub.sent(WEIGHTS) > 100_000, 60)
     began = time.monotonic()
     os.kill(pull.pid, signal.SIGINT)
     _, err = pull.communicate(timeout=60)
@@ -84,7 +81,7 @@ def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_h
 
 
 def test_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHub, running: Running) -> None:
-    toy_hub.fault(WEIGHTS, "trickle", rate=SIZE / 2, times=2)
+    toy_hub.fault(WEIGHTS, "trickle", rate=SIZE, times=2)
     master, slave = pty.openpty()
     process = running.start("pull", TARGET, err=slave)
     os.close(slave)

@@ -161,14 +161,14 @@ def test_one_that_hangs_is_ended(record: Path, toys: Path, monkeypatch: pytest.M
         launch("vllm", choose("demo", None, user), user, drafts=False, patience=LoadPatience(2.0, 60.0))
     assert not is_alive(started(record)["pid"]) and wait_until_gone(started(record)["child"])
     with pytest.raises(ServerError, match="has written nothing for too long"):
-        launch("vllm", choose("demo", None, user), user, drafts=False, patience=LoadPatience(60.0, 2.0))
+        launch("vllm", choose("demo", None, user), user, drafts=False, patience=LoadPatience(60.0, 0.3))
     with pytest.raises(Interrupted, match="the start of vLLM was broken off"):
         launch("vllm", choose("demo", None, user), user, drafts=False, cancelled=record.exists)
     assert not is_alive(started(record)["pid"])
 
 
 def test_how_far_the_start_is_comes_from_its_log(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_DELAY", "1.5")
+    monkeypatch.setenv("FAKE_DELAY", "0.5")
     user, events = load_settings(), list[Notice | LoadProgress]()
     with launch("vllm", choose("demo", None, user), user, notify=events.append) as server:
         assert server.alive and server.pid == started(record)["pid"] and "token" not in repr(server)

@@ -186,6 +186,7 @@ def test_one_ctrl_c_ends_what_a_server_draws_out(own_home: Path, fake: Fake, wha
         argv = [*argv, "--url", fake.url]
     run = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored under nohup
+        "from dflash_local.remote import server_metrics; server_metrics.SETTLE_S = 0.05\n"
         "from dflash_local.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     with subprocess.Popen(

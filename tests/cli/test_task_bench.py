@@ -36,19 +36,19 @@ def hub() -> Iterator[FakeHub]:
 
 def test_all_six_make_tables_and_a_second_run_asks_nobody(cli: Cli, hub: FakeHub, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    done = cli(*ARGV, ",".join(TASKS), "--limit", "2", "--report", str(report), "--out", str(tmp_path / "rows"))
+    done = cli(*ARGV, ",".join(TASKS), "--limit", "1", "--report", str(report), "--out", str(tmp_path / "rows"))
     assert done.code == 0, done.err
     tables = [line for line in done.out.splitlines() if line.startswith("|")]
     assert [line.split(" | ")[0] for line in tables[2:8]] == [f"| {task.title}" for task in TASKS.values()]
     assert "toy" in done.out
     content = json.loads(report.read_text(encoding="utf-8"))
-    assert [task["dflash"]["prompts"] for task in content["tasks"]] == [2] * 6
+    assert [task["dflash"]["prompts"] for task in content["tasks"]] == [1] * 6
     by_name = {task["task"]: task for task in content["tasks"]}
-    assert by_name["mt-bench"]["dflash"]["requests"] == 4, "two turns each"
-    assert all(task["equal"] == {"prompts": 2, "of": 2} for task in content["tasks"])
+    assert by_name["mt-bench"]["dflash"]["requests"] == 2, "two turns"
+    assert all(task["equal"] == {"prompts": 1, "of": 1} for task in content["tasks"])
     assert not hub.gets("*.py"), "no code is fetched"
     before = len(hub.requests)
-    again = cli(*ARGV, "gsm8k", "--limit", "2", "--out", str(tmp_path / "rows"), "--json")
+    again = cli(*ARGV, "gsm8k", "--limit", "1", "--out", str(tmp_path / "rows"), "--json")
     assert again.code == 0 and len(hub.requests) == before
     assert again.json["tasks"][0]["data"] == by_name["gsm8k"]["data"]
     assert again.json["tasks"][0]["plain"] == by_name["gsm8k"]["plain"], "the same results, not measured again"
@@ -100,7 +100,7 @@ def test_several_blocks_stand_beside_one_plain_run(
         return write(session, request)
 
     monkeypatch.setattr(run, "write", counted)
-    rows = ("mt-bench,gsm8k", "--limit", "2", "--out", str(tmp_path / "rows"))
+    rows = ("mt-bench,gsm8k", "--limit", "1", "--out", str(tmp_path / "rows"))
     done = cli(*ARGV, *rows, "--block-size", "4", "--block-size", "8", "--json")
     assert done.code == 0, done.err
     found = done.json["tasks"]
@@ -108,12 +108,12 @@ def test_several_blocks_stand_beside_one_plain_run(
         *(("mt-bench", 4), ("mt-bench", 8)),
         *(("gsm8k", 4), ("gsm8k", 8)),
     ]
-    prompts = 2 * 2 + 2  # of MT-Bench two turns each
+    prompts = 2 + 1  # of MT-Bench two turns
     assert [sum(run[0] == mode for run in runs) for mode in ("ar", "dflash")] == [prompts, 2 * prompts]
     assert {block for mode, block, _ in runs if mode == "dflash"} == {4, 8}
     asked = {ids for mode, _, ids in runs if mode == "ar"}
     assert len(asked) == prompts and asked == {ids for mode, _, ids in runs if mode == "dflash"}
-    assert found[0]["plain"] == found[1]["plain"] and found[0]["equal"] == found[1]["equal"] == {"prompts": 2, "of": 2}
+    assert found[0]["plain"] == found[1]["plain"] and found[0]["equal"] == found[1]["equal"] == {"prompts": 1, "of": 1}
     assert 1 < found[0]["dflash"]["accepted"]["mean"] <= 4 and found[0]["plain"]["accepted"]["mean"] is None
     assert done.json["block_sizes"] == [4, 8]
     runs.clear()

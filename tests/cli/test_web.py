@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client, records_of
 from tests.remote.launched_fake import fake_program, wait_until_gone
 from tests.remote.openai_fake import Fake, running
-from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-secret-of-mine"
@@ -28,28 +28,6 @@ needs_page = pytest.mark.skipif(
     importlib.util.find_spec("gradio") is None, reason="gradio is not installed: pip install gradio"
 )
 Web = Callable[..., Result]
-
-
-def as_loaded() -> ScriptedSession:
-    """A session that calls its pair what the engine would."""
-    return ScriptedSession(ScriptedFacts(target="demo", drafter="demo (bundled)"))
-
-
-def test_help_names_its_options(cli: Cli) -> None:
-    result = cli("web", "--help")
-    assert result.code == 0
-    for option in (
-        "--host",
-        "--port",
-        "--token-file",
-        "--open",
-        "--keep-alive",
-        "--drafter",
-        "--think",
-        "--url",
-        "--plain-url",
-    ):
-        assert option in result.out
 
 
 def test_without_its_library_it_says_how_to_get_it(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,21 +155,6 @@ def test_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint(
     assert TOKEN not in result.err and "password" in result.err
 
 
-@needs_page
-@pytest.mark.skipif(os.name != "posix", reason="Windows has no such modes of a folder")
-def test_the_temporary_folder_is_private_and_goes_with_the_process(own_home: Path, tmp_path: Path) -> None:
-    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-m", "dflash_local", "web", "demo", "--port", "0", "--keep-alive", "0"]
-    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any("in a browser" in line for line in process.stderr), "it never began"
-        (folder,) = tmp_path.iterdir()
-        mode = folder.stat().st_mode & 0o777
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert mode == 0o700 and list(tmp_path.iterdir()) == []
-
-
 OPENERS = {
     "GRADIO_SHARE": "1",
     "GRADIO_SERVER_NAME": "0.0.0.0",
@@ -213,9 +176,8 @@ OPENERS = {
     "SPACE_ID": "somebody/space",
     "SYSTEM": "spaces",
 }
-INSIDE = """
-import http.client, json, socket, sys
-import psutil
+WATCHED = """
+import json, socket, sys
 
 reached = []
 connect, look_up = socket.socket.connect, socket.getaddrinfo
@@ -237,41 +199,37 @@ def looked_up(host, *args, **more):
 
 socket.socket.connect, socket.getaddrinfo = watched, looked_up
 
-from dflash_local import settings
-settings.quiet_libraries()
-from tests.ui.web.stand import site
-
-PATHS = ["/", "/config", "/gradio_api/app_id", "/gradio_api/file=/etc/hostname", "/gradio_api/mcp/",
-         "/gradio_api/mcp/sse", "/monitoring", "/gradio_api/runs", "/gradio_api/profiling/summary", "/elsewhere/"]
-with site() as here:
-    seen = {}
-    for path in PATHS:
-        connection = http.client.HTTPConnection("127.0.0.1", here.port, timeout=60)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        seen[path] = [answer.status, answer.read().decode("utf-8", "replace")]
-        connection.close()
-    me = psutil.Process()
-    listening = sorted({one.laddr.ip for one in me.net_connections("inet") if one.status == psutil.CONN_LISTEN})
-    children = [child.name() for child in me.children(recursive=True)]
-config = json.loads(seen["/config"][1])
-print(json.dumps({
-    "status": {path: status for path, (status, _) in seen.items()},
-    "elsewhere": "/elsewhere" in seen["/"][1] + seen["/config"][1],
-    "analytics": config.get("analytics_enabled"), "root": config.get("root"), "share": config.get("is_colab"),
-    "listening": listening, "children": children, "reached": reached, "port": here.port,
-}))
+from dflash_local.cli.main import main
+code = main(["web", "demo", "--port", "0", "--keep-alive", "0"])
+print(json.dumps(reached))
+sys.exit(code)
 """
+NOT_SERVED = (
+    *("/gradio_api/file=/etc/hostname", "/gradio_api/mcp/", "/gradio_api/mcp/sse", "/monitoring"),
+    *("/gradio_api/runs", "/gradio_api/profiling/summary", "/elsewhere/"),
+)
 
 
 @needs_page
-def test_no_variable_shares_opens_or_reports_anything(own_home: Path) -> None:
-    environ = {**os.environ, **OPENERS, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", INSIDE], env=environ, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["status"].pop("/") == seen["status"].pop("/config") == seen["status"].pop("/gradio_api/app_id") == 200
-    assert set(seen["status"].values()) == {404}, seen["status"]
-    assert seen["analytics"] is False and not seen["elsewhere"]
-    assert seen["listening"] == ["127.0.0.1"] and seen["children"] == []
-    assert seen["reached"] == []
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such modes of a folder")
+def test_no_variable_shares_opens_or_reports_anything_and_the_temporary_folder_is_private(
+    own_home: Path, tmp_path: Path
+) -> None:
+    environ = {**os.environ, **OPENERS, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", WATCHED]
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("in a browser" in line for line in process.stderr), "it never began"
+        here = Client(json.loads(records_of(own_home)[0].read_text(encoding="utf-8")))
+        page, config, known = (here.ask(path) for path in ("/", "/config", "/gradio_api/app_id"))
+        assert page[0] == config[0] == known[0] == 200
+        assert {path: here.ask(path)[0] for path in NOT_SERVED} == dict.fromkeys(NOT_SERVED, 404)
+        assert json.loads(config[1])["analytics_enabled"] is False and "/elsewhere" not in page[1] + config[1]
+        server = psutil.Process(process.pid)
+        listening = {one.laddr.ip for one in server.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+        assert listening == {"127.0.0.1"} and server.children(recursive=True) == []
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        process.send_signal(signal.SIGTERM)
+        reached, _ = process.communicate(timeout=60)
+    assert json.loads(reached) == [] and list(tmp_path.iterdir()) == []

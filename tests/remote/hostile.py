@@ -212,37 +212,3 @@ TAKEN: Mapping[str, bytes] = {
     "null": b"null",
     "nothing": b"",
 }  # fmt: skip
-
-
-def line(kind: str, **fields: object) -> bytes:
-    return json.dumps({"event": kind, **fields}).encode() + b"\n"
-
-
-STEP = {"pieces": [{"text": "a"}], "token_ids": [1], "drafted": 0, "accepted": 0, "rows": 0, "t_s": 0.0}
-# Of another dflash process.
-LINES: Mapping[str, Mode] = {
-    **HEADS,
-    "blank lines without end": partial(flood, CLOSED, b"\n"),
-    "blank lines now and then": partial(drip, CLOSED, b"\n"),
-    "a line without end": partial(flood, CLOSED, b"a"),
-    "notices without end": partial(flood, CLOSED, line("Notice", message="x")),
-    "places in the queue without end": partial(flood, CLOSED, line("Queued", position=1)),
-    "steps without end": partial(flood, CLOSED, line("Step", **STEP)),
-    "no lines": partial(once, CLOSED),
-    "no JSON": partial(once, CLOSED + b"what is this\n"),
-    "a list": partial(once, CLOSED + b"[1]\n"),
-    "depth": partial(once, CLOSED + b"[" * 100_000 + b"\n"),
-    "an unknown event": partial(once, CLOSED + line("Other")),
-    "an event that is a list": partial(once, CLOSED + b'{"event": ["Step"]}\n'),
-    "a field too many": partial(once, CLOSED + line("Queued", position=1, other=1)),
-    "a field too few": partial(once, CLOSED + line("Queued")),
-    "a text that is a number": partial(once, CLOSED + line("Notice", message=7)),
-    "pieces that are a number": partial(once, CLOSED + line("Step", **{**STEP, "pieces": 7})),
-    "a piece's text that is a list": partial(once, CLOSED + line("Step", **{**STEP, "pieces": [{"text": ["a"]}]})),
-    "an unknown channel": partial(once, CLOSED + line("Step", **{**STEP, "pieces": [{"text": "", "channel": 1}]})),
-    "a huge token id": partial(once, CLOSED + line("Step", **{**STEP, "token_ids": [10**400]})),
-    "a count that is NaN": partial(once, CLOSED + line("Step", **{**STEP, "t_s": float("nan")})),
-    "an end without figures": partial(once, CLOSED + line("Finished", reason="stop", usage={}, stats={})),
-    "an error that is a number": partial(once, CLOSED + b'{"error": 7}\n'),
-    "an error of an odd kind": partial(once, CLOSED + b'{"error": {"type": "annotations", "message": [1]}}\n'),
-}  # fmt: skip

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:  # the program starts often, and without it in a third of the time
+    import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = (

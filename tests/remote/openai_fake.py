@@ -358,12 +358,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+class Server(ThreadingHTTPServer):
+    """A client whose connection does not find room in the queue tries again after a second only."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+
 @contextmanager
 def running(fake: Fake, port: int = 0) -> Iterator[Fake]:
     """Within, the server listens on loopback at ``fake.url``."""
     handler = type("Handler", (Handler,), {"fake": fake})
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", port), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     fake.url = f"http://127.0.0.1:{server.server_address[1]}"

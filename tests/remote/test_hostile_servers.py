@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,21 +38,66 @@ def impatience() -> Iterator[None]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    """It counts no reply that it sends raw: nobody waits until it has."""
+def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server counts no reply that it sends raw: nobody waits until it has."""
     monkeypatch.setattr(server_metrics, "SETTLE_S", 0.1)
+
+
+@pytest.fixture
+def fake(unsettled: None) -> Iterator[Fake]:
     with running(Fake()) as server:
         yield server
 
 
-@pytest.mark.parametrize("mode", PROBES)
-def test_a_probe_ends_with_one_line(fake: Fake, mode: str) -> None:
-    fake.raw["/v1/models"] = PROBES[mode]
-    with pytest.raises(DFlashError) as caught, impatience():
-        session_of(fake)
-    assert fake.url in caught.value.message and "\n" not in str(caught.value)
+def each(modes: Iterable[str], check: Callable[[Fake, str], None]) -> None:
+    """Check every mode with a server of its own: most are waited for, so eight at a time."""
+
+    servers = {mode: Fake(pause_s=0) for mode in modes}
+
+    def failure(mode: str) -> str | None:
+        with running(servers[mode]) as server:
+            try:
+                check(server, mode)
+            except (AssertionError, DFlashError, pytest.fail.Exception) as error:
+                return f"{mode}: {error!r}"
+        return None
+
+    with ThreadPoolExecutor(8) as pool:
+        try:
+            failures = [found for found in pool.map(failure, servers) if found]
+        finally:
+            for server in servers.values():
+                server.released.set()  # what is still read after the test's time ends
+    assert not failures, "\n".join(failures)
+
+
+def answers_again(fake: Fake, session: openai_server.OpenAIServer) -> None:
     fake.raw.clear()
-    assert text_of(events_of(session_of(fake))[0]) == "Hello, world!\n"
+    events, error = events_of(session)
+    assert error is None and text_of(events) == "Hello, world!\n"
+
+
+def is_one_line_about(fake: Fake, error: DFlashError | None) -> bool:
+    return error is not None and fake.url in error.message and "\n" not in str(error) and len(error.message) < 300
+
+
+def test_a_probe_ends_with_one_line() -> None:
+    def check(fake: Fake, mode: str) -> None:
+        fake.raw["/v1/models"] = PROBES[mode]
+        with pytest.raises(DFlashError) as caught:
+            session_of(fake)
+        assert is_one_line_about(fake, caught.value)
+
+    with impatience():
+        each(PROBES, check)
+
+
+def test_a_server_that_was_refused_is_attached_to_once_it_answers(fake: Fake) -> None:
+    fake.raw["/v1/models"] = PROBES["a length of 400 digits"]
+    with pytest.raises(DFlashError), impatience():
+        session_of(fake)
+    fake.raw.clear()
+    answers_again(fake, session_of(fake))
 
 
 def test_an_answer_without_end_is_given_up_by_its_size(fake: Fake) -> None:
@@ -74,59 +120,55 @@ def test_one_deadline_is_for_all_that_a_probe_asks(fake: Fake, path: str) -> Non
         session_of(fake)
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "silence",
-        "a body byte by byte",
-        "lines without end",
-        "samples without end",
-        "no JSON",
-        "no HTTP",
-        "an error without end",
-    ],
+PAGES = (
+    *("silence", "a body byte by byte", "lines without end", "samples without end"),
+    *("no JSON", "no HTTP", "an error without end"),
 )
+
+
+@pytest.mark.parametrize("mode", PAGES)
 def test_a_metrics_page_costs_one_request_at_most(fake: Fake, mode: str) -> None:
     session = session_of(fake)
     fake.raw["/metrics"] = PROBES[mode]
     with impatience():
         events, error = events_of(session)
     assert error is not None or finished_of(events).stats.mean_acceptance_length is None
-    fake.raw.clear()
-    assert text_of(events_of(session)[0]) == "Hello, world!\n"
+    answers_again(fake, session)
 
 
-@pytest.mark.parametrize("mode", STREAMS)
-def test_a_reply_ends_with_one_line_and_the_next_request_is_answered(fake: Fake, mode: str) -> None:
-    session = session_of(fake, IMPATIENT)
-    fake.raw[CHAT] = STREAMS[mode]
-    error = events_of(session)[1]
-    assert error is not None and fake.url in error.message and "\n" not in str(error)
-    fake.raw.clear()
-    session._patience = PATIENT
-    assert text_of(events_of(session)[0]) == "Hello, world!\n"
+def test_a_reply_ends_with_one_line_and_the_next_request_is_answered(unsettled: None) -> None:
+    def check(fake: Fake, mode: str) -> None:
+        session = session_of(fake, IMPATIENT)
+        fake.raw[CHAT] = STREAMS[mode]
+        assert is_one_line_about(fake, events_of(session)[1])
+        session._patience = PATIENT
+        answers_again(fake, session)
+
+    each(STREAMS, check)
 
 
+TEXTLESS = (
+    *("comments without end", "comments behind text", "blank lines without end"),
+    *("lines that are no events without end", "empty deltas without end", "an end without end"),
+)
 ENDLESS = {
-    "comments without end": "sends line after line without any text",
-    "comments behind text": "sends line after line without any text",
-    "blank lines without end": "sends line after line without any text",
-    "lines that are no events without end": "sends line after line without any text",
-    "empty deltas without end": "sends line after line without any text",
-    "an end without end": "sends line after line without any text",
+    **dict.fromkeys(TEXTLESS, "sends line after line without any text"),
     "a line without end": "sends without end",
-    "text without end": "sends more than the 512 tokens that were asked for",
-    "ids without end": "sends more than the 512 tokens that were asked for",
-    "long texts without end": "sends more than the 512 tokens that were asked for",
+    **dict.fromkeys(
+        ("text without end", "ids without end", "long texts without end"),
+        "sends more than the 512 tokens that were asked for",
+    ),
 }
 
 
-@pytest.mark.parametrize("mode", ENDLESS)
-def test_a_reply_without_end_is_given_up_by_its_size(fake: Fake, mode: str) -> None:
-    session = session_of(fake, PATIENT)
-    fake.raw[CHAT] = STREAMS[mode]
-    error = events_of(session)[1]
-    assert error is not None and error.message.endswith(ENDLESS[mode])
+def test_a_reply_without_end_is_given_up_by_its_size(unsettled: None) -> None:
+    def check(fake: Fake, mode: str) -> None:
+        session = session_of(fake, PATIENT)
+        fake.raw[CHAT] = STREAMS[mode]
+        error = events_of(session)[1]
+        assert error is not None and error.message.endswith(ENDLESS[mode])
+
+    each(ENDLESS, check)
 
 
 @pytest.mark.parametrize("mode", ["silence", "100 Continue without end"])
@@ -148,23 +190,24 @@ def test_keep_alives_of_a_long_prompt_are_waited_for(fake: Fake) -> None:
     assert error is None and text_of(events) == "Hi"
 
 
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_event_is_one_line_of_its_request(fake: Fake, name: str) -> None:
-    session = session_of(fake)
-    fake.raw[CHAT] = replying(MALFORMED[name])
-    error = events_of(session)[1]
-    assert error is not None and fake.url in error.message and "\n" not in str(error) and len(error.message) < 300
-    fake.raw.clear()
-    assert text_of(events_of(session)[0]) == "Hello, world!\n"
+def test_a_malformed_event_is_one_line_of_its_request(unsettled: None) -> None:
+    def check(fake: Fake, name: str) -> None:
+        session = session_of(fake)
+        fake.raw[CHAT] = replying(MALFORMED[name])
+        assert is_one_line_about(fake, events_of(session)[1])
+        answers_again(fake, session)
+
+    each(MALFORMED, check)
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_what_an_event_lacks_costs_the_reply_nothing_else(fake: Fake, name: str) -> None:
-    session = session_of(fake)
-    fake.raw[CHAT] = replying(TAKEN[name])
-    events, error = events_of(session)
-    assert error is None and finished_of(events).reason == "stop" and text_of(events) in ("lo", "Hello")
-    assert text_of(events).encode()
+def test_what_an_event_lacks_costs_the_reply_nothing_else(unsettled: None) -> None:
+    def check(fake: Fake, name: str) -> None:
+        fake.raw[CHAT] = replying(TAKEN[name])
+        events, error = events_of(session_of(fake))
+        assert error is None and finished_of(events).reason == "stop" and text_of(events) in ("lo", "Hello")
+        assert text_of(events).encode()
+
+    each(TAKEN, check)
 
 
 def replying(odd: bytes) -> Mode:
@@ -173,13 +216,16 @@ def replying(odd: bytes) -> Mode:
     return lambda: once(CLOSED + event(odd) + b"".join(event({"choices": [one]}) for one in rest))
 
 
-@pytest.mark.parametrize(
-    "mode", ["silence", "a body byte by byte", "a body without end", "no HTTP", "a deep list", "an error byte by byte"]
-)
-def test_what_only_looks_like_a_dflash_process_is_none(fake: Fake, mode: str) -> None:
-    fake.raw = {"/dflash/v1/status": PROBES[mode]}
-    with impatience():
+def test_what_only_looks_like_a_dflash_process_is_none() -> None:
+    def check(fake: Fake, mode: str) -> None:
+        fake.raw = {"/dflash/v1/status": PROBES[mode]}
         assert serve_status.status_of(fake.url, None) is None
+
+    with impatience():
+        each(
+            ("silence", "a body byte by byte", "a body without end", "no HTTP", "a deep list", "an error byte by byte"),
+            check,
+        )
 
 
 @pytest.mark.parametrize("odd", [{"model": 7}, {"state": None}, {"state": ["ready"]}])

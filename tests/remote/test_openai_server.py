@@ -24,7 +24,7 @@ from tests.remote.openai_fake import IDS, PROMPT_IDS, Fake, running
 DEMO = WantedModel("demo", ("demo",))
 ASK = user_request("hi", sampling=SamplingParams(seed=7))
 PATIENT = Patience(first=60.0, silence=60.0, notice=60.0)
-SHORT = Patience(first=1.5, silence=1.5, notice=60.0)
+SHORT = {"hangs": replace(PATIENT, silence=0.5), "silent": replace(PATIENT, first=0.3)}
 SUMMARY = {
     "num_spec_steps": 3,
     "num_draft_tokens": 21,
@@ -226,7 +226,7 @@ FAULTS: dict[str, tuple[type[DFlashError], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_one_line_keeps_what_came_and_ends_nothing(fake: Fake, fault: str) -> None:
     kind, line = FAULTS[fault]
-    session = session_of(fake, SHORT if fault in ("hangs", "silent") else PATIENT)
+    session = session_of(fake, SHORT.get(fault, PATIENT))
     fake.fault = fault
     events, error = events_of(session)
     assert type(error) is kind and line in error.message and "\n" not in error.message
@@ -234,6 +234,7 @@ def test_a_fault_is_one_line_keeps_what_came_and_ends_nothing(fake: Fake, fault:
     assert text_of(events) == ("Hello, " if begun else "") and not any(isinstance(one, Finished) for one in events)
     fake.fault = ""
     fake.released.set()
+    session._patience = PATIENT
     events, error = events_of(session)
     assert error is None and text_of(events) == "Hello, world!\n"
 
