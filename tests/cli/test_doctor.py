@@ -170,9 +170,18 @@ class TestCommandName:
         other.write_text("from dflash.cli import main\n")
         return ours, other
 
-    def test_ours_is_ok(self, scripts: tuple[Path, Path]) -> None:
+    def test_ours_alone_and_none_are_no_problem(self, scripts: tuple[Path, Path], tmp_path: Path) -> None:
         ours, _ = scripts
-        assert doctor_checks.check_command(VersionCommand("dflash", ours, ours, ("dflash-local",), True)).status == "ok"
+        second, absent = tmp_path / "second", tmp_path / "absent"
+        second.write_bytes(ours.read_bytes())
+        for first, here, packages, status in (
+            (ours, ours, ("dflash-local",), "ok"),
+            (second, ours, ("dflash-local",), "info"),
+            (None, ours, ("dflash-local",), "info"),
+            (None, absent, (), "info"),
+        ):
+            command = VersionCommand("dflash", first, here, packages, here is ours)
+            assert doctor_checks.check_command(command).status == status, command
 
     def test_another_package_in_this_environment_is_named(self, scripts: tuple[Path, Path]) -> None:
         ours, other = scripts
@@ -189,24 +198,6 @@ class TestCommandName:
         absent = VersionCommand("dflash", other, ours.with_name("absent"), (), False)
         check = doctor_checks.check_command(absent)
         assert check.status == "problem" and str(other) in check.value and "python -m dflash_local" in check.fix
-
-    def test_another_installation_of_ours_is_information(self, scripts: tuple[Path, Path], tmp_path: Path) -> None:
-        ours, _ = scripts
-        second = tmp_path / "second"
-        second.write_bytes(ours.read_bytes())
-        assert (
-            doctor_checks.check_command(VersionCommand("dflash", second, ours, ("dflash-local",), True)).status
-            == "info"
-        )
-
-    def test_not_on_the_path_or_not_installed_is_information(self, scripts: tuple[Path, Path]) -> None:
-        ours, other = scripts
-        absent = ours.with_name("absent")
-        for command in (
-            VersionCommand("dflash", None, ours, ("dflash-local",), True),
-            VersionCommand("dflash", None, absent, (), False),
-        ):
-            assert doctor_checks.check_command(command).status == "info"
 
 
 @pytest.mark.needs_torch

@@ -11,11 +11,7 @@ from dflash_local.cli.console import Console
 from dflash_local.cli.progress import PullLines
 from dflash_local.events import Notice, PullProgress
 from dflash_local.tables import GIB
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.cli.conftest import Terminal
 
 
 class Clock:

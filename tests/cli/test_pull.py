@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_local import settings
-from dflash_local.store import pull, transfer
+from dflash_local.store import transfer
 from dflash_local.store.file_transfer import FileDownload
 from dflash_local.store.hub import Hub
 from dflash_local.store.hub_client import HubClient
@@ -88,15 +87,6 @@ def test_a_fault_of_a_file_exits_4_and_says_what(
     assert failed.out == "" and cli("models", "--json").json["pairs"][-1]["state"] != "local"
     run = cli("run", TARGET, "hi")
     assert run.code == 4 and f"dflash pull {TARGET}" in run.err
-
-
-def test_a_full_disk_is_told_before_the_first_byte(cli: Cli, toy_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = pull.shutil.disk_usage
-    monkeypatch.setattr(pull.shutil, "disk_usage", lambda path: usage(path)._replace(free=1_000_000))
-    failed = cli("pull", TARGET, "--json")
-    error = json.loads(failed.err.splitlines()[-1])["error"]
-    assert failed.code == 5 and error["type"] == "DoesNotFitError" and "1.0 MiB free" in error["message"]
-    assert failed.out == "" and not toy_hub.gets()
 
 
 def test_a_drafter_of_another_shape_is_refused_before_any_weight(cli: Cli, toy_hub: FakeHub, own_home: Path) -> None:

@@ -1,4 +1,4 @@
-"""``dflash pull`` as a process: Ctrl-C, a terminal, and a session whose files are to be removed."""
+"""``dflash pull`` as a process: Ctrl-C, and lines on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from dflash_local import settings
 from dflash_local.planner.cpu_probe import CpuRates, add, this_cpu
 from dflash_local.store.paths import speeds_folder
-from tests.cli.conftest import DRAFTER, TARGET, Cli
+from tests.cli.conftest import DRAFTER, TARGET
 from tests.fake_hub import FakeHub, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals of POSIX")
@@ -32,15 +32,13 @@ class Running:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(
-        self, *arguments: str, stdin: int = subprocess.DEVNULL, err: int | None = None
-    ) -> subprocess.Popen[bytes]:
+    def pull(self, err: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dflash_local", *arguments],
+            [sys.executable, "-m", "dflash_local", "pull", TARGET],
             cwd=ROOT,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if err is None else err,
+            stderr=err,
             start_new_session=True,
         )
         self.processes.append(process)
@@ -66,7 +64,7 @@ def leftovers(home: Path) -> list[Path]:
 
 def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_home: Path) -> None:
     toy_hub.fault(WEIGHTS, "trickle", rate=SIZE / 12)
-    pull = running.start("pull", TARGET)
+    pull = running.pull()
     assert wait_until(lambda: toy_hub.sent(WEIGHTS) > 100_000, 60)
     began = time.monotonic()
     os.kill(pull.pid, signal.SIGINT)
@@ -75,7 +73,7 @@ def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_h
     said = err.decode()
     assert re.search(r"error: pull stopped.*finished files .* are kept", said) and "Traceback" not in said
     finished = toy_hub.gets("tokenizer.json")
-    again = running.start("pull", TARGET)
+    again = running.pull()
     again.communicate(timeout=60)
     assert again.returncode == 0 and toy_hub.gets("tokenizer.json") == finished and not leftovers(own_home)
 
@@ -83,7 +81,7 @@ def test_ctrl_c_keeps_what_is_finished(toy_hub: FakeHub, running: Running, own_h
 def test_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHub, running: Running) -> None:
     toy_hub.fault(WEIGHTS, "trickle", rate=SIZE, times=2)
     master, slave = pty.openpty()
-    process = running.start("pull", TARGET, err=slave)
+    process = running.pull(err=slave)
     os.close(slave)
     shown = b""
     while True:
@@ -106,20 +104,3 @@ def test_a_terminal_shows_lines_in_place_and_is_left_clean(toy_hub: FakeHub, run
     assert re.search(r"total .*MiB/s  \d+ s left", text)
     board = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text[text.index("\x1b[K") :])
     assert max(len(line.strip()) for line in board.splitlines()) < 100
-
-
-@pytest.mark.needs_torch
-@pytest.mark.slow  # a process loads a pair; the refusal is held in test_rm.py and tests/store/test_removal_refused.py
-def test_a_loaded_pair_is_not_removed(cli: Cli, toy_hub: FakeHub, running: Running, own_home: Path) -> None:
-    assert cli("pull", TARGET).code == 0
-    chat = running.start("chat", TARGET, stdin=subprocess.PIPE)
-    locks = own_home / ".cache" / "dflash-local" / "locks"
-    assert wait_until(lambda: len([*locks.glob("*.use.*")]) == 2, 30)
-    refused = running.start("rm", TARGET, "--yes")
-    _, err = refused.communicate(timeout=30)
-    assert refused.returncode == 1 and f"in use by process {chat.pid}".encode() in err
-    chat.communicate(b"/quit\n", timeout=60)
-    removed = running.start("rm", TARGET, "--yes")
-    out, err = removed.communicate(timeout=30)
-    assert removed.returncode == 0 and b"7.4 MiB freed" in out, err
-    assert not [*(own_home / ".cache" / "huggingface" / "hub").glob("models--*")]

@@ -38,6 +38,8 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, opened: Opened) -> 
     assert (result.code, result.out) == (0, "Hello, world!\n")
     assert "acceptance length 2.50 per cycle, 3.00 per turn" in result.err and "120.0 tok/s" in result.err
     assert "toy pair" in result.err and "seed 99" in result.err
+    (request,) = opened.session.requests
+    assert request.sampling == SamplingParams() and not request.thinking and request.limits.max_new_tokens == 512
     assert opened.session.closed
 
 
@@ -78,12 +80,6 @@ def test_every_option_reaches_the_request_and_the_load(cli: Cli, opened: Opened,
     )  # fmt: skip
 
 
-def test_greedy_and_no_thinking_are_the_defaults(cli: Cli, opened: Opened) -> None:
-    cli("run", "demo", "hi")
-    (request,) = opened.session.requests
-    assert request.sampling == SamplingParams() and not request.thinking and request.limits.max_new_tokens == 512
-
-
 def test_settings_change_the_defaults_and_options_win(
     cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +98,8 @@ def test_piped_text_is_appended_after_an_empty_line(cli: Cli, opened: Opened) ->
     assert opened.session.requests[0].messages[0].content == "only piped"
     cli("run", "demo", "hi", stdin=b"\xff\xfe caf\xc3\xa9")
     assert opened.session.requests[0].messages[0].content == "hi\n\n\ufffd\ufffd caf\xe9"
+    cli("run", "demo", "caf\udce9")
+    assert opened.session.requests[0].messages[0].content == "caf\ufffd"
 
 
 def test_stdin_is_left_alone_for_prompt_ids_and_devices(cli: Cli, opened: Opened) -> None:
@@ -111,22 +109,11 @@ def test_stdin_is_left_alone_for_prompt_ids_and_devices(cli: Cli, opened: Opened
         assert run_module.piped_text(endless) == ""
 
 
-def test_an_argument_that_is_not_utf8_is_replaced(cli: Cli, opened: Opened) -> None:
-    cli("run", "demo", "caf\udce9")
-    assert opened.session.requests[0].messages[0].content == "caf\ufffd"
-
-
 @pytest.mark.parametrize("prompt", ["", "  ", "\n\t"])
 def test_an_empty_prompt_is_a_usage_error(cli: Cli, opened: Opened, prompt: str) -> None:
     result = cli("run", "demo", prompt, stdin=" \n")
     assert result.code == 2 and "no prompt" in result.err and result.out == ""
     assert not opened.sessions, "refused before anything loads"
-
-
-@pytest.mark.parametrize("seed", ["-9223372036854775809", "18446744073709551616", "lucky", "1.5"])
-def test_a_bad_seed_is_a_usage_error(cli: Cli, opened: Opened, seed: str) -> None:
-    result = cli("run", "demo", "hi", "--seed", seed)
-    assert result.code == 2 and "seed" in result.err and not opened.sessions
 
 
 def test_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
@@ -147,6 +134,10 @@ def test_every_64_bit_seed_is_taken(cli: Cli, opened: Opened) -> None:
         (["hi", "--top-p", "2"], "top_p"),
         (["hi", "--block-size", "0"], "block_size 0 is outside 1..64"),
         (["hi", "--max-new-tokens", "-1"], "max_new_tokens -1"),
+        (["hi", "--seed", "-9223372036854775809"], "seed"),
+        (["hi", "--seed", "18446744073709551616"], "seed"),
+        (["hi", "--seed", "lucky"], "seed"),
+        (["hi", "--seed", "1.5"], "seed"),
         (["hi", "--stop", ""], "stop string"),
         (["hi", "--mode", "fast"], "--mode"),
         (["hi", "--engine", "quick"], "--engine"),

@@ -175,6 +175,12 @@ def test_the_screen_downloads_a_pair_of_the_registry(
         heard: list[Any] = []
         with pytest.raises(Interrupted, match="stopped; "):
             chat.pull(TARGET, heard.append, lambda: True)
+        heard.clear()
+        before = chat.before_download("toy-9b")
+        assert before.licence == "unknown" and "free for" in before.disk
+        chat.pull("toy-9b", heard.append, lambda: False, draft=False)
+        assert {event.repo for event in heard if isinstance(event, PullProgress)} == {TARGET}
+        assert chat.entry("toy-9b").state == "partial", "to be run without its drafter"
         chat.pull("toy-9b", heard.append, lambda: False)
         assert {event.repo for event in heard if isinstance(event, PullProgress)} == {TARGET, DRAFTER}
         assert chat.entry("toy-9b").state == "local" and chat.told == []
@@ -183,23 +189,6 @@ def test_the_screen_downloads_a_pair_of_the_registry(
                 act("nosuchname")
         with pytest.raises(UsageError, match="not in the registry"):
             chat.entry(str(own_home))
-        return 0
-
-    acting(monkeypatch, act)
-    result = cli("chat", "demo")
-    assert result.code == 0, result.err
-
-
-def test_a_pair_to_be_run_without_its_drafter_is_downloaded_without_it(
-    toy_hub: FakeHub, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def act(chat: Any) -> int:
-        heard: list[Any] = []
-        before = chat.before_download("toy-9b")
-        assert before.licence == "unknown" and "free for" in before.disk
-        chat.pull("toy-9b", heard.append, lambda: False, draft=False)
-        assert {event.repo for event in heard if isinstance(event, PullProgress)} == {TARGET}
-        assert chat.entry("toy-9b").state == "partial"
         return 0
 
     acting(monkeypatch, act)

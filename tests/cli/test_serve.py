@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shlex
@@ -12,15 +11,17 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dflash_local.api.server import GRACE_S, WIND_DOWN_S
+from dflash_local.api.server import GRACE_S, WIND_DOWN_S, ApiServer
 from dflash_local.catalog.bundled import Pair
+from dflash_local.cli import serving as cli_serving
 from dflash_local.cli.address import Address, curl_line, parse_duration
-from dflash_local.cli.serving import rules_for
 from dflash_local.errors import CheckpointError, EngineError, UsageError
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client, records_of
@@ -30,57 +31,50 @@ CHAT = "/v1/chat/completions"
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_it_serves_until_sigterm_and_exits_0(serving: Callable[..., Result], opened: Opened) -> None:
+def test_it_serves_until_sigterm_and_exits_0(serving: Callable[..., Result], opened: Opened, own_home: Path) -> None:
     seen: dict[str, Any] = {}
 
     def visit(client: Client) -> None:
         seen["chat"] = client.call(CHAT, ASKED)
         seen["models"] = client.call("/v1/models")
         seen["record"] = client.record
+        seen["mode"] = stat.S_IMODE(records_of(own_home)[0].stat().st_mode)
 
     result = serving(visit)  # demo, where nothing else is here
     assert result.code == 0 and result.out == ""
     assert seen["chat"][0] == 200 and seen["chat"][1]["choices"][0]["message"]["content"] == "Hello, world!\n"
     assert [one["id"] for one in seen["models"][1]["data"]] == ["demo"]
     assert seen["record"]["owner"]["pid"] == os.getpid() and seen["record"]["model"] == "demo"
+    assert seen["mode"] == 0o600, "the record is private"
     assert f"{seen['record']['address']}/v1" in result.err and "curl" in result.err
     assert opened.session.closed and len(opened.sessions) == 1
 
 
-def test_the_context_is_told_before_anything_is_loaded(serving: Callable[..., Result], opened: Opened) -> None:
+def test_the_context_is_told_before_anything_is_loaded_and_ctrl_c_is_an_orderly_end_too(
+    serving: Callable[..., Result], opened: Opened
+) -> None:
     seen: list[Any] = []
     options = ("--keep-alive", "0", "--context", "1000")
-    serving(lambda client: seen.append(client.call("/v1/models")[1]), "demo", *options)
-    assert seen[0]["data"][0]["max_model_len"] == 1000 and not opened.sessions
+    ended = serving(lambda client: seen.append(client.call("/v1/models")[1]), "demo", *options, by=signal.SIGINT)
+    assert ended.code == 0 and seen[0]["data"][0]["max_model_len"] == 1000 and not opened.sessions
 
 
-def test_ctrl_c_is_an_orderly_end_too(serving: Callable[..., Result], opened: Opened) -> None:
-    assert serving(lambda client: None, "demo", by=signal.SIGINT).code == 0
-    assert all(session.closed for session in opened.sessions)
-
-
-def test_open_streams_end_with_an_error_event(serving: Callable[..., Result], opened: Opened) -> None:
+def test_open_streams_end_with_an_error_event(
+    serving: Callable[..., Result], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert GRACE_S + WIND_DOWN_S < 5
+    monkeypatch.setattr(cli_serving, "ApiServer", partial(ApiServer, grace_s=0.2))
     opened.make = lambda _pair: ScriptedSession(gate=threading.Event())
-    streams: list[bytes] = []
-    threads: list[threading.Thread] = []
+    streams: list[Future[tuple[int, str]]] = []
+    with ThreadPoolExecutor(3) as pool:
 
-    def ask(port: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("POST", CHAT, json.dumps({**ASKED, "stream": True}), {"Content-Type": "application/json"})
-        streams.append(connection.getresponse().read())
+        def visit(client: Client) -> None:
+            streams.extend(pool.submit(client.ask, CHAT, {**ASKED, "stream": True}) for _ in range(3))
+            while client.call("/health")[1]["waiting"] < 2:
+                time.sleep(0.01)
 
-    def visit(client: Client) -> None:
-        threads.extend(threading.Thread(target=ask, args=(client.port,)) for _ in range(3))
-        for thread in threads:
-            thread.start()
-        while client.call("/health")[1]["waiting"] < 2:
-            time.sleep(0.01)
-
-    result = serving(visit, "demo")
-    for thread in threads:
-        thread.join(60)
-    assert result.code == 0 and GRACE_S + WIND_DOWN_S < 5
-    assert len(streams) == 3 and all(b"stopping" in raw for raw in streams)
+        assert serving(visit, "demo").code == 0
+    assert len(streams) == 3 and all("stopping" in stream.result()[1] for stream in streams)
 
 
 def test_a_broken_engine_exits_7(serving: Callable[..., Result], opened: Opened) -> None:
@@ -104,7 +98,7 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_exit_code(
     def until_it_is_gone(client: Client) -> None:
         with pytest.raises(OSError):
             while True:
-                client.call("/health")
+                client.call("/health", timeout=5)  # nobody takes up a connection that came too late
 
     opened.make = refuse
     result = serving(until_it_is_gone, "demo")
@@ -118,10 +112,14 @@ def test_an_open_address_without_a_token_is_refused(cli: Cli, opened: Opened, ho
     assert not opened.sessions
 
 
+@pytest.mark.parametrize("place", ["variable", "file"])
 def test_a_token_opens_it_and_is_asked_for(
-    serving: Callable[..., Result], opened: Opened, monkeypatch: pytest.MonkeyPatch
+    serving: Callable[..., Result], opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    monkeypatch.setenv("DFLASH_TOKEN", "a-secret-of-mine")
+    file = tmp_path / "token"
+    file.write_text("a-secret-of-mine\n", encoding="utf-8")  # it may end with a line break
+    if place == "variable":
+        monkeypatch.setenv("DFLASH_TOKEN", "a-secret-of-mine")
     seen: list[int] = []
 
     def visit(client: Client) -> None:
@@ -129,7 +127,7 @@ def test_a_token_opens_it_and_is_asked_for(
             seen.append(client.call("/v1/models", headers=headers)[0])
         assert "a-secret-of-mine" not in json.dumps(client.record) and client.record["token"] is True
 
-    result = serving(visit, "demo", "--host", "0.0.0.0")
+    result = serving(visit, "demo", "--host", "0.0.0.0", *(("--token-file", str(file)) if place == "file" else ()))
     assert result.code == 0 and seen == [401, 200]
     assert "a-secret-of-mine" not in result.err and "$DFLASH_TOKEN" in result.err
 
@@ -140,17 +138,6 @@ def test_tokens_that_no_header_can_carry_are_refused(cli: Cli, opened: Opened, t
         assert result.code == 2 and token not in result.err
     assert cli("serve", "demo", "--token", "x" * 20, "--token-file", "f").code == 2
     assert cli("serve", "demo", "--token-file", str(tmp_path / "none")).code == 2
-
-
-def test_a_token_file_may_end_with_a_line_break(serving: Callable[..., Result], opened: Opened, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("from-a-file-123\n", encoding="utf-8")
-    seen: list[int] = []
-
-    def visit(client: Client) -> None:
-        seen.append(client.call("/v1/models", headers={"Authorization": "Bearer from-a-file-123"})[0])
-
-    assert serving(visit, "demo", "--token-file", str(file)).code == 0 and seen == [200]
 
 
 def test_a_port_in_use_is_exit_2_before_anything_is_loaded(cli: Cli, opened: Opened) -> None:
@@ -208,16 +195,6 @@ def test_keep_alive_zero_loads_with_the_first_request(serving: Callable[..., Res
     assert seen == [("unloaded", 0)] and opened.session.closed
 
 
-def test_the_record_is_private(serving: Callable[..., Result], opened: Opened, own_home: Path) -> None:
-    modes: list[int] = []
-
-    def visit(_client: Client) -> None:
-        modes.append(stat.S_IMODE(records_of(own_home)[0].stat().st_mode))
-
-    serving(visit, "demo")
-    assert modes == [0o600]
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("30m", 1800), ("90s", 90), ("90", 90), ("2h", 7200), ("0", 0), ("0.5m", 30), ("never", None), (" 5 M ", 300)],
@@ -233,9 +210,9 @@ def test_durations_that_are_none(text: str) -> None:
 
 
 def test_hosts_that_are_answered_to() -> None:
-    named = rules_for(Address("box.lan", 1, "t", ("Other.Name",)))
+    named = cli_serving.rules_for(Address("box.lan", 1, "t", ("Other.Name",)))
     assert named.hosts == {"box.lan", "other.name"} and not named.any_address
-    everywhere = rules_for(Address("0.0.0.0", 1, "t"))
+    everywhere = cli_serving.rules_for(Address("0.0.0.0", 1, "t"))
     assert everywhere.any_address and "host.docker.internal" in everywhere.hosts and "0.0.0.0" not in everywhere.hosts
 
 

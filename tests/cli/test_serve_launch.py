@@ -13,11 +13,14 @@ import pytest
 
 from dflash_local.cli.ps import lines, served
 from dflash_local.settings import load as load_settings
-from tests.cli.conftest import Cli, Opened, Result
+from tests.cli.conftest import Opened, Result
 from tests.cli.served import Client
 from tests.remote.launched_fake import is_alive, started, wait_until_gone
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+pytestmark = [
+    pytest.mark.usefixtures("opened"),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc"),
+]
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 Serving = Callable[..., Result]
@@ -49,7 +52,7 @@ def test_a_request_waits_for_the_launch_and_the_end_ends_it(serving: Serving, op
     assert seen["other"][0] == 404 and not is_alive(started(record)["pid"])
 
 
-def test_one_that_died_is_launched_again_by_the_next_request(serving: Serving, opened: Opened, record: Path) -> None:
+def test_one_that_died_is_launched_again_by_the_next_request(serving: Serving, record: Path) -> None:
     seen: dict[str, Any] = {}
 
     def visit(client: Client) -> None:
@@ -65,7 +68,7 @@ def test_one_that_died_is_launched_again_by_the_next_request(serving: Serving, o
     assert not is_alive(started(record)["pid"])
 
 
-def test_a_plain_one_serves_without_drafts(serving: Serving, opened: Opened, record: Path) -> None:
+def test_a_plain_one_serves_without_drafts(serving: Serving, record: Path) -> None:
     seen: list[Any] = []
 
     def visit(client: Client) -> None:
@@ -76,19 +79,7 @@ def test_a_plain_one_serves_without_drafts(serving: Serving, opened: Opened, rec
     assert not [word for word in started(record)["argv"] if "speculative" in word]
 
 
-def test_one_that_dies_at_its_start_ends_the_command(
-    cli: Cli, opened: Opened, record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_FAULT", "dies")
-    result = cli("serve", "demo", "--engine", "vllm", "--port", "0")
-    assert result.code == 7 and result.out == ""
-    assert "vLLM ended while it started (exit code 1): ValueError: No room for one request" in result.err
-    assert "Traceback" not in result.err
-
-
-def test_the_end_breaks_a_launch_off(
-    serving: Serving, opened: Opened, record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_breaks_a_launch_off(serving: Serving, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_FAULT", "hangs")
 
     def visit(client: Client) -> None:

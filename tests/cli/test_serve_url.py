@@ -14,6 +14,8 @@ from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client
 from tests.remote.openai_fake import Fake, running
 
+pytestmark = pytest.mark.usefixtures("opened")
+
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 SUM = {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}
@@ -69,7 +71,7 @@ def test_replies_are_passed_on(serving: Serving, opened: Opened, fake: Fake) -> 
 
 
 def test_calls_of_tools_that_the_server_found_are_calls(
-    serving: Serving, opened: Opened, fake: Fake, monkeypatch: pytest.MonkeyPatch
+    serving: Serving, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[dict[str, Any]]] = [
         [{"index": 0, "id": "call_1", "function": {"name": "sum", "arguments": ""}}],
@@ -89,9 +91,7 @@ def test_calls_of_tools_that_the_server_found_are_calls(
     assert fake.bodies[0][1]["tools"] == [SUM]
 
 
-def test_a_request_that_the_server_cannot_do_is_refused_and_a_dead_one_is_named(
-    serving: Serving, opened: Opened, fake: Fake
-) -> None:
+def test_a_request_that_the_server_cannot_do_is_refused_and_a_dead_one_is_named(serving: Serving, fake: Fake) -> None:
     seen: list[tuple[int, Any]] = []
 
     def visit(client: Client) -> None:
@@ -111,7 +111,7 @@ def test_a_request_that_the_server_cannot_do_is_refused_and_a_dead_one_is_named(
     assert seen[7][1]["error"]["message"].startswith(f"the server at {fake.url} keeps demo loaded")
 
 
-def test_another_model_of_the_server_takes_its_place(serving: Serving, opened: Opened, fake: Fake) -> None:
+def test_another_model_of_the_server_takes_its_place(serving: Serving, fake: Fake) -> None:
     fake.model = "house-model"
     seen: list[Any] = []
 
@@ -125,7 +125,7 @@ def test_another_model_of_the_server_takes_its_place(serving: Serving, opened: O
     assert [status for status, _ in seen] == [200, 200, 200] and fake.bodies[-1][1]["model"] == "next-model"
 
 
-def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opened) -> None:
+def test_what_a_server_does_not_tell_is_left_out(serving: Serving) -> None:
     seen: list[Any] = []
 
     def visit(client: Client) -> None:
@@ -147,9 +147,7 @@ def test_what_a_server_does_not_tell_is_left_out(serving: Serving, opened: Opene
     assert "spec_decode" not in seen[4] and 'generation_tokens_total{engine="0",model_name="demo"} 8.0\n' in seen[4]
 
 
-def test_a_server_that_hangs_holds_up_no_status(
-    serving: Serving, opened: Opened, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_holds_up_no_status(serving: Serving, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dflash_local.app.model_sources.NAMES_S", 0.2)
     seen: list[Any] = []
 
@@ -164,7 +162,7 @@ def test_a_server_that_hangs_holds_up_no_status(
     assert seen[0][0]["state"] == "ready" and seen[1] == []
 
 
-def test_thoughts_come_apart_and_a_stream_is_one(serving: Serving, opened: Opened, fake: Fake) -> None:
+def test_thoughts_come_apart_and_a_stream_is_one(serving: Serving, fake: Fake) -> None:
     fake.thinking = "first a word"
     seen: list[Any] = []
 
@@ -198,7 +196,7 @@ def test_thoughts_come_apart_and_a_stream_is_one(serving: Serving, opened: Opene
     ],
 )
 def test_a_server_that_is_not_as_named_ends_it(
-    cli: Cli, opened: Opened, fake: Fake, argv: tuple[str, ...], code: int, words: str
+    cli: Cli, fake: Fake, argv: tuple[str, ...], code: int, words: str
 ) -> None:
     result = cli("serve", *(fake.url if word == "URL" else word for word in argv), "--port", "0")
     assert result.code == code and words in result.err and "Traceback" not in result.err

@@ -17,7 +17,10 @@ from tests.remote.launched_fake import fake_program
 from tests.remote.openai_fake import Fake, running
 from tests.remote.test_openai_server import SUMMARY
 
+pytestmark = pytest.mark.usefixtures("opened")
+
 BENCH = ("bench", "demo", "--url")
+AT = ("--url", "http://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ def test_every_number_of_requests_is_a_row_with_its_own_warm_up(
     assert len(asked(fake)) == 24 and again.json["tasks"][0]["dflash"] == found, "kept, not measured again"
 
 
-def test_tasks_are_measured_and_turns_stay_in_order(cli: Cli, opened: Opened, fake: Fake, hub: FakeHub) -> None:
+def test_tasks_are_measured_and_turns_stay_in_order(cli: Cli, fake: Fake, hub: FakeHub) -> None:
     done = cli(*BENCH, fake.url, "--tasks", "gsm8k,mt-bench,mbpp", "--concurrency", "2", "--json")
     assert done.code == 0, done.err
     gsm8k, bench, mbpp = done.json["tasks"]
@@ -100,7 +103,7 @@ def test_tasks_are_measured_and_turns_stay_in_order(cli: Cli, opened: Opened, fa
     assert all(body["max_tokens"] is None for _, body in fake.bodies if body["max_tokens"] != WARM_UP_TOKENS)
 
 
-def test_plain_figures_come_from_a_second_server(cli: Cli, opened: Opened, fake: Fake, prompts: str) -> None:
+def test_plain_figures_come_from_a_second_server(cli: Cli, fake: Fake, prompts: str) -> None:
     with running(Fake(speculative=False, pause_s=0.004)) as plain:
         argv = (*BENCH, fake.url, "--plain-url", plain.url, "--prompts", prompts, "--concurrency", "3")
         done = cli(*argv, "--json")
@@ -124,7 +127,7 @@ def test_plain_figures_come_from_a_second_server(cli: Cli, opened: Opened, fake:
 
 
 def test_a_killed_run_goes_on_and_no_part_of_it_is_mixed_with_another(
-    cli: Cli, opened: Opened, fake: Fake, prompts: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, fake: Fake, prompts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the ninth prompt: the rest is another part, and throughput is the longer one's alone."""
     added: list[str] = []
@@ -157,9 +160,7 @@ def test_a_killed_run_goes_on_and_no_part_of_it_is_mixed_with_another(
 
 
 @pytest.mark.parametrize("fault", ["500", "dies", "400"])
-def test_a_failed_prompt_is_a_row_and_is_tried_again(
-    cli: Cli, opened: Opened, fake: Fake, prompts: str, fault: str
-) -> None:
+def test_a_failed_prompt_is_a_row_and_is_tried_again(cli: Cli, fake: Fake, prompts: str, fault: str) -> None:
     fail_at(fake, "question 5", fault)
     done = cli(*BENCH, fake.url, "--prompts", prompts, "--concurrency", "3", "--json")
     assert done.code == 0, done.err
@@ -172,18 +173,14 @@ def test_a_failed_prompt_is_a_row_and_is_tried_again(
     assert asked(fake)[-1] == "question 5" and "| 12 | 0 |" in shown.out and "(of 11 prompts)" in shown.out
 
 
-def test_a_server_that_refuses_everything_has_rows_and_no_figures(
-    cli: Cli, opened: Opened, fake: Fake, prompts: str
-) -> None:
+def test_a_server_that_refuses_everything_has_rows_and_no_figures(cli: Cli, fake: Fake, prompts: str) -> None:
     fake.fault = "500"
     done = cli(*BENCH, fake.url, "--prompts", prompts, "--concurrency", "8")
     assert done.code == 0 and "| Prompts | here | 8 | 8 | - | - | - |" in done.out
     assert "failed: ServerError: the server at" in done.out and "nothing was answered" in done.out
 
 
-def test_a_server_that_is_gone_ends_the_run_and_what_was_measured_is_kept(
-    cli: Cli, opened: Opened, fake: Fake, prompts: str
-) -> None:
+def test_a_server_that_is_gone_ends_the_run_and_what_was_measured_is_kept(cli: Cli, fake: Fake, prompts: str) -> None:
     argv = (*BENCH, fake.url, "--prompts", prompts, "--concurrency", "2")
     fake.lives = 2 + 6  # the warm-up's, and half of the prompts
     done = cli(*argv)
@@ -196,7 +193,7 @@ def test_a_server_that_is_gone_ends_the_run_and_what_was_measured_is_kept(
     assert again.json["tasks"][0]["dflash"]["failed"] == 0
 
 
-def test_requests_of_others_cost_the_acceptance_length(cli: Cli, opened: Opened, fake: Fake, prompts: str) -> None:
+def test_requests_of_others_cost_the_acceptance_length(cli: Cli, fake: Fake, prompts: str) -> None:
     fake.others = 1
     done = cli(*BENCH, fake.url, "--prompts", prompts, "--concurrency", "4")
     assert done.code == 0 and "the acceptance length is not known: other requests ran at the same time" in done.out
@@ -204,9 +201,7 @@ def test_requests_of_others_cost_the_acceptance_length(cli: Cli, opened: Opened,
     assert row.strip("| ").split(" | ")[5:7] == ["-", "-"]
 
 
-def test_replies_that_report_their_own_drafts_need_no_counters(
-    cli: Cli, opened: Opened, fake: Fake, prompts: str
-) -> None:
+def test_replies_that_report_their_own_drafts_need_no_counters(cli: Cli, fake: Fake, prompts: str) -> None:
     """Both definitions of the acceptance length, whoever else uses the server."""
     fake.others, fake.figures = 1, {"metrics": {"speculative_decoding": SUMMARY}}
     found = cli(*BENCH, fake.url, "--prompts", prompts, "--concurrency", "4", "--json").json["tasks"][0]["dflash"]
@@ -218,7 +213,7 @@ def test_replies_that_report_their_own_drafts_need_no_counters(
     }
 
 
-def test_results_of_another_server_are_not_mixed(cli: Cli, opened: Opened, fake: Fake, prompts: str) -> None:
+def test_results_of_another_server_are_not_mixed(cli: Cli, fake: Fake, prompts: str) -> None:
     argv = (*BENCH, fake.url, "--prompts", prompts, "--limit", "2")
     assert cli(*argv).code == 0 and len(asked(fake)) == 2
     fake.version = "0.33.0"
@@ -229,22 +224,7 @@ def test_results_of_another_server_are_not_mixed(cli: Cli, opened: Opened, fake:
         assert not asked(elsewhere), "the same server at another address"
 
 
-def test_two_runs_over_the_same_results_are_refused(
-    cli: Cli, opened: Opened, fake: Fake, prompts: str, tmp_path: Path
-) -> None:
-    argv = (*BENCH, fake.url, "--prompts", prompts, "--limit", "1", "--out", str(tmp_path / "rows"))
-    assert cli(*argv).code == 0
-    (file,) = (tmp_path / "rows").glob("*.jsonl")
-    identity = json.loads(file.read_text(encoding="ascii").splitlines()[0])["identity"]
-    with ResultsFile.locked(tmp_path / "rows", file.stem.rpartition("-")[0], identity):
-        refused = cli(*argv)
-        assert refused.code == 1 and f"{file} is being written by process" in refused.err and refused.out == ""
-    assert cli(*argv).code == 0
-
-
-def test_the_published_row_is_that_of_as_many_requests(
-    cli: Cli, opened: Opened, fake: Fake, hub: FakeHub, own_home: Path
-) -> None:
+def test_the_published_row_is_that_of_as_many_requests(cli: Cli, fake: Fake, hub: FakeHub, own_home: Path) -> None:
     fake.model = "Qwen/Qwen3.5-9B"
     argv = ("bench", "qwen3.5-9b", "--url", fake.url, "--tasks", "gsm8k", "--concurrency", "1,2,8")
     done = cli(*argv)
@@ -270,22 +250,34 @@ def test_the_published_row_is_that_of_as_many_requests(
 @pytest.mark.parametrize(
     ("extra", "word"),
     [
-        (("--concurrency", "0"), "'0' is not 1 to 32"),
-        (("--concurrency", "1,33"), "'33' is not 1 to 32"),
-        (("--concurrency", "1,,2"), "'' is not 1 to 32"),
-        (("--concurrency", "²"), "is not 1 to 32"),
-        (("--block-size", "8"), "--block-size does not go with a server"),
-        (("--context", "512"), "--context 512: the server at --url decides"),
-        (("--quantize", "int8"), "--quantize int8: the server at --url decides"),
-        (("--fidelity",), "--fidelity"),
-        (("--engine", "fused"), "loads a pair here"),
-        (("--weights", "random"), "--url does not go with --weights random"),
-        (("--limit", "0"), "limit 0"),
+        ((*AT, "--concurrency", "0"), "'0' is not 1 to 32"),
+        ((*AT, "--concurrency", "1,33"), "'33' is not 1 to 32"),
+        ((*AT, "--concurrency", "1,,2"), "'' is not 1 to 32"),
+        ((*AT, "--concurrency", "²"), "is not 1 to 32"),
+        ((*AT, "--block-size", "8"), "--block-size does not go with a server"),
+        ((*AT, "--context", "512"), "--context 512: the server at --url decides"),
+        ((*AT, "--quantize", "int8"), "--quantize int8: the server at --url decides"),
+        (
+            (
+                *AT,
+                "--fidelity",
+            ),
+            "--fidelity",
+        ),
+        ((*AT, "--engine", "fused"), "loads a pair here"),
+        ((*AT, "--weights", "random"), "--url does not go with --weights random"),
+        ((*AT, "--limit", "0"), "limit 0"),
+        (("--concurrency", "4"), "--concurrency does not go with prompts"),
+        (("--plain-url", "http://127.0.0.1:1"), "--plain-url does not go with prompts"),
+        (("--engine-args", "--enforce-eager"), "--engine-args does not go with prompts"),
+        (("--engine", "vllm", "--weights", "random"), "--engine vllm does not go with --weights random"),
+        (("--engine", "vllm", "--plain-url", "http://127.0.0.1:1"), "--plain-url is for --url"),
+        (("--block-size", "4", "--block-size", "8"), "--block-size is given more than once"),
     ],
 )
 def test_wrong_options_are_one_line(cli: Cli, opened: Opened, extra: tuple[str, ...], word: str) -> None:
-    done = cli(*BENCH, "http://127.0.0.1:1", *extra)
-    assert done.code == 2 and word in done.err and done.out == ""
+    done = cli("bench", "demo", *extra)
+    assert done.code == 2 and word in done.err and done.out == "" and not opened.sessions
 
 
 def test_launched_servers_are_measured_one_after_the_other(
@@ -304,23 +296,7 @@ def test_launched_servers_are_measured_one_after_the_other(
     assert len(launched["pids"]) == 2 and launched["alive_before"] == [] and "--enforce-eager" in launched["argv"]
 
 
-@pytest.mark.parametrize(
-    ("extra", "word"),
-    [
-        (("--concurrency", "4"), "--concurrency does not go with prompts"),
-        (("--plain-url", "http://127.0.0.1:1"), "--plain-url does not go with prompts"),
-        (("--engine-args", "--enforce-eager"), "--engine-args does not go with prompts"),
-        (("--engine", "vllm", "--weights", "random"), "--engine vllm does not go with --weights random"),
-        (("--engine", "vllm", "--plain-url", "http://127.0.0.1:1"), "--plain-url is for --url"),
-        (("--block-size", "4", "--block-size", "8"), "--block-size is given more than once"),
-    ],
-)
-def test_options_of_a_server_want_one(cli: Cli, opened: Opened, extra: tuple[str, ...], word: str) -> None:
-    done = cli("bench", "demo", *extra)
-    assert done.code == 2 and word in done.err and not opened.sessions
-
-
-def test_nobody_there_and_token_ids_are_one_line(cli: Cli, opened: Opened, fake: Fake, tmp_path: Path) -> None:
+def test_nobody_there_and_token_ids_are_one_line(cli: Cli, fake: Fake, tmp_path: Path) -> None:
     nobody = cli(*BENCH, "http://127.0.0.1:1")
     assert nobody.code == 7 and "no server answers" in nobody.err
     file = tmp_path / "ids.jsonl"

@@ -23,7 +23,10 @@ from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Cli, Opened
 from tests.remote.launched_fake import ROOT, fake_program, is_alive, started, wait_until_gone
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+pytestmark = [
+    pytest.mark.usefixtures("opened"),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc"),
+]
 
 
 def logs(home: Path) -> list[Path]:
@@ -76,13 +79,7 @@ def test_the_hubs_token_goes_to_a_server_that_downloads(
     ],
 )
 def test_code_of_a_repository_runs_only_where_the_user_agrees(
-    cli: Cli,
-    opened: Opened,
-    record: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    answer: bool | None,
-    runs: bool,
+    cli: Cli, record: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], answer: bool | None, runs: bool
 ) -> None:
     asked: list[tuple[str, bool]] = []
 
@@ -115,7 +112,7 @@ def test_a_program_on_path_is_launched(tmp_path: Path, monkeypatch: pytest.Monke
     assert program_of("sglang", load_settings()) == tmp_path / "venv" / "python"
 
 
-def test_sglang_gets_its_own_command(cli: Cli, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_gets_its_own_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = fake_program(tmp_path / "python", monkeypatch, "DFLASH_SGLANG")
     result = cli("run", "demo", "hi", "--engine", "sglang")
     assert result.code == 0 and result.out == "Hello, world!\n" and "warning: SGLang" not in result.err, result.err
@@ -127,13 +124,7 @@ def test_sglang_gets_its_own_command(cli: Cli, opened: Opened, tmp_path: Path, m
     ]
 
 
-def test_a_plain_server_has_no_drafter(cli: Cli, opened: Opened, record: Path) -> None:
-    result = cli("run", "demo", "hi", "--engine", "vllm", "--mode", "ar", "--json")
-    assert result.code == 0 and result.json["mode"] == "ar", result.err
-    assert not [word for word in started(record)["argv"] if "speculative" in word]
-
-
-def test_a_chat_talks_to_it_and_changes_the_model(cli: Cli, opened: Opened, record: Path) -> None:
+def test_a_chat_talks_to_it_and_changes_the_model(cli: Cli, record: Path) -> None:
     result = cli("chat", "--engine", "vllm", stdin="hi\n/model demo-hybrid\nhi\n")
     assert result.code == 0 and result.out.count("Hello, world!\n") == 2, result.err
     assert "talking to demo (toy pair) (no MODEL was given)" in result.err
@@ -142,7 +133,7 @@ def test_a_chat_talks_to_it_and_changes_the_model(cli: Cli, opened: Opened, reco
 
 
 def test_one_that_dies_is_a_line_with_its_reason(
-    cli: Cli, opened: Opened, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_FAULT", "dies")
     result = cli("run", "demo", "hi", "--engine", "vllm")
@@ -178,9 +169,7 @@ def test_how_far_the_start_is_comes_from_its_log(record: Path, monkeypatch: pyte
     server.stop()  # a second time does nothing
 
 
-def test_a_kept_server_goes_on(
-    cli: Cli, opened: Opened, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kept_server_goes_on(cli: Cli, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = cli("run", "demo", "hi", "--engine", "vllm", "--keep")
     found = started(record)
     try:
@@ -213,7 +202,7 @@ def test_it_ends_with_a_program_that_is_killed(record: Path, tmp_path: Path) -> 
     assert wait_until_gone(found["pid"]) and wait_until_gone(found["child"])
 
 
-def test_a_program_that_is_not_there(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch, local: Path) -> None:
+def test_a_program_that_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, local: Path) -> None:
     missing = cli("run", "demo", "hi", "--engine", "vllm")
     assert missing.code == 1 and "vLLM is not on PATH" in missing.err
     assert "ENV/bin/pip install vllm" in missing.err and len(missing.err.splitlines()) == 2
@@ -226,7 +215,7 @@ def test_a_program_that_is_not_there(cli: Cli, opened: Opened, monkeypatch: pyte
     assert broken.code == 1 and "vLLM cannot be started" in broken.err
 
 
-def test_a_name_that_only_a_server_may_know_is_not_launched(cli: Cli, opened: Opened, record: Path) -> None:
+def test_a_name_that_only_a_server_may_know_is_not_launched(cli: Cli, record: Path) -> None:
     result = cli("run", "house-model", "hi", "--engine", "vllm")
     assert result.code == 3 and "unknown model" in result.err and not record.exists()
 
@@ -256,9 +245,7 @@ def test_a_certificate_asks_all_of_one_before_the_other_is_launched(
     assert refused.code == 2 and "a server drafts as it was started" in refused.err and len(logs(own_home)) == 2
 
 
-def test_one_that_does_not_draft_is_no_side_of_a_race(
-    cli: Cli, opened: Opened, record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_does_not_draft_is_no_side_of_a_race(cli: Cli, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DRAFTS", "no")
     found = cli("race", "demo", "hi", "--engine", "vllm")
     assert found.code == 2 and "does not draft: there is nothing to compare" in found.err
@@ -268,7 +255,7 @@ def test_one_that_does_not_draft_is_no_side_of_a_race(
 
 
 def test_a_plain_server_that_does_not_start_costs_the_race(
-    cli: Cli, opened: Opened, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, record: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_FAULT", "dies without drafts")
     found = cli("race", "demo", "hi", "--engine", "vllm")

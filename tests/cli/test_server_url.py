@@ -17,6 +17,8 @@ from tests.remote.hostile import PROBES, STREAMS, Mode
 from tests.remote.launched_fake import ROOT
 from tests.remote.openai_fake import Fake, Handler, running
 
+pytestmark = pytest.mark.usefixtures("opened")
+
 ROW = "Qwen/Qwen3.5-9B"
 
 
@@ -33,7 +35,7 @@ def test_run_prints_the_reply_and_where_it_comes_from(cli: Cli, opened: Opened, 
     assert "acceptance length 2.33 per cycle" in result.err and "block 8" in result.err and "seed 7" in result.err
 
 
-def test_run_prints_one_object(cli: Cli, opened: Opened, fake: Fake) -> None:
+def test_run_prints_one_object(cli: Cli, fake: Fake) -> None:
     found = cli("run", "demo", "hi", "--url", fake.url, "--engine", "vllm", "--json").json
     assert found["text"] == "Hello, world!\n" and found["token_ids"] == list(range(10, 18))
     assert (found["engine"], found["mode"], found["target"], found["dtype"]) == ("vllm", "dflash", "demo", None)
@@ -41,7 +43,7 @@ def test_run_prints_one_object(cli: Cli, opened: Opened, fake: Fake) -> None:
     assert found["acceptance_lengths"] == [] and found["usage"] == {"prompt_tokens": 5, "completion_tokens": 8}
 
 
-def test_a_pair_of_the_registry_needs_no_files(cli: Cli, opened: Opened, fake: Fake) -> None:
+def test_a_pair_of_the_registry_needs_no_files(cli: Cli, fake: Fake) -> None:
     fake.model, fake.root = "mine", "/models/Qwen3.5-9B"
     for name in (ROW, "qwen3.5-9b"):
         result = cli("run", name, "hi", "--url", fake.url)
@@ -50,13 +52,13 @@ def test_a_pair_of_the_registry_needs_no_files(cli: Cli, opened: Opened, fake: F
     assert "was trained for 15" in result.err  # the fake drafts seven
 
 
-def test_a_target_that_runs_on_a_server_only_runs_there(cli: Cli, opened: Opened, fake: Fake) -> None:
+def test_a_target_that_runs_on_a_server_only_runs_there(cli: Cli, fake: Fake) -> None:
     fake.model = "moonshotai/Kimi-K2.5"
     assert "dflash chat moonshotai/Kimi-K2.5 --url" in cli("run", "moonshotai/Kimi-K2.5", "hi").err
     assert cli("run", "moonshotai/Kimi-K2.5", "hi", "--url", fake.url).out == "Hello, world!\n"
 
 
-def test_a_model_that_only_the_server_knows(cli: Cli, opened: Opened, fake: Fake) -> None:
+def test_a_model_that_only_the_server_knows(cli: Cli, fake: Fake) -> None:
     fake.model = "house-model"
     assert cli("run", "house-model", "hi", "--url", fake.url).out == "Hello, world!\n"
     refused = cli("run", "hous-model", "hi", "--url", fake.url)
@@ -65,9 +67,7 @@ def test_a_model_that_only_the_server_knows(cli: Cli, opened: Opened, fake: Fake
     assert result.code == 0 and "talking to house-model;" in result.err and "greedy unless --temperature" in result.err
 
 
-def test_the_token_comes_from_its_variable(
-    cli: Cli, opened: Opened, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_comes_from_its_variable(cli: Cli, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.token = "a-secret-of-mine"
     refused = cli("run", "demo", "hi", "--url", fake.url)
     assert refused.code == 7 and "wants a token" in refused.err and "DFLASH_ENGINE_TOKEN" in refused.err
@@ -106,14 +106,9 @@ def test_an_engine_of_ours_is_still_an_option_of_loading(cli: Cli, opened: Opene
     assert [load.engine for load in opened.loads] == ["reference", "auto"]
 
 
-def test_a_block_size_is_refused_by_a_line(cli: Cli, opened: Opened, fake: Fake) -> None:
-    result = cli("run", "demo", "hi", "--url", fake.url, "--block-size", "4")
-    assert result.code == 2 and "no request can set the block size" in result.err
-
-
 @pytest.mark.parametrize("fault", ["dies", "error"])
 def test_a_chat_keeps_what_came_of_a_reply_and_goes_on(
-    cli: Cli, opened: Opened, fake: Fake, chats: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    cli: Cli, fake: Fake, chats: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     real = Handler.do_POST
 
@@ -147,7 +142,7 @@ def test_another_model_of_a_chat_is_one_of_the_server(cli: Cli, opened: Opened, 
     assert "block 8" in result.err and "now talking to demo" in result.err
 
 
-def test_a_failed_run_prints_what_came_and_ends_with_7(cli: Cli, opened: Opened, fake: Fake) -> None:
+def test_a_failed_run_prints_what_came_and_ends_with_7(cli: Cli, fake: Fake) -> None:
     fake.fault = "dies"
     result = cli("run", "demo", "hi", "--url", fake.url)
     assert result.code == 7 and result.out == "Hello, \n"
@@ -155,7 +150,7 @@ def test_a_failed_run_prints_what_came_and_ends_with_7(cli: Cli, opened: Opened,
 
 
 def test_a_servers_text_cannot_reach_the_terminal_as_control(
-    cli: Cli, opened: Opened, fake: Fake, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.remote.openai_fake.WORDS", ("a\x1b]0;owned\x07", "b", "c", "\x9b2J"))
     fake.version = "0.32.0\x1b[31m\nsecond"

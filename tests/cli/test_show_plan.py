@@ -47,23 +47,15 @@ def test_show_json_is_complete(cli: Cli) -> None:
     sizes = {line["name"]: line["bytes"] for line in found["plan"]["ledger"]["lines"]}
     assert abs(sizes["drafter weights"] / GIB - 2.41) < 0.1  # and the rope table, which no file holds
     assert 16 < (sizes["target weights"] + sizes["head"]) / GIB < 17.98  # vision and MTP parts stay unloaded
-    assert [plan["format"] for plan in found["fits"]] == [
-        "bfloat16",
-        "fp8",
-        "int8",
-        "int4",
-        "bnb-int8",
-        "bnb-nf4",
-    ] and found["plan"]["fits"]
+    formats = ["bfloat16", "fp8", "int8", "int4", "bnb-int8", "bnb-nf4"]
+    assert [plan["format"] for plan in found["fits"]] == formats and found["plan"]["fits"]
     assert found["local"]["state"] == "absent" and set(found["server_commands"]) == {"vLLM", "SGLang"}
     cells = {(cell["task"], cell["block"], cell["concurrency"]): cell for cell in found["published"]}
     assert cells["Math500", 16, 1]["acceptance_length"] == 7.34 and len(cells) > 12
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize(
-    "name", ["Qwen/Qwen3.6-35B-A3B", "meta-llama/Llama-3.1-8B-Instruct", "zai-org/GLM-5.1", "demo"]
-)
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.6-35B-A3B", "zai-org/GLM-5.1", "demo"])
 def test_show_keeps_to_the_width(cli: Cli, monkeypatch: pytest.MonkeyPatch, width: int, name: str) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     shown = cli("show", name, "--gpu", "H200")

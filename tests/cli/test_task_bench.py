@@ -175,7 +175,6 @@ def test_data_are_held_to_what_was_recorded(cli: Cli, hub: FakeHub, own_home: Pa
         (("demo", "--tasks", "gsm8k", "--prompts", "builtin"), "--prompts does not go with --tasks"),
         (("demo", "--tasks", "gsm8k", "--limit", "0"), "limit 0"),
         (("demo", "--tasks", "gsm8k", "--block-size", "4", "--block-size", "65"), "block_size 65"),
-        (("demo", "--fidelity", "--block-size", "4"), "--block-size does not go with --fidelity"),
         (
             ("demo", "--weights", "random", "--block-size", "4", "--block-size", "8"),
             "--block-size is given more than once",

@@ -11,6 +11,8 @@ import pytest
 from tests.cli.conftest import Cli, Opened, Result
 from tests.remote.openai_fake import Fake, running
 
+pytestmark = pytest.mark.usefixtures("opened")
+
 PARTED = (("Hel", (10,)), ("p!\n", (9, 20)))  # the drafted reply's second token is another one
 
 
@@ -49,7 +51,7 @@ def test_a_race_runs_the_plain_lane_on_the_second_server(cli: Cli, opened: Opene
     assert len(seeds) == 1 and all(body["temperature"] == 0.0 for _, body in drafting.bodies)
 
 
-def test_a_race_is_one_object(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
+def test_a_race_is_one_object(cli: Cli, drafting: Fake, plain: Fake) -> None:
     found = both(cli, drafting, plain, "race", "demo", "hi", "--json", "--seed", "5").json
     assert found["pair"] == "demo" and found["engine"] == "vllm" and found["seed"] == 5 and found["block_size"] == 8
     assert found["identical"] is True and found["compared"] == "token ids" and found["margin"] is None
@@ -69,7 +71,6 @@ def test_a_race_is_one_object(cli: Cli, opened: Opened, drafting: Fake, plain: F
 )
 def test_the_plain_server_is_asked_how_near_the_drafted_token_was(
     cli: Cli,
-    opened: Opened,
     drafting: Fake,
     plain: Fake,
     likely: dict[int, float],
@@ -88,7 +89,7 @@ def test_the_plain_server_is_asked_how_near_the_drafted_token_was(
 
 
 def test_a_server_that_gives_no_log_probabilities_leaves_the_margin_unknown(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, drafting: Fake, plain: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafting.reply = PARTED
     monkeypatch.setattr(Fake, "_logprobs", lambda *_: None)
@@ -96,9 +97,7 @@ def test_a_server_that_gives_no_log_probabilities_leaves_the_margin_unknown(
     assert found.code == 0 and "at token 1, margin unknown: " in found.out
 
 
-def test_sglang_names_no_tokens_so_that_texts_are_compared(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
-) -> None:
+def test_sglang_names_no_tokens_so_that_texts_are_compared(cli: Cli, drafting: Fake, plain: Fake) -> None:
     as_sglang(drafting, plain)
     result = both(cli, drafting, plain, "race", "demo", "hi")
     assert result.code == 0 and "identical: yes, as texts: the server names no tokens\n" in result.out, result.err
@@ -110,16 +109,14 @@ def test_sglang_names_no_tokens_so_that_texts_are_compared(
     assert found["compared"] == "texts" and found["first_difference"] == 3 and found["ar"]["token_ids"] == []
 
 
-def test_sampled_replies_of_servers_are_not_judged(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
+def test_sampled_replies_of_servers_are_not_judged(cli: Cli, drafting: Fake, plain: Fake) -> None:
     drafting.reply = PARTED
     result = both(cli, drafting, plain, "race", "demo", "hi", "--temperature", "1")
     assert "margin unknown: two sampled requests of one seed differ on a server" in result.out
     assert len(plain.bodies) == 2
 
 
-def test_servers_that_read_a_prompt_otherwise_are_refused(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
-) -> None:
+def test_servers_that_read_a_prompt_otherwise_are_refused(cli: Cli, drafting: Fake, plain: Fake) -> None:
     plain.prompt_tokens = 6
     result = both(cli, drafting, plain, "race", "demo", "hi")
     assert result.code == 2 and "reads the prompt as 6 tokens, the drafting one as 5" in result.err
@@ -138,9 +135,7 @@ def test_equal_replies_are_certified_in_words_that_claim_no_more(
     assert "verdict: 6 of 6 greedy replies equal" in both(cli, drafting, plain, "certify", "demo").out
 
 
-def test_the_certificate_is_a_report_without_addresses(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, tmp_path: Path
-) -> None:
+def test_the_certificate_is_a_report_without_addresses(cli: Cli, drafting: Fake, plain: Fake, tmp_path: Path) -> None:
     drafting.reply, plain.likely, drafting.version = PARTED, {9: -0.53}, "0.28.0"
     file = tmp_path / "report.json"
     argv = ("certify", "demo", "--prompt", "hi", "--report", str(file), "--json", "--no-think")
@@ -176,7 +171,7 @@ def test_the_certificate_is_a_report_without_addresses(
 
 
 def test_a_difference_wider_than_a_near_tie_exits_7_and_says_how_it_was_judged(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
+    cli: Cli, drafting: Fake, plain: Fake
 ) -> None:
     drafting.reply, plain.likely = PARTED, {9: -1.7}
     result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi")
@@ -188,9 +183,7 @@ def test_a_difference_wider_than_a_near_tie_exits_7_and_says_how_it_was_judged(
     assert json.loads(found.err.splitlines()[-1])["error"]["type"] == "ExactnessError"
 
 
-def test_a_difference_that_nobody_can_judge_does_not_pass(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake
-) -> None:
+def test_a_difference_that_nobody_can_judge_does_not_pass(cli: Cli, drafting: Fake, plain: Fake) -> None:
     as_sglang(drafting, plain)
     assert "2 of 2 greedy replies equal, as texts: the server names no tokens" in (
         both(cli, drafting, plain, "certify", "demo", "--prompt", "hi", "--prompt", "you").out
@@ -202,7 +195,7 @@ def test_a_difference_that_nobody_can_judge_does_not_pass(
     assert "whether by a near-tie is not known" in result.err and "Traceback" not in result.err
 
 
-def test_a_reply_that_only_ended_earlier_is_not_judged(cli: Cli, opened: Opened, drafting: Fake, plain: Fake) -> None:
+def test_a_reply_that_only_ended_earlier_is_not_judged(cli: Cli, drafting: Fake, plain: Fake) -> None:
     drafting.reply = (("Hel", (10,)), ("lo, ", (11, 12, 13)))
     result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi")
     assert result.code == 1 and "token 4 is 14 'world!\\n' without, the end with drafting" in result.out
@@ -221,7 +214,7 @@ def test_a_reply_that_only_ended_earlier_is_not_judged(cli: Cli, opened: Opened,
     ],
 )
 def test_what_a_certificate_of_servers_does_not_take(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, option: tuple[str, ...], words: str
+    cli: Cli, drafting: Fake, plain: Fake, option: tuple[str, ...], words: str
 ) -> None:
     result = both(cli, drafting, plain, "certify", "demo", *option)
     assert result.code == 2 and words in result.err and not drafting.bodies and not plain.bodies
@@ -230,7 +223,7 @@ def test_what_a_certificate_of_servers_does_not_take(
 @pytest.mark.parametrize("command", [("race", "demo", "hi"), ("certify", "demo", "--prompt", "hi")])
 @pytest.mark.parametrize("which", ["drafting", "plain"])
 def test_a_server_that_dies_in_the_middle_is_one_line(
-    cli: Cli, opened: Opened, drafting: Fake, plain: Fake, command: tuple[str, ...], which: str
+    cli: Cli, drafting: Fake, plain: Fake, command: tuple[str, ...], which: str
 ) -> None:
     {"drafting": drafting, "plain": plain}[which].fault = "dies"
     result = both(cli, drafting, plain, *command)
@@ -253,7 +246,7 @@ class TestRefused:
         assert not drafting.bodies and not plain.bodies and not opened.sessions
 
     def test_a_plain_server_that_drafts_and_a_drafting_one_that_does_not(
-        self, cli: Cli, opened: Opened, drafting: Fake, plain: Fake, command: str
+        self, cli: Cli, drafting: Fake, plain: Fake, command: str
     ) -> None:
         self.refused(
             both(cli, plain, drafting, command, "demo"), plain.url, "does not draft: there is nothing to compare"
@@ -264,9 +257,7 @@ class TestRefused:
         self.refused(both(cli, drafting, plain, command, "demo"), "does not report whether it drafts")
         assert not drafting.bodies and not plain.bodies
 
-    def test_another_model_program_or_address(
-        self, cli: Cli, opened: Opened, drafting: Fake, plain: Fake, command: str
-    ) -> None:
+    def test_another_model_program_or_address(self, cli: Cli, drafting: Fake, plain: Fake, command: str) -> None:
         self.refused(both(cli, drafting, plain, command, "demo", "--engine", "sglang"), "not SGLang", code=7)
         plain.model, plain.root = "other", "/models/other"
         self.refused(both(cli, drafting, plain, command, "demo"), "serves other, not demo", code=3)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client, records_of
 from tests.remote.launched_fake import fake_program, wait_until_gone
 from tests.remote.openai_fake import Fake, running
+
+pytestmark = pytest.mark.usefixtures("opened")
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "a-secret-of-mine"
@@ -69,7 +72,7 @@ def test_page_and_endpoint_are_one_server_with_a_record(web: Web, opened: Opened
 @needs_page
 @pytest.mark.skipif(os.name != "posix", reason="the browser is a shell script")
 def test_open_opens_the_page_in_a_browser_without_secrets(
-    web: Web, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser, seen = tmp_path / "browser", tmp_path / "seen"
     browser.write_text(f'#!/bin/sh\nenv > {seen}~\necho "$1" >> {seen}~\nmv {seen}~ {seen}\n', encoding="utf-8")
@@ -104,9 +107,7 @@ def test_page_and_endpoint_over_a_running_server(web: Web, opened: Opened, own_h
 
 
 @needs_page
-def test_a_launched_server_ends_with_the_page(
-    web: Web, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launched_server_ends_with_the_page(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = fake_program(tmp_path / "bin", monkeypatch)
 
     def visit(here: Client) -> None:
@@ -130,16 +131,14 @@ def test_a_launched_server_ends_with_the_page(
         (("demo", "--engine", "sglang"), 1, "SGLang is not on PATH"),
     ],
 )
-def test_a_server_that_will_not_do_ends_it(
-    cli: Cli, opened: Opened, argv: tuple[str, ...], code: int, words: str
-) -> None:
+def test_a_server_that_will_not_do_ends_it(cli: Cli, argv: tuple[str, ...], code: int, words: str) -> None:
     result = cli("web", *argv, "--port", "0")
     assert result.code == code and words in result.err and "Traceback" not in result.err
 
 
 @needs_page
 def test_the_token_is_the_password_of_the_page_and_the_bearer_of_the_endpoint(
-    web: Web, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DFLASH_TOKEN", TOKEN)
     seen: list[int] = []
@@ -215,9 +214,15 @@ NOT_SERVED = (
 def test_no_variable_shares_opens_or_reports_anything_and_the_temporary_folder_is_private(
     own_home: Path, tmp_path: Path
 ) -> None:
-    environ = {**os.environ, **OPENERS, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-c", WATCHED]
-    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environ = {**os.environ, **OPENERS, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", WATCHED], env=environ, text=True, **pipes)
+        )
+        stack.callback(process.kill)  # what fails here must not be waited for
         assert process.stderr is not None
         assert any("in a browser" in line for line in process.stderr), "it never began"
         here = Client(json.loads(records_of(own_home)[0].read_text(encoding="utf-8")))
@@ -228,8 +233,8 @@ def test_no_variable_shares_opens_or_reports_anything_and_the_temporary_folder_i
         server = psutil.Process(process.pid)
         listening = {one.laddr.ip for one in server.net_connections("inet") if one.status == psutil.CONN_LISTEN}
         assert listening == {"127.0.0.1"} and server.children(recursive=True) == []
-        (folder,) = tmp_path.iterdir()
+        (folder,) = temporary.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         process.send_signal(signal.SIGTERM)
         reached, _ = process.communicate(timeout=60)
-    assert json.loads(reached) == [] and list(tmp_path.iterdir()) == []
+    assert json.loads(reached) == [] and list(temporary.iterdir()) == []

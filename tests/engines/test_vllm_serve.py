@@ -15,7 +15,7 @@ from dflash_local.cli.ps import lines, served
 from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Result
 from tests.cli.served import Client, serving  # noqa: F401  # a fixture
-from tests.engines.test_vllm import NEEDS_VLLM, ON_A_CPU, VARIABLES
+from tests.engines.test_vllm import NEEDS_VLLM
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500), NEEDS_VLLM]
 CHAT = "/v1/chat/completions"
@@ -34,11 +34,9 @@ def wait_for(client: Client, *states: str) -> dict[str, Any]:
 
 def test_the_endpoint_over_it(
     serving: Callable[..., Result],  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    launching: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
     seen: dict[str, Any] = {}
 
     def visit(client: Client) -> None:
@@ -53,7 +51,7 @@ def test_the_endpoint_over_it(
         os.kill(_listener(int(url.rpartition(":")[2])), signal.SIGKILL)
         seen["again"] = client.call(CHAT, ASKED, timeout=600)  # which launches another one
 
-    result = serving(visit, "demo", "--engine", "vllm", "--engine-args", " ".join(ON_A_CPU))
+    result = serving(visit, "demo", *launching)
     assert result.code == 0, result.err
     status, chat = seen["chat"]
     assert status == 200 and chat["choices"][0]["message"]["content"].strip() == "3, 4, 5, 6, 7"

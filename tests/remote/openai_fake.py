@@ -220,30 +220,16 @@ class Handler(BaseHTTPRequestHandler):
             return self._hang_up()
         if self.path in fake.raw:
             return self._send_raw(fake.raw[self.path])
-        routes: dict[str, Any] = {
-            "/health": {},
-            "/v1/models": {
-                "object": "list",
-                "data": [
-                    {
-                        "id": fake.model,
-                        "object": "model",
-                        "root": fake.root,
-                        "parent": None,
-                        "max_model_len": fake.context,
-                    }
-                ],
-            },
-        }
+        served = {"id": fake.model, "object": "model", "root": fake.root, "parent": None, "max_model_len": fake.context}
+        routes: dict[str, Any] = {"/health": {}, "/v1/models": {"object": "list", "data": [served]}}
         if fake.program == "vllm":
             routes["/version"] = {"version": fake.version}
         if fake.program == "sglang":
-            algorithm = "DFLASH" if fake.speculative else None
             routes["/server_info"] = {
                 "model_path": fake.root,
                 "api_key": "server-secret",
                 "version": fake.version,
-                "speculative_algorithm": algorithm,
+                "speculative_algorithm": "DFLASH" if fake.speculative else None,
                 "speculative_draft_model_path": "z-lab/Qwen3.5-9B-DFlash",
                 "speculative_num_draft_tokens": 8,
                 "internal_states": [{"avg_spec_accept_length": 3.25}],
@@ -316,12 +302,7 @@ class Handler(BaseHTTPRequestHandler):
                             self._send(b": ")  # fails once the client is gone
                         return
                     if index == 3 and fault == "error":
-                        error = {
-                            "message": "EngineCore died",
-                            "type": "InternalServerError",
-                            "param": None,
-                            "code": 500,
-                        }
+                        error = {"message": "EngineCore died", "type": "InternalServerError", "code": 500}
                         self._send(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
                         break
                     if index == 3 and fault == "garbage":
