@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +24,10 @@ def _cross_entropy(
     return loss, wide.argmax(-1), gradient.to(logits.dtype)
 
 
-_compiled = torch.compile(_cross_entropy, dynamic=False)
+@cache
+def _compiled() -> Callable[..., Any]:
+    """Return it compiled, where it is first needed: importing the compiler takes a second."""
+    return torch.compile(_cross_entropy, dynamic=False)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -30,7 +35,7 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found = _compiled if hidden.is_cuda else _cross_entropy
+        found = _compiled() if hidden.is_cuda else _cross_entropy
         gradient, likeliest = torch.empty_like(hidden), torch.empty_like(labels)
         loss = torch.zeros((), device=hidden.device)
         for first in range(0, len(hidden), ROWS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch.nn import functional
@@ -11,7 +12,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 Mask = torch.Tensor | BlockMask  # dense: [b, 1, n, s], True where visible
 Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # batch, head, query, key
 
-_compiled_block_mask = torch.compile(create_block_mask, dynamic=False)
+
+@cache
+def _compiled_block_mask() -> Callable[..., BlockMask]:
+    """Return what makes a mask, compiled where it is first needed: importing the compiler takes a second."""
+    return torch.compile(create_block_mask, dynamic=False)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, scale: float | None = None) -> torch.Tensor:
@@ -54,7 +59,7 @@ def mask_of(rule: Rule, batch: int, queries: int, keys: int, device: torch.devic
     """In blocks on CUDA, where flex attention skips what nobody sees; dense elsewhere."""
     if device.type != "cuda":
         return dense_mask(rule, batch, queries, keys, device)
-    made = _compiled_block_mask(rule, batch, None, queries, keys, device=device)
+    made = _compiled_block_mask()(rule, batch, None, queries, keys, device=device)
     assert isinstance(made, BlockMask)
     return made
 
