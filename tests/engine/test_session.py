@@ -251,6 +251,16 @@ def test_reuse_of_a_recurrent_target_takes_the_state_or_a_snapshot(new_session: 
     assert again.ids == ask(new_session(HYBRID, None), rewritten, 20, mode="ar").ids
 
 
+def test_a_snapshot_of_a_text_that_was_left_is_never_gone_back_to(new_session: Build) -> None:
+    session, text = new_session(HYBRID, None), random_prompt(40, seed=2)
+    for prompt in (random_prompt(20, seed=1), text):
+        ask(session, prompt, 1, mode="ar")
+    cut = [*text[:30], 1, 2]
+    (started,) = (again := ask(session, cut, 20, mode="ar")).find(Started)
+    assert started.reused_tokens == 0
+    assert again.ids == ask(new_session(HYBRID, None), cut, 20, mode="ar").ids
+
+
 @BOTH
 def test_dflash_after_ar_processes_what_the_drafter_has_not_seen(new_session: Build, family: str) -> None:
     session = new_session(family, oracle(family, 5))
@@ -276,6 +286,14 @@ def test_a_session_that_is_not_to_draft_answers_a_drafted_request_without(new_se
         session = new_session("qwen3", drafter)
         session.drafts = False
         assert ask(session, PROMPT, block_size=9).finished.stats.mode == "ar"
+
+
+def test_what_the_runner_tells_is_told_in_replies_without_drafts_too(
+    new_session: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, told = new_session("qwen3", None), ["no CUDA graph"]
+    monkeypatch.setattr(session.runner, "notice", lambda: told.pop() if told else "")
+    assert ask(session, PROMPT, 3, mode="ar").find(Notice) == [Notice("no CUDA graph", "warning")]
 
 
 def test_an_abandoned_generator_leaves_a_healthy_session(new_session: Build) -> None:
