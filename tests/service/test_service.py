@@ -112,17 +112,18 @@ def test_cancel_while_running_ends_within_one_cycle_and_stays_healthy(serve: Cal
 def test_cancel_while_queued_ends_at_once_and_frees_the_place(serve: Callable[..., Service]) -> None:
     gate = threading.Event()
     session = ScriptedSession(gate=gate)
-    service = serve(session, max_queue=1)
+    service = serve(session, max_queue=2)
     running = service.submit(REQUEST)
     wait_until(lambda: bool(session.requests))
-    waiting = service.submit(REQUEST)
+    waiting, behind = service.submit(REQUEST), service.submit(REQUEST)
     waiting.cancel()
     _, finished = finish(waiting)  # although the first one still runs
     assert finished.reason == "cancelled" and finished.usage.completion_tokens == 0
+    assert list(behind._waiting) == [Queued(1)], "it is told that it moved up"
     another = service.submit(REQUEST)
     gate.set()
-    assert finish(running)[1].reason == "stop" and finish(another)[1].reason == "stop"
-    assert len(session.requests) == 2, "the cancelled request never reached the engine"
+    assert all(finish(ticket)[1].reason == "stop" for ticket in (running, behind, another))
+    assert len(session.requests) == 3, "the cancelled request never reached the engine"
 
 
 def test_cancel_after_the_end_changes_nothing(serve: Callable[..., Service]) -> None:

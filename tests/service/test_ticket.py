@@ -73,6 +73,14 @@ def test_merging_keeps_the_experts_that_were_looked_at_last() -> None:
     assert [event.experts for event in ticket if isinstance(event, Step)] == [41.5]
 
 
+def test_merging_counts_the_cycles_that_drafted() -> None:
+    ticket = new_ticket(1)
+    for drafted in (3, 0, 3):
+        ticket.publish(Step((), (1,), drafted, 0, drafted + 1, 0.0))
+    ticket.publish(END)
+    assert [event.drafts for event in ticket if isinstance(event, Step)] == [2]
+
+
 def test_a_flood_of_notices_and_steps_stays_bounded() -> None:
     ticket = new_ticket(8)
     for index in range(500):
