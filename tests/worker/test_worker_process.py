@@ -125,6 +125,16 @@ def test_a_request_whose_child_is_killed_at_work_is_done_again(tmp_path: Path) -
     assert answered == [request]
 
 
+@POSIX
+def test_a_child_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
+    place, path = tmp_path / "begun", tmp_path / "handler.py"
+    begins = f"if not os.path.exists({str(place)!r}):\n    open({str(place)!r}, 'w')\n    os.kill(os.getpid(), 9)\n"
+    path.write_text(HANDLER + begins)
+    worker = WorkerProcess(path, (), setup=b"hello", writes=True)
+    worker.begin()
+    assert worker.greeting() == b"hello" and place.exists()
+
+
 def test_a_request_that_nobody_wants_any_more_ends_the_child(worker: WorkerProcess) -> None:
     asked = iter((False, False, True))
     with pytest.raises(Interrupted):
@@ -207,6 +217,8 @@ def test_a_system_that_starts_no_process_is_a_child_that_never_started(
             worker.request(b"echo", LIMITS)
         assert not caught.value.late
     assert answers(worker)
+    worker.begin()
+    assert worker.greeting() == b"hello", "what went wrong before is over"
 
 
 def test_what_is_wrong_with_the_start_is_told_by_the_greeting(tmp_path: Path) -> None:
