@@ -170,6 +170,14 @@ def test_spaces_beside_a_tag_go_where_the_token_says(chatml_folder: Path, tmp_pa
     assert found.encode(found.with_controls(text)) == built.encode(text, add_special_tokens=False).ids
 
 
+def test_of_two_tags_that_begin_alike_the_longer_is_meant(chatml_folder: Path, tmp_path: Path) -> None:
+    built = tokenizers.Tokenizer.from_file(str(chatml_folder / "tokenizer.json"))
+    built.add_special_tokens(["<|im_end|>|>"])
+    built.save(str(tmp_path / "tokenizer.json"))
+    text, found = "one<|im_end|>|>two<|im_end|>", load(tmp_path)
+    assert found.encode(found.with_controls(text)) == built.encode(text, add_special_tokens=False).ids
+
+
 def test_tokens_listed_only_in_the_settings_are_added(chatml_folder: Path, tmp_path: Path) -> None:
     spec = json.loads((chatml_folder / "tokenizer.json").read_text())
     moved = [token for token in spec["added_tokens"] if token["content"] in ("<think>", "</think>")]
