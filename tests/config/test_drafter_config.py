@@ -85,6 +85,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "output multiplier": ({"output_multiplier": 0.5}, "output_multiplier 0.5 is not supported"),
     "dspark": ({"architectures": ["Gemma4DSparkModel"]}, "is a dspark drafter of other layers"),
     "a target": ({"architectures": ["Qwen3ForCausalLM"]}, "'Qwen3ForCausalLM' is not a drafter's"),
+    "no architecture": ({"architectures": []}, "no architecture is not a drafter's"),
     "dflash_config list": ({"dflash_config": [1]}, "dflash_config must be an object"),
 }  # fmt: skip
 
