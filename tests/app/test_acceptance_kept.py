@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from dflash_local import settings
-from dflash_local.app.loading import open_held
+from dflash_local.app import loading
 from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.read_model import read_model
@@ -35,11 +36,19 @@ TARGET = "Qwen/Qwen3.5-9B"
 REQUEST = Request((Message("user", "hello"),))
 
 
-def test_a_reply_with_the_pairs_own_block_is_counted_and_a_session_closed_lets_its_files_go() -> None:
-    user, pair = settings.load(), bundled.find("demo")
-    session = open_held(pair, LoadConfig(device="cpu"), user, lambda _event: None)
-    record, released = AcceptanceRecord(speeds_folder(user)), list[bool]()
-    session.locks.callback(released.append, True)
+def test_a_reply_with_the_pairs_own_block_is_counted_and_a_session_closed_lets_its_files_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    user, pair, released = settings.load(), bundled.find("demo"), list[bool]()
+
+    @contextmanager
+    def held(*_: object) -> Iterator[None]:
+        yield
+        released.append(True)
+
+    monkeypatch.setattr(loading, "held", held)
+    session = loading.open_held(pair, LoadConfig(device="cpu"), user, lambda _event: None)
+    record = AcceptanceRecord(speeds_folder(user))
     for changes in ({}, {"block_size": 2}, {"mode": "ar"}):
         done = [event for event in session.generate(replace(REQUEST, **changes)) if isinstance(event, Finished)]
         stats = done[0].stats
@@ -47,6 +56,7 @@ def test_a_reply_with_the_pairs_own_block_is_counted_and_a_session_closed_lets_i
             tokens = sum(stats.acceptance_lengths) + stats.undrafted_cycles
             counted = {pair.name: Count(tokens, dict(stats.verify_rows))}
         assert record.read() == counted
+    assert not released
     session.close()
     assert released
 

@@ -77,6 +77,12 @@ def test_dflash_safe_starts_at_the_bottom(cli: Cli, opened: Opened, monkeypatch:
     assert not opened.sessions[-1].drafts
 
 
+def test_drafts_that_were_not_asked_for_are_not_taken_away(cli: Cli, opened: Opened) -> None:
+    """A request for them is refused, where one of a session that was to draft is answered without."""
+    assert cli(*RUN, "--mode", "ar").code == 0 and not opened.loads[-1].draft
+    assert opened.sessions[-1].drafts
+
+
 def test_a_context_that_stays_lost_exits_7_with_advice(cli: Cli, opened: Opened) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[DeviceLostError("at once: CUDA error", "start it again")])
     found = cli(*RUN)

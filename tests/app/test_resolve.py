@@ -51,6 +51,15 @@ def test_without_drafting_the_target_alone_will_do(cli: Cli, toy_hub: FakeHub, o
     assert opened.pairs[-1].drafter is None
 
 
+def test_folders_are_found_from_any_other(
+    cli: Cli, opened: Opened, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's process has another current folder than the command."""
+    monkeypatch.chdir(local.parent)
+    assert cli("run", local.name, "hi", "--drafter", local.name, "--no-fit-check").code == 0
+    assert (opened.pairs[-1].target, opened.pairs[-1].drafter) == (local, local)
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [

@@ -91,6 +91,16 @@ def test_a_pair_is_pulled_and_removed_but_not_while_it_is_loaded(service: Servic
         pair.removal(TARGET)
 
 
+def test_a_pair_is_not_removed_while_it_is_being_loaded() -> None:
+    def load(_progress: object) -> ScriptedSession:
+        with pytest.raises(BusyError, match="demo is loaded"):
+            served(begun).removal("demo")
+        return ScriptedSession()
+
+    with Service(Model("demo", load, find("demo"))) as begun:
+        begun.load()
+
+
 def test_what_another_program_put_there_stays(service: Service, toy_hub: FakeHub, own_home: Path) -> None:
     cache = own_home / ".cache" / "huggingface" / "hub"
     snapshot = cache / f"models--{TARGET.replace('/', '--')}" / "snapshots" / ("a" * 40)
