@@ -20,10 +20,11 @@ import pytest
 pytest.importorskip("torch", reason="loads a model, and torch is not installed here")
 
 from dflash_local import __version__, settings  # noqa: E402
+from dflash_local.app import local_process  # noqa: E402
 from dflash_local.app.engine_process import EngineProcess  # noqa: E402
 from dflash_local.app.local_process import LocalProcess, open_process  # noqa: E402
 from dflash_local.app.model_sources import LocalModels  # noqa: E402
-from dflash_local.app.process_messages import Occupied, Open  # noqa: E402
+from dflash_local.app.process_messages import Cancel, Generate, Occupied, Open, Opened  # noqa: E402
 from dflash_local.app.process_records import ProcessRecord, read_records  # noqa: E402
 from dflash_local.catalog.bundled import Pair, find  # noqa: E402
 from dflash_local.cli.ps import lines, served  # noqa: E402
@@ -35,6 +36,7 @@ from dflash_local.service.service import Service  # noqa: E402
 from dflash_local.settings import Settings  # noqa: E402
 from dflash_local.store.owner import Owner  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
+from tests.service.scripted import ScriptedFacts, ScriptedSession  # noqa: E402
 
 ASK = user_request("What is 3 + 4?")
 # A reward for tokens that were said: it repeats one and never stops.
@@ -180,6 +182,28 @@ def test_nobody_waits_for_the_load_of_another_pair(user: Settings, tmp_path: Pat
     with engine._loading:  # until it has loaded
         answer = engine._open(Pipe()[0], Open(__version__, find("demo-hybrid"), LoadConfig()))
     assert answer == Occupied("")
+
+
+def test_a_command_that_does_not_draft_shares_a_pair_that_has_a_drafter(user: Settings, tmp_path: Path) -> None:
+    engine = EngineProcess(user, ProcessRecord(Owner.me("engine"), "", "", str(tmp_path)))
+    facts, alone = ScriptedFacts(target=str(tmp_path)), Pair("own", tmp_path, None, False)
+    with Service.over(ScriptedSession(facts)) as service:
+        assert engine._shared(service, Open(__version__, alone, LoadConfig(draft=False))) == Opened(facts)
+        assert engine._shared(service, Open(__version__, alone, LoadConfig())) == Occupied("")
+
+
+def test_a_process_that_does_not_stop_its_reply_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told once, and not waited for any longer than that takes."""
+    here, there = Pipe()
+    monkeypatch.setattr(local_process, "_connect", lambda _record: here)
+    monkeypatch.setattr(local_process, "CANCEL_S", 0.2)
+    asked = iter((False, True))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        record = ProcessRecord(replace(Owner.me("engine"), pid=process.pid), "")
+        session = LocalProcess(record, here, ScriptedFacts())
+        with pytest.raises(DeviceLostError, match="did not stop a reply"):
+            list(session.generate(ASK, lambda: next(asked)))
+        assert process.wait(GONE_S) != 0 and [there.recv(), there.recv()] == [Generate(ASK), Cancel()]
 
 
 def test_what_is_wrong_with_a_pair_is_the_same_error_and_leaves_nothing(user: Settings, tmp_path: Path) -> None:
