@@ -39,12 +39,9 @@ class CheckpointIdentity:
 
 
 def checkpoint_files(path: Path) -> dict[Path, int | None]:
-    """The files that a checkpoint is read from, and how long the header before the tensors of each is; None: all."""
+    """The files that a checkpoint is read from, and how many bytes of each tell what it is; None: all of them."""
     configs = [path / name for name in CONFIGS if (path / name).is_file()]
-    files: dict[Path, int | None] = dict.fromkeys(configs)
-    for tensor in open_source(path).tensors().values():
-        for part in tensor.parts or (tensor,):
-            files[part.file] = min(part.offset, files.get(part.file) or part.offset)
+    files: dict[Path, int | None] = {**dict.fromkeys(configs), **open_source(path).headers()}
     return dict(sorted(files.items()))
 
 

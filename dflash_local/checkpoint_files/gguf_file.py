@@ -61,6 +61,12 @@ class GgufFile:
     def tensors(self) -> dict[str, TensorInfo]:
         return self._tensors
 
+    def headers(self) -> dict[Path, int]:
+        found: dict[Path, int] = {}
+        for tensor in self.header.tensors.values():
+            found[tensor.file] = min(tensor.offset, found.get(tensor.file, tensor.offset))
+        return found
+
     @cached_property
     def _tensors(self) -> dict[str, TensorInfo]:
         check_types(self.header.tensors.values())  # first: such weights have tensors of their own beside them

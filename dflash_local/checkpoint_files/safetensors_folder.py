@@ -17,7 +17,7 @@ from dflash_local.checkpoint_files.json_file import (
     read_bytes,
     read_object,
 )
-from dflash_local.checkpoint_files.safetensors_header import read_header
+from dflash_local.checkpoint_files.safetensors_header import header_bytes, read_header
 from dflash_local.checkpoint_files.tensor_info import AGAIN, TensorInfo
 from dflash_local.errors import CheckpointError
 
@@ -94,6 +94,9 @@ class SafetensorsFolder:
                 "give a GGUF file by its own path; take a revision with safetensors in place of other formats",
             )
         raise CheckpointError(f"{self.path} has neither {SINGLE} nor {INDEX}", AGAIN)
+
+    def headers(self) -> dict[Path, int]:
+        return {file: header_bytes(file) for file in self.path.iterdir() if file.suffix == ".safetensors"}
 
     def _sharded(self) -> dict[str, TensorInfo]:
         """Return all headers an index names, checked against the index."""

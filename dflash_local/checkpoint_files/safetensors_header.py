@@ -42,6 +42,12 @@ def header_of(stream: BinaryIO, file: Path) -> dict[str, TensorInfo]:
     return {name: info for name, (info, _, _) in entries.items()}
 
 
+def header_bytes(file: Path) -> int:
+    """Return where the data of a file begin, at most what is read of a header; nothing else of it is looked at."""
+    with file.open("rb") as stream:
+        return 8 + min(int.from_bytes(stream.read(8), "little"), MAX_HEADER_BYTES)
+
+
 def _read_json_part(stream: BinaryIO, file: Path) -> tuple[dict[str, Any], int, int]:
     """Return the header's JSON object, where the data begin, and how many bytes of them there are."""
     try:

@@ -41,6 +41,9 @@ class Source(Protocol):
     def tensors(self) -> dict[str, TensorInfo]:
         """Return the tensors by the names that transformers has for them."""
 
+    def headers(self) -> dict[Path, int]:
+        """Return the files that tensors lie in, and how many bytes at the head of each describe them. OSError."""
+
 
 def needed_config(source: Source) -> dict[str, Any]:
     """Return the configuration of a checkpoint that must have one. CheckpointError: it has none, or it is damaged."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from dflash_local.bench import provenance
-from dflash_local.checkpoint_files.tensor_info import TensorInfo
 from tests.bench.sessions import GOLDEN, HYBRID
-from tests.fake_hub import safetensors
 
 
 def test_a_folder_is_known_by_its_config_and_headers() -> None:
@@ -32,19 +29,18 @@ def test_a_hub_snapshot_tells_its_name_and_revision(tmp_path: Path) -> None:
     commit = "0123456789abcdef" * 2 + "01234567"
     folder = tmp_path / "models--Qwen--Qwen3-4B" / "snapshots" / commit
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(safetensors(10))
+    (folder / "config.json").write_text("{}", encoding="utf-8")
     found = provenance.checkpoint_identity(folder)
     assert (found.name, found.revision) == ("Qwen/Qwen3-4B", commit)
 
 
-def test_a_checkpoint_of_another_source_is_known_by_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_source_is_known_by_the_files_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = GOLDEN / HYBRID / "target"
-    tensors = {"a": TensorInfo("a", "F32", (1,), folder / "expected.bin", 20, parts=())}
-    joined = {"b": TensorInfo("b", "F32", (2,), folder, parts=(replace(tensors["a"], offset=4), tensors["a"]))}
-    source = SimpleNamespace(tensors=lambda: tensors | joined)
-    monkeypatch.setattr(provenance, "open_source", lambda _path: source)
-    assert provenance.checkpoint_files(folder)[folder / "expected.bin"] == 4
-    assert folder / "model.safetensors" not in provenance.checkpoint_files(folder)
+    named = {folder / "weights.npy": 4}
+    monkeypatch.setattr(provenance, "open_source", lambda _path: SimpleNamespace(headers=lambda: named))
+    found = provenance.checkpoint_files(folder)
+    assert found[folder / "weights.npy"] == 4 and folder / "model.safetensors" not in found
+    assert found[folder / "config.json"] is None
 
 
 def test_the_source_revision_is_read_from_loose_and_packed_refs(tmp_path: Path) -> None:

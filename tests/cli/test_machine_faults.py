@@ -33,7 +33,6 @@ from dflash_local.planner.hardware import Driver, Gpu, TorchFacts
 from tests.app.test_load_steps import leave_marker
 from tests.cli.conftest import Cli, Opened
 from tests.cli.test_doctor import TWO_CARDS
-from tests.fake_hub import safetensors
 from tests.service.scripted import HELLO, ScriptedSession
 
 pytestmark = pytest.mark.needs_torch
@@ -235,9 +234,7 @@ FAULTS: dict[Callable[[Planted], None], Expected] = {
 
 
 @pytest.fixture
-def planted(cli: Cli, opened: Opened, toys: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
-    for config in toys.rglob("config.json"):  # what is checked on a card has weights to be known by
-        config.with_name("model.safetensors").write_bytes(safetensors(1))
+def planted(cli: Cli, opened: Opened, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Planted:
     facts = TorchFacts("2.13.0", cuda="13.0", gpus=(Gpu("NVIDIA T4", 2**34, "7.5"),))
     monkeypatch.setattr(hardware, "nvidia_driver", lambda: Driver("580.95", ("NVIDIA T4",)))
     monkeypatch.setattr(hardware, "probe_torch", lambda: facts)
