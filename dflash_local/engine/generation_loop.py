@@ -27,6 +27,7 @@ from dflash_local.events import (
     Piece,
     PrefillProgress,
     Started,
+    Stats,
     Step,
     TokenLogprob,
     Usage,
@@ -40,7 +41,13 @@ HOPELESS_CYCLES = 32  # this many cycles in a row without one accepted draft: st
 
 
 class GenerationLoop:
-    """The state of one reply. Use ``events()`` once."""
+    """The state of one reply. Use ``events()`` once.
+
+    Attributes:
+        stats: its figures, once it has ended.
+    """
+
+    stats: Stats
 
     def __init__(self, session: Session, request: Request, rendered: Rendered, cancelled: Callable[[], bool]) -> None:
         self.session, self.runner, self.request, self.rendered = session, session.runner, request, rendered
@@ -210,5 +217,5 @@ class GenerationLoop:
             yield Notice(text)
 
     def _finish(self, reason: FinishReason) -> Finished:
-        stats = self.figures.stats(self.emitted)
-        return Finished(reason, Usage(len(self.rendered.ids), self.emitted), stats)
+        self.stats = self.figures.stats(self.emitted)
+        return Finished(reason, Usage(len(self.rendered.ids), self.emitted), self.stats)

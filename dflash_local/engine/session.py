@@ -88,7 +88,7 @@ class Session:
             if not whole and not self._lost:  # whatever broke, half-written caches must not answer the next request
                 self.reset()
         if whole:
-            self.observe(loop.figures.stats(loop.emitted))
+            self.observe(loop.stats)
         else:  # its frames are gone, and with them what they held
             yield from self._shrink(held)
 
