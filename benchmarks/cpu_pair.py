@@ -100,7 +100,7 @@ def forward_ms(session: Session, model: Any) -> dict[str, dict[int, float]]:
 
 def measure(pair: Pair, dtype: str, prompts: Sequence[Prompt], tokens: int) -> tuple[dict[str, Any], list[str]]:
     """One dtype's figures, and two tables of them."""
-    session = cast(Session, open_session(pair, LoadConfig(dtype=dtype, device="cpu", engine="reference")))
+    session = open_session(pair, LoadConfig(dtype=dtype, device="cpu", engine="reference"))
     files = Checkpoint.open(pair.target)
     model = load_target(files, TargetFacts.from_checkpoint(files), placement("cpu", dtype))
     end_team()  # as the pair's own load ends with it

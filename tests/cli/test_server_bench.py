@@ -257,13 +257,7 @@ def test_the_published_row_is_that_of_as_many_requests(cli: Cli, fake: Fake, hub
         ((*AT, "--block-size", "8"), "--block-size does not go with a server"),
         ((*AT, "--context", "512"), "--context 512: the server at --url decides"),
         ((*AT, "--quantize", "int8"), "--quantize int8: the server at --url decides"),
-        (
-            (
-                *AT,
-                "--fidelity",
-            ),
-            "--fidelity",
-        ),
+        ((*AT, "--fidelity"), "--fidelity"),
         ((*AT, "--engine", "fused"), "loads a pair here"),
         ((*AT, "--weights", "random"), "--url does not go with --weights random"),
         ((*AT, "--limit", "0"), "limit 0"),

@@ -14,7 +14,7 @@ from tests.fused_models import PlantedBlocks, fused_target
 from tests.proposers import Planted
 
 
-def target_of(session: Session) -> FusedTarget:
+def fused_target_of(session: Session) -> FusedTarget:
     assert isinstance(session.runner, FusedRunner)
     return session.runner.target
 

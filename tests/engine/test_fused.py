@@ -20,7 +20,7 @@ from dflash_local.errors import UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import Limits, SamplingParams, user_request
-from tests.engine.fused_sessions import fused_session, target_of
+from tests.engine.fused_sessions import fused_session, fused_target_of
 from tests.engine_sessions import BLOCK, Reply, ask, random_prompt, text_of
 from tests.families import VOCAB, random_model
 from tests.fused_models import FAMILIES, TAPS, fused_target
@@ -183,7 +183,7 @@ def test_a_reply_fills_the_context_to_its_last_token(length: int, context: int) 
     assert len(plain.ids) == context - length and plain.finished.reason == "length"
     behind: list[int] = []  # positions between a cycle's last row and the bound that its launches were given
     session = fused_session("qwen3", Oracle(VOCAB, [*prompt, *plain.ids], 5), context)
-    target, blocks = target_of(session), session.runner.proposer
+    target, blocks = fused_target_of(session), session.runner.proposer
     run, draft = target.block, blocks.block
 
     def verified(rows: int, max_seq_len: int, with_taps: bool) -> None:

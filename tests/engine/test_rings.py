@@ -19,7 +19,7 @@ from dflash_local.events import Started, Step
 from dflash_local.layout import attention
 from dflash_local.request import Limits, Request, SamplingParams
 from tests.dspark_checkpoints import TARGET, raw, save_drafter
-from tests.engine.fused_sessions import fused_session, target_of
+from tests.engine.fused_sessions import fused_session, fused_target_of
 from tests.engine_sessions import BLOCK, ask, random_prompt
 from tests.fused_models import fused_target
 
@@ -47,7 +47,7 @@ def open_pair(name: str, kv_cache: str, device: str, folder: Path) -> Session:
         files = bundled.find(*(str(GOLDEN / name / part) for part in PARTS))
     asked = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT, kv_cache=kv_cache)
     session = load_pair(files, asked)
-    target_of(session).prefill_chunk = CHUNK
+    fused_target_of(session).prefill_chunk = CHUNK
     return session
 
 
@@ -95,11 +95,8 @@ def same(both: tuple[Session, Session], ids: list[int], mode: Any = "dflash") ->
 
 @pytest.mark.parametrize("both", PAIRS, indirect=True)
 def test_rings_draft_as_whole_caches_do_wherever_a_text_begins(both: tuple[Session, Session]) -> None:
-    for length in (
-        23,
-        176,
-        400,
-    ):  # rings have 184 rows: of the second text each cycle's block lies otherwise at their end
+    # Rings have 184 rows: of the second text each cycle's block lies otherwise at their end.
+    for length in (23, 176, 400):
         for session in both:
             session.reset()
         same(both, random_prompt(length, length))
@@ -126,14 +123,14 @@ TARGETS = [
 
 def windowed(family: str, device: str) -> Session:
     session = fused_session(family, None, CONTEXT, device=device)
-    target_of(session).prefill_chunk = CHUNK
+    fused_target_of(session).prefill_chunk = CHUNK
     return session
 
 
 def next_reply(rings: Session, whole: Session, text: list[int]) -> tuple[list[int], int]:
     """The reply, drafted by who knows it, equal to the plain one of whole caches; and prompt tokens that were kept."""
     want = ask(whole, text, 3 * BLOCK, mode="ar").ids
-    oracle = OracleDrafter(target_of(rings), [*text, *want])
+    oracle = OracleDrafter(fused_target_of(rings), [*text, *want])
     oracle.length = len(rings.runner.committed)
     rings.runner.proposer = oracle
     found = ask(rings, text, 3 * BLOCK, block_size=BLOCK)
@@ -148,7 +145,7 @@ def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, m
     whole = windowed(family, device)
     monkeypatch.setattr(attention, "RING_SLACK", SLACK)
     rings = windowed(family, device)
-    assert target_of(rings).rings
+    assert fused_target_of(rings).rings
     text = random_prompt(150)
     for seed in range(3):
         text += next_reply(rings, whole, text)[0]
