@@ -85,7 +85,7 @@ class WorkerProcess:
         self._greeting = b""
         self._starting: threading.Thread | None = None
         self._failure: WorkerError | MissingDependencyError | None = None
-        weakref.finalize(self, _end, self._children)  # also at the end of the program
+        self._finalizer = weakref.finalize(self, _end, self._children)  # also at the end of the program
 
     def request(self, data: bytes, limits: ChildLimits, cancelled: Callable[[], bool] = lambda: False) -> bytes:
         """Answer of the handler; where something else ends the child, such as the system, a new one is asked.
@@ -124,8 +124,12 @@ class WorkerProcess:
             _end(self._children)
 
     def _child(self, cancelled: Callable[[], bool] = lambda: False) -> subprocess.Popen[bytes]:
-        alive = bool(self._children) and self._children[0].poll() is None
-        return self._children[0] if alive else self._start(cancelled)
+        for child in list(self._children):  # the end of the program empties it without the lock
+            if child.poll() is None:
+                return child
+        if not self._finalizer.alive:
+            raise WorkerError(late=False)
+        return self._start(cancelled)
 
     def _begin(self) -> None:
         with self._lock:

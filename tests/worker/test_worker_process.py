@@ -135,6 +135,19 @@ def test_a_child_that_is_killed_while_it_starts_is_started_again(tmp_path: Path)
     assert worker.greeting() == b"hello" and place.exists()
 
 
+def test_the_end_of_the_program_ends_a_start_and_begins_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "handler.py"
+    path.write_text(HANDLER)
+    worker = WorkerProcess(path, (), setup=b"sleep")
+    worker.begin()
+    while worker.pid is None:
+        time.sleep(0.01)
+    worker._finalizer()
+    with pytest.raises(WorkerError):
+        worker.greeting()
+    assert worker.pid is None
+
+
 def test_a_request_that_nobody_wants_any_more_ends_the_child(worker: WorkerProcess) -> None:
     asked = iter((False, False, True))
     with pytest.raises(Interrupted):
