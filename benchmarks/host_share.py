@@ -113,6 +113,7 @@ def main() -> None:
     prompt = tuple(torch.randint(0, runner.target.vocab_size, (1024,), generator=noise).tolist())
     plain = timed(session, prompt, "ar", None)
     text = [*prompt, *reply(session, prompt, "ar", None).ids]
+    session.reset()  # the costs are measured on a runner that holds nothing
     runner.proposer = Corrected(runner.proposer, runner, text)  # type: ignore[arg-type]
     measure_costs(runner, block)
     corrected = dict(runner.costs)

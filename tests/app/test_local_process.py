@@ -41,6 +41,7 @@ from tests.service.scripted import ScriptedFacts, ScriptedSession  # noqa: E402
 ASK = user_request("What is 3 + 4?")
 # A reward for tokens that were said: it repeats one and never stops.
 LONG = replace(ASK, mode="ar", sampling=SamplingParams(frequency_penalty=-100.0), limits=Limits(400))
+LOAD = LoadConfig(engine="fused")  # a process loads it in a third of the time: transformers is not imported
 ROOT = Path(__file__).resolve().parents[2]
 GONE_S = 10.0  # two seconds, and what a busy machine adds
 
@@ -62,7 +63,7 @@ def opened(user: Settings) -> Iterator[Callable[..., LocalProcess]]:
 
     def open_demo(told: list[Event] | None = None, **options: object) -> LocalProcess:
         notify = (told if told is not None else []).append
-        sessions.append(open_process(pair, replace(LoadConfig(), **options), user, notify))  # type: ignore[arg-type]
+        sessions.append(open_process(pair, replace(LOAD, **options), user, notify))  # type: ignore[arg-type]
         return sessions[-1]
 
     yield open_demo
@@ -71,7 +72,7 @@ def opened(user: Settings) -> Iterator[Callable[..., LocalProcess]]:
 
 
 def serve(user: Settings) -> Service:
-    return Service(LocalModels(user, LoadConfig(), lambda _event: None).model(find("demo"), LoadConfig(), False))
+    return Service(LocalModels(user, LOAD, lambda _event: None).model(find("demo"), LOAD, False))
 
 
 def text_of(events: list[Event]) -> str:
@@ -164,13 +165,14 @@ def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Setti
 
 
 def test_what_is_kept_stays_until_it_is_stopped(user: Settings, cli: Cli) -> None:
-    ran = cli("run", "demo", "hi", "--keep", "--max-new-tokens", "4")
+    command = ("run", "demo", "hi", "--engine", "fused", "--max-new-tokens", "4")
+    ran = cli(*command, "--keep")
     (record,) = read_records(user)
     line = next(line for line in ran.err.splitlines() if "stays loaded" in line)
     assert "GiB" in line and line.endswith(f"process {record.owner.pid}: dflash stop demo ends it")
-    again = cli("run", "demo", "hi", "--max-new-tokens", "4")
+    again = cli(*command)
     assert f"using the pair that process {record.owner.pid} keeps loaded" in again.err
-    own = cli("run", "demo", "hi", "--own", "--max-new-tokens", "4")
+    own = cli(*command, "--own")
     assert own.code == 0 and "using the pair" not in own.err and read_records(user) == (record,)
     assert cli("stop", "demo").code == 0
     wait_until_gone(record.owner.pid)
@@ -218,7 +220,7 @@ def test_a_killed_command_takes_its_process_along(user: Settings) -> None:
     code = (
         "import sys; from dflash_local import settings; from dflash_local.app.local_process import open_process\n"
         "from dflash_local.catalog.bundled import find; from dflash_local.load_config import LoadConfig\n"
-        "found = open_process(find('demo'), LoadConfig(), settings.load(), lambda event: None)\n"
+        "found = open_process(find('demo'), LoadConfig(engine='fused'), settings.load(), lambda event: None)\n"
         "print(found.facts.pid, flush=True)\n"
         "sys.stdin.read()"
     )

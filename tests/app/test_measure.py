@@ -23,7 +23,7 @@ from tests.bench.sessions import GOLDEN, KV_ONLY  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("--prompt-ids", "1,2,3", "--max-new-tokens", "8", "--seed", "1", "--device", "cpu")
+SMALL = ("--prompt-ids", "1,2,3", "--max-new-tokens", "8", "--seed", "1", "--engine", "fused", "--device", "cpu")
 ARGV = ("certify", str(GOLDEN / KV_ONLY / "target"), "--drafter", str(GOLDEN / KV_ONLY / "drafter"), *SMALL)
 pytestmark = pytest.mark.timeout(180)
 
