@@ -267,8 +267,9 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> E
         stack.enter_context(held(pair, user))
         template.PROCESS.begin()  # while the weights are read, so that the first message need not wait for it
         session = open_stepwise(pair, load, user, notify)
-        record = AcceptanceRecord(speeds_folder(user))
-        session.observe = partial(record.add_reply, pair.name, session.facts.block_size)
+        if pair.counted:
+            record = AcceptanceRecord(speeds_folder(user))
+            session.observe = partial(record.add_reply, pair.name, session.facts.block_size)
         session.locks = stack.pop_all()
         return session
 

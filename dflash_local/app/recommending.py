@@ -295,7 +295,8 @@ def recommended(
     from dflash_local.store.paths import speeds_folder
 
     folder = speeds_folder(user)
-    measured, accepted = SpeedRecord(folder, where.name).read(), AcceptanceRecord(folder).read()
+    measured = SpeedRecord(folder, where.name).read()
+    accepted = AcceptanceRecord(folder).read() if choice.counted else {}
     drafter = known.drafter if config is None or config.draft else None
     lengths = None if drafter is None else _expected_lengths(choice, drafter, user)
     if lengths is not None and choice.target_row is None and known.target.quantization is not None:

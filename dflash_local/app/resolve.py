@@ -74,6 +74,11 @@ class Choice:
             notify(Notice(self.unlike if self.base is None else self.base.notice(self.name)))
 
     @property
+    def counted(self) -> bool:
+        """Return whether replies count as those of the name: not where a row names another drafter than this one."""
+        return self.row is None or self.own_drafter
+
+    @property
     def described(self) -> str:
         """Name it, and the drafter where that is not the row's own."""
         from dflash_local.catalog.row import Repo
@@ -170,7 +175,8 @@ def resolve(
     if target is None:
         raise DownloadError(f"{choice.name} is not complete", f"dflash pull {choice.name}")
     advised = None if choice.row is None else choice.row.advised_sampling
-    pair = Pair(choice.name, target, folder("drafter", choice.drafter), bundled=False, sampling=advised)
+    drafter_folder = folder("drafter", choice.drafter)
+    pair = Pair(choice.name, target, drafter_folder, bundled=False, sampling=advised, counted=choice.counted)
     row = choice.drafter_row
     if row is None:
         return pair

@@ -32,6 +32,7 @@ class Pair:
         thinking: how the drafter was trained (``required``, ``off``, ``either``); None when not known.
         tuned_from: the known target whose drafter this target took for having its architecture.
         sampling: what the registry knows that the target's authors advise.
+        counted: replies count as those of the name; not where another drafter than its own was named.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Pair:
     thinking: str | None = None
     tuned_from: str | None = None
     sampling: SamplingParams | None = None
+    counted: bool = True
 
     @property
     def toy(self) -> bool:
@@ -101,7 +103,7 @@ def _bundled(name: str, drafter: Path | None) -> Pair:
                 "install dflash-local again",
             )
     if drafter is not None:
-        return Pair(name, folder / "target", drafter, bundled=False)
+        return Pair(name, folder / "target", drafter, bundled=False, counted=False)
     from dflash_local.catalog.registry import load  # most uses of this module need no registry
 
     row = load().find(name)

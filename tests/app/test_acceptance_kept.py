@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,12 +12,15 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.app import loading
+from dflash_local.app.fitting import shapes
+from dflash_local.app.recommending import recommended
+from dflash_local.app.resolve import choose
 from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.read_model import read_model
 from dflash_local.events import Event, Finished, Usage
 from dflash_local.load_config import LoadConfig
-from dflash_local.planner.acceptance_record import AcceptanceRecord, Count
+from dflash_local.planner.acceptance_record import ENOUGH, AcceptanceRecord, Count
 from dflash_local.planner.machine import named
 from dflash_local.planner.recommend import Weights, recommend
 from dflash_local.planner.speed import Times
@@ -59,6 +62,27 @@ def test_a_reply_with_the_pairs_own_block_is_counted_and_a_session_closed_lets_i
     assert not released
     session.close()
     assert released
+
+
+def test_replies_with_another_drafter_than_the_rows_own_count_for_nothing_and_are_not_predicted_by_its() -> None:
+    user, model = settings.load(), "Qwen/Qwen3.5-9B"
+    record = AcceptanceRecord(speeds_folder(user))
+    record.add(model, 2 * ENOUGH, {16: 100})
+
+    def source_of(drafter: str | None) -> str:
+        choice = choose(model, drafter, user)
+        known = shapes(choice, None)
+        assert known is not None
+        found = recommended(choice, known, named("RTX 4090", 24), user).best
+        assert found is not None and found.prediction is not None and found.prediction.acceptance is not None
+        return found.prediction.acceptance.source
+
+    assert source_of(None).startswith("measured here") and "measured here" not in source_of("z-lab/Qwen3-8B-DFlash-b16")
+    kept = record.read()
+    other = str(bundled.FOLDER / "demo" / "drafter")
+    with closing(loading.open_held(bundled.find("demo", other), LoadConfig(device="cpu"), user, print)) as session:
+        assert session.facts.drafter is not None and list(session.generate(REQUEST))
+    assert record.read() == kept
 
 
 @dataclass
@@ -110,9 +134,9 @@ def test_replies_whose_verify_length_is_chosen_are_predicted_as_fast_as_they_are
     found = record.read()[TARGET]
     assert max(found.cycles, key=lambda rows: found.cycles[rows]) == often
 
-    shapes = shape(TARGET), shape("z-lab/Qwen3.5-9B-DFlash")
-    assert shapes[0] is not None and shapes[1] is not None
-    target, drafter = read_model(shapes[0], TARGET), decoder_of_shape(shapes[1], "d")
+    model, block = shape(TARGET), shape("z-lab/Qwen3.5-9B-DFlash")
+    assert model is not None and block is not None
+    target, drafter = read_model(model, TARGET), decoder_of_shape(block, "d")
     card = named("RTX 4090", 24)
     plan = recommend([Weights(target)], drafter, card).fitting[0].plan
     load = replace(plan.load, drafter_precision="8bit")
