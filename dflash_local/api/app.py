@@ -185,5 +185,6 @@ async def _on_error(_request: HttpRequest, error: DFlashError) -> Response:
 
 async def _on_http_error(request: HttpRequest, error: HTTPException) -> Response:
     what = "there is nothing at this path" if error.status_code == 404 else str(error.detail)
-    refusal = Refusal(error.status_code, what, "see /v1/models, /v1/chat/completions, /v1/completions, /health")
+    paths = ", ".join(("/v1/models", *(dialect.path for dialect in DIALECTS), "/health"))
+    refusal = Refusal(error.status_code, what, f"see {paths}")
     return _json(error_object(refusal), error.status_code, dict(error.headers or {}))

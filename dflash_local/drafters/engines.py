@@ -35,7 +35,7 @@ class Proposer(Protocol):
         """Forget context after ``length``."""
 
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
-        """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""
+        """Draft exactly ``count`` ids, [count], behind ``ids``, all of the text, whose last one is the anchor."""
 
 
 class LoadableProposer(Protocol):
