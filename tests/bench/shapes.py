@@ -70,8 +70,8 @@ def tiny_pair(hybrid: bool = False) -> RandomPair:
 
 
 def tiny_dspark(markov_rank: int = 12) -> RandomPair:
-    """The same dense target with a DSpark drafter of 7 drafts."""
-    own = {"architectures": ["DSparkDraftModel"], "block_size": 7, "vocab_size": 256, "markov_rank": markov_rank}
+    """The same dense target with a DSpark drafter of 7 drafts, whose tables are longer than the target's."""
+    own = {"architectures": ["DSparkDraftModel"], "block_size": 7, "vocab_size": 288, "markov_rank": markov_rank}
     return read_pair(("tiny", DENSE), ("tiny DSpark drafter", DRAFTER | own))
 
 
