@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from dflash_local.checkpoint_files.gguf_file import GgufFile
 from dflash_local.checkpoint_files.gguf_header import open_gguf, read_gguf
 from dflash_local.errors import CheckpointError
 from tests.gguf_files import Tensor, gguf, key
@@ -44,6 +45,8 @@ def test_any_part_opens_the_model(tmp_path: Path, small_first: bool) -> None:
         for number, info in enumerate(header.tensors.values()):
             values = np.frombuffer(info.file.read_bytes()[info.offset :][: info.nbytes], dtype=np.float32)
             assert info.shape == (2, 4) and (values == number).all() and len(values) == 8
+        first = {info.file: info.offset for info in reversed(header.tensors.values())}
+        assert GgufFile(part).headers() == first, "what comes before a part's first tensor describes its tensors"
 
 
 def test_a_single_file_is_its_own_model(tmp_path: Path) -> None:

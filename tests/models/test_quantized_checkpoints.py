@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight
 from dflash_local.load_config import LOAD_OPTIONS
@@ -129,6 +130,9 @@ def test_modelopt_may_leave_its_configuration_in_a_file_of_its_own(tmp_path: Pat
     assert facts.model.quantization is not None and facts.model.quantization.name == "fp8 per tensor"
     assert facts.model.quantization.ignored == ("activations in 8 bits", "KV cache in fewer bits")
     assert_alike(folder, twin)
+    config["quantization_config"] = told
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_source(folder).config() == config, "what it says itself comes first"
 
 
 def test_one_file_may_hold_three_formats_and_a_quantized_head(tmp_path: Path) -> None:
