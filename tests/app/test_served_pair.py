@@ -16,6 +16,7 @@ import pytest
 from dflash_local import settings
 from dflash_local.app import served_pair
 from dflash_local.app.model_sources import LocalModels
+from dflash_local.app.models import registry
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.errors import BusyError, UnknownModelError, UsageError
@@ -99,6 +100,14 @@ def test_a_pair_is_not_removed_while_it_is_being_loaded() -> None:
 
     with Service(Model("demo", load, find("demo"))) as begun:
         begun.load()
+
+
+def test_a_pair_is_not_removed_while_a_variant_of_it_is_loaded() -> None:
+    row = next(row for row in registry(settings.load()).rows if row.variants)
+    with Service(Model(row.variants[0].model, lambda _progress: ScriptedSession(), find("demo"))) as variant:
+        variant.load()
+        with pytest.raises(BusyError, match=f"{row.name} is loaded"):
+            served(variant).removal(row.name)
 
 
 def test_what_another_program_put_there_stays(service: Service, toy_hub: FakeHub, own_home: Path) -> None:

@@ -139,6 +139,15 @@ def test_shared_blobs_go_with_their_last_repo(tree: Tree) -> None:
     assert not stored.exists()
 
 
+def test_bytes_that_another_folder_has_too_are_not_freed(tree: Tree, tmp_path: Path) -> None:
+    pulled(tree)
+    whole, entry = only(planned(tree)).size, tree.cache.entry(REPO, COMMIT, "config.json")
+    assert entry is not None and entry.size
+    (tmp_path / "copy").hardlink_to(entry.file)
+    plan = planned(tree)
+    assert only(plan).size == removal.remove(plan) == whole - entry.size
+
+
 def test_a_repo_gone_by_other_hands_leaves_only_our_record_to_forget(tree: Tree) -> None:
     tree.add()
     tree.record()
