@@ -145,6 +145,7 @@ def test_of_two_commands_that_start_at_once_one_loads_the_pair(opened: Callable[
 def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Settings) -> None:
     with serve(user) as service:
         service.load()
+        (record,) = read_records(user)
         pid = service.facts.pid
         assert pid is not None
         shown: list[Event] = []
@@ -154,6 +155,7 @@ def test_a_killed_process_costs_its_reply_and_the_next_message_works(user: Setti
                     shown.append(event)
                     os.kill(pid, signal.SIGKILL)
         assert text_of(list(service.submit(ASK))).startswith("3 plus 4") and service.facts.pid != pid
+        assert not Path(record.folder).exists(), "its socket and its log go with it"
         assert service.facts.pid is not None
         os.kill(service.facts.pid, signal.SIGKILL)
         idle = list(service.submit(ASK))
@@ -184,6 +186,13 @@ def test_nobody_waits_for_the_load_of_another_pair(user: Settings, tmp_path: Pat
     with engine._loading:  # until it has loaded
         answer = engine._open(Pipe()[0], Open(__version__, find("demo-hybrid"), LoadConfig()))
     assert answer == Occupied("")
+
+
+def test_what_is_measured_is_not_shared(user: Settings, tmp_path: Path) -> None:
+    engine = EngineProcess(user, ProcessRecord(Owner.me("engine"), "", "", str(tmp_path)))
+    engine._name, engine._measuring = "own", True
+    asked = Open(__version__, Pair("own", tmp_path, None, False), LoadConfig(draft=False))
+    assert engine._open(Pipe()[0], asked) == Occupied("")
 
 
 def test_a_command_that_does_not_draft_shares_a_pair_that_has_a_drafter(user: Settings, tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ def test_a_marker_whose_process_cannot_be_seen_goes_after_a_day(tmp_path: Path) 
 @pytest.mark.parametrize("changed", VERSIONS)
 def test_another_version_or_driver_begins_anew(changed: str, tmp_path: Path) -> None:
     crash(tmp_path)
+    assert steps(tmp_path, **{changed: "new"}).begin_with("pair", AUTO) == (AUTO, ""), "the marker is of another one"
+    crash(tmp_path)
     assert steps(tmp_path).begin_with("pair", AUTO)[1]
     assert steps(tmp_path, **{changed: "new"}).begin_with("pair", AUTO) == (AUTO, "")
 

@@ -126,6 +126,25 @@ def test_a_request_whose_child_is_killed_at_work_is_done_again(tmp_path: Path) -
 
 
 @POSIX
+def test_a_child_that_ends_before_it_has_all_of_a_request_is_replaced_unseen(tmp_path: Path) -> None:
+    place, path = tmp_path / "ended", tmp_path / "handler.py"
+    ends = f"""
+import sys, types
+read = sys.stdin.buffer.read
+def once(size):
+    if size > 2**16 and not os.path.exists({str(place)!r}):
+        open({str(place)!r}, "w")
+        os._exit(3)
+    return read(size)
+sys.stdin = types.SimpleNamespace(buffer=types.SimpleNamespace(read=once))
+"""
+    path.write_text(HANDLER + ends)
+    more_than_a_pipe_holds = bytes(2**22)
+    worker = WorkerProcess(path, (), writes=True)
+    assert worker.request(more_than_a_pipe_holds, LIMITS) == more_than_a_pipe_holds and place.exists()
+
+
+@POSIX
 def test_a_child_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
     place, path = tmp_path / "begun", tmp_path / "handler.py"
     begins = f"if not os.path.exists({str(place)!r}):\n    open({str(place)!r}, 'w')\n    os.kill(os.getpid(), 9)\n"
