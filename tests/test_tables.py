@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local.tables import GIB, Column, amount, field, listing, table
+from dflash_local.tables import GIB, Column, amount, field, listing, table, wrapped
 
 
 def test_amounts_carry_their_unit() -> None:
@@ -19,5 +19,6 @@ def test_tables_align_shrink_and_drop_what_is_empty() -> None:
         "long␛name␊of two lines    22",
     ]
     assert max(map(len, table(columns, rows, 20))) == 20 and "…" in table(columns, rows, 20)[2]
+    assert wrapped("An option is --option-of-a-command", 25) == ["An option is", "  --option-of-a-command"]
     assert field("label", "word " * 10, 30)[1].startswith(" " * 14 + "word")
     assert listing(["a"]) == "a" and listing([*"abcdefg"], 2) == "a, b and 5 more"

@@ -52,6 +52,7 @@ def test_on_a_terminal_lines_are_rewritten_and_never_too_wide(columns: int) -> N
     show.finish()
     text = err.getvalue()
     assert set(re.findall(r"\x1b\[[0-9;?]*[A-Za-z]", text)) == {"\x1b[3A", "\x1b[K", "\x1b[J"} and "\x07" not in text
+    assert "ad news\na/target" in text, "the lines are drawn below what was said, not over it"
     pieces = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", text).split("\n")
     board = [piece for piece in pieces if "news" not in piece]
     assert max(map(len, board)) < columns and "warning: b␛]0;x␇ad news" in text
@@ -69,6 +70,8 @@ def test_what_lay_here_says_nothing_about_the_speed_and_what_is_verified_is_told
 
 
 def test_a_repository_of_no_bytes_counts_as_done() -> None:
-    console = Console({"COLUMNS": "80"}, out=io.StringIO(), err=io.StringIO())
-    show = PullLines(console, {"a/target": 0, "b/drafter": 50})
+    err = io.StringIO()
+    show = PullLines(Console({"COLUMNS": "80"}, out=io.StringIO(), err=err), {"a/target": 0, "b/drafter": 50})
     assert [re.findall(r"\d+%", line) for line in show.lines()] == [["100%"], ["0%"], ["0%"]]
+    show(PullProgress("a/target", 0, 0))
+    assert err.getvalue() == "", "nothing of it has come"
