@@ -150,6 +150,8 @@ def test_copies_of_recurrent_states_follow_the_embedding() -> None:
     assert found.fits and found.load.offload == "all"
     assert [each.name for each in found.ledger.host] == ["embedding", "state snapshots", "rings"]
     assert line(found, "state snapshots") == 0
+    roomy = plan(HYBRID, HYBRID_DRAFTER, card(200 * GIB), config)
+    assert roomy.ledger.host == found.ledger.host[-1:], "rings lie there whatever else does"
 
 
 def test_a_tied_embedding_stays() -> None:

@@ -97,7 +97,8 @@ def test_a_published_range_counts_by_its_least_where_speed_is_preferred() -> Non
 def test_the_next_better_weights_say_what_they_lack() -> None:
     found = best("qwen3.6-27b", None, 24)
     assert found.best is not None and found.next_better is not None
-    assert found.next_better.weights.fidelity < found.best.weights.fidelity and not found.next_better.fits
+    assert (found.best.fidelity, found.next_better.fidelity) == ("published in 4 bits", "rounded to 8 bits")
+    assert not found.next_better.fits
     assert "too little" in found.next_better.plan.reason
 
 
