@@ -158,7 +158,8 @@ def test_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
     serve: Callable[..., Service],
 ) -> None:
     gate = threading.Event()
-    service = serve(ScriptedSession(faults=[EngineError("dead context")], gate=gate))
+    session = ScriptedSession(faults=[EngineError("dead context")], gate=gate)
+    service = serve(session)
     first, queued = service.submit(REQUEST), service.submit(REQUEST)
     gate.set()
     with pytest.raises(EngineError, match="dead context"):
@@ -168,6 +169,7 @@ def test_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
     with pytest.raises(EngineError) as later:
         service.submit(REQUEST)
     assert later.value.exit_code == 7 and service.fault is not None
+    assert len(session.requests) == 1 and not service._waiting, "nothing more is asked of what is broken"
 
 
 def test_without_a_way_to_load_again_a_lost_context_breaks_the_session(serve: Callable[..., Service]) -> None:
