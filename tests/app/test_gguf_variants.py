@@ -60,9 +60,12 @@ def test_one_file_is_pulled_and_a_second_keeps_the_proof_of_the_first(
 
 def test_a_part_that_is_gone_is_missing(cli: Cli, hub: FakeHub, opened: Opened, own_home: Path) -> None:
     assert cli("pull", "toy-9b", "--variant", "Q4_K_M", "--force").code == 0
-    next((own_home / ".cache").rglob(FILES[2])).unlink()
+    next((own_home / ".cache").rglob(FILES[2])).resolve().unlink()
     lacking = cli("run", f"{REPO}:Q4_K_M", "hi")
     assert lacking.code == 4 and f"{REPO}/{FILES[2]} missing" in lacking.err
+    assert cli("pull", "toy-9b", "--variant", "Q4_K_M", "--force").code == 0
+    again = ModelStore.of(settings.load()).find(Repo(REPO, file=FILES[1]))
+    assert again is not None and again.verified, "its new proof counts"
 
 
 def test_types_that_are_not_read_are_refused_before_anybody_is_asked(cli: Cli, hub: FakeHub) -> None:

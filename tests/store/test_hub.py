@@ -154,6 +154,13 @@ def test_which_hosts_see_the_token() -> None:
     assert seen == {"mirror.example": True, "huggingface.co": True, "files.mirror.example": False, "cdn.hf.co": False}
 
 
+def test_what_a_hub_wants_printed_is_not() -> None:
+    http, client = http_library(), Hub("https://mirror.example", None, False, Path()).client()
+    answer = http.Response(200, headers={"X-HF-Warning": "topic; words"}, request=http.Request("GET", "https://x"))
+    client.arrived(answer)
+    assert "X-HF-Warning" not in answer.headers
+
+
 def test_a_server_cannot_choose_a_path_in_the_cache(puller: Any, fake: FakeHub, small: Any) -> None:
     (listed,) = [file for file in puller.hub.listing(TARGET, None).files if file.path == "model.safetensors"]
     download = FileDownload(TARGET, fake.repos[TARGET].refs["main"], listed, "")

@@ -74,6 +74,13 @@ def test_cuts_without_end_are_given_up(puller: Any, fake: FakeHub, small: dict[s
     assert len([r for r in fake.gets(WEIGHTS) if r.server == "cdn"]) == 3
 
 
+def test_of_a_file_that_was_cut_each_try_is_one_request(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "cut", at=0.1)
+    fake.fault(WEIGHTS, "500", times=99, methods=("GET",))
+    assert "given up after 3 tries" in failure(puller, kept=1).message
+    assert sum(request.status == 500 for request in fake.requests) == 2
+
+
 def test_cuts_with_progress_between_them_are_borne(puller: Any, fake: FakeHub) -> None:
     fake.add_repo(TARGET, {"config.json": b"{}", WEIGHTS: safetensors(1_000_000)})
     fake.fault(WEIGHTS, "cut", at=0.2, times=5)
