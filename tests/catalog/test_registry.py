@@ -154,6 +154,12 @@ def test_server_commands_are_whole_and_ask_for_no_more_than_the_trained_block(ro
     assert int(words[words.index(size) + 1]) <= block
 
 
+@pytest.mark.parametrize(("program", "option"), [("vllm serve", "--tensor-parallel-size"), ("sglang", "--tp-size")])
+def test_a_command_that_names_no_gpus_is_told_in_its_programs_words(program: str, option: str) -> None:
+    launch = Launch(f"{program} TARGET --with DRAFTER")
+    assert launch.words(Repo("a/b"), Repo("c/d"), gpus=2)[-2:] == [option, "2"]
+
+
 def test_a_command_quotes_what_a_shell_would_read() -> None:
     launch = Launch("serve TARGET --with DRAFTER", {"A": "x y"})
     assert launch.line(Repo("a/b"), Repo("it's $HOME")) == "A='x y' serve a/b --with 'it'\"'\"'s $HOME'"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from dflash_local.app import download, recommending  # noqa: E402
+from dflash_local.app import download, fitting, recommending  # noqa: E402
 from dflash_local.app.resolve import Missing, choose  # noqa: E402
 from dflash_local.catalog import shapes  # noqa: E402
 from dflash_local.cli import fetch  # noqa: E402
@@ -74,6 +74,14 @@ def cpu(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> Callable[[float, flo
         return user
 
     return machine
+
+
+def test_what_fits_a_cpu_in_half_the_bytes_alone_is_told_so(cpu: Callable[[float, float], Settings]) -> None:
+    for gib, word in ((24, "fits"), (16, "fits in bfloat16")):
+        user = cpu(gib, 20e9)
+        choice = choose("qwen3-4b", None, user)
+        known = fitting.shapes(choice, None)
+        assert recommending.summary(choice, known, fitting.machine(user), user).fits == word
 
 
 @pytest.mark.parametrize(
