@@ -127,13 +127,15 @@ def test_groups_of_compressed_tensors_may_be_of_different_formats() -> None:
     groups = {
         "group_0": {"targets": ["Linear"], "weights": fp4, "format": "nvfp4-pack-quantized"},
         "group_1": {"targets": attention, "weights": fp8, "format": "float-quantized"},
+        "group_2": {"targets": ["model.layers.4.mlp.up_proj", "lm_head"], "weights": {"num_bits": 8}},
     }
     ignore = ["lm_head", "re:.*mtp.*"]
     found = read({**compressed("mixed-precision"), "config_groups": groups, "ignore": ignore})
     assert found.stored(f"{LAYER}.mlp.up_proj") == StoredFp4("nvfp4-pack-quantized")
     assert found.stored(f"{LAYER}.self_attn.q_proj") == found.stored(f"{LAYER}.linear_attn.in_proj_z") == CHANNEL
-    assert found.stored("mtp.layers.0.mlp.up_proj") is None
-    assert found.name == "nvfp4 and fp8 per channel"
+    assert found.stored("mtp.layers.0.mlp.up_proj") is None and found.stored("lm_head") is None
+    assert found.stored("model.layers.4.mlp.up_proj") == StoredInt("pack-quantized", WHOLE, bits=8)
+    assert found.name == "nvfp4 and fp8 per channel and int8 per channel"
 
 
 def test_modelopt_lists_the_layers_of_mixed_precision() -> None:

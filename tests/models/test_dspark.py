@@ -66,6 +66,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "speculators": ({"transformer_layer_config": {}}, "in the layout of speculators is not supported"),
     "rows as DFlash": ({"sample_from_anchor": False}, "sample_from_anchor False is not supported"),
     "causal": ({"is_causal": True}, "is_causal True is not supported"),
+    "fewer drafted ids": ({"draft_vocab_size": 64}, "draft_vocab_size 64 is not its vocab_size 96"),
     "rank": ({"markov_rank": 10**6}, "markov_rank 1000000 is outside 0..4096"),
     "the embedding as a tap": ({"target_layer_ids": [-1, 2]}, "target_layer_ids -1 is outside"),
 }
