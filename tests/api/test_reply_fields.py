@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_local.events import Event, Notice, Piece, Step, TokenLogprob
+from dflash_local.events import Event, FinishReason, Notice, Piece, Step, TokenLogprob
 from dflash_local.request import Request
 from tests.api.conftest import TOOL, Serve, body
 from tests.service.scripted import PROMPT_IDS, ScriptedSession
@@ -45,19 +45,20 @@ def test_thinking_is_reasoning_content(serve: Serve) -> None:
     assert {"reasoning_content": "hm"} in deltas and {"content": "yes"} in deltas
 
 
+@pytest.mark.parametrize(("end", "reason"), [("stop", "tool_calls"), ("length", "length")])
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_come_whole(serve: Serve, stream: bool) -> None:
+def test_tool_calls_come_whole(serve: Serve, stream: bool, end: FinishReason, reason: str) -> None:
     parts = ["Sure.\n<tool", '_call>\n{"name": "add", "argu', 'ments": {"a": 1}}\n</tool_call>']
-    session = ScriptedSession(steps=[Step((Piece(part),), (1,), 0, 0, 0, 0.1) for part in parts])
+    session = ScriptedSession(steps=[Step((Piece(part),), (1,), 0, 0, 0, 0.1) for part in parts], end=end)
     answer = serve(session).chat(stream=stream, tools=[TOOL])
     assert session.requests[0].tools == (TOOL,)
     if stream:
         choices = [event["choices"][0] for event in answer.events[:-1]]
         calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
-        assert answer.text == "Sure." and choices[-1]["finish_reason"] == "tool_calls" and calls[0].pop("index") == 0
+        assert answer.text == "Sure." and choices[-1]["finish_reason"] == reason and calls[0].pop("index") == 0
     else:
         choice = answer.json["choices"][0]
-        assert choice["message"]["content"] == "Sure." and choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "Sure." and choice["finish_reason"] == reason
         calls = choice["message"]["tool_calls"]
     assert calls[0]["function"] == {"name": "add", "arguments": '{"a": 1}'} and calls[0]["type"] == "function"
 

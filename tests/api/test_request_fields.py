@@ -143,6 +143,7 @@ def test_messages_as_clients_send_them() -> None:
             {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
             {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm", **empty},
             {"role": "tool", "tool_call_id": "c1", "content": "3", "name": "add"},
+            {"role": "assistant", "content": "3", "reasoning": "so"},
         ]
     )
     assert parsed.request.messages == (
@@ -150,6 +151,7 @@ def test_messages_as_clients_send_them() -> None:
         Message("user", "one two"),
         Message("assistant", "", "hm", (ToolCall("c1", "add", '{"a": 1}'),)),
         Message("tool", "3", tool_call_id="c1", name="add"),
+        Message("assistant", "3", "so"),
     )
 
 
