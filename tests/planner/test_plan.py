@@ -172,6 +172,9 @@ def test_the_nearest_plan_gives_up_context_then_precision_and_the_drafter_last()
         near = nearest(DENSE, DENSE_DRAFTER, card(floor[form]))
         assert near is not None and near.load.quantize == form and near.load.draft
         assert f"--quantize {form}" in near.options()
+    full = LoadConfig(drafter_precision="full", offload="none")
+    near = nearest(DENSE, DENSE_DRAFTER, card(need(replace(full, context=FLOOR)) - MB), full)
+    assert near is not None and near.load.quantize is None and near.load.drafter_precision in COARSER
     bare = need(LoadConfig(context=FLOOR, quantize="int4", draft=False, offload="all"), DENSE, None)
     near = nearest(DENSE, DENSE_DRAFTER, card(bare))
     assert near is not None and not near.load.draft and "--mode ar" in near.options()

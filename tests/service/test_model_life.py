@@ -113,6 +113,12 @@ def test_ten_requests_that_come_while_it_loads_load_it_once(keep: Keep) -> None:
     assert len(loader.loaded) == 1 and service.status.waiting == 0
 
 
+def test_it_is_not_idle_while_a_request_is_on_its_way_to_the_queue(keep: Keep) -> None:
+    service = keep(Loader(), keep_alive_s=0.0)
+    with service._loaded():
+        assert service.status.state == "ready" and service._idle_left() is None
+
+
 def test_a_load_that_fails_is_told_to_all_who_waited_and_tried_again_later(keep: Keep) -> None:
     loader = Loader()
     loader.gate, loader.faults = threading.Event(), [CheckpointError("damaged")]

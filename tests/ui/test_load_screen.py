@@ -167,6 +167,25 @@ async def test_what_is_missing_is_downloaded_first_with_its_size_licence_and_the
     assert [choice.model for choice in stage.chat_session.loaded] == [ALONE]
 
 
+@staged()
+async def test_what_waits_for_the_plans_is_given_back_when_they_are_shown(stage: Stage, plan: Plan) -> None:
+    gate = threading.Event()
+
+    def slow(name: str, context: int | None, draft: bool) -> LoadChoices | None:
+        assert gate.wait(60)
+        return plan(name, context, draft)
+
+    stage.chat_session.plan = slow
+    try:
+        await stage.enter(f"/model {NAME}")
+        await stage.enter("hi")
+        assert stage.composer.text == ""
+    finally:
+        gate.set()
+    await stage.until(lambda: dialog(stage) is not None)
+    assert stage.composer.text == "hi" and stage.session.requests == []
+
+
 def refusing(error: DFlashError) -> Plan:
     def refuse(*_: Any) -> None:
         raise error
