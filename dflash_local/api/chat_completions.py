@@ -237,7 +237,6 @@ class ChatReply(Reply):
         self._calls: list[ToolCall] = []
         self._form = model.call_format
         self._parser: CallParser | None = None
-        self._parser_channel: Channel = "final"  # the channel that the parser reads
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Return the chunk with the role."""
@@ -273,12 +272,8 @@ class ChatReply(Reply):
         if not self._reads(channel):
             yield from self._parts([text])
             return
-        if self._parser is not None and self._parser_channel != channel:
-            yield from self._parts(self._parser.finish())
-            self._parser = None
         if self._parser is None:
             self._parser = call_parser(self._form, self._parsed.request.tools)
-            self._parser_channel = channel
         yield from self._parts(self._parser.feed(text))
 
     def _reads(self, channel: Channel) -> bool:
