@@ -1,24 +1,23 @@
-"""Our tokens of a GGUF file against llama.cpp's own: ``python -m tools.gguf_tokens LIBLLAMA [FILE COUNT]``.
+"""Our tokens of a GGUF file against llama.cpp's own: ``python -m tools.gguf_tokens [FILE COUNT]``.
 
 With a file and a number: so many seeded texts of each form (plain, and as a rendered template) through both; prints
-how many are equal and the first that are not. With the library alone: writes ``tests/golden/gguf_tokens.json``, what
-llama.cpp makes of a small vocabulary under every name of the table of pre-tokenizers. LIBLLAMA is a built
-``libllama.so``, of the version that llama-cpp-python 0.3.36 holds: ``Params`` below is that version's struct.
+how many are equal and the first that are not. Without: writes ``tests/golden/gguf_tokens.json``, what llama.cpp makes
+of a small vocabulary under every name of the table of pre-tokenizers. Takes llama-cpp-python, last 0.3.36.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
+import llama_cpp
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -38,44 +37,10 @@ SHOWN = 10  # differences
 PIECES: dict[str, list[str]] = json.loads(Path(__file__).with_name("gguf_pieces.json").read_text(encoding="utf-8"))
 
 
-class Params(ctypes.Structure):
-    """``llama_model_params``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("devices", "overrides")),
-        *((name, ctypes.c_int32) for name in ("n_gpu_layers", "split_mode", "load_mode", "lazy_mode", "main_gpu")),
-        *((name, ctypes.c_void_p) for name in ("tensor_split", "callback", "user_data", "kv_overrides")),
-        *((name, ctypes.c_bool) for name in ("vocab_only", "check", "bufts", "no_host", "no_alloc", "load_mtp")),
-    )
-
-
-class Llama:
-    """The tokenizer of llama.cpp, of one file."""
-
-    def __init__(self, library: Path, file: Path) -> None:
-        self._lib = ctypes.CDLL(str(library))
-        self._lib.llama_model_default_params.restype = Params
-        self._lib.llama_model_load_from_file.argtypes = [ctypes.c_char_p, Params]
-        self._lib.llama_model_load_from_file.restype = ctypes.c_void_p
-        self._lib.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
-        self._lib.llama_model_get_vocab.restype = ctypes.c_void_p
-        text, ids = (ctypes.c_char_p, ctypes.c_int32), (ctypes.POINTER(ctypes.c_int32), ctypes.c_int32)
-        self._lib.llama_tokenize.argtypes = [ctypes.c_void_p, *text, *ids, ctypes.c_bool, ctypes.c_bool]
-        self._quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
-        self._lib.llama_log_set(self._quiet, None)
-        params = self._lib.llama_model_default_params()
-        params.vocab_only = True
-        model = self._lib.llama_model_load_from_file(str(file).encode(), params)
-        if not model:
-            raise SystemExit(f"llama.cpp does not load {file}")
-        self._vocab = self._lib.llama_model_get_vocab(model)
-
-    def encode(self, text: str, special: bool) -> list[int]:
-        """Ids of a text; ``special``: control tokens spelled in it are those tokens."""
-        data = text.encode()
-        ids = (ctypes.c_int32 * (len(data) + 8))()
-        count = self._lib.llama_tokenize(self._vocab, data, len(data), ids, len(ids), False, special)
-        return list(ids[:count])
+def encoder(file: Path) -> Callable[[str, bool], list[int]]:
+    """What llama.cpp makes of a text by this file's tokenizer; True: control tokens spelled in it are those tokens."""
+    library = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
+    return lambda text, special: library.tokenize(text.encode(), False, special)
 
 
 def texts(count: int, seed: int) -> Iterator[tuple[str, str]]:
@@ -94,18 +59,10 @@ def texts(count: int, seed: int) -> Iterator[tuple[str, str]]:
 
 def _character(rng: random.Random) -> str:
     """Any assigned character but surrogates and those of private use."""
-    while unicodedata.category(character := chr(rng.randrange(rng.choice((0x250, 0x3100, 0x20000))))) in (
-        "Cn",
-        "Cs",
-        "Co",
-    ):
-        pass
-    return character
-
-
-def metadata_of(file: Path) -> dict[str, Any]:
-    fields = gguf.GGUFReader(file).fields
-    return {name: field.contents() for name, field in fields.items()}
+    while True:
+        character = chr(rng.randrange(rng.choice((0x250, 0x3100, 0x20000))))
+        if unicodedata.category(character) not in ("Cn", "Cs", "Co"):
+            return character
 
 
 def tokenizer_from(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -128,9 +85,10 @@ def approximated(pre: str, text: str) -> bool:
     return any(odd) or UNREACHABLE in text
 
 
-def compare(llama: Llama, metadata: Mapping[str, Any], count: int) -> None:
+def compare(file: Path, count: int) -> None:
     """Print how many of ``count`` texts give equal ids in both forms, and the first that do not."""
-    pre = metadata["tokenizer.ggml.pre"]
+    metadata = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+    theirs, pre = encoder(file), metadata["tokenizer.ggml.pre"]
     tokenizer, nfc = tokenizer_from(metadata), PRE_TOKENIZERS[pre].nfc
     user_defined = [token.text for token in tokenizer.added.values() if not token.special]
     equal, apart, known = 0, list[str](), 0
@@ -140,12 +98,12 @@ def compare(llama: Llama, metadata: Mapping[str, Any], count: int) -> None:
         forms = [(True, tokenizer.encode(tokenizer.with_controls(text)))]
         if not any(token in text for token in user_defined):
             forms.append((False, tokenizer.encode(text)))
-        if all(ids == llama.encode(given, special) for special, ids in forms):
+        if all(ids == theirs(given, special) for special, ids in forms):
             equal += 1
         elif approximated(pre, text):
             known += 1
         else:
-            apart.append(f"  {kind}: {text!r}\n    ours  {forms[0][1]}\n    llama {llama.encode(given, True)}")
+            apart.append(f"  {kind}: {text!r}\n    ours  {forms[0][1]}\n    llama {theirs(given, True)}")
     tokenizer.close()
     print(f"{pre}: {equal} of {count} texts equal, {known} apart for known reasons, {len(apart)} apart")
     print("\n".join(apart[:SHOWN]))
@@ -181,7 +139,7 @@ def write_vocabulary(file: Path, keys: Mapping[str, Any], pre: str) -> None:
     writer.close()
 
 
-def golden(library: Path) -> None:
+def golden() -> None:
     """Write what llama.cpp makes of the golden texts: for each rule the ids of a text, or null where it errs."""
     keys = vocabulary(1500)
     chosen = [f"a {UNREACHABLE} b", *(text for _, text in texts(300, seed=2))]
@@ -189,9 +147,9 @@ def golden(library: Path) -> None:
     for pre, rules in PRE_TOKENIZERS.items():
         with tempfile.TemporaryDirectory() as folder:
             write_vocabulary(file := Path(folder, "vocab.gguf"), keys, pre)
-            llama = Llama(library, file)
+            theirs = encoder(file)
         forms = (unicodedata.normalize("NFC", text) if rules.nfc else text for text in chosen)
-        found = [None if approximated(pre, text) else llama.encode(text, True) for text in forms]
+        found = [None if approximated(pre, text) else theirs(text, True) for text in forms]
         first = next(name for name, other in PRE_TOKENIZERS.items() if other == rules)
         assert ids.setdefault(first, found) == found, f"llama.cpp takes {first} and {pre} for different rules"
     lines = (f"{json.dumps(key)}: {_row(value)}" for key, value in keys.items())
@@ -205,13 +163,8 @@ def _row(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def main(argv: Sequence[str]) -> None:
-    library = Path(argv[0])
-    if len(argv) == 1:
-        golden(library)
-    else:
-        compare(Llama(library, Path(argv[1])), metadata_of(Path(argv[1])), int(argv[2]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:]:
+        compare(Path(sys.argv[1]), int(sys.argv[2]))
+    else:
+        golden()
