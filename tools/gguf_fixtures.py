@@ -1,6 +1,6 @@
 """Tiny random models of every family that is read from GGUF files, and what llama.cpp's own converter makes of them.
 
-``python -m tools.gguf_fixtures LLAMA_CPP`` writes ``tests/golden/gguf``: the weights of each ``NAME/config.json`` there,
+``python -m tools.gguf_fixtures LLAMA_CPP`` writes ``tests/golden/gguf``: weights for each ``NAME/config.json`` in it,
 and ``NAME.gguf`` of both; for drafters of the golden pairs the file alone. Weights are seeded, but a torch of another
 version may draw others: so all of it is written anew, together.
 """

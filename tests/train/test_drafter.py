@@ -13,7 +13,8 @@ from dflash_local.catalog.bundled import FOLDER
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
 from tests.drafter_configs import read_decoder
-from tools.train.drafter import DraftModule, visible
+from tools.train.drafter import DraftModule
+from tools.train.packing import dense_mask, drafted
 
 PAIRS = ("demo", "demo-hybrid")  # attention over everything; a causal sliding layer of 64 before one
 BLOCK, HIDDEN, TAPS = 8, 192, 4
@@ -47,7 +48,8 @@ def test_equals_the_drafter_that_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [None, 6])
 def test_mask_shows_only_the_past_and_the_own_block(window: int | None) -> None:
-    mask = visible(torch.tensor([[5, 9]]), 12, window, BLOCK)[0, 0]
+    rule = drafted(torch.zeros(1, 12), torch.tensor([[5, 9]]), BLOCK, window)
+    mask = dense_mask(rule, 1, 2 * BLOCK, 12 + 2 * BLOCK, torch.device("cpu"))[0, 0]
     assert mask.shape == (2 * BLOCK, 12 + 2 * BLOCK)
     for query in range(2 * BLOCK):
         anchor, slot = (5, 9)[query // BLOCK], query % BLOCK

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dflash_local.bench.prompts import held_out
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import UsageError
@@ -19,7 +20,6 @@ from tools.train.own_text import (
     HeldOutFilter,
     Keeper,
     frame_of,
-    held_out_prompts,
     openings,
     prompt_ids,
     repeat_start,
@@ -46,7 +46,8 @@ def tokenizer() -> Tokenizer:
 
 
 def test_no_beginning_is_that_of_a_held_out_prompt() -> None:
-    begun = {words(each.prompt)[:count] for each in held_out_prompts(HELD_OUT) for count in range(4, 12)}
+    prompts = [prompt for file in HELD_OUT for prompt in held_out(file)]
+    begun = {words(each.text)[:count] for each in prompts for count in range(4, 12)}
     assert [text for texts in SEEDS.values() for text in texts if words(text) in begun] == []
     named = ("scene", "play", "dialogue", "stage", "act", "sketch", "monologue")
     assert not [text for texts in SEEDS.values() for text in texts if set(words(text)) & set(named)]

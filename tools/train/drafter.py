@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dflash_local.drafters.dflash.layout import DFlashConfig
-from tools.train.packing import Mask, attend
+from tools.train.packing import Mask, attend, dense_mask, drafted
 
 
 class Norm(nn.Module):
@@ -91,26 +91,6 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def visible(anchors: torch.Tensor, length: int, window: int | None, size: int) -> torch.Tensor:
-    """Who sees whom, [b, 1, a * size, length + a * size]: context strictly before the anchor, own block only.
-
-    With a window the layer is causal and sliding: at most `window` keys back, the own one included.
-    """
-    batch, amount = anchors.shape
-    slot = torch.arange(size, device=anchors.device)
-    query = (anchors.unsqueeze(-1) + slot).flatten(1).unsqueeze(-1)
-    start = anchors.repeat_interleave(size, 1).unsqueeze(-1)
-    key = torch.arange(length, device=anchors.device)
-    context = key < start
-    owner = torch.arange(amount, device=anchors.device).repeat_interleave(size)
-    block = (owner.unsqueeze(0) == owner.unsqueeze(1)).expand(batch, -1, -1)
-    if window is not None:
-        context = context & (key > query - window)
-        own_key = query.transpose(1, 2)
-        block = block & (own_key <= query) & (own_key > query - window)
-    return torch.cat((context, block), -1).unsqueeze(1)
-
-
 class DraftModule(nn.Module):
     """All blocks of a batch in one forward.
 
@@ -133,10 +113,12 @@ class DraftModule(nn.Module):
         Returns:
             hidden after the norm, shaped as x.
         """
-        length, block = taps.shape[1], x.shape[2]
-        places = torch.arange(length, device=anchors.device).expand(len(taps), -1)
-        positions = (anchors.unsqueeze(-1) + torch.arange(block, device=anchors.device)).flatten(1)
-        masks = {window: visible(anchors, length, window, block) for window in set(self.windows)}
+        length, block, device = taps.shape[1], x.shape[2], anchors.device
+        places = torch.arange(length, device=device).expand(len(taps), -1)
+        positions = (anchors.unsqueeze(-1) + torch.arange(block, device=device)).flatten(1)
+        rules = {window: drafted(torch.zeros_like(places), anchors, block, window) for window in self.windows}
+        shape = len(taps), positions.shape[1], length + positions.shape[1]
+        masks = {window: dense_mask(rule, *shape, device) for window, rule in rules.items()}
         return self.packed(taps, x.flatten(1, 2), places, positions, masks).view_as(x)
 
     def packed(

@@ -38,9 +38,7 @@ CODES = {
 }
 
 
-def config_json(
-    target: FrozenTarget, *, layers: int, taps: Sequence[int], block: int, mask_id: int, intermediate: int | None = None
-) -> dict[str, Any]:
+def config_json(target: FrozenTarget, *, layers: int, taps: Sequence[int], block: int, mask_id: int) -> dict[str, Any]:
     """The config.json of a drafter as wide as its target, with the target's heads and rope base."""
     model = target.facts.model
     mlp = model.layers[0].mlp
@@ -57,7 +55,7 @@ def config_json(
         "hidden_act": "silu",
         "hidden_size": model.hidden_size,
         "initializer_range": 0.02,
-        "intermediate_size": intermediate or mlp.intermediate_size,
+        "intermediate_size": mlp.intermediate_size,
         "layer_types": ["full_attention"] * layers,
         "max_position_embeddings": model.max_position_embeddings,
         "max_window_layers": layers,

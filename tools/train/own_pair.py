@@ -1,7 +1,7 @@
 """A drafter for any dense target that this program loads, trained on text that the target writes itself.
 
 ``generate`` has the target answer the held-out prompts and write dialogues, ``train`` trains by the clock, in one call
-or in several (``--stop-at``, ``--resume``), ``evaluate`` measures a drafter's folder. All share the folder ``--work``.
+or in several (``--stop-at``, ``--resume``), and measures what it wrote. Both share the folder ``--work``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dflash_local.bench.prompts import held_out
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError
@@ -23,12 +25,11 @@ from tools.train.acceptance import MOST, Walker, cut
 from tools.train.frozen_target import FrozenTarget
 from tools.train.own_drafter import Recipe, Trainer, train
 from tools.train.own_export import as_stored, config_json, new_drafter, save, stored_drafter
-from tools.train.own_text import Dialogues, HeldOutFilter, Keeper, frame_of, held_out_prompts, openings, prompt_ids
+from tools.train.own_text import Dialogues, HeldOutFilter, Keeper, frame_of, openings, prompt_ids
 from tools.train.slots import Limits, Slots, greedy_replies, write_dialogues
 from tools.train.windows import ahead, pack
 
 DIALOGUES, REPLIES, STATE, CURVE = "dialogues.npz", "replies.json", "state.pt", "curve.json"
-DEFAULTS = Recipe()
 Report = Callable[[str], None]
 
 
@@ -42,8 +43,8 @@ def _tokenizer(path: Path) -> Tokenizer:
 def generate(args: argparse.Namespace, report: Report) -> None:
     """Replies to the held-out prompts, and dialogues of ``--seconds``, into the work folder."""
     target, tokenizer = FrozenTarget.load(args.target, args.device), _tokenizer(args.target)
-    frame, held = frame_of(tokenizer), held_out_prompts(args.held_out)
-    prompts = [prompt_ids(tokenizer, each.prompt) for each in held]
+    frame, held = frame_of(tokenizer), [prompt for file in args.held_out for prompt in held_out(file)]
+    prompts = [prompt_ids(tokenizer, each.text) for each in held]
     stop = frame.stop | target.facts.eos_ids
     args.work.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -52,7 +53,7 @@ def generate(args: argparse.Namespace, report: Report) -> None:
     (args.work / REPLIES).write_text(json.dumps(rows), encoding="utf-8")
     report(f"{len(rows)} held-out prompts answered in {time.monotonic() - began:.1f} s")
     slots = Slots(target, frame, Limits(args.question, args.answer, args.slots), args.seed)
-    keeper = Keeper(tokenizer, HeldOutFilter(each.prompt for each in held))
+    keeper = Keeper(tokenizer, HeldOutFilter(each.text for each in held))
     asked = openings(tokenizer, args.seed, args.greedy_share)
     write_dialogues(slots, asked, args.seconds, keeper.add, report)
     found = keeper.dialogues()
@@ -60,10 +61,6 @@ def generate(args: argparse.Namespace, report: Report) -> None:
     facts = {**keeper.counts, "kept": len(found.length), "tokens": len(found.ids), "answer_tokens": found.answer_tokens}
     (args.work / "generated.json").write_text(json.dumps({**facts, "seconds": args.seconds}), encoding="utf-8")
     report(json.dumps(facts))
-    for row in range(args.show):
-        start = int(found.length[:row].sum())
-        text = tokenizer.decode(found.ids[start : start + int(found.length[row])].tolist(), skip_special=False)
-        report(repr(text[-700:]))
 
 
 def _walker(target: FrozenTarget, work: Path) -> Walker:
@@ -81,16 +78,7 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     target = FrozenTarget.load(args.target, args.device)
     dialogues = Dialogues.load(args.work / DIALOGUES)
     config = config_json(target, layers=args.layers, taps=args.taps, block=args.block, mask_id=args.mask_id)
-    recipe = Recipe(
-        windows=args.windows,
-        length=args.length,
-        anchors=args.anchors,
-        rounds=args.rounds,
-        gamma=args.gamma,
-        matrix_rate=args.matrix_rate,
-        seconds=args.seconds,
-        seed=args.seed,
-    )
+    recipe = Recipe(**{each.name: getattr(args, each.name) for each in fields(Recipe)})
     hidden = target.head.shape[1]
     fresh = new_drafter(config, hidden, args.seed) if args.init is None else stored_drafter(args.init, hidden)
     trainer = Trainer(target, fresh, recipe)
@@ -117,19 +105,12 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
         report(f"{name}: {_told(walker.acceptance(as_stored(trainer.average, codes=codes)))}")
 
 
-def evaluate_drafter(args: argparse.Namespace, report: Report) -> None:
-    """Acceptance of a folder over the held-out replies, printed as JSON."""
-    target = FrozenTarget.load(args.target, args.device)
-    drafter = stored_drafter(args.drafter, target.head.shape[1])
-    drafter.to(target.device).eval().requires_grad_(False)
-    sys.stdout.write(json.dumps(_walker(target, args.work).acceptance(drafter)) + "\n")
-
-
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.train.own_pair", description=__doc__)
     chosen = parser.add_subparsers(required=True)
-    first, second, third = (chosen.add_parser(name) for name in ("generate", "train", "evaluate"))
-    for each, run in ((first, generate), (second, train_drafter), (third, evaluate_drafter)):
+    shown = argparse.ArgumentDefaultsHelpFormatter
+    first, second = (chosen.add_parser(name, formatter_class=shown) for name in ("generate", "train"))
+    for each, run in ((first, generate), (second, train_drafter)):
         each.set_defaults(run=run)
         each.add_argument("--target", type=Path, required=True)
         each.add_argument("--work", type=Path, required=True)
@@ -141,28 +122,23 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     first.add_argument("--question", type=int, default=160, help="tokens of a question at most")
     first.add_argument("--answer", type=int, default=320, help="tokens of an answer at most")
     first.add_argument("--greedy-share", type=float, default=0.7)
-    first.add_argument("--show", type=int, default=0, help="dialogues to print")
     second.add_argument("--layers", type=int, default=4)
     second.add_argument("--taps", type=lambda text: [int(each) for each in text.split(",")], required=True)
     second.add_argument("--block", type=int, default=8)
     second.add_argument("--mask-id", type=int, required=True)
-    second.add_argument("--windows", type=int, default=DEFAULTS.windows)
-    second.add_argument("--length", type=int, default=DEFAULTS.length)
-    second.add_argument("--anchors", type=int, default=DEFAULTS.anchors)
-    second.add_argument("--rounds", type=int, default=DEFAULTS.rounds)
-    second.add_argument("--gamma", type=float, default=DEFAULTS.gamma)
-    second.add_argument("--matrix-rate", type=float, default=DEFAULTS.matrix_rate)
-    second.add_argument("--seconds", type=float, default=DEFAULTS.seconds, help="of the whole schedule")
+    for field in fields(Recipe):
+        if field.name != "seed":
+            name = f"--{field.name.replace('_', '-')}"
+            second.add_argument(name, type=type(field.default), default=field.default, help="see Recipe")
     second.add_argument("--stop-at", type=float, help="seconds of the schedule at which this call ends")
     second.add_argument("--every", type=float, default=60.0, help="seconds of training between evaluations")
     second.add_argument("--init", type=Path, help="a drafter's folder to start from; its shape is the options'")
     second.add_argument("--resume", action="store_true", help="go on from the state in the work folder")
-    third.add_argument("--drafter", type=Path, required=True)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse and run one of the three."""
+    """Parse and run one of the two."""
     args = _arguments(arguments)
     began = time.monotonic()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -21,20 +20,6 @@ from tools.train.slots import REPEAT, Frame, Opening, Written
 MIX = 6_364_136_223_846_793_005  # Knuth's multiplier
 SHORTEST = 12  # tokens of an answer that is kept
 WORDS = 4  # of a prompt's beginning that are looked for first
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A prompt that nothing is trained on."""
-
-    kind: str
-    prompt: str
-
-
-def held_out_prompts(files: Iterable[Path]) -> list[HeldOut]:
-    """Of JSON lists of ``{kind, prompt}``."""
-    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
-    return [HeldOut(row["kind"], row["prompt"]) for row in rows]
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:

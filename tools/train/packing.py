@@ -39,9 +39,9 @@ def same_text(texts: torch.Tensor) -> Rule:
     return seen
 
 
-def drafted(texts: torch.Tensor, anchors: torch.Tensor, size: int) -> Rule:
+def drafted(texts: torch.Tensor, anchors: torch.Tensor, size: int, window: int | None = None) -> Rule:
     """Of blocks of ``size`` rows behind anchors [b, a]: the places of the same text before the anchor, and the own
-    block. Keys are the s places, then the rows.
+    block. Keys are the s places, then the rows. With a window it is causal, and at most so many keys back.
     """
     length = texts.shape[1]
     of_anchor = texts.gather(1, anchors)
@@ -50,7 +50,11 @@ def drafted(texts: torch.Tensor, anchors: torch.Tensor, size: int) -> Rule:
         block, context = q // size, k < length
         place = torch.where(context, k, 0)
         before = (place < anchors[b, block]) & (texts[b, place] == of_anchor[b, block])
-        return torch.where(context, before, (k - length) // size == block)
+        found = torch.where(context, before, (k - length) // size == block)
+        if window is None:
+            return found
+        back = anchors[b, block] + q % size - torch.where(context, k, anchors[b, block] + (k - length) % size)
+        return found & (back >= 0) & (back < window)
 
     return seen
 

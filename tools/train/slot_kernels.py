@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from dflash_local.kernels.jit import HAVE_TRITON, jit, tl
+from dflash_local.kernels.jit import jit, tl
 
 TILE = 64  # keys at a time
 CHUNK = 4096  # logits at a time
@@ -167,6 +167,3 @@ def _choose(
             highest = tl.maximum(highest, value)
     tl.store(chosen_ptr + row, chosen)
     tl.store(best_ptr + row, best)
-
-
-__all__ = ["HAVE_TRITON", "attend_slots", "attend_slots_reference", "choose", "choose_reference"]
