@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed_table import STORED as FORMATS
-from benchmarks.speed_table import known_pair, stored_as, stored_in
+from benchmarks.speed_table import form_of, known_pair, stored_as
 from dflash_local.bench.random_run import SLACK
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import Machine
@@ -54,8 +54,7 @@ def planned(name: str, stored: str | None, machine: Machine) -> dict[str, Any]:
 def measured(report: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of a record: what is compared of a report of ``dflash bench --weights random``."""
     name = next((name for name in KINDS if known_pair(name).target.source == report["target"]), None)
-    stored = {form: stored_in(stored) for form, stored in FORMATS.items()}
-    form = next((form for form, kept in stored.items() if report["stored"] == (kept and kept.name)), None)
+    form = form_of(report)
     if name is None or form is None:
         raise SystemExit(f"{report['target']} as {report['stored']} is not compared here")
     found, block = report["measured"], str(report["block_size"])

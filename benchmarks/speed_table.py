@@ -20,6 +20,7 @@ import numpy as np
 
 from dflash_local.app.fitting import Shapes, shapes
 from dflash_local.app.resolve import of_row
+from dflash_local.bench import report
 from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.features import ModelConfig
@@ -28,7 +29,6 @@ from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.layout.linear import weight_format
 from dflash_local.layout.prompt_work import prompt_work
-from dflash_local.layout.quantized import quantized
 from dflash_local.layout.traffic import PARTS, Traffic, target_traffic
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
@@ -67,25 +67,13 @@ ALIKE = {StoredFp8((WHOLE, WHOLE)).name: StoredFp8((1, WHOLE)).name}  # kept as 
 STORED = {"bf16": None, "fp8": "fp8", "int4": "int4-g128"}  # of predicted_speed.py
 # Passes of its combinations: the H200's records have steps alone.
 COMBINATIONS = ("h100_passes", "h200_predicted_speed")
-# Whole passes: record, pair, what the weights were rounded to as they were made.
+# Whole passes.
 PASSES = (
-    ("qwen3_8b_auto", "qwen3-8b", None),
-    ("llama31_8b_auto", "llama3.1-8b", None),
-    ("qwen35_9b_bf16_beside", "qwen3.5-9b", None),
-    ("qwen35_9b_int4_g128", "qwen3.5-9b", "int4"),
-    ("qwen35_9b_fp8", "qwen3.5-9b", "fp8"),
-    ("qwen35_27b_auto", "qwen3.5-27b", None),
-    ("qwen35_27b_int4_g128", "qwen3.5-27b", "int4"),
-    ("qwen35_27b_fp8", "qwen3.5-27b", "fp8"),
-    ("qwen35_35b_a3b_bf16_uniform", "qwen3.5-35b-a3b", None),
-    ("qwen35_35b_a3b_int4_g128_uniform", "qwen3.5-35b-a3b", "int4"),
-    ("qwen35_35b_a3b_fp8_uniform", "qwen3.5-35b-a3b", "fp8"),
-    ("qwen3_coder_30b_a3b_bf16_uniform", "qwen3-coder-30b-a3b", None),
-    ("qwen3_coder_30b_a3b_int4_g128_uniform", "qwen3-coder-30b-a3b", "int4"),
-    ("gpt_oss_20b_uniform", "gpt-oss-20b", None),
-    ("gpt_oss_120b_uniform", "gpt-oss-120b", None),
-    ("qwen35_122b_a10b_int4_g128_uniform", "qwen3.5-122b-a10b", "int4"),
-    ("qwen3_coder_next_fp8_uniform", "qwen3-coder-next", "fp8"),
+    *("qwen3_8b_auto", "llama31_8b_auto", "qwen35_9b_bf16_beside", "qwen35_9b_int4_g128", "qwen35_9b_fp8"),
+    *("qwen35_27b_auto", "qwen35_27b_int4_g128", "qwen35_27b_fp8", "qwen35_35b_a3b_bf16_uniform"),
+    *("qwen35_35b_a3b_int4_g128_uniform", "qwen35_35b_a3b_fp8_uniform", "qwen3_coder_30b_a3b_bf16_uniform"),
+    *("qwen3_coder_30b_a3b_int4_g128_uniform", "gpt_oss_20b_uniform", "gpt_oss_120b_uniform"),
+    *("qwen35_122b_a10b_int4_g128_uniform", "qwen3_coder_next_fp8_uniform"),
 )
 
 
@@ -126,21 +114,31 @@ def known_pair(name: str) -> Shapes:
     return known
 
 
+def recorded(name: str) -> Any:
+    """A record by the name of its file."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def records() -> list[Measured]:
     """Those of ``PASSES``."""
     found = []
-    for file, name, quantize in PASSES:
-        known = known_pair(name)
-        text = (RESULTS / f"h200_bench_{file}.json").read_text(encoding="utf-8")
-        of_card = json.loads(text)["measured"]
-        model = quantized(known.target, quantize)
-        found.append(Measured(file, model, known.drafter, of_card["at"][0], prompt=of_card["prefill"]))
+    for name in PASSES:
+        record = recorded(f"h200_bench_{name}")
+        known, of_card = known_pair(record["target"]), record["measured"]
+        model = stored_as(known.target, STORED.get(form_of(record) or "as published"))
+        found.append(Measured(name, model, known.drafter, of_card["at"][0], prompt=of_card["prefill"]))
     return found
 
 
-def stored_in(stored: str | None) -> Quantization | None:
-    """A format of ``USUAL`` as a target has it, None in bfloat16."""
-    return None if stored is None else read_quantization(ConfigFields(USUAL[stored], stored))
+def form_of(record: Mapping[str, Any]) -> str | None:
+    """Which of ``STORED`` a report of ``dflash bench --weights random`` is of."""
+    names = {form: stored and stored_in(stored).name for form, stored in STORED.items()}
+    return next((form for form, name in names.items() if name == record.get("stored")), None)
+
+
+def stored_in(stored: str) -> Quantization | None:
+    """A format of ``USUAL`` as a target has it."""
+    return read_quantization(ConfigFields(USUAL[stored], stored))
 
 
 def stored_as(target: ModelConfig, stored: str | None) -> ModelConfig:
@@ -152,7 +150,7 @@ def combinations() -> list[Measured]:
     """Those of ``COMBINATIONS``, each at two contexts."""
     found = []
     for file in COMBINATIONS:
-        record = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
+        record = recorded(file)
         scaled = scale_of(record["card"], CARD, None)
         if scaled is None:
             raise SystemExit(f"nothing is known of {record['card']}")
@@ -169,7 +167,7 @@ def combinations() -> list[Measured]:
 
 def products() -> dict[str, dict[int, LaunchTime]]:
     """A line through the times of ten shapes, for each format and number of rows."""
-    measured = json.loads((RESULTS / "h200_few_row_gemm.json").read_text(encoding="utf-8"))["us"]
+    measured = recorded("h200_few_row_gemm")["us"]
     found: dict[str, dict[int, LaunchTime]] = {}
     for name, stored in FORMATS.items():
         form = weight_format(stored)
@@ -189,7 +187,7 @@ def experts(products: Mapping[str, Mapping[int, LaunchTime]]) -> dict[str, dict[
     """Both launches of a layer: one constant for all formats, a rate for each, none faster than the card reads. Formats
     that were not measured have the rate of their products; four rows have that of eight.
     """
-    measured = json.loads((RESULTS / "h200_expert_gemm.json").read_text(encoding="utf-8"))["us"]
+    measured = recorded("h200_expert_gemm")["us"]
     points: dict[int, dict[str, list[tuple[float, float]]]] = {}
     for model, cases in measured.items():
         name = weight_format(FORMATS[model.partition(" ")[2]]).name
@@ -257,7 +255,11 @@ def fitted(measured: Sequence[Measured]) -> SpeedTable:
             rest.append(us + constants - speed.pass_us(each.traffic, rows, each.at["context"], table, each.scale))
         shares[rows], *times = scaled(counts, rest, [us for _, us in seen])
         parts[rows] = dict(zip(PARTS, times))
-    table = replace(table, parts=parts, products=overlapped(known, shares))
+    overlapped = {
+        name: {rows: replace(launch, constant=shares[rows] * launch.constant) for rows, launch in by_rows.items()}
+        for name, by_rows in known.items()
+    }
+    table = replace(table, parts=parts, products=overlapped)
     counts, rest, total = [], [], []
     for each in measured:
         drafting = each.drafter.traffic(each.target, engine_spec(each.drafter, each.load))
@@ -278,16 +280,6 @@ def prompts(measured: Sequence[Measured]) -> dict[str, float]:
     ]
     found = weighted(matrix, [1e3 * each.prompt["s"] for each in measured])
     return dict(zip((*WORK, *formats), found))
-
-
-def overlapped(
-    products: Mapping[str, Mapping[int, LaunchTime]], shares: Mapping[int, float]
-) -> dict[str, dict[int, LaunchTime]]:
-    """Launches with a share of their constants, by rows."""
-    return {
-        name: {rows: replace(launch, constant=shares[rows] * launch.constant) for rows, launch in by_rows.items()}
-        for name, by_rows in products.items()
-    }
 
 
 def scaled(counts: Sequence[Sequence[float]], rest: Sequence[float], total: Sequence[float]) -> list[float]:
@@ -323,18 +315,16 @@ def main() -> None:
     args = parser.parse_args()
     measured = records()
     table = fitted(measured)
-    print(f"{'':40} step: predicted measured      cycle: predicted measured     prompt: predicted measured")
+    lines = []
     for each in measured:
         times = times_of(each.target, each.drafter, each.load, table, SAME)
         step, cycle = each.at["ar_step"]["ms"], each.at["cycle"].get(str(each.drafter.block_size))
         prompt, wanted = prompt_ms(each.target, each.prompt["tokens"], table, SAME), 1e3 * each.prompt["s"]
         if times is None or times.cycle_ms is None or cycle is None or prompt is None:
             raise SystemExit(f"{each.name}: a format or a cycle is missing")
-        print(
-            f"{each.name:40} {times.step_ms:15.2f} {step:8.2f} {times.step_ms / step - 1:+6.1%}"
-            f" {times.cycle_ms:15.2f} {cycle['ms']:8.2f} {times.cycle_ms / cycle['ms'] - 1:+6.1%}"
-            f" {prompt:15.0f} {wanted:8.0f} {prompt / wanted - 1:+6.1%}"
-        )
+        pairs = (times.step_ms, step), (times.cycle_ms, cycle["ms"]), (prompt, wanted)
+        lines.append((each.name, *(f"{ms:.2f} / {of_card:.2f} {ms / of_card - 1:+.1%}" for ms, of_card in pairs)))
+    print("\n".join(report.table(("ms, predicted / measured", "step", "cycle", "prompt"), lines)))
     if args.write:
         note = "made by benchmarks/speed_table.py: microseconds of a launch [constant, for each 1e6 bytes], by rows"
         TABLE.write_text(json.dumps({"note": note, "tables": [as_json(table)]}, indent=1) + "\n", encoding="utf-8")
