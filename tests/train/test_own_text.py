@@ -66,12 +66,12 @@ def test_greedy_replies_are_those_of_transformers(target: FrozenTarget, tokenize
 def test_dialogues_have_the_templates_form(
     target: FrozenTarget, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(monotonic=count().__next__)  # which is read twice in each round of steps
+    clock = SimpleNamespace(monotonic=count().__next__)  # which is read once in each round of steps
     monkeypatch.setattr("tools.train.slots.time", clock)
     frame = frame_of(tokenizer)
     slots = Slots(target, frame, Limits(20, 30, 4), seed=3)
     written: list[Written] = []
-    write_dialogues(slots, openings(tokenizer, 3, 1.0), 24.0, written.append, lambda _: None)
+    write_dialogues(slots, openings(tokenizer, 3, 1.0), 12.0, written.append)
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
     rows = [(chunk, row) for chunk in written for row in range(len(chunk.length))]
     assert len(rows) >= 4  # slots are used again

@@ -188,20 +188,20 @@ def train(
     batches: Iterator[tuple[float, Windows]],
     stop_at: float,
     every: float,
-    evaluate: Callable[[Trainer, float], None],
-    report: Callable[[str], None],
+    evaluate: Callable[[Trainer, float, float], None],
 ) -> None:
     """Train until ``stop_at`` seconds of training are used, evaluating about every so many of them and at the end.
 
     Args:
-        evaluate: called with the trainer and how often all text was gone through; its time is not counted.
+        evaluate: called with the trainer, how often all text was gone through, and the last loss a label; its time is
+            not counted.
     """
     wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
     for _ in range(2):  # compile on the clock of nobody
         passes, batch = next(batches)
-        trainer.step(batch.to(trainer.device))
+        found = trainer.step(batch.to(trainer.device))
     wait()
-    due, told, steps, began = trainer.used + every, trainer.used, 0, time.monotonic()
+    due, steps, began = trainer.used + every, 0, time.monotonic()
     start, before = trainer.used, trainer.passes
     while trainer.used < stop_at:
         passes, batch = next(batches)
@@ -211,19 +211,12 @@ def train(
         if steps % 10 == 0 or trainer.device.type == "cpu":
             wait()
         trainer.used = start + time.monotonic() - began
-        if trainer.used - told > 20 or trainer.used >= stop_at:
-            told = trainer.used
-            loss, accepted = found.tolist()
-            report(
-                f"{trainer.used:.0f} s, update {trainer.updates}, {(told - start) / steps * 1e3:.1f} ms a batch, pass "
-                f"{passes:.2f}, loss {loss:.3f}, {1 + accepted:.2f} tokens an anchor"
-            )
         if trainer.used >= due and trainer.used + every / 3 < stop_at:
             wait()
             pause = time.monotonic()
-            evaluate(trainer, passes)
+            evaluate(trainer, passes, float(found[0]))
             began += time.monotonic() - pause
             due = trainer.used + every
     wait()
     trainer.passes = passes
-    evaluate(trainer, passes)
+    evaluate(trainer, passes, float(found[0]))

@@ -17,23 +17,12 @@ from tools.train.drafter import DraftModule
 from tools.train.frozen_target import FrozenTarget
 
 LARGEST = 127
+WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None, "dynamic": False}
 CODES = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "quantization_status": "compressed",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": True,
-                "strategy": "channel",
-                "group_size": None,
-                "dynamic": False,
-            },
-        }
-    },
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
     "ignore": ["lm_head"],
 }
 

@@ -55,7 +55,7 @@ def generate(args: argparse.Namespace, report: Report) -> None:
     slots = Slots(target, frame, Limits(args.question, args.answer, args.slots), args.seed)
     keeper = Keeper(tokenizer, HeldOutFilter(each.text for each in held))
     asked = openings(tokenizer, args.seed, args.greedy_share)
-    write_dialogues(slots, asked, args.seconds, keeper.add, report)
+    write_dialogues(slots, asked, args.seconds, keeper.add)
     found = keeper.dialogues()
     found.save(args.work / DIALOGUES)
     facts = {**keeper.counts, "kept": len(found.length), "tokens": len(found.ids), "answer_tokens": found.answer_tokens}
@@ -66,11 +66,6 @@ def generate(args: argparse.Namespace, report: Report) -> None:
 def _walker(target: FrozenTarget, work: Path) -> Walker:
     rows = json.loads((work / REPLIES).read_text(encoding="utf-8"))
     return Walker(target, [cut(kind, prompt, reply) for kind, prompt, reply in rows])
-
-
-def _told(result: dict[str, Any]) -> str:
-    short = {name: result[name].get("mean") for name in ("b6", "b4") if name in result}
-    return f"{result.get('b8', '')} {short} slots {result['slots']}"
 
 
 def train_drafter(args: argparse.Namespace, report: Report) -> None:
@@ -89,20 +84,19 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     walker = _walker(target, args.work)
     report(f"{dialogues.answer_tokens / 1e6:.2f} M answer tokens in {len(dialogues.length)} dialogues; {recipe}")
 
-    def evaluate(trainer: Trainer, passes: float) -> None:
-        result = walker.acceptance(trainer.average)
+    def evaluate(trainer: Trainer, passes: float, loss: float) -> None:
         row = {"minutes": round(trainer.used / 60, 3), "updates": trainer.updates, "passes": round(passes, 3)}
-        curve.append({**row, **result})
+        curve.append({**row, **walker.acceptance(trainer.average)})
         (args.work / CURVE).write_text(json.dumps(curve), encoding="utf-8")
-        report(f"{json.dumps(row)} {_told(result)}")
+        report(f"loss {loss:.3f}, {json.dumps(curve[-1])}")
 
     seed = args.seed + trainer.updates
     batches = ahead(pack(dialogues, recipe.windows, recipe.length, seed), target.device.type == "cuda")
-    train(trainer, batches, min(args.stop_at or args.seconds, args.seconds), args.every, evaluate, report)
+    train(trainer, batches, min(args.stop_at or args.seconds, args.seconds), args.every, evaluate)
     torch.save(trainer.state(), args.work / STATE)
     for name, codes in (("bf16", False), ("int8", True)):
         save(trainer.average, config, args.work / name, codes=codes)
-        report(f"{name}: {_told(walker.acceptance(as_stored(trainer.average, codes=codes)))}")
+        report(f"{name}: {json.dumps(walker.acceptance(as_stored(trainer.average, codes=codes)))}")
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:

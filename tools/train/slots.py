@@ -200,13 +200,7 @@ class Slots:
         return Written(ids, best, length, question, answer, kind, greedy)
 
 
-def write_dialogues(
-    slots: Slots,
-    openings: Iterator[Opening],
-    seconds: float,
-    keep: Callable[[Written], None],
-    report: Callable[[str], None],
-) -> None:
+def write_dialogues(slots: Slots, openings: Iterator[Opening], seconds: float, keep: Callable[[Written], None]) -> None:
     """Keep all slots writing for so long; what has not ended by then is dropped.
 
     Args:
@@ -217,27 +211,18 @@ def write_dialogues(
     slots.capture()
     slots.restart()
     slots.fill(range(count), [next(openings) for _ in range(count)])
-    began = told = time.monotonic()
-    steps = tokens = rows = 0
+    began = time.monotonic()
     waiting: Written | None = None
     while time.monotonic() - began < seconds:
         slots.run()
         if waiting is not None:
             keep(waiting)
-        steps += POLL
         slots.end_repeats()
         ended = slots.ended.nonzero().flatten()
-        waiting = slots.take(ended) if len(ended) else None
-        if waiting is not None:
-            rows, tokens = rows + len(ended), tokens + int((waiting.length - waiting.answer).sum())
+        waiting = None
+        if len(ended):
+            waiting = slots.take(ended)
             slots.fill(ended.tolist(), [next(openings) for _ in range(len(ended))])
-        if time.monotonic() - told > 15:
-            told = time.monotonic()
-            passed = told - began
-            report(
-                f"{passed:.0f} s, {passed / steps * 1e3:.2f} ms a step, {rows} dialogues, {tokens / 1e6:.2f} M answer "
-                f"tokens, {tokens / passed / 1e3:.0f} k a second"
-            )
     if waiting is not None:
         keep(waiting)
 
