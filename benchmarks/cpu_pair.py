@@ -13,10 +13,10 @@ import json
 import os
 import statistics
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,10 +24,10 @@ from typing import Any, cast
 import torch
 
 from benchmarks.real_pair import HELD_OUT, kinds
-from dflash_local import __version__, settings
+from dflash_local import settings
 from dflash_local.app.loading import open_session
 from dflash_local.app.resolve import resolve
-from dflash_local.bench import speed
+from dflash_local.bench import provenance, speed
 from dflash_local.bench.prompts import Prompt, held_out
 from dflash_local.bench.report import table
 from dflash_local.catalog.bundled import Pair
@@ -39,21 +39,11 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
-from dflash_local.planner import hardware
 from dflash_local.request import SamplingParams
 
 CONTEXT = 128
 ROUNDS = 15
 ROWS = (1, 4, 8, 16)
-
-
-def in_a_thread(work: Callable[[], Any]) -> Any:
-    """What the work returns, done where a service does it: in a thread that did not load."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 def forward_ms(session: Session, model: Any) -> dict[str, dict[int, float]]:
@@ -104,10 +94,11 @@ def measure(pair: Pair, dtype: str, prompts: Sequence[Prompt], tokens: int) -> t
     files = Checkpoint.open(pair.target)
     model = load_target(files, TargetFacts.from_checkpoint(files), placement("cpu", dtype))
     end_team()  # as the pair's own load ends with it
-    forwards = in_a_thread(partial(forward_ms, session, model))
-    del model
     options = speed.SpeedOptions(tokens)
-    compared = in_a_thread(partial(speed.compare, session, prompts, options))
+    with ThreadPoolExecutor(1) as service:  # as where replies are written: a thread that did not load
+        forwards = service.submit(forward_ms, session, model).result()
+        del model
+        compared = service.submit(speed.compare, session, prompts, options).result()
     report, lines = speed.presented(pair, session.facts, compared, options)
     costs = dict(session.runner.costs)
     session.close()
@@ -127,15 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     pair = resolve(args.model, None, settings.load(), lambda _event: None)
     prompts = kinds(held_out(HELD_OUT), args.prompts)
-    record: dict[str, Any] = {
-        "pair": args.model,
-        "version": __version__,
-        "torch": torch.__version__,
-        "processor": hardware.processor(),
-        "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],
-    }
-    print(f"{args.model}, {record['processor']}, {record['threads']} threads, load {record['load']:.1f} at the start")
+    record = {"pair": args.model, "threads": torch.get_num_threads(), "load": os.getloadavg()[0]}
+    print(f"{args.model}, {record['threads']} threads, load {record['load']:.1f} at the start")
+    record |= {"machine": provenance.machine(), "versions": provenance.versions()}
     for dtype in args.dtype or ("float32", "bfloat16"):
         record[dtype], lines = measure(pair, dtype, prompts, args.tokens)
         print("\n".join(["", dtype, *lines]))

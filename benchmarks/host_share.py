@@ -1,6 +1,6 @@
 """Is the host in the way? Share of decode time the GPU works, and tokens per second beside a busy Python thread.
 
-``PYTHONPATH=. python benchmarks/host_share.py qwen3.5-9b --out FILE.json``: one CUDA GPU, random weights of true
+``PYTHONPATH=. python benchmarks/host_share.py qwen3.5-9b > FILE.json``: one CUDA GPU, random weights of true
 shapes. The real drafter runs in every cycle; its drafts are then replaced by the known text with mistakes, so that
 cycles accept several tokens and the whole path of a reply is timed; in exact mode, so that the text is the known one.
 """
@@ -11,21 +11,20 @@ import argparse
 import json
 import sys
 import threading
-from pathlib import Path
+from dataclasses import replace
 from statistics import median
 
 import torch
 
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
-from dflash_local.bench.trial import Written, write
+from dflash_local.bench.trial import write
 from dflash_local.catalog import registry
 from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.session import Session
-from dflash_local.events import Mode
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Limits, Request
@@ -56,11 +55,6 @@ class Corrected(OracleDrafter):
         super().write_context(taps, start)
 
 
-def reply(session: Session, prompt: tuple[int, ...], mode: Mode, block: int | None) -> Written:
-    """Write ``NEW`` tokens."""
-    return write(session, Request(prompt_ids=prompt, limits=Limits(NEW), mode=mode, block_size=block))
-
-
 def busy(stop: threading.Event) -> None:
     """Pure Python, never waiting."""
     count = 0
@@ -69,10 +63,17 @@ def busy(stop: threading.Event) -> None:
             count += 1
 
 
-def timed(session: Session, prompt: tuple[int, ...], mode: Mode, block: int | None) -> dict[str, float]:
+def taken_costs(runner: FusedRunner, block: int) -> dict[int, float]:
+    """Measure cycles by verified rows, and leave the runner without them: it would choose its blocks by them."""
+    measure_costs(runner, block)
+    costs, runner.costs = dict(runner.costs), {}
+    return costs
+
+
+def timed(session: Session, request: Request) -> dict[str, float]:
     """Medians of a few replies alone and beside a busy thread."""
     found: dict[str, float] = {}
-    reply(session, prompt, mode, block)
+    write(session, request)
     for name in ("alone", "beside_a_busy_thread"):
         stop = threading.Event()
         worker = threading.Thread(target=busy, args=(stop,), daemon=True)
@@ -80,7 +81,7 @@ def timed(session: Session, prompt: tuple[int, ...], mode: Mode, block: int | No
             worker.start()
         spans = []
         for _ in range(RUNS):
-            written = reply(session, prompt, mode, block)
+            written = write(session, request)
             tokens, cycles, seconds = len(written.ids) - 1, len(written.cycles), written.stats.decode_s
             spans.append((tokens / seconds, 1e3 * seconds / cycles))
             found["tokens_per_cycle"] = tokens / cycles
@@ -92,10 +93,9 @@ def timed(session: Session, prompt: tuple[int, ...], mode: Mode, block: int | No
 
 
 def main() -> None:
-    """Measure one pair and print a table."""
+    """Measure one pair and print the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     row = registry.load().find(args.target)
     if row is None:
@@ -106,36 +106,29 @@ def main() -> None:
     load = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=4096, exact=True)
     facts = SessionFacts(pair.target, pair.drafter, block, False, load)
     session = Session(runner, facts, None, frozenset())
-    measure_costs(runner, block)
-    costs = dict(runner.costs)
-    runner.costs = {}
+    costs = taken_costs(runner, block)
     noise = torch.Generator().manual_seed(1)
     prompt = tuple(torch.randint(0, runner.target.vocab_size, (1024,), generator=noise).tolist())
-    plain = timed(session, prompt, "ar", None)
-    text = [*prompt, *reply(session, prompt, "ar", None).ids]
+    request = Request(prompt_ids=prompt, limits=Limits(NEW), mode="ar")
+    plain = timed(session, request)
+    text = [*prompt, *write(session, request).ids]
     session.reset()  # the costs are measured on a runner that holds nothing
     runner.proposer = Corrected(runner.proposer, runner, text)  # type: ignore[arg-type]
-    measure_costs(runner, block)
-    corrected = dict(runner.costs)
-    runner.costs = {}
-    drafted = timed(session, prompt, "dflash", block)
+    corrected = taken_costs(runner, block)
+    drafted = timed(session, replace(request, mode="dflash", block_size=block))
     result = {
         "what": "decode through the session, random weights, real drafter's work, planted drafts, exact mode, bf16",
         "pair": [pair.target, pair.drafter],
         "drafter_precision": chosen.name,
         "switch_interval_s": sys.getswitchinterval(),
-        "cycle_gpu_ms": {str(rows): span for rows, span in costs.items()},
-        "cycle_gpu_ms_with_planted_drafts": {str(rows): span for rows, span in corrected.items()},
+        "cycle_gpu_ms": costs,
+        "cycle_gpu_ms_with_planted_drafts": corrected,
         "ar": plain | {"gpu_busy": costs[1] / plain["cycle_wall_ms_alone"]},
         "dflash": drafted | {"gpu_busy": corrected[block] / drafted["cycle_wall_ms_alone"]},
         "machine": machine(),
         "versions": versions(),
     }
-    for mode in ("ar", "dflash"):
-        print(mode, {name: round(value, 3) for name, value in result[mode].items()})
-    print("cycle, GPU time in ms by verified rows:", {rows: round(span, 3) for rows, span in costs.items()})
-    if args.out is not None:
-        args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

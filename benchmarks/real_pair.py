@@ -17,23 +17,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 from dflash_local.bench import fidelity, provenance, speed
-from dflash_local.bench.certificate import statement
+from dflash_local.bench.certificate import presented
 from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.bench.prompts import Prompt, held_out
 from dflash_local.bench.report import finite
 from dflash_local.bench.trial import prompt_ids
 from dflash_local.catalog.bundled import Pair
-from dflash_local.checkpoint_files.source import needed_config, open_source
 from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.models.stored_tensor import StoredTensors
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.load_target import load_target, placement
+from dflash_local.models.target_facts import TargetFacts
 from dflash_local.request import SamplingParams
 
 FOLDER = Path(__file__).resolve().parents[1] / "dflash_local" / "demo" / "smollm2"
@@ -68,27 +66,18 @@ FORMS = (
 
 def write_decoded(file: Path, folder: Path) -> None:
     """A GGUF target as a folder of bfloat16 safetensors with its tokenizer."""
-    source = open_source(file)
-    parts = source.tokenizer()
+    files = Checkpoint.open(file)
+    parts = files.source.tokenizer()
     if parts is None:
         raise SystemExit(f"{file} has no tokenizer")
-    config = {name: value for name, value in needed_config(source).items() if name != "quantization_config"}
+    load_target(files, TargetFacts.from_checkpoint(files), placement("cpu", "bfloat16")).save_pretrained(folder)
     told = {
-        "config.json": {**config, "dtype": "bfloat16"},
-        "generation_config.json": source.generation_config(),
+        "generation_config.json": files.source.generation_config(),
         "tokenizer.json": parts.spec,
         "tokenizer_config.json": {**parts.config, "chat_template": parts.template},
     }
-    folder.mkdir(parents=True, exist_ok=True)
     for name, values in told.items():
         (folder / name).write_text(json.dumps(values), encoding="utf-8")
-    stored: dict[Path, StoredTensors] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    for name, info in source.tensors().items():
-        if info.file not in stored:
-            stored[info.file] = StoredTensors.open(info.file)
-        tensors[name] = stored[info.file].read(info).to(torch.bfloat16).contiguous()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,18 +161,9 @@ def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: b
         ids = tuple(prompt_ids(session, prompt, False) for prompt in prompts)
         plan = CertifyPlan(ids, cases(SEED), (session.facts.block_size,), tokens)
         one = certify(session, plan, tell)
-        said = statement(one, session.facts.dtype)
-    diverged = [asdict(replace(run, notices=())) for run in one.runs if run.divergence]
-    show(f"{len(one.runs)} runs, {len(diverged)} divergences", [said])
-    return {
-        "verdict": one.verdict,
-        "statement": said,
-        "runs": len(one.runs),
-        "positions": one.positions,
-        "same_bits": one.same_bits,
-        "noise": asdict(one.noise),
-        "divergences": diverged,
-    }
+        report, lines = presented(target.pair(CODES), session.facts, prompts, plan, SEED, one)
+    show("certificate", lines[-1:])
+    return report
 
 
 def main() -> int:
