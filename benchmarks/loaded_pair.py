@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.random_checkpoint import STORED, build, weight_files
+from benchmarks.random_checkpoint import add_options, build, weight_files
 from dflash_local.app.fitting import folder_shapes
 from dflash_local.bench import random_run
 from dflash_local.bench.fidelity import give_back
@@ -165,10 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure one pair and say how it compares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pair", help="a folder, or a name of the registry")
-    parser.add_argument("--stored", choices=STORED, help="the layout that a named pair is written in; else bfloat16")
+    add_options(parser)
     parser.add_argument("--whole", action="store_true", help="each layer has numbers of its own")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--tiny", action="store_true", help="toy widths")
     parser.add_argument("--at", type=Path, default=MEMORY if MEMORY.is_dir() else None, help="where it is written")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--context", type=int, default=2048)
@@ -178,18 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fill", action="store_true", help="two replies to the context's end, one with every filter")
     parser.add_argument("--timing", type=int, default=1024, metavar="TOKENS")
     parser.add_argument("--cap", type=float, metavar="GIB", help="what torch's allocator may take")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
-    asked = LoadConfig(
-        device=args.device,
-        engine="fused",
-        dtype="bfloat16",
-        context=args.context,
-        drafter_precision=args.drafter_precision,
-        kv_cache=args.kv_cache,
-        offload=args.offload,
-    )
+    same = {name: getattr(args, name) for name in ("device", "context", "drafter_precision", "kv_cache", "offload")}
+    asked = LoadConfig(engine="fused", dtype="bfloat16", **same)
     with ExitStack() as stack:
         folder = Path(args.pair)
         if not folder.is_dir():

@@ -16,7 +16,6 @@ import argparse
 import itertools
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import random_gguf
-from dflash_local.bench.random_pair import of_row
+from dflash_local.bench.random_pair import RandomPair, of_row
 from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.quantization import MXFP4, Quantization, StoredFormat, StoredFp4, StoredFp8, StoredInt
@@ -66,15 +65,6 @@ INT_SPREAD, FP8_SPREAD, FP4_SPREAD = 4.64, 64.0, 2.9  # deviation of random code
 STORED = (*LAYOUTS, *random_gguf.FORMATS)
 Tensors = Iterator[tuple[str, torch.Tensor]]
 NO_IDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """Two folders, and what had to be assumed of the shapes of ``target`` and ``drafter``."""
-
-    target: Path
-    drafter: Path
-    assumed: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,28 +138,22 @@ class Matrix:
         return self.scales(groups, FP4_SPREAD, torch.float32).log2().round().add(127).to(torch.uint8)
 
 
-def stored_tensors(matrix: Matrix, form: StoredFormat) -> Tensors:
-    """Yield names and tensors of a matrix as a checkpoint of ``LAYOUTS`` has it."""
-    assert isinstance(form, (StoredInt, StoredFp8))
-    found = _integers(matrix, form) if isinstance(form, StoredInt) else _fp8(matrix, form)
-    for name, tensor in found:
-        yield f"{matrix.module}.{name}", tensor
-
-
-def _integers(matrix: Matrix, form: StoredInt) -> Tensors:
-    n, k, groups = matrix.rows, matrix.columns, matrix.columns // form.group_size
-    yield "qweight", matrix.words(k // 8, n)
-    yield "scales", matrix.scales(groups, INT_SPREAD, torch.float16).t()
-    # Near the middle: each code of a word is 7 or 8.
-    yield "qzeros", (matrix.words(groups, n // 8) & (ONES if form.zeros else 0)) + GPTQ_ZERO
-    yield "g_idx", torch.arange(k, dtype=torch.int32) // form.group_size
-
-
-def _fp8(matrix: Matrix, form: StoredFp8) -> Tensors:
-    n, k, (rows, columns) = matrix.rows, matrix.columns, form.block
-    normal = torch.randn(n, k, generator=matrix.generator, device=matrix.generator.device)
-    yield "weight", normal.mul_(FP8_SPREAD).clamp_(-448, 448).to(torch.float8_e4m3fn)
-    yield "weight_scale_inv", matrix.scales(-(-k // columns), FP8_SPREAD, torch.bfloat16, -(-n // rows))
+def stored_tensors(matrix: Matrix, form: StoredFormat) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield names, without the module, and tensors of a matrix as a checkpoint of ``LAYOUTS`` has it."""
+    n, k = matrix.rows, matrix.columns
+    if isinstance(form, StoredInt):
+        groups = k // form.group_size
+        yield "qweight", matrix.words(k // 8, n)
+        yield "scales", matrix.scales(groups, INT_SPREAD, torch.float16).t()
+        # Near the middle: each code of a word is 7 or 8.
+        yield "qzeros", (matrix.words(groups, n // 8) & (ONES if form.zeros else 0)) + GPTQ_ZERO
+        yield "g_idx", torch.arange(k, dtype=torch.int32) // form.group_size
+    else:
+        assert isinstance(form, StoredFp8)
+        rows, columns = form.block
+        normal = torch.randn(n, k, generator=matrix.generator, device=matrix.generator.device)
+        yield "weight", normal.mul_(FP8_SPREAD).clamp_(-448, 448).to(torch.float8_e4m3fn)
+        yield "weight_scale_inv", matrix.scales(-(-k // columns), FP8_SPREAD, torch.bfloat16, -(-n // rows))
 
 
 def stacked_mxfp4(matrix: Matrix, experts: int) -> Tensors:
@@ -193,8 +177,8 @@ def build(
     device: str = "cuda",
     stored: str | None = None,
     tiled: bool = False,
-) -> Built:
-    """Write the pair.
+) -> RandomPair:
+    """Write the pair into ``target`` and ``drafter`` of a folder.
 
     Args:
         model: a name, alias or target repository of the registry. layers: of the target, at most; taps that would
@@ -214,14 +198,13 @@ def build(
     if tiny:
         _shrink(text, pair.drafter_config)
     config = _transformers_config(pair.target_config)
-    built = Built(out / "target", out / "drafter", pair.assumed)
+    out.mkdir(parents=True, exist_ok=True)
     if stored in random_gguf.FORMATS:
-        out.mkdir(parents=True, exist_ok=True)
-        random_gguf.write_target(built.target, target_shapes(config), config.get_text_config(), stored, device)
+        random_gguf.write_target(out / "target", target_shapes(config), config.get_text_config(), stored, device)
     else:
-        build_target(built.target, config, device, stored, tiled)
-    build_drafter(built.drafter, pair.drafter_config, text["hidden_size"], device)
-    return built
+        build_target(out / "target", config, device, stored, tiled)
+    build_drafter(out / "drafter", pair.drafter_config, text["hidden_size"], device)
+    return pair
 
 
 def target_shapes(config: Any) -> list[tuple[str, tuple[int, ...]]]:
@@ -298,7 +281,7 @@ def _stored(name: str, size: tuple[int, ...], values: Values, quantization: Quan
         if form is None:
             raise SystemExit(f"{module} stays plain beside matrices of {name} that do not, which is not written here")
         matrix = Matrix(module, rows, columns, values.gain(module), values.generator, signed)
-        yield from stored_tensors(matrix, form)
+        yield from ((f"{module}.{part}", tensor) for part, tensor in stored_tensors(matrix, form))
 
 
 def _matrices(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
@@ -398,21 +381,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a name, alias or target repository of the registry")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--stored", choices=STORED)
+    add_options(parser)
     parser.add_argument("--tiled", action="store_true", help="layers that are alike hold the same numbers")
+    pair = build(**vars(parser.parse_args(arguments)))
+    for role, values in pair.assumed.items():
+        print(f"assumed of the {role}: {values}")
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of ``build`` that scripts share."""
+    parser.add_argument("--layers", type=int, help="of the target, the last ones")
+    parser.add_argument("--stored", choices=STORED, help="the layout that a target is written in; else as published")
     parser.add_argument("--tiny", action="store_true", help="toy widths")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = vars(parser.parse_args(arguments))
-    began = time.perf_counter()
-    built = build(options.pop("model"), options.pop("out"), **options)
-    for part in (built.target, built.drafter):
-        size = sum(file.stat().st_size for file in weight_files(part))
-        print(f"{part}: {size / 2**30:.2f} GiB, random weights")
-    for role, values in built.assumed.items():
-        print(f"assumed of the {role}: {values}")
-    print(f"{time.perf_counter() - began:.1f} s")
-    return 0
 
 
 if __name__ == "__main__":

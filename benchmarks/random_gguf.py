@@ -5,7 +5,7 @@ Matrices of one shape and type hold the same numbers, so that a file of 5 GB tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import gguf
 import torch
 
 from dflash_local.checkpoint_files.config_values import ConfigFields
-from dflash_local.checkpoint_files.gguf_config import EXPERTS, RECURRENT, SHARED, TARGETS
+from dflash_local.checkpoint_files.gguf_config import TARGETS
 from dflash_local.checkpoint_files.gguf_keys import COMMON
 from dflash_local.checkpoint_files.gguf_names import LAYERS, OUTSIDE, WHOLE
 from dflash_local.checkpoint_files.tensor_info import BLOCKS
@@ -45,9 +45,16 @@ def write_target(file: Path, shapes: Shapes, text: Any, stored: str, device: str
     for key, value in _keys(text, architecture).items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key}", value)
-    make = _maker(torch.Generator(device).manual_seed(1), 2 * text.num_hidden_layers)
+    generator, drawn = torch.Generator(device).manual_seed(1), dict[Any, torch.Tensor]()
     for tensor in _tensors(shapes, architecture, stored):
-        data = make(tensor).view(*tensor.shape[:-1], -1).numpy()
+        # What adds to the residual stream so many times is small.
+        gain = (2 * text.num_hidden_layers) ** -0.5 if any(name in tensor.name for name in RESIDUAL) else 1.0
+        key = tensor.shape, tensor.dtype, gain
+        if len(tensor.shape) == 1:
+            found = _vector(tensor, generator).view(torch.uint8)
+        elif (found := drawn.get(key)) is None:
+            found = drawn[key] = _matrix(tensor, tensor.shape[-1] ** -0.5 * gain, generator).cpu()
+        data = found.view(*tensor.shape[:-1], -1).numpy()
         writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType[tensor.dtype])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -92,7 +99,7 @@ def _named(
 
 def _keys(text: Any, architecture: str) -> dict[str, Any]:
     """The metadata that a reader asks for, beside the architecture."""
-    values = {**COMMON, **EXPERTS, **SHARED, **(RECURRENT if TARGETS[architecture].recurrent else {})}
+    values = {**COMMON, **TARGETS[architecture].keys}
     found = {key: each for key, name in values.items() if (each := getattr(text, name, None)) is not None}
     rope = text.rope_parameters
     found |= {"block_count": text.num_hidden_layers, "rope.freq_base": float(rope["rope_theta"])}
@@ -102,23 +109,6 @@ def _keys(text: Any, architecture: str) -> dict[str, Any]:
         found["ssm.inner_size"] = text.linear_num_value_heads * text.linear_value_head_dim
         found["full_attention_interval"] = text.layer_types.index("full_attention") + 1
     return found
-
-
-def _maker(generator: torch.Generator, residual: int) -> Callable[[Tensor], torch.Tensor]:
-    """Makes the bytes of tensors, on the host; what adds to the residual stream so many times is small."""
-    drawn: dict[tuple[tuple[int, ...], str, bool], torch.Tensor] = {}
-
-    def make(tensor: Tensor) -> torch.Tensor:
-        small = any(name in tensor.name for name in RESIDUAL)
-        key = tensor.shape, tensor.dtype, small
-        if len(tensor.shape) == 1:
-            return _vector(tensor, generator).view(torch.uint8)
-        if key not in drawn:
-            size = tensor.shape[-1] ** -0.5 * (residual**-0.5 if small else 1.0)
-            drawn[key] = _matrix(tensor, size, generator).cpu()
-        return drawn[key]
-
-    return make
 
 
 def _vector(tensor: Tensor, generator: torch.Generator) -> torch.Tensor:

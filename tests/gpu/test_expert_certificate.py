@@ -81,10 +81,11 @@ def test_two_layers_of_true_shape_go_through_a_file(name: str) -> None:
     """One of each kind, by both engines."""
     ids, found = torch.randint(0, 500, (40,), generator=torch.Generator().manual_seed(0)).to(DEVICE), []
     with TemporaryDirectory() as folder:
-        built = build(name, Path(folder), layers=2, device=DEVICE)
+        build(name, Path(folder), layers=2, device=DEVICE)
+        pair = Pair(name, Path(folder, "target"), Path(folder, "drafter"), bundled=False)
         for engine in ("fused", "reference"):
             options = LoadConfig(dtype="bfloat16", device=DEVICE, engine=engine, context=64)
-            session = load(Pair(name, built.target, built.drafter, bundled=False), options)
+            session = load(pair, options)
             assert session.facts.engine == engine
             found.append(outputs(session, ids))
             session.close()

@@ -66,8 +66,8 @@ def test_a_fault_of_a_target_of_true_shape_is_named(
     model: str, stored: str | None, planted: tuple[Planted, ...]
 ) -> None:
     with TemporaryDirectory() as folder:
-        built = build(model, Path(folder), layers=LAYERS, stored=stored)
-        pair = Pair(model, built.target, built.drafter, bundled=False)
+        build(model, Path(folder), layers=LAYERS, stored=stored)
+        pair = Pair(model, Path(folder, "target"), Path(folder, "drafter"), bundled=False)
         for plant, word in ((None, ""), *planted):
             session = load(pair, LoadConfig(device="cuda", engine="fused", context=512, skip_check=True))
             try:
