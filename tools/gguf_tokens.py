@@ -22,9 +22,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.chat.tokenizer_files import AddedToken, TokenizerFiles
 from dflash_local.checkpoint_files.gguf_pretokenizers import PRE_TOKENIZERS
-from dflash_local.checkpoint_files.gguf_tokenizer import tokenizer_of
+from dflash_local.checkpoint_files.source import open_source
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests/golden/gguf_tokens.json"
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
@@ -65,16 +64,6 @@ def _character(rng: random.Random) -> str:
             return character
 
 
-def tokenizer_from(metadata: Mapping[str, Any]) -> Tokenizer:
-    found = tokenizer_of(metadata)
-    assert found is not None, "the file has no tokenizer"
-    spec, config = found
-    added = tuple(AddedToken(e["id"], e["content"], e["special"]) for e in spec["added_tokens"])
-    tokenizer = Tokenizer(TokenizerFiles(spec, config, added, config.get("chat_template")), frozenset())
-    tokenizer.check()
-    return tokenizer
-
-
 def approximated(pre: str, text: str) -> bool:
     """True where llama.cpp's rules of this name are known to differ from the model's own."""
     if pre != "gpt-4o":
@@ -87,9 +76,10 @@ def approximated(pre: str, text: str) -> bool:
 
 def compare(file: Path, count: int) -> None:
     """Print how many of ``count`` texts give equal ids in both forms, and the first that do not."""
-    metadata = {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
-    theirs, pre = encoder(file), metadata["tokenizer.ggml.pre"]
-    tokenizer, nfc = tokenizer_from(metadata), PRE_TOKENIZERS[pre].nfc
+    theirs, tokenizer = encoder(file), Tokenizer.load(open_source(file))
+    assert tokenizer is not None, "the file has no tokenizer"
+    pre = gguf.GGUFReader(file).fields["tokenizer.ggml.pre"].contents()
+    nfc = PRE_TOKENIZERS[pre].nfc
     user_defined = [token.text for token in tokenizer.added.values() if not token.special]
     equal, apart, known = 0, list[str](), 0
     for kind, text in texts(count, seed=34):

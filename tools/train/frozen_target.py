@@ -25,12 +25,8 @@ ATTENTION = "own_text"
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
-@torch._dynamo.disable
-def _attend_slots(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor
-) -> torch.Tensor:
-    """The kernel stays out of the compiled layer: a copy of the cache that the compiler thinks safe would be ruin."""
-    return attend_slots(q, k, v, keys, values, at)
+# The kernel stays out of the compiled layer: a copy of the cache that the compiler thinks safe would be ruin.
+_attend_slots = torch._dynamo.disable(attend_slots)
 
 
 def _attention(

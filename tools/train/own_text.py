@@ -17,7 +17,6 @@ from dflash_local.request import Message
 from tools.train.seeds import FREE, KINDS, SEEDS, SHARES
 from tools.train.slots import REPEAT, Frame, Opening, Written
 
-MIX = 6_364_136_223_846_793_005  # Knuth's multiplier
 SHORTEST = 12  # tokens of an answer that is kept
 WORDS = 4  # of a prompt's beginning that are looked for first
 
@@ -88,23 +87,6 @@ def repeat_start(ids: Sequence[int]) -> int:
     return len(ids)
 
 
-def repeat_starts(ids: torch.Tensor, answer: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Lengths [n] of rows [n, room] up to the first repeat within the answer, as ``repeat_start`` has it; by hashes."""
-    rows, room = ids.shape
-    wide = ids.long()
-    code = torch.zeros(rows, room - REPEAT + 1, dtype=torch.long, device=ids.device)
-    for offset in range(REPEAT):
-        code = code * MIX + wide[:, offset : room - REPEAT + 1 + offset] + 1
-    at = torch.arange(code.shape[1], device=ids.device)
-    inside = (at >= answer.unsqueeze(1)) & (at + REPEAT <= length.unsqueeze(1))
-    code = torch.where(inside, code, -1 - at)  # outside: a code of each place's own
-    ordered, place = code.sort(dim=1, stable=True)
-    again = torch.zeros_like(inside)
-    again.scatter_(1, place[:, 1:], ordered[:, 1:] == ordered[:, :-1])
-    first = torch.where(again & inside, at, room).amin(1)
-    return torch.minimum(first, length)
-
-
 @dataclass(frozen=True, slots=True)
 class Dialogues:
     """Texts one behind the other: ids and the target's likeliest ids [tokens], and of each text [n] its length, where
@@ -145,8 +127,9 @@ class Keeper:
         self.counts = {"dialogues": 0, "held_out": 0, "short": 0, "cut_at_a_repeat": 0}
 
     def add(self, written: Written) -> None:
-        length = repeat_starts(written.ids, written.answer, written.length)
-        kept = length - written.answer >= SHORTEST
+        places = zip(written.ids, written.answer, written.length)
+        told = torch.tensor([repeat_start(ids[answer:end].tolist()) for ids, answer, end in places])
+        length, kept = written.answer + told, told >= SHORTEST
         self.counts["dialogues"] += len(kept)
         self.counts["short"] += int((~kept).sum())
         self.counts["cut_at_a_repeat"] += int((length < written.length).sum())
