@@ -73,11 +73,16 @@ class Values:
 
     Attributes:
         layers: of the model, for the scale of what is added to the residual. centre: of the norms' weights.
+        signed: half of the scales of codes are negative.
     """
 
     generator: torch.Generator
     layers: int
     centre: float
+    signed: bool = False
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
 
     def gain(self, module: str) -> float:
         """Scale what a matrix adds to the residual stream."""
@@ -107,35 +112,29 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix [rows, columns] to be stored. gain: of what it adds. signed: half of its scales are negative."""
+    """A matrix [rows, columns] to be stored."""
 
+    values: Values
     module: str
     rows: int
     columns: int
-    gain: float
-    generator: torch.Generator
-    signed: bool = False
 
     def words(self, *shape: int) -> torch.Tensor:
         """Draw random bits, as int32."""
-        out = torch.empty(shape, dtype=torch.int32, device=self.generator.device)
-        return out.random_(-(2**31), 2**31, generator=self.generator)
+        generator = self.values.generator
+        out = torch.empty(shape, dtype=torch.int32, device=generator.device)
+        return out.random_(-(2**31), 2**31, generator=generator)
 
     def scales(self, groups: int, spread: float, dtype: torch.dtype, rows: int = 0) -> torch.Tensor:
         """Draw [rows, groups] scales of codes that spread so far."""
         rows, outlier = (rows, OUTLIER / 4) if rows else (self.rows, OUTLIER)  # a block of rows is more than a few
-        size = self.gain * self.columns**-0.5 / spread
-        found = torch.randn(rows, groups, generator=self.generator, device=self.generator.device)
-        found = found.mul_(0.2).exp_().mul_(size)
+        size = self.values.gain(self.module) * self.columns**-0.5 / spread
+        found = self.values.normal(rows, groups).mul_(0.2).exp_().mul_(size)
         if self.module.endswith(RESIDUAL):
             found[: max(1, rows * OUTLIER_CHANNELS // self.rows)] *= outlier
-        if self.signed:
+        if self.values.signed:
             found[1::2] *= -1
         return found.to(dtype)
-
-    def exponents(self, groups: int) -> torch.Tensor:
-        """Draw scales [rows, groups] that are powers of two, as bytes."""
-        return self.scales(groups, FP4_SPREAD, torch.float32).log2().round().add(127).to(torch.uint8)
 
 
 def stored_tensors(matrix: Matrix, form: StoredFormat) -> Iterator[tuple[str, torch.Tensor]]:
@@ -151,21 +150,8 @@ def stored_tensors(matrix: Matrix, form: StoredFormat) -> Iterator[tuple[str, to
     else:
         assert isinstance(form, StoredFp8)
         rows, columns = form.block
-        normal = torch.randn(n, k, generator=matrix.generator, device=matrix.generator.device)
-        yield "weight", normal.mul_(FP8_SPREAD).clamp_(-448, 448).to(torch.float8_e4m3fn)
+        yield "weight", matrix.values.normal(n, k).mul_(FP8_SPREAD).clamp_(-448, 448).to(torch.float8_e4m3fn)
         yield "weight_scale_inv", matrix.scales(-(-k // columns), FP8_SPREAD, torch.bfloat16, -(-n // rows))
-
-
-def stacked_mxfp4(matrix: Matrix, experts: int) -> Tensors:
-    """Yield gpt-oss's experts of a layer: codes [E, N, K / 32, 16] and exponents.
-
-    Args:
-        matrix: their rows below each other; its module is the name of the tensor that they stand for.
-    """
-    groups = matrix.columns // 32
-    shape = experts, matrix.rows // experts, groups
-    yield f"{matrix.module}_blocks", matrix.words(matrix.rows, matrix.columns // 8).view(torch.uint8).view(*shape, 16)
-    yield f"{matrix.module}_scales", matrix.exponents(groups).view(shape)
 
 
 def build(
@@ -234,7 +220,8 @@ def build_target(folder: Path, config: Any, device: str, stored: str | None = No
             raise SystemExit(f"{stored or config.model_type} is not read: {quantization and quantization.unread}")
     # Qwen3.5's norms are zero-centred, their gain is 1 + w; the others' gain is w itself.
     centre = 0.0 if hasattr(text, "linear_num_key_heads") else 1.0
-    values = Values(torch.Generator(device).manual_seed(1), text.num_hidden_layers, centre)
+    signed = quantization is not None and quantization.method == "auto-round"
+    values = Values(torch.Generator(device).manual_seed(1), text.num_hidden_layers, centre, signed)
     period = _period(text) if tiled else text.num_hidden_layers
     save(folder, _tensors(target_shapes(config), values, quantization, period))
 
@@ -263,25 +250,25 @@ def _stored(name: str, size: tuple[int, ...], values: Values, quantization: Quan
 
     transformers keeps the experts of a layer together. Quantised files have them one by one, but for gpt-oss's.
     """
-    matrices = list(_matrices(name, size)) if quantization is not None else []
-    forms = [quantization.stored(module) if quantization is not None else None for module, _, _ in matrices]
-    if not matrices or forms[0] is None:
+    matrices = [] if quantization is None else [(quantization.stored(each[0]), *each) for each in _matrices(name, size)]
+    form = matrices[0][0] if matrices else None
+    if form is None:
         tensor = values.draw(name, size)
         if quantization is not None and name.endswith(("q_norm.weight", "k_norm.weight")):
             tensor[:PEAKED] += PEAK
         yield name, tensor
-        return
-    signed = quantization is not None and quantization.method == "auto-round"
-    if isinstance(forms[0], StoredFp4) and forms[0].dialect == MXFP4:
+    elif isinstance(form, StoredFp4) and form.dialect == MXFP4:
         experts, columns, rows = size  # in memory [E, in, out], stored by output row
-        gain = values.gain(matrices[0][0])
-        yield from stacked_mxfp4(Matrix(name, experts * rows, columns, gain, values.generator), experts)
-        return
-    for (module, rows, columns), form in zip(matrices, forms, strict=True):
-        if form is None:
-            raise SystemExit(f"{module} stays plain beside matrices of {name} that do not, which is not written here")
-        matrix = Matrix(module, rows, columns, values.gain(module), values.generator, signed)
-        yield from ((f"{module}.{part}", tensor) for part, tensor in stored_tensors(matrix, form))
+        matrix = Matrix(values, name, experts * rows, columns)
+        words = matrix.words(experts * rows, columns // 8)
+        yield f"{name}_blocks", words.view(torch.uint8).view(experts, rows, columns // 32, 16)
+        exponents = matrix.scales(columns // 32, FP4_SPREAD, torch.float32).log2().round() + 127
+        yield f"{name}_scales", exponents.to(torch.uint8).view(experts, rows, -1)
+    else:
+        for form, module, rows, columns in matrices:
+            assert form is not None, f"{module} stays plain beside matrices of {name} that do not"
+            for part, tensor in stored_tensors(Matrix(values, module, rows, columns), form):
+                yield f"{module}.{part}", tensor
 
 
 def _matrices(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, int, int]]:
@@ -362,18 +349,14 @@ def _transformers_config(config: dict[str, Any]) -> Any:
     """Make transformers' own, of the published layout: a multimodal wrapper gets a vision tower of no size."""
     import transformers
 
-    model = getattr(transformers, config["architectures"][0])
-    values = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
-    if "text_config" in values:
-        text = {key: value for key, value in values["text_config"].items() if key != "model_type"} | NO_IDS
-        values["text_config"] = text
-        values["vision_config"] = {**VISION, "out_hidden_size": text["hidden_size"]}
-    else:
+    values = {**config, "dtype": "bfloat16"}
+    text = values.get("text_config")
+    if text is None:
         values |= NO_IDS
-    made = model.config_class(**values)
-    made.architectures = config["architectures"]
-    made.dtype = "bfloat16"
-    return made
+    else:
+        values["text_config"] = {**text, **NO_IDS}
+        values["vision_config"] = {**VISION, "out_hidden_size": text["hidden_size"]}
+    return getattr(transformers, config["architectures"][0]).config_class.from_dict(values)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

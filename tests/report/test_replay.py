@@ -7,25 +7,26 @@ from typing import Any
 
 import pytest
 
+from dflash_local.app.fitting import Shapes
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.read_model import read_model
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import named
 from dflash_local.planner.plan import plan
-from tools.replay.replayed import Shapes, replayed
+from tools.replay.replayed import replayed
 
 MODEL = "Qwen/Qwen3.5-9B"
 
 
 def known(model: str) -> Shapes | None:
     kept = shape(model)
-    return None if kept is None else (read_model(kept, model), None)
+    return None if kept is None else Shapes(read_model(kept, model), None)
 
 
 def entry() -> dict[str, Any]:
     shapes = known(MODEL)
     assert shapes is not None
-    found = plan(*shapes, named("RTX 4090", None), LoadConfig(quantize="int4"))
+    found = plan(shapes.target, None, named("RTX 4090", None), LoadConfig(quantize="int4"))
     load = asdict(LoadConfig(quantize="int4"))
     return {
         "model": MODEL,

@@ -10,13 +10,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from dflash_local import settings
-from dflash_local.app.fitting import row_choice, shapes
+from dflash_local.app.fitting import Shapes, row_choice, shapes
 from dflash_local.app.models import model_store, registry
 from dflash_local.errors import DFlashError
-from tools.replay.replayed import Shapes, replayed
+from tools.replay.replayed import replayed
 from tools.replay.unpack import Damaged, unpack
 
 MOST_COMPILED = 6  # a kernel takes a second or two
@@ -30,20 +29,12 @@ def main() -> None:
         found = replayed(unpack(given.file), _known(settings.load()))
     except (Damaged, OSError, DFlashError) as error:
         sys.exit(f"error: {error}")
-    _compile_again(found["kernels"])
+    if found["kernels"]:
+        from tools.replay.recompile import recompiled  # torch
+
+        for one in found["kernels"][:MOST_COMPILED]:
+            one["here"] = recompiled(str(one["kernel"]), one["capability"])
     print(json.dumps(found, indent=1))  # in ASCII: nothing of a report reaches the terminal as it is
-
-
-def _compile_again(kernels: list[dict[str, Any]]) -> None:
-    """Enter under ``here`` whether each of the first failed kernels compiles here for its card."""
-    if not kernels:
-        return
-    from tools.replay.recompile import recompiled  # torch
-
-    for one in kernels[:MOST_COMPILED]:
-        capability = one["capability"]
-        if isinstance(capability, list) and len(capability) == 2 and all(type(part) is int for part in capability):
-            one["here"] = recompiled(str(one["kernel"]), (capability[0], capability[1]))
 
 
 def _known(user: settings.Settings) -> Callable[[str], Shapes | None]:
@@ -53,10 +44,9 @@ def _known(user: settings.Settings) -> Callable[[str], Shapes | None]:
     def known(model: str) -> Shapes | None:
         try:
             row = rows.find(model)
-            found = None if row is None else shapes(row_choice(row, user), store)
+            return None if row is None else shapes(row_choice(row, user), store)
         except DFlashError:
             return None
-        return None if found is None else (found.target, found.drafter)
 
     return known
 

@@ -6,15 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from dflash_local.config.features import ModelConfig
-from dflash_local.drafters.drafter import Drafter
+from dflash_local.app.fitting import Shapes
 from dflash_local.errors import DFlashError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.planner import software
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
 
-Shapes = tuple[ModelConfig, "Drafter | None"]
 KINDS = ("cuda", "mps", "cpu", "named")
 MAX_BYTES = 2**50
 MEMORY_FIGURES = ("planned_bytes", "peak_bytes")  # of the check's finding on the card
@@ -64,7 +62,7 @@ def replanned(entry: Mapping[str, Any], known: Callable[[str], Shapes | None]) -
         shapes = known(model) if isinstance(model, str) and _MODEL.fullmatch(model) else None
         if shapes is None:
             raise Unreadable("its shape is not known here")
-        found = plan(*shapes, _machine(entry, then), _load(entry))
+        found = plan(shapes.target, shapes.drafter, _machine(entry, then), _load(entry))
     except (Unreadable, DFlashError) as error:
         return {**answer, "then": None, "error": str(error)}
     now = {**found.as_dict(), "format": found.format}

@@ -1,1 +1,1 @@
-"""Training: makes the tiny demo pairs from nothing. Knows nothing of screens, the registry or the network."""
+"""Training: makes drafters of a target's own text. Knows nothing of screens, the registry or the network."""

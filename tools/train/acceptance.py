@@ -10,7 +10,7 @@ import torch
 from tools.train.drafter import DraftModule, block_inputs
 from tools.train.frozen_target import FrozenTarget
 from tools.train.own_text import repeat_start
-from tools.train.packing import dense_mask, drafted, same_text
+from tools.train.packing import dense_mask, same_text
 from tools.train.seeds import SEEDS
 
 ROWS = 8  # replies at a time
@@ -59,30 +59,20 @@ class Walker:
         rows = [[*r.prompt, *r.reply] for r in replies]
         width = max(map(len, rows))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-        inside = torch.arange(width, device=device) < torch.tensor([[len(row)] for row in rows], device=device)
-        texts = torch.where(inside, 0, -1)
         places = torch.arange(width, device=device).expand(len(rows), -1)
         key = (first, config.taps)
         if key not in self._taps:
-            seen = dense_mask(same_text(texts), len(rows), width, width, device)
+            seen = dense_mask(same_text(torch.zeros_like(ids)), len(rows), width, width, device)
             self._taps[key] = target.taps(ids, places, seen, config.taps)
         most = max(len(r.reply) for r in replies) - 1
         begin = torch.tensor([[len(r.prompt)] for r in replies], device=device)
         last = torch.tensor([[len(row) - 2] for row in rows], device=device)
         anchors = torch.minimum(begin + torch.arange(most, device=device), last)
-        mask = dense_mask(drafted(texts, anchors, size), len(rows), most * size, width + most * size, device)
-        steps = torch.arange(size, device=device)
-        positions = (anchors.unsqueeze(-1) + steps).flatten(1)
-        x = block_inputs(ids, anchors, target.embed, size, config.mask_token_id).flatten(1, 2)
+        x = block_inputs(ids, anchors, target.embed, size, config.mask_token_id)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            hidden = drafter.packed(self._taps[key], x, places, positions, {None: mask})
-        drafts = torch.stack(
-            [
-                (each.unflatten(0, (-1, size))[:, 1:].to(target.dtype) @ target.head.t()).argmax(-1)
-                for each in hidden.unbind()
-            ]
-        )
-        at = anchors.unsqueeze(-1) + steps[1:]
+            hidden = drafter(self._taps[key], x, anchors)[:, :, 1:].to(target.dtype)
+        drafts = torch.stack([(each @ target.head.t()).argmax(-1) for each in hidden])  # logits of a reply at a time
+        at = anchors.unsqueeze(-1) + torch.arange(1, size, device=device)
         known = torch.where(at < width, ids.gather(1, at.clamp_max(width - 1).flatten(1)).view_as(at), -1)
         right = (drafts == known) & (at <= last.unsqueeze(-1) + 1)
         return [hit[: len(r.reply) - 1].cpu() for hit, r in zip(right, replies, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,19 +79,6 @@ def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Signed bytes [n, k] and a scale for each row [n, 1] of a matrix."""
     scale = weight.float().abs().amax(1, keepdim=True).clamp_min(1e-8) / LARGEST
     return (weight.float() / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
-
-
-@torch.no_grad()
-def as_stored(drafter: DraftModule, *, codes: bool) -> DraftModule:
-    """A copy with the values that its file stands for."""
-    stored = copy.deepcopy(drafter).requires_grad_(False).eval()
-    for parameter in stored.parameters():
-        if codes and parameter.ndim == 2:
-            code, scale = codes_of(parameter)
-            parameter.copy_(code * scale)
-        else:
-            parameter.copy_(parameter.to(torch.bfloat16))
-    return stored
 
 
 def stored_drafter(folder: Path, target_hidden: int) -> DraftModule:

@@ -24,7 +24,7 @@ from dflash_local.errors import CheckpointError
 from tools.train.acceptance import MOST, Walker, cut
 from tools.train.frozen_target import FrozenTarget
 from tools.train.own_drafter import Recipe, Trainer, train
-from tools.train.own_export import as_stored, config_json, new_drafter, save, stored_drafter
+from tools.train.own_export import config_json, new_drafter, save, stored_drafter
 from tools.train.own_text import Dialogues, HeldOutFilter, Keeper, frame_of, openings, prompt_ids
 from tools.train.slots import Limits, Slots, greedy_replies, write_dialogues
 from tools.train.windows import ahead, pack
@@ -96,7 +96,8 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     torch.save(trainer.state(), args.work / STATE)
     for name, codes in (("bf16", False), ("int8", True)):
         save(trainer.average, config, args.work / name, codes=codes)
-        report(f"{name}: {json.dumps(walker.acceptance(as_stored(trainer.average, codes=codes)))}")
+        written = stored_drafter(args.work / name, hidden).to(target.device)
+        report(f"{name}: {json.dumps(walker.acceptance(written))}")
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
