@@ -186,7 +186,9 @@ def build(
     config = _transformers_config(pair.target_config)
     out.mkdir(parents=True, exist_ok=True)
     if stored in random_gguf.FORMATS:
-        random_gguf.write_target(out / "target", target_shapes(config), config.get_text_config(), stored, device)
+        # Norms as GGUF files have them, around one in all families.
+        values = Values(torch.Generator(device).manual_seed(1), text["num_hidden_layers"], 1.0)
+        random_gguf.write_target(out / "target", target_shapes(config), config.get_text_config(), stored, values)
     else:
         build_target(out / "target", config, device, stored, tiled)
     build_drafter(out / "drafter", pair.drafter_config, text["hidden_size"], device)

@@ -1,6 +1,6 @@
 """Writes a target of true shapes as a GGUF file, its blocks of random bits: for ``random_checkpoint.py``.
 
-Matrices of one shape and type hold the same numbers, so that a file of 5 GB takes seconds.
+Coded matrices of one shape and type hold the same numbers, so that a file of 5 GB takes seconds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gguf
 import torch
@@ -22,10 +22,11 @@ from dflash_local.config.quantization import StoredGguf
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.kernels.gguf_blocks import FLOAT16_AT, decode_blocks
 
+if TYPE_CHECKING:
+    from benchmarks.random_checkpoint import Values
+
 FORMATS = tuple(name for name, each in USUAL.items() if each["quant_method"] == "gguf")
 Shapes = Sequence[tuple[str, tuple[int, ...]]]  # of transformers' tensors, by name
-
-RESIDUAL = ("attn_output", "ssm_out", "ffn_down")
 
 
 class Tensor(NamedTuple):
@@ -36,7 +37,7 @@ class Tensor(NamedTuple):
     dtype: str
 
 
-def write_target(file: Path, shapes: Shapes, text: Any, stored: str, device: str) -> None:
+def write_target(file: Path, shapes: Shapes, text: Any, stored: str, values: Values) -> None:
     """Write a target of these tensors and transformers' text configuration. SystemExit: its family has no GGUF here."""
     architecture = next((name for name, each in TARGETS.items() if each.model_type == text.model_type), None)
     if architecture is None:
@@ -45,16 +46,17 @@ def write_target(file: Path, shapes: Shapes, text: Any, stored: str, device: str
     for key, value in _keys(text, architecture).items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{key}", value)
-    generator, drawn = torch.Generator(device).manual_seed(1), dict[Any, torch.Tensor]()
-    for tensor in _tensors(shapes, architecture, stored):
-        # What adds to the residual stream so many times is small.
-        gain = (2 * text.num_hidden_layers) ** -0.5 if any(name in tensor.name for name in RESIDUAL) else 1.0
-        key = tensor.shape, tensor.dtype, gain
-        if len(tensor.shape) == 1:
-            found = _vector(tensor, generator).view(torch.uint8)
+    drawn: dict[Any, torch.Tensor] = {}
+    for source, tensor in _tensors(shapes, architecture, stored):
+        size = values.gain(source.removesuffix(".weight")) * tensor.shape[-1] ** -0.5
+        key = tensor.shape, tensor.dtype, size
+        if BLOCKS[tensor.dtype][0] == 1:
+            plain = values.draw(source, tensor.shape)
+            plain = -plain.float().exp() if tensor.name.endswith("ssm_a") else plain
+            found = (plain if tensor.dtype == "BF16" else plain.float()).cpu()
         elif (found := drawn.get(key)) is None:
-            found = drawn[key] = _matrix(tensor, tensor.shape[-1] ** -0.5 * gain, generator).cpu()
-        data = found.view(*tensor.shape[:-1], -1).numpy()
+            found = drawn[key] = _blocks(tensor.dtype, prod(tensor.shape), size, values.generator).cpu()
+        data = found.view(torch.uint8).view(*tensor.shape[:-1], -1).numpy()
         writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType[tensor.dtype])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -62,7 +64,8 @@ def write_target(file: Path, shapes: Shapes, text: Any, stored: str, device: str
     writer.close()
 
 
-def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[Tensor]:
+def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the file, each with the name of transformers' that it is taken from."""
     quantization = read_quantization(ConfigFields(USUAL[stored], stored))
     assert quantization is not None
     for name, shape in shapes:
@@ -70,7 +73,7 @@ def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[Tensor]
         for own, of_rule, size in _named(module, kind, shape, architecture):
             rule = quantization.rule(of_rule) if len(size) > 1 else None
             plain = "BF16" if len(size) > 1 and "conv1d" not in own else "F32"
-            yield Tensor(own, size, rule.type if isinstance(rule, StoredGguf) and plain == "BF16" else plain)
+            yield name, Tensor(own, size, rule.type if isinstance(rule, StoredGguf) and plain == "BF16" else plain)
 
 
 def _named(
@@ -111,26 +114,17 @@ def _keys(text: Any, architecture: str) -> dict[str, Any]:
     return found
 
 
-def _vector(tensor: Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Norms around one, as files have them; decay rates below zero."""
-    noise = torch.randn(tensor.shape, generator=generator, device=generator.device).cpu() * 0.1
-    return -noise.exp() if tensor.name.endswith("ssm_a") else noise + tensor.name.endswith("norm.weight")
-
-
-def _matrix(tensor: Tensor, size: float, generator: torch.Generator) -> torch.Tensor:
-    """uint8. Of blocks every bit is random but for those of their floats, which give weights of about that size."""
-    device, (weights, length) = generator.device, BLOCKS[tensor.dtype]
-    if weights == 1:
-        values = torch.randn(prod(tensor.shape), generator=generator, device=device) * size
-        return (values.bfloat16() if tensor.dtype == "BF16" else values).view(torch.uint8)
-    blocks = torch.empty(prod(tensor.shape) // weights, length, dtype=torch.uint8, device=device)
+def _blocks(dtype: str, weights: int, size: float, generator: torch.Generator) -> torch.Tensor:
+    """uint8. Every bit is random but for those of the blocks' floats, which give weights of about that size."""
+    device, (each, length) = generator.device, BLOCKS[dtype]
+    blocks = torch.empty(weights // each, length, dtype=torch.uint8, device=device)
     blocks.random_(0, 256, generator=generator)
 
     def with_floats(blocks: torch.Tensor, factor: float) -> torch.Tensor:
-        for at in FLOAT16_AT[tensor.dtype]:
+        for at in FLOAT16_AT[dtype]:
             floats = torch.rand(len(blocks), 1, generator=generator, device=device) + 0.5
             blocks[:, at : at + 2] = (floats * factor).half().view(torch.uint8)
         return blocks
 
-    spread = decode_blocks(with_floats(blocks[:4096].clone(), 1.0), tensor.dtype).square().mean().sqrt()
+    spread = decode_blocks(with_floats(blocks[:4096].clone(), 1.0), dtype).square().mean().sqrt()
     return with_floats(blocks, size / float(spread)).flatten()
