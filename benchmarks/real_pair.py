@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,15 +82,14 @@ def write_decoded(file: Path, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The file and the folder that it was decoded to; ``device``: where it runs, with which drafter."""
+    """The file and the folder that it was decoded to; ``device``: where it runs."""
 
     file: Path
     decoded: Path
     device: str
-    drafter: Path
 
     def pair(self, form: Form) -> Pair:
-        return Pair("smollm2", self.file if form.codes else self.decoded, self.drafter, bundled=False)
+        return Pair("smollm2", self.file if form.codes else self.decoded, DRAFTER, bundled=False)
 
     @contextmanager
     def session(self, form: Form, **options: Any) -> Iterator[Session]:
@@ -172,7 +171,6 @@ def main() -> int:
     parser.add_argument("target", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("what", nargs="+", choices=("speed", "fidelity", "certify", "certify-exact"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--drafter", type=Path, default=DRAFTER)
     parser.add_argument("--few", type=int, default=8, help="prompts of each kind for all forms but the first")
     parser.add_argument("--limit", type=int, help="prompts of each kind for everything")
     parser.add_argument("--tokens", type=int, default=128, help="of a reply at most")
@@ -183,16 +181,15 @@ def main() -> int:
     prompts = prompts if args.limit is None else tuple(kinds(prompts, args.limit))
     found: dict[str, Any] = {"machine": provenance.machine(), "versions": provenance.versions(), "tokens": args.tokens}
     with tempfile.TemporaryDirectory(prefix="real-pair-") as folder:
-        target = Target(args.target, Path(folder), args.device, args.drafter)
+        target = Target(args.target, Path(folder), args.device)
         write_decoded(args.target, target.decoded)
-        runs: dict[str, Callable[[], Any]] = {
-            "speed": lambda: measure_speed(target, prompts, args.few, args.tokens),
-            "fidelity": lambda: measure_fidelity(target, kinds(prompts, args.few), args.tokens),
-            "certify": lambda: certify_all(target, prompts, args.certified_tokens, False),
-            "certify-exact": lambda: certify_all(target, prompts, args.certified_tokens, True),
-        }
         for name in args.what:
-            found[name] = runs[name]()
+            if name == "speed":
+                found[name] = measure_speed(target, prompts, args.few, args.tokens)
+            elif name == "fidelity":
+                found[name] = measure_fidelity(target, kinds(prompts, args.few), args.tokens)
+            else:
+                found[name] = certify_all(target, prompts, args.certified_tokens, name == "certify-exact")
             if args.out is not None:
                 args.out.write_text(json.dumps(finite(found), indent=1) + "\n", encoding="utf-8")
     return 0

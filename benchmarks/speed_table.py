@@ -179,7 +179,8 @@ def products() -> dict[str, dict[int, LaunchTime]]:
                 buffers = form.buffers("", *size, "bfloat16", "head")
                 megabytes = sum(buffer.nbytes for buffer in buffers) / 1e6
                 points.append((megabytes, min(us.values()) if isinstance(us, dict) else us))
-            found.setdefault(form.name, {})[rows] = line(points)
+            matrix, wanted = [[1.0, megabytes] for megabytes, _ in points], [us for _, us in points]
+            found.setdefault(form.name, {})[rows] = LaunchTime(*weighted(matrix, wanted))
     return found | {alike: found[kept] for alike, kept in ALIKE.items()}
 
 
@@ -206,11 +207,6 @@ def experts(products: Mapping[str, Mapping[int, LaunchTime]]) -> dict[str, dict[
             rate = known.get(name, launches[rows].per_megabyte)
             found.setdefault(name, {})[rows] = LaunchTime(constant, rate)
     return {name: {1: at[1], 4: at[8], 8: at[8], 16: at[16]} for name, at in found.items()}
-
-
-def line(points: Sequence[tuple[float, float]]) -> LaunchTime:
-    """Through megabytes and microseconds, by relative error."""
-    return LaunchTime(*weighted([[1.0, megabytes] for megabytes, _ in points], [us for _, us in points]))
 
 
 def weighted(matrix: Sequence[Sequence[float]], us: Sequence[float]) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import zipfile
 import zlib
@@ -25,12 +24,10 @@ class Damaged(Exception):
 
 def unpack(path: Path) -> dict[str, Any]:
     """Read the parts of an archive by name, ``report`` among them. Damaged: it is no report. OSError: no file."""
-    with path.open("rb") as file:
-        raw = file.read(MAX_ARCHIVE + 1)
-    if len(raw) > MAX_ARCHIVE:
+    if path.stat().st_size > MAX_ARCHIVE:
         raise Damaged(f"{path} is larger than {MAX_ARCHIVE // 2**20} MiB: no report")
     try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        with zipfile.ZipFile(path) as archive:
             parts = _parts(archive, path)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise Damaged(f"{path} is damaged or no report: {type(error).__name__}") from error

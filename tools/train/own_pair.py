@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from tools.train.windows import ahead, pack
 
 DIALOGUES, REPLIES, STATE, CURVE = "dialogues.npz", "replies.json", "state.pt", "curve.json"
 Report = Callable[[str], None]
+Kind = TypeVar("Kind", Limits, Recipe)
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -52,7 +53,7 @@ def generate(args: argparse.Namespace, report: Report) -> None:
     rows = [[each.kind, prompt, reply] for each, prompt, reply in zip(held, prompts, replies, strict=True)]
     (args.work / REPLIES).write_text(json.dumps(rows), encoding="utf-8")
     report(f"{len(rows)} held-out prompts answered in {time.monotonic() - began:.1f} s")
-    slots = Slots(target, frame, Limits(args.question, args.answer, args.slots), args.seed)
+    slots = Slots(target, frame, _options(args, Limits), args.seed)
     keeper = Keeper(tokenizer, HeldOutFilter(each.text for each in held))
     asked = openings(tokenizer, args.seed, args.greedy_share)
     write_dialogues(slots, asked, args.seconds, keeper.add)
@@ -73,7 +74,7 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     target = FrozenTarget.load(args.target, args.device)
     dialogues = Dialogues.load(args.work / DIALOGUES)
     config = config_json(target, layers=args.layers, taps=args.taps, block=args.block, mask_id=args.mask_id)
-    recipe = Recipe(**{each.name: getattr(args, each.name) for each in fields(Recipe)})
+    recipe = _options(args, Recipe)
     hidden = target.head.shape[1]
     fresh = new_drafter(config, hidden, args.seed) if args.init is None else stored_drafter(args.init, hidden)
     trainer = Trainer(target, fresh, recipe)
@@ -100,31 +101,32 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
         report(f"{name}: {json.dumps(walker.acceptance(written))}")
 
 
+def _options(args: argparse.Namespace, kind: type[Kind]) -> Kind:
+    """The options that are its fields."""
+    return kind(**{each.name: getattr(args, each.name) for each in fields(kind)})  # type: ignore[arg-type]
+
+
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.train.own_pair", description=__doc__)
     chosen = parser.add_subparsers(required=True)
     shown = argparse.ArgumentDefaultsHelpFormatter
     first, second = (chosen.add_parser(name, formatter_class=shown) for name in ("generate", "train"))
-    for each, run in ((first, generate), (second, train_drafter)):
+    for each, run, own in ((first, generate, Limits), (second, train_drafter, Recipe)):
         each.set_defaults(run=run)
         each.add_argument("--target", type=Path, required=True)
         each.add_argument("--work", type=Path, required=True)
         each.add_argument("--device", default="auto")
-        each.add_argument("--seed", type=int, default=1)
+        for field in fields(own):
+            name = f"--{field.name.replace('_', '-')}"
+            each.add_argument(name, type=type(field.default), default=field.default, help=f"see {own.__name__}")
     first.add_argument("--held-out", type=Path, nargs="+", required=True, help="JSON lists of {kind, prompt}")
     first.add_argument("--seconds", type=float, default=200.0)
-    first.add_argument("--slots", type=int, default=2048)
-    first.add_argument("--question", type=int, default=160, help="tokens of a question at most")
-    first.add_argument("--answer", type=int, default=320, help="tokens of an answer at most")
+    first.add_argument("--seed", type=int, default=1)
     first.add_argument("--greedy-share", type=float, default=0.7)
     second.add_argument("--layers", type=int, default=4)
     second.add_argument("--taps", type=lambda text: [int(each) for each in text.split(",")], required=True)
     second.add_argument("--block", type=int, default=8)
     second.add_argument("--mask-id", type=int, required=True)
-    for field in fields(Recipe):
-        if field.name != "seed":
-            name = f"--{field.name.replace('_', '-')}"
-            second.add_argument(name, type=type(field.default), default=field.default, help="see Recipe")
     second.add_argument("--stop-at", type=float, help="seconds of the schedule at which this call ends")
     second.add_argument("--every", type=float, default=60.0, help="seconds of training between evaluations")
     second.add_argument("--init", type=Path, help="a drafter's folder to start from; its shape is the options'")

@@ -18,7 +18,6 @@ from tools.train.seeds import FREE, KINDS, SEEDS, SHARES
 from tools.train.slots import REPEAT, Frame, Opening, Written
 
 SHORTEST = 12  # tokens of an answer that is kept
-WORDS = 4  # of a prompt's beginning that are looked for first
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -55,25 +54,14 @@ def words(text: str) -> tuple[str, ...]:
 
 
 class HeldOutFilter:
-    """Tells the questions that contain a held-out prompt, whatever their case, spaces and punctuation.
-
-    Args:
-        prompts: each of ``WORDS`` words at least.
-    """
+    """Tells the questions that contain a held-out prompt, whatever their case, spaces and punctuation."""
 
     def __init__(self, prompts: Iterable[str]) -> None:
-        self._by_start: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-        for prompt in prompts:
-            whole = words(prompt)
-            self._by_start.setdefault(whole[:WORDS], []).append(whole)
+        self._prompts = [f" {' '.join(words(prompt))} " for prompt in prompts]
 
     def contains(self, question: str) -> bool:
-        found = words(question)
-        for at in range(len(found) - WORDS + 1):
-            for whole in self._by_start.get(found[at : at + WORDS], ()):
-                if found[at : at + len(whole)] == whole:
-                    return True
-        return False
+        found = f" {' '.join(words(question))} "
+        return any(prompt in found for prompt in self._prompts)
 
 
 def repeat_start(ids: Sequence[int]) -> int:
