@@ -12,8 +12,7 @@ import argparse
 import json
 import os
 import statistics
-import sys
-import time
+import timeit
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,9 +64,7 @@ def forward_ms(session: Session, model: Any) -> dict[str, dict[int, float]]:
         runner.target.head(runner.target.verify(ids[:rows], True).hidden)
 
     def timed(name: str, rows: int, call: Callable[[], object]) -> None:
-        begun = time.perf_counter()
-        call()
-        spent[name][rows].append(1e3 * (time.perf_counter() - begun))
+        spent[name][rows].append(1e3 * timeit.timeit(call, number=1))
 
     runner.begin(Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, ids), frozenset(), 1, False)
     with torch.inference_mode():
@@ -83,9 +80,7 @@ def forward_ms(session: Session, model: Any) -> dict[str, dict[int, float]]:
             timed("transformers, beside steps", 1, partial(theirs, 1))
             timed("step", 1, runner.launch)
     session.reset()
-    return {
-        name: {rows: statistics.median(times) for rows, times in by_rows.items()} for name, by_rows in spent.items()
-    }
+    return {name: {rows: statistics.median(ms) for rows, ms in found.items()} for name, found in spent.items()}
 
 
 def measure(pair: Pair, dtype: str, prompts: Sequence[Prompt], tokens: int) -> tuple[dict[str, Any], list[str]]:
@@ -108,14 +103,14 @@ def measure(pair: Pair, dtype: str, prompts: Sequence[Prompt], tokens: int) -> t
     return {"costs_ms": costs, "forward_ms": forwards, "kinds": report["rows"]}, [*head, cycles, "", *lines]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="both if not given")
     parser.add_argument("--prompts", type=int, default=2, help="of each kind")
     parser.add_argument("--tokens", type=int, default=128, help="of a reply at most")
     parser.add_argument("--out", type=Path, help="file of the JSON record")
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     pair = resolve(args.model, None, settings.load(), lambda _event: None)
     prompts = kinds(held_out(HELD_OUT), args.prompts)
     record = {"pair": args.model, "threads": torch.get_num_threads(), "load": os.getloadavg()[0]}
@@ -126,8 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(["", dtype, *lines]))
     if args.out is not None:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,10 +16,10 @@ from statistics import median
 
 import torch
 
+from benchmarks.random_checkpoint import named_pair
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.bench.trial import write
-from dflash_local.catalog import registry
 from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.fused_runner import FusedRunner
@@ -41,16 +41,13 @@ class Corrected(OracleDrafter):
         self._real = real
 
     def block(self, max_seq_len: int) -> None:
-        """As the real one, then other drafts."""
         self._real.block(max_seq_len)
         super().block(max_seq_len)
 
     def inject(self, rows: int) -> None:
-        """As the real one."""
         self._real.inject(rows)
 
     def write_context(self, taps: torch.Tensor, start: int) -> None:
-        """As the real one."""
         self._real.write_context(taps, start)
         super().write_context(taps, start)
 
@@ -93,14 +90,10 @@ def timed(session: Session, request: Request) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure one pair and print the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     args = parser.parse_args()
-    row = registry.load().find(args.target)
-    if row is None:
-        raise SystemExit(f"{args.target} is no pair of the registry")
-    pair = random_pair.of_row(row)
+    pair = named_pair(args.target)
     runner, chosen = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, exact=True)
     block = pair.config.block_size
     load = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=4096, exact=True)

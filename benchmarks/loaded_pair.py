@@ -23,16 +23,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.random_checkpoint import add_options, build, weight_files
+from benchmarks.random_checkpoint import add_options, build
 from dflash_local.app.fitting import folder_shapes
 from dflash_local.bench import random_run
 from dflash_local.bench.fidelity import give_back
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import Pair
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.fused_runner import FusedRunner
-from dflash_local.events import LoadProgress
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import Plan, plan
@@ -83,13 +83,9 @@ def plain_read(files: Sequence[Path], buffer: torch.Tensor) -> float:
 def loading(pair: Pair, config: LoadConfig) -> tuple[Session, dict[str, Any]]:
     """Load the pair; seconds until the weights are in place and until it is ready, and the peak in bytes."""
     marks: list[tuple[str, float]] = []
-
-    def heard(event: LoadProgress) -> None:
-        marks.append((event.stage, time.perf_counter()))
-
     peak_bytes(config.device)
     began = time.perf_counter()
-    session = load(pair, config, heard)
+    session = load(pair, config, lambda event: marks.append((event.stage, time.perf_counter())))
     ready = time.perf_counter() - began
     placed = next(at for stage, at in marks if stage not in WEIGHTS) - began
     return session, {"placed_s": placed, "ready_s": ready, "peak": peak_bytes(config.device)}
@@ -120,7 +116,7 @@ def timing(session: Session, context: int) -> dict[str, Any]:
 def measure(folder: Path, config: LoadConfig, runs: int, timed: int, samplings: Sequence[str]) -> dict[str, Any]:
     """Load several times, each beside a plain read; the last one replies, and is timed at ``timed`` tokens."""
     pair = Pair(folder.name, folder / "target", folder / "drafter", bundled=False)
-    files = [file for part in ("target", "drafter") for file in weight_files(folder / part)]
+    files = [file for part in ("target", "drafter") for file in open_source(folder / part).headers()]
     buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=config.device != "cpu")
     plain_read(files, buffer)  # into the page cache
     found: dict[str, Any] = {"gib": sum(file.stat().st_size for file in files) / GIB, "rounds": []}
@@ -162,7 +158,6 @@ def tell(said: Plan, found: dict[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure one pair and say how it compares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pair", help="a folder, or a name of the registry")
     add_options(parser)

@@ -36,11 +36,7 @@ MEMORY = 141 * 2**30  # of a card of which only the name is known
 
 
 def planned(name: str, stored: str | None, machine: Machine) -> dict[str, Any]:
-    """The plan's peak and times of a pair on a card.
-
-    Args:
-        stored: of ``FORMATS``. machine: with all of its memory free.
-    """
+    """The plan's peak and times of a pair, in a format of ``FORMATS``, on a card with all of its memory free."""
     known = known_pair(name)
     target = stored_as(known.target, stored)
     found = plan(target, known.drafter, machine, LOAD)
@@ -101,7 +97,6 @@ def predicted_today(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the table of a record, or of the reports of one card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", help="a record, or reports")
     parser.add_argument("--out", type=Path, help="the record to write")

@@ -16,7 +16,7 @@ import argparse
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,6 @@ class Values:
         return (2 * self.layers) ** -0.5 if module.endswith(RESIDUAL) else 1.0
 
     def draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Draw the tensor of that name."""
         out, generator = torch.empty(shape, dtype=torch.bfloat16, device=self.generator.device), self.generator
         if name.endswith("A_log"):
             return out.uniform_(0.0, 2.7, generator=generator)  # log of 1..15
@@ -154,6 +153,14 @@ def stored_tensors(matrix: Matrix, form: StoredFormat) -> Iterator[tuple[str, to
         yield "weight_scale_inv", matrix.scales(-(-k // columns), FP8_SPREAD, torch.bfloat16, -(-n // rows))
 
 
+def named_pair(name: str) -> RandomPair:
+    """A pair of the registry by its shapes. SystemExit: there is none of that name."""
+    row = registry.load().find(name)
+    if row is None:
+        raise SystemExit(f"{name} is no pair of the registry")
+    return of_row(row)
+
+
 def build(
     model: str,
     out: Path,
@@ -174,10 +181,7 @@ def build(
     Raises:
         SystemExit: the registry has no such pair. UsageError: the fused engine does not know its target or drafter.
     """
-    row = registry.load().find(model)
-    if row is None:
-        raise SystemExit(f"{model} is no pair of the registry")
-    pair = of_row(row)
+    pair = named_pair(model)
     text = pair.target_config.get("text_config") or pair.target_config
     if layers is not None:
         _shorten(text, pair.drafter_config, layers)
@@ -320,11 +324,6 @@ def save(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def weight_files(path: Path) -> list[Path]:
-    """Find those of a folder, or a GGUF file itself."""
-    return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-
-
 def _shorten(text: dict[str, Any], drafter: dict[str, Any], layers: int) -> None:
     """Keep the last layers' kinds, so that a hybrid keeps an attention layer, and the taps that still exist."""
     layers = min(layers, text["num_hidden_layers"])
@@ -361,17 +360,15 @@ def _transformers_config(config: dict[str, Any]) -> Any:
     return getattr(transformers, config["architectures"][0]).config_class.from_dict(values)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write one pair and say what it is."""
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a name, alias or target repository of the registry")
     parser.add_argument("--out", type=Path, required=True)
     add_options(parser)
     parser.add_argument("--tiled", action="store_true", help="layers that are alike hold the same numbers")
-    pair = build(**vars(parser.parse_args(arguments)))
+    pair = build(**vars(parser.parse_args()))
     for role, values in pair.assumed.items():
         print(f"assumed of the {role}: {values}")
-    return 0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -383,4 +380,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

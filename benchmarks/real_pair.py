@@ -155,7 +155,6 @@ def measure_fidelity(target: Target, prompts: Sequence[Prompt], tokens: int) -> 
 
 
 def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: bool) -> dict[str, Any]:
-    """A certificate over all prompts."""
     with target.session(CODES, exact=exact) as session:
         ids = tuple(prompt_ids(session, prompt, False) for prompt in prompts)
         plan = CertifyPlan(ids, cases(SEED), (session.facts.block_size,), tokens)
@@ -165,8 +164,7 @@ def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: b
     return report
 
 
-def main() -> int:
-    """Run what was asked for and print its tables."""
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
     parser.add_argument("what", nargs="+", choices=("speed", "fidelity", "certify", "certify-exact"))
@@ -192,8 +190,7 @@ def main() -> int:
                 found[name] = certify_all(target, prompts, args.certified_tokens, name == "certify-exact")
             if args.out is not None:
                 args.out.write_text(json.dumps(finite(found), indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -96,17 +96,14 @@ class Measured:
 
     @property
     def traffic(self) -> Traffic:
-        """Of the target."""
         return target_traffic(self.target, "bfloat16", "bfloat16")
 
     def verify_us(self, rows: int) -> float | None:
-        """Of a pass over so many rows."""
         found = self.at["verify"].get(str(rows))
         return None if found is None else float(found["ms"]) * 1e3
 
 
 def known_pair(name: str) -> Shapes:
-    """The shapes of a pair of the registry."""
     row = registry.load().find(name)
     known = None if row is None else shapes(of_row(row), None)
     if known is None or known.drafter is None:
@@ -115,12 +112,10 @@ def known_pair(name: str) -> Shapes:
 
 
 def recorded(name: str) -> Any:
-    """A record by the name of its file."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def records() -> list[Measured]:
-    """Those of ``PASSES``."""
     found = []
     for name in PASSES:
         record = recorded(f"h200_bench_{name}")
@@ -305,7 +300,6 @@ def as_json(table: SpeedTable) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the errors; write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
     args = parser.parse_args()

@@ -23,8 +23,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
 DRAFTERS = ("qwen35-v2-swa-b8", "qwen3-dflash2-b16")
 VOCAB = 96  # of the golden pairs, too
 Tensors = dict[str, torch.Tensor]
-# Further arguments of the converter: what puts several matrices in one tensor, and what leaves out layers that are not
-# there.
+# Further arguments of the converter: what puts several matrices in one tensor, what leaves out layers that are missing.
 ARGUMENTS = {
     "llama-biased": ("--fuse-qkv",),
     "qwen3next": ("--no-mtp",),

@@ -17,6 +17,8 @@ from dflash_local.errors import UsageError
 from tests.families import save_model
 from tools.train.frozen_target import FrozenTarget
 from tools.train.own_text import (
+    SEEDS,
+    SHARES,
     HeldOutFilter,
     Keeper,
     frame_of,
@@ -25,7 +27,6 @@ from tools.train.own_text import (
     repeat_start,
     words,
 )
-from tools.train.seeds import SEEDS, SHARES
 from tools.train.slots import Limits, Slots, Written, greedy_replies, write_dialogues
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"

@@ -27,6 +27,10 @@ def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) ->
     """What a report holds and what this version makes of it, JSON-able; ``known`` gives a model's shapes, or None."""
     main = _mapping(parts.get("report"))
     versions = {str(name): version for name, version in _mapping(main.get("versions")).items()}
+    others = {
+        name: {"reported": version, "measured": ".".join(map(str, measured))}
+        for name, (version, measured) in software.not_measured(versions).items()
+    }
     plans = [replanned(entry, known) for entry in _entries(parts.get("plans"))]
     return {
         "created": main.get("created"),
@@ -34,20 +38,12 @@ def replayed(parts: Mapping[str, Any], known: Callable[[str], Shapes | None]) ->
         "machine": main.get("machine"),
         "load_options": main.get("load_options"),
         "problems": [check for check in _entries(parts.get("doctor")) if check.get("status") == "problem"],
-        "not_measured": not_measured(versions) if _mapping(main.get("machine")).get("gpus") else {},
+        "not_measured": others if _mapping(main.get("machine")).get("gpus") else {},
         "plans": plans,
         "memory": list(memory(parts, plans)),
         "kernels": list(failed_kernels(parts)),
         "check": parts.get("check"),
         "errors": _entries(parts.get("errors")),
-    }
-
-
-def not_measured(versions: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Libraries whose version is another than that of the measured figures."""
-    return {
-        name: {"reported": version, "measured": ".".join(map(str, measured))}
-        for name, (version, measured) in software.not_measured(versions).items()
     }
 
 

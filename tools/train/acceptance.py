@@ -9,9 +9,8 @@ import torch
 
 from tools.train.drafter import DraftModule, block_inputs
 from tools.train.frozen_target import FrozenTarget
-from tools.train.own_text import repeat_start
+from tools.train.own_text import SEEDS, repeat_start
 from tools.train.packing import dense_mask, same_text
-from tools.train.seeds import SEEDS
 
 ROWS = 8  # replies at a time
 MOST = 256  # tokens of a reply
@@ -28,7 +27,6 @@ class Reply:
 
 
 def cut(kind: str, prompt: Sequence[int], reply: Sequence[int]) -> Reply:
-    """The reply as it counts."""
     kept = reply[:MOST]
     return Reply(kind, tuple(prompt), tuple(kept[: repeat_start(kept)]))
 
@@ -48,10 +46,7 @@ class Walker:
     @torch.no_grad()
     def hits(self, drafter: DraftModule) -> list[torch.Tensor]:
         """Of each reply, whether each slot's draft behind each of its ids is the reply's own: [ids - 1, slots] bool."""
-        found: list[torch.Tensor] = []
-        for first in range(0, len(self.replies), ROWS):
-            found += self._hits(first, drafter)
-        return found
+        return [hit for first in range(0, len(self.replies), ROWS) for hit in self._hits(first, drafter)]
 
     def _hits(self, first: int, drafter: DraftModule) -> list[torch.Tensor]:
         config, target, device = drafter.config, self._target, self._target.device

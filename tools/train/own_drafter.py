@@ -93,9 +93,7 @@ class Trainer:
         cuda = self.device.type == "cuda"
         self._muon = Muon(matrices, recipe.matrix_rate)
         self._adam = torch.optim.AdamW(norms, recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
-        self._packed: Callable[..., torch.Tensor] = drafter.packed
-        if cuda:
-            self._packed = torch.compile(drafter.packed, dynamic=False)
+        self._packed = torch.compile(drafter.packed, dynamic=False) if cuda else drafter.packed
         self._draw = torch.Generator(self.device).manual_seed(recipe.seed)
         size = drafter.config.block_size
         self._decay = torch.exp(-torch.arange(size - 1, device=self.device) / recipe.gamma)

@@ -34,25 +34,19 @@ Report = Callable[[str], None]
 Kind = TypeVar("Kind", Limits, Recipe)
 
 
-def _tokenizer(path: Path) -> Tokenizer:
-    found = Tokenizer.load(open_source(path))
-    if found is None:
-        raise CheckpointError(f"{path} has no tokenizer", "take a target with tokenizer.json")
-    return found
-
-
 def generate(args: argparse.Namespace, report: Report) -> None:
     """Replies to the held-out prompts, and dialogues of ``--seconds``, into the work folder."""
-    target, tokenizer = FrozenTarget.load(args.target, args.device), _tokenizer(args.target)
+    target, tokenizer = FrozenTarget.load(args.target, args.device), Tokenizer.load(open_source(args.target))
+    if tokenizer is None:
+        raise CheckpointError(f"{args.target} has no tokenizer", "take a target with tokenizer.json")
     frame, held = frame_of(tokenizer), [prompt for file in args.held_out for prompt in held_out(file)]
     prompts = [prompt_ids(tokenizer, each.text) for each in held]
     stop = frame.stop | target.facts.eos_ids
     args.work.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     replies = greedy_replies(target, prompts, stop, MOST)
     rows = [[each.kind, prompt, reply] for each, prompt, reply in zip(held, prompts, replies, strict=True)]
     (args.work / REPLIES).write_text(json.dumps(rows), encoding="utf-8")
-    report(f"{len(rows)} held-out prompts answered in {time.monotonic() - began:.1f} s")
+    report(f"{len(rows)} held-out prompts answered")
     slots = Slots(target, frame, _options(args, Limits), args.seed)
     keeper = Keeper(tokenizer, HeldOutFilter(each.text for each in held))
     asked = openings(tokenizer, args.seed, args.greedy_share)
@@ -62,11 +56,6 @@ def generate(args: argparse.Namespace, report: Report) -> None:
     facts = {**keeper.counts, "kept": len(found.length), "tokens": len(found.ids), "answer_tokens": found.answer_tokens}
     (args.work / "generated.json").write_text(json.dumps({**facts, "seconds": args.seconds}), encoding="utf-8")
     report(json.dumps(facts))
-
-
-def _walker(target: FrozenTarget, work: Path) -> Walker:
-    rows = json.loads((work / REPLIES).read_text(encoding="utf-8"))
-    return Walker(target, [cut(kind, prompt, reply) for kind, prompt, reply in rows])
 
 
 def train_drafter(args: argparse.Namespace, report: Report) -> None:
@@ -82,7 +71,8 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     if args.resume:
         trainer.load(args.work / STATE)
         curve = json.loads((args.work / CURVE).read_text(encoding="utf-8"))
-    walker = _walker(target, args.work)
+    replies = json.loads((args.work / REPLIES).read_text(encoding="utf-8"))
+    walker = Walker(target, [cut(*row) for row in replies])
     report(f"{dialogues.answer_tokens / 1e6:.2f} M answer tokens in {len(dialogues.length)} dialogues; {recipe}")
 
     def evaluate(trainer: Trainer, passes: float, loss: float) -> None:
@@ -135,7 +125,6 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse and run one of the two."""
     args = _arguments(arguments)
     began = time.monotonic()
 

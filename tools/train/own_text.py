@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -14,9 +15,15 @@ import torch
 from dflash_local.chat.template import render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.request import Message
-from tools.train.seeds import FREE, KINDS, SEEDS, SHARES
 from tools.train.slots import REPEAT, Frame, Opening, Written
 
+# How a question may begin, by kind: what the target is given of its own user's turn. None is the beginning of a prompt
+# that is held out, and none names the kind of text that is held out whole (scenes of a play).
+SEEDS: dict[str, list[str]] = json.loads(Path(__file__).with_name("seeds.json").read_text(encoding="utf-8"))
+# How often each kind is given. Explaining and rewriting are drafted worst: they get more.
+SHARES = {"chat": 0.15, "explain": 0.24, "code": 0.12, "arithmetic": 0.11, "list": 0.11, "rewrite": 0.27}
+KINDS = (*SEEDS, "free")  # free: the target says what it likes
+FREE = 0.25
 SHORTEST = 12  # tokens of an answer that is kept
 
 
@@ -131,6 +138,5 @@ class Keeper:
         self._parts.append((written.ids[kept][there], written.best[kept][there], *rows))
 
     def dialogues(self) -> Dialogues:
-        """Everything kept so far."""
         ids, best, length, answer, kind, greedy = (torch.cat(part).numpy() for part in zip(*self._parts, strict=True))
         return Dialogues(ids, best, length, answer, kind, greedy)

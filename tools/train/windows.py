@@ -28,8 +28,7 @@ class Windows:
     own: torch.Tensor
 
     def to(self, device: torch.device) -> Windows:
-        names = self.__slots__
-        return Windows(*(getattr(self, name).to(device, non_blocking=True) for name in names))
+        return Windows(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
 
 
 def pack(dialogues: Dialogues, rows: int, length: int, seed: int) -> Iterator[tuple[float, Windows]]:
