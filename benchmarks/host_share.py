@@ -92,8 +92,7 @@ def timed(session: Session, request: Request) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
-    args = parser.parse_args()
-    pair = named_pair(args.target)
+    pair = named_pair(parser.parse_args().target)
     runner, chosen = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, exact=True)
     block = pair.config.block_size
     load = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=4096, exact=True)
