@@ -193,7 +193,7 @@ def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING:
 
 # fmt: off
 @jit
-def _attend_keys(
+def attend_keys(
     offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position, rows_of_head,
     capacity, dim, largest, total, output,
     head_dim: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
@@ -237,6 +237,14 @@ def _attend_keys(
         weight *= tl.load(value_scales + place, mask=here, other=0.0)[None, :]
     output = output * shrink[:, None] + tl.dot(weight.to(kind), v.to(kind), input_precision="ieee")
     return top, total, output
+
+
+@jit
+def with_gate(result, gate):
+    """Return a result times the sigmoid of its gate, each of them rounded."""
+    kind = result.dtype
+    opened = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(kind).to(tl.float32)
+    return (result.to(tl.float32) * opened).to(kind)
 
 
 # fmt: off
@@ -287,7 +295,7 @@ def _attend_split_kernel(
         masked += tl.maximum(tl.minimum(seen_by_all, stop) - low, 0) // BLOCK_KV * BLOCK_KV
     for MASKED in tl.static_range(0 if CODED else 1, 2):
         for offset in range(masked if MASKED else low, stop if MASKED else masked, BLOCK_KV):
-            largest, total, output = _attend_keys(
+            largest, total, output = attend_keys(
                 offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position,
                 rows_of_head, capacity, dim, largest, total, output,
                 head_dim, BLOCK_KV, CAUSAL, SLIDING_WINDOW, CONTEXT_WINDOW, RING, CODED, MASKED,
@@ -345,7 +353,5 @@ def _combine_splits_kernel(
     result = (output / total).to(kind)
     if GATED:
         place = gates + row * gate_stride + (2 * head + 1) * head_dim + dim
-        gate = tl.load(place, mask=real, other=0.0).to(tl.float32)
-        opened = (1.0 / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-        result = (result.to(tl.float32) * opened).to(kind)
+        result = with_gate(result, tl.load(place, mask=real, other=0.0))
     tl.store(out + (row * NUM_HEADS + head) * head_dim + dim, result, mask=real)

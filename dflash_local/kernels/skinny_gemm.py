@@ -15,6 +15,7 @@ from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 
 MAX_ROWS = 64
 MIN_ROWS = 16  # what a tensor core takes at least
+GATED_BLOCK = 1024  # columns of a program that multiplies gates
 RESERVED_SHARED_MEMORY = 1024  # bytes of each program's that the system keeps
 
 
@@ -84,9 +85,30 @@ def swiglu_reference(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor) 
 
 
 def gated(products: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Compute ``out = silu(gate) * up`` of ``products`` [M, 2 I], the gate's columns first; it is overwritten."""
-    gate, up = products.chunk(2, -1)
-    return torch.mul(F.silu(gate, inplace=True), up, out=out)
+    """Compute ``out`` [M, I] = silu(gate) * up of ``products`` [M, 2 I], the gate's columns first, which may be
+    written over.
+    """
+    if not runs_kernels(products):
+        gate, up = products.chunk(2, -1)
+        return torch.mul(F.silu(gate, inplace=True), up, out=out)
+    rows, width = out.shape
+    strides = products.stride(0), out.stride(0)
+    _gated_kernel[(rows, -(-width // GATED_BLOCK))](products, out, *strides, width, GATED_BLOCK, num_warps=4)
+    return out
+
+
+@jit
+def _gated_kernel(products, out, products_stride, out_stride, width, BLOCK: tl.constexpr):
+    # One program: BLOCK numbers of a row. silu is rounded before the product, as the library rounds it.
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    place = products + row * products_stride + column
+    gate = tl.load(place, mask=inside, other=0.0)
+    up = tl.load(place + width, mask=inside, other=0.0).to(tl.float32)
+    x = gate.to(tl.float32)
+    opened = (x / (1.0 + tl.exp(-x))).to(gate.dtype).to(tl.float32)
+    tl.store(out + row * out_stride + column, (opened * up).to(gate.dtype), mask=inside)
 
 
 # fmt: off

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -41,6 +42,15 @@ CONFIGS = {
         DecodeConfig(128, 64, num_warps=8),
     ),
 }
+# The same of a prompt's rows, which are many.
+PREFILL_CONFIGS = {
+    (2, 64): (DecodeConfig(128, 64, num_warps=8),),
+    (2, 128): (DecodeConfig(128, 64, num_warps=8),),
+    (2, 256): (DecodeConfig(128, 64, num_warps=8, num_stages=2),),
+    (1, 64): (DecodeConfig(64, 64),),
+    (1, 128): (DecodeConfig(64, 64),),
+    (1, 256): (DecodeConfig(64, 32),),
+}
 MIN_DOT_DIM = 16  # rows, and dimensions of a head, that a tensor core takes at least
 WARP_OUTPUTS = 16 * 256  # numbers of a program's output for each of its warps: twice as many do not fit its registers
 
@@ -62,13 +72,19 @@ def device_properties(device: torch.device) -> DeviceProperties:
     return DeviceProperties(shared, found.multi_processor_count, (found.major, found.minor), found.L2_cache_size)
 
 
-def decode_config(queries: int, head_dim: int, itemsize: int, shared_memory: int) -> DecodeConfig:
+def decode_config(
+    queries: int,
+    head_dim: int,
+    itemsize: int,
+    shared_memory: int,
+    configs: Mapping[tuple[int, int], tuple[DecodeConfig, ...]] = CONFIGS,
+) -> DecodeConfig:
     """Return the configuration for so many queries to a KV head and caches of ``itemsize`` bytes a number, smaller
     where it exceeds the shared memory: a program holds its queries and, for each stage, a step's keys and values. Fewer
     stages (at least two) come before fewer queries, these before fewer keys.
     """
-    widths = sorted({width for _, width in CONFIGS})
-    entered = CONFIGS[(min(itemsize, 2), next((width for width in widths if head_dim <= width), widths[-1]))]
+    widths = sorted({width for _, width in configs})
+    entered = configs[(min(itemsize, 2), next((width for width in widths if head_dim <= width), widths[-1]))]
     config = next((each for each in entered if queries <= each.block_m), entered[-1])
     block_kv, num_warps, num_stages = config.block_kv, config.num_warps, config.num_stages
     wanted = max(power_of_two(queries), MIN_DOT_DIM)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dflash_local.config.features import AttentionConfig
-from dflash_local.layout.buffer import ITEM_BYTES, Buffer, Group
+from dflash_local.layout.buffer import Buffer, Group
 from dflash_local.layout.cycle import CODED_CHUNK_MOST
 from dflash_local.layout.linear import LinearSpec, MatrixPart
 from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
 CODES = "int8"  # of keys and values that have scales
-SINK_DIMS = 8  # of a prompt's queries and keys beside a head's own, for sinks: fast kernels take multiples of eight
 
 
 class AttentionVectors(NamedTuple):
@@ -82,25 +81,8 @@ class AttentionLayout(PartLayout):
         yield from rotation_buffers(owner, self.config.rotary_dim, spec.capacity, spec.dtype)
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        """Sum projection, queries, output, gate and gated output; a float32 a row and head; a window's mask."""
-        config = self.config
-        kept = config.qkv_size + (4 if config.gated else 2) * config.output_size
-        mask = 0 if config.sliding_window is None else (rows + config.sliding_window) * (1 + item_bytes)
-        return rows * (kept * item_bytes + 4 * config.num_heads + mask)
-
-    def prefill_copy_bytes(self, rows: int, spec: EngineSpec) -> int:
-        """Return what a prompt takes beside ``prefill_bytes`` where the library takes no cache as it is: one KV head's
-        keys and values in the activations' dtype; with sinks wider ones, so the queries and one group's result too.
-        """
-        config, item = self.config, ITEM_BYTES[spec.dtype]
-        seen = spec.context if config.sliding_window is None else min(spec.context, rows + config.sliding_window)
-        straight = 0  # a ring's keys and values in their order
-        if self.cache_rows(spec) < spec.capacity:
-            straight = seen * position_bytes(config, spec.cache_dtype)
-        if not config.sinks:
-            return straight + (0 if spec.cache_dtype == spec.dtype else 2 * seen * config.head_dim * item)
-        heads = config.num_heads + config.num_heads // config.num_kv_heads
-        return straight + (2 * (seen + 1) + rows * heads) * (config.head_dim + SINK_DIMS) * item
+        """Sum projection, queries, what they attend to, and the result."""
+        return rows * (self.config.qkv_size + 2 * self.config.output_size + hidden_size) * item_bytes
 
     def ring_bytes(self, spec: EngineSpec) -> int:
         config = self.config

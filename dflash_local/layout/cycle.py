@@ -8,7 +8,7 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.layout.buffer import Buffer
 
 PREFILL_CHUNK = 1024  # of a prompt's tokens that are processed at once
-CODED_CHUNK_NUMBERS = 1536 * 4096  # of hidden states in a chunk of a quantised target
+CODED_CHUNK_NUMBERS = 2048 * 4096  # of hidden states in a chunk of a quantised target
 CODED_CHUNK_MOST = 2048  # tokens of such a chunk
 CHUNK_STEP = 256  # rows of a tile of the library's products
 MAX_STOP_IDS = 32

@@ -12,7 +12,6 @@ from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.config.module_names import HEAD
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout import pair
-from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import HOST_GROUPS, ITEM_BYTES, Group
 from dflash_local.layout.cycle import prefill_chunk
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
@@ -174,8 +173,6 @@ def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec
     for part in parts(target):
         name = f"{part.title} of a prompt chunk"
         taken = part.prefill_bytes(rows, target.hidden_size, item)
-        if isinstance(part, AttentionLayout):
-            taken += part.prefill_copy_bytes(rows, spec)
         steps[name] = max(steps.get(name, 0), beside + taken)
     if drafter is not None:
         kept = target.hidden_size * (2 + spec.num_taps)  # a drafter's own rows are as wide as its target's

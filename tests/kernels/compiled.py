@@ -30,6 +30,7 @@ from dflash_local.kernels import (
     gather_rows,
     markov_walk,
     move_bits,
+    prefill_attention,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -85,6 +86,7 @@ def tiles_bytes(config: GemmConfig) -> int:
 
 def small(most: int | None) -> Iterator[Work]:
     """Kernels of little memory; of those with several shapes so many, the largest first."""
+    yield "gates", skinny_gemm._gated_kernel, {"products": BF16}, {"BLOCK": skinny_gemm.GATED_BLOCK}, 4, 1
     types = {"table": BF16, "ids": "*i64"}
     yield "gathered rows", gather_rows._gather_kernel, types, {"BLOCK": gather_rows.MAX_BLOCK}, 4, 1
     types = {**dict.fromkeys(("source", "out", "flips"), "*u8"), "sources": "*i32"}
@@ -185,6 +187,12 @@ def attention(shape: tuple[int, int, int], limit: int, ways: int) -> Iterator[Wo
         types = {"start": "*i32", "scale": "fp32", "keys": kind, "values": kind, **scales}
         kernel, constants = decode_attention._attend_split_kernel, {**sizes, **splits, **mask}
         yield f"attend {kind} {per_doubling}", kernel, types, constants, config.num_warps, config.num_stages
+        config = split_kv.decode_config(4096, head_dim, 2 if kind == BF16 else 1, limit, split_kv.PREFILL_CONFIGS)
+        tile = {"BLOCK_M": config.block_m, "BLOCK_KV": config.block_kv, "SLIDING_WINDOW": 0, "RING": False}
+        tile |= {"CODED": kind != BF16, "GATED": head_dim == 256, "SINKS": head_dim == 64}
+        types |= {"gates": BF16, "sinks": "*fp32"}
+        kernel, constants = prefill_attention._attend_prompt_kernel, {**sizes, **tile}
+        yield f"attend a prompt {kind}", kernel, types, constants, config.num_warps, config.num_stages
     combine = {"SPLITS_PER_DOUBLING": SPLITS_PER_DOUBLING, "BLOCK_KV": 32}
     combine |= {"BLOCK_SPLITS": decode_attention.BLOCK_SPLITS, "GATED": True, "SINKS": head_dim == 64}
     del mask["CAUSAL"], sizes["NUM_KV_HEADS"]

@@ -28,6 +28,7 @@ from dflash_local.kernels import (
     fragment_order,
     gather_rows,
     markov_walk,
+    prefill_attention,
     qk_norm_rope_cache,
     rms_norm,
     skinny_gemm,
@@ -50,12 +51,13 @@ from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp
 
 MODULES: tuple[Any, ...] = (
     *(accept, block_convolution, candidate_walk, choose, decode_attention, decode_gemm, delta_step, fragment_decode),
-    *(fragment_order, gather_rows, gguf_formats, markov_walk, qk_norm_rope_cache, rms_norm, skinny_gemm),
+    *(fragment_order, gather_rows, gguf_formats, markov_walk, prefill_attention, qk_norm_rope_cache, rms_norm),
+    skinny_gemm,
 )
 
 
 each: Any
-for each in (decode_attention, fragment_decode):  # the last stands for the decoder below
+for each in (decode_attention, prefill_attention, fragment_decode):  # the last stands for the decoder below
     each.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
 
 
@@ -288,6 +290,42 @@ def attention() -> Checks:
     yield "attention, 24 queries by sixteens", in_parts
 
 
+def prompts() -> Checks:
+    """Rows of a prompt by tiles of 32 queries and 16 keys: with a part of a row, before, on and behind borders."""
+
+    def run(start: int, rows: int, groups: int, window: int | None = None, **more: Any) -> Results:
+        head_dim, room, sinks = more.get("head_dim", 16), more.get("room", 128), more.get("sinks")
+        heads = 2 * groups
+        cache = (torch.randn(2, room, head_dim), torch.randn(2, room, head_dim))
+        if more.get("coded"):
+            codes, scales = zip(*map(qk_norm_rope_cache.coded, cache), strict=True)
+            cache = (*codes, *scales)
+        gates = torch.randn(rows, heads * 2 * head_dim + 8) if more.get("gated") else None
+        at, queries = torch.tensor([start], dtype=torch.int32), torch.randn(rows, heads, head_dim)
+        logits = torch.tensor(sinks).repeat(heads)[:heads] if sinks else None
+        with patch.dict(split_kv.PREFILL_CONFIGS, dict.fromkeys(split_kv.PREFILL_CONFIGS, (DecodeConfig(32, 16),))):
+            return (prefill_attention.prefill_attention(queries, cache, at, 0.5, window, gates, logits),)
+
+    cases: dict[str, Callable[[], Results]] = {
+        "from the beginning": lambda: run(0, 41, 2),
+        "behind others, three heads to a key, gated": lambda: run(45, 37, 3, gated=True),
+        "one row": lambda: run(63, 1, 4),
+        "codes": lambda: run(30, 20, 2, coded=True, head_dim=24),
+        "a window": lambda: run(50, 40, 2, 21),
+        "a window that begins with the text": lambda: run(3, 40, 1, 20),
+        "codes in a ring, sinks": lambda: run(170, 40, 3, 30, room=72, coded=True, sinks=(-1e4, 0.0, 4.0, 1e4)),
+        "a window of one key, sinks": lambda: run(16, 17, 2, 1, sinks=(0.0, 3.0)),
+    }
+    for name, case in cases.items():
+        yield f"prompt attention, {name}", case
+
+    def gates() -> Results:
+        products, out = torch.randn(3, 2 * 1500), torch.zeros(3, 2, 1500)
+        return (skinny_gemm.gated(products, out[:, 1]),)
+
+    yield "gates times ups, into a part of each row", gates
+
+
 def chosen(chooser: RowChooser, logits: torch.Tensor, out: torch.Tensor, noisy: bool) -> tuple[torch.Tensor]:
     """``out`` once the ids are in it."""
     if noisy:
@@ -442,8 +480,8 @@ def rooms() -> dict[str, dict[str, float]]:
     patch_once()
     assert triton_trial.why_not("cpu") is None, "the kernel by which Triton is tried"
     groups = (
-        *(products, packing, decodes, gathered, decoded_products, norms, heads, attention, choices, convolutions),
-        *(walks, markov_walks, acceptance, recurrence),
+        *(products, packing, decodes, gathered, decoded_products, norms, heads, attention, prompts),
+        *(choices, convolutions, walks, markov_walks, acceptance, recurrence),
     )
     close = {name: both(run) for group in groups for name, run in group()}
     return {"close": close, "bits": dict(cache_interpreted.checks()), "chunks": dict(chunks_interpreted.checks())}

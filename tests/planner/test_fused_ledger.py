@@ -38,7 +38,7 @@ from dflash_local.models import drafter_weights  # noqa: E402
 from dflash_local.models.fused import linear  # noqa: E402
 from dflash_local.models.fused import weights as target_weights  # noqa: E402
 from dflash_local.models.fused.target import FusedTarget  # noqa: E402
-from dflash_local.planner import fused_memory, memory  # noqa: E402
+from dflash_local.planner import fused_memory  # noqa: E402
 from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.parameters import target_parameters  # noqa: E402
 from tests.drafter_configs import decoder
@@ -225,20 +225,6 @@ def test_the_ledger_of_coded_matrices_is_what_is_allocated(name: str, when: str,
         of = counts.experts + counts.mlp
     if how in BITS:
         assert 8 * sum(coded) == pytest.approx(BITS[how] * of, rel=0.02)
-
-
-def test_what_a_prompt_takes_for_sinks_is_counted() -> None:
-    """One KV head's keys and values, wider by eight and longer by one, and the queries and a group's result so wide."""
-    model = PAIRS["Qwen/Qwen3-8B"].model
-    layers = tuple(replace(layer, mixer=replace(attention(layer), sinks=True)) for layer in model.layers)
-    spec, key = EngineSpec("bfloat16", 4099), "attention of a prompt chunk"
-    steps, plain = (
-        fused_memory.prefill_steps(replace(model, layers=each), None, spec, "cuda") for each in (layers, model.layers)
-    )
-    rows = memory.PREFILL_CHUNK
-    assert steps[key] - plain[key] == 2 * (128 + 8) * (2 * 4100 + rows * (32 + 4))
-    eight = replace(spec, kv_cache="int8")
-    assert fused_memory.prefill_steps(model, None, eight, "cuda")[key] - plain[key] == 2 * 4099 * 128 * 2
 
 
 @pytest.mark.parametrize("precision", ["full", "8bit-head", "8bit-frequent"])

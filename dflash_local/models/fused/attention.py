@@ -147,18 +147,14 @@ class Attention:
         )  # fmt: skip
         return self.weights.output(attended, out, residual, self.weights.output_bias)
 
-    def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
-        """Return its result [M, H] of a prompt's rows behind ``committed`` tokens."""
+    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
+        """Return its result [M, H] of a prompt's rows at ``start ..``."""
         config, rows = self.weights.config, len(normed)
         qkv = self.weights.qkv.prefill(normed)
         queries = normed.new_empty(rows, config.num_heads, config.head_dim)
         self._write(qkv, queries)
-        attended = prefill_attention(
-            queries, self.cache, committed, config.scale, config.sliding_window, self.weights.sinks
-        )
-        if config.gated:
-            heads = qkv[:, : config.query_size].view(rows, config.num_heads, 2, config.head_dim)
-            attended = attended * heads[:, :, 1].sigmoid().reshape(rows, config.output_size)
+        gates, window = qkv if config.gated else None, config.sliding_window
+        attended = prefill_attention(queries, self.cache, self._start, config.scale, window, gates, self.weights.sinks)
         result, bias = self.weights.output.prefill(attended), self.weights.output_bias
         return result if bias is None else result.add_(bias)
 

@@ -68,12 +68,10 @@ class DecoderLayer:
         if on_residual is not None:
             on_residual(x)
 
-    def prefill(
-        self, x: torch.Tensor, normed: torch.Tensor, committed: int, on_residual: OnResidual | None = None
-    ) -> None:
-        """Add the layer's results to a prompt's rows behind ``committed`` tokens."""
+    def prefill(self, x: torch.Tensor, normed: torch.Tensor, on_residual: OnResidual | None = None) -> None:
+        """Add the layer's results to a prompt's rows at ``start ..``."""
         self.mixer_input(x, normed)
-        x += _normed(self.mixer_output, self.mixer.prefill(normed, committed))
+        x += _normed(self.mixer_output, self.mixer.prefill(normed))
         if on_residual is not None:
             on_residual(x)
         self.mlp_input(x, normed)

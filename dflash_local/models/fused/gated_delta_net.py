@@ -147,7 +147,7 @@ class GatedDeltaNet:
         delta_step.gated_norm(self._out, projected, weights.norm, weights.eps, self._config, mixed, weights.turns)
         return weights.output(mixed, out, residual)
 
-    def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
+    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
         """Return its result [M, H] of a prompt's rows, which are committed at once."""
         weights = self.weights
         projected = weights.in_proj.prefill(normed)

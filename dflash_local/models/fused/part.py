@@ -48,8 +48,8 @@ class Mixer(Protocol):
             normed: [M, H]. out: may be ``residual``. max_seq_len: no row stands at or behind this position.
         """
 
-    def prefill(self, normed: torch.Tensor, committed: int) -> torch.Tensor:
-        """Return its result [M, H] of a prompt's rows, committed at once, behind ``committed`` tokens."""
+    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
+        """Return its result [M, H] of a prompt's rows, which are committed at once."""
 
     def state_bytes(self, positions: int) -> int:
         """Sum what a block reads of the sequence where so many positions are looked back on."""

@@ -188,7 +188,7 @@ class FusedTarget:
         normed = torch.empty_like(x)
         taps = x.new_empty(rows, len(self.taps) * self.hidden_size) if with_taps else None
         for index, layer in enumerate(self.layers):
-            layer.prefill(x, normed, self.length, self.on_residual)
+            layer.prefill(x, normed, self.on_residual)
             if taps is not None and index in self._tap_index:
                 self._tap(taps, index).copy_(x)
         self.set_length(self.length + rows)

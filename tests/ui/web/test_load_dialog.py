@@ -127,7 +127,7 @@ def check_order(page: Page, pairs: Pairs) -> None:
     found = pairs.plan(PAIR, None, True)
     assert found is not None and found.preselected == 0
     assert len(names) == sum(each.fits for each in found.choices) and names[0] == picked(page) == "autoround-int4"
-    assert "35,840" in ways(page).first.inner_text() and "fused" in ways(page).first.inner_text()
+    assert "34,816" in ways(page).first.inner_text() and "fused" in ways(page).first.inner_text()
     unfit = page.locator(".df-unfit tbody tr")
     assert unfit.count() == len(found.choices) - len(names)
     assert all("too little" in text for text in unfit.all_inner_texts())
@@ -135,7 +135,7 @@ def check_order(page: Page, pairs: Pairs) -> None:
     unfit.first.click()
     assert picked(page) == "autoround-int4"
     assert "scaled by data sheets" in page.locator(".df-basis").inner_text()
-    label = page.get_by_role("radio", name=re.compile("^autoround-int4, Context 35,840, Memory 23.54 GiB"))
+    label = page.get_by_role("radio", name=re.compile("^autoround-int4, Context 34,816, Memory 23.55 GiB"))
     assert label.is_checked()
 
 
@@ -144,7 +144,7 @@ def test_the_drafter_and_the_context_are_planned_anew_and_a_pick_is_kept(visitor
         page.get_by_text("int4, rounded at load", exact=True).click()
         page.get_by_role("combobox", name="Context").focus()
         page.get_by_role("combobox", name="Context").select_option(label="8,192")
-        ways(page).get_by_text("35,840").first.wait_for(state="detached")
+        ways(page).get_by_text("34,816").first.wait_for(state="detached")
         assert all("8,192" in text for text in ways(page).all_inner_texts())
         assert picked(page) == "int4, rounded at load"
         assert page.evaluate("document.activeElement.name") == "df-context", "the keyboard's place is kept"
