@@ -53,7 +53,7 @@ def prefill_attention(
 
 
 # fmt: off
-@jit
+@jit(do_not_specialize=("rows",))  # a prompt of another length would wait for the compiler
 def _attend_prompt_kernel(
     queries, keys, values, key_scales, value_scales, start, sinks, gates, gate_stride, out, rows, scale, capacity,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr,
