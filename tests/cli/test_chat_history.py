@@ -99,12 +99,15 @@ def test_system_is_shown_changed_and_removed(cli: Cli, opened: Opened) -> None:
     assert "system message: none" in result.err
 
 
-def interrupting(at: int, times: int = 1) -> ScriptedSession:
-    """A session in which Ctrl-C is pressed before a step of every reply, after which only cancelling helps."""
+def interrupting(at: int, times: int = 1, replies_before: int = 0) -> ScriptedSession:
+    """A session in which Ctrl-C is pressed before a step of every reply, or of those behind so many, after which only
+    cancelling helps.
+    """
 
     def press(index: int) -> None:
-        session.gate = threading.Event() if index == at else None
-        for _ in range(times if index == at else 0):
+        here = index == at and len(session.requests) > replies_before
+        session.gate = threading.Event() if here else None
+        for _ in range(times if here else 0):
             os.kill(os.getpid(), signal.SIGINT)
 
     session = ScriptedSession(steps=HELLO, on_step=press)
@@ -123,6 +126,13 @@ def test_ctrl_c_before_any_text_takes_the_message_back(cli: Cli, opened: Opened,
     opened.make = lambda _pair: interrupting(at=0)
     result = cli("chat", stdin="one\n")
     assert result.code == 0 and "taken back" in result.err and kept(chats) == []
+
+
+def test_ctrl_c_before_any_text_of_another_try_keeps_the_reply(cli: Cli, opened: Opened, chats: Path) -> None:
+    opened.make = lambda _pair: interrupting(at=0, replies_before=1)
+    result = cli("chat", stdin="one\n/regen\n")
+    assert "nothing came of it, the earlier reply stays" in result.err
+    assert [turn.content for turn in kept(chats)] == ["one", "Hello, world!\n"]
 
 
 Typed = Callable[..., None]
