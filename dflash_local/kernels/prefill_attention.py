@@ -17,6 +17,8 @@ from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 from dflash_local.kernels.qk_norm_rope_cache import Cache
 from dflash_local.kernels.split_kv import MIN_DOT_DIM, PREFILL_CONFIGS, decode_config, device_properties
 
+REFERENCE_ROWS = 128  # at a time: the reference has the scores of all heads and keys at once
+
 
 def prefill_attention(
     queries: torch.Tensor,
@@ -35,7 +37,11 @@ def prefill_attention(
     out, window = queries.new_empty(rows, num_heads * head_dim), sliding_window or 0
     if not runs_kernels(queries):
         mask = AttentionMask(sliding_window=window)
-        return decode_attention_reference(queries, cache, start, out, mask, gates, scale, sinks)
+        for low in range(0, rows, REFERENCE_ROWS):
+            part = slice(low, low + REFERENCE_ROWS)
+            opens = None if gates is None else gates[part]
+            decode_attention_reference(queries[part], cache, start + low, out[part], mask, opens, scale, sinks)
+        return out
     keys, values = cache[:2]
     num_kv_heads, capacity = keys.shape[:2]
     block_d = max(power_of_two(head_dim), MIN_DOT_DIM)
