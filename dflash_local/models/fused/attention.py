@@ -1,4 +1,4 @@
-"""Softmax attention over a cache of keys and values: a block's rows by split-KV, a prompt's by the library."""
+"""Softmax attention over a cache of keys and values: a block's rows by split-KV, a prompt's by tiles of its rows."""
 
 from __future__ import annotations
 
