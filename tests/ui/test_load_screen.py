@@ -52,7 +52,11 @@ def dialog(stage: Stage) -> LoadScreen | None:
 async def open_dialog(stage: Stage, plan: Plan) -> None:
     stage.chat_session.plan = plan
     await stage.enter(f"/model {NAME}")
-    await stage.until(lambda: dialog(stage) is not None and "Esc closes" in stage.screen_text)
+    await stage.until(lambda: is_drawn(stage))
+
+
+def is_drawn(stage: Stage) -> bool:
+    return dialog(stage) is not None and "Esc closes" in stage.screen_text
 
 
 def words(stage: Stage) -> str:
@@ -182,7 +186,7 @@ async def test_what_waits_for_the_plans_is_given_back_when_they_are_shown(stage:
         assert stage.composer.text == ""
     finally:
         gate.set()
-    await stage.until(lambda: dialog(stage) is not None)
+    await stage.until(lambda: is_drawn(stage))
     assert stage.composer.text == "hi" and stage.session.requests == []
 
 
