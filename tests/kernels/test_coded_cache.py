@@ -1,4 +1,4 @@
-"""The cache of int8 codes: what is written and read, and a row's bits wherever it stands."""
+"""The cache of int8 codes: what is written and read, and a row's bits wherever it stands; and sinks of a prompt."""
 
 from __future__ import annotations
 
@@ -75,3 +75,18 @@ def test_a_configuration_is_made_smaller_where_a_card_has_no_room_for_it(
 def test_a_program_attends_for_fewer_queries_of_a_wider_head(itemsize: int) -> None:
     wide, usual = (decode_config(128, head_dim, itemsize, 1 << 20) for head_dim in (512, 256))
     assert wide.block_m * 512 == usual.block_m * 256 and wide.num_warps == usual.num_warps
+
+
+def test_a_prompts_sinks_are_not_rounded_to_bfloat16() -> None:
+    """The queries and keys are of 16 bits; 8 bits of mantissa would make 65 of this one."""
+    queries, sink = torch.zeros(3, 6, 16, dtype=torch.bfloat16), 65.2
+    cache: Any = (torch.zeros(2, 8, 16, dtype=torch.bfloat16), torch.ones(2, 8, 16, dtype=torch.bfloat16))
+    queries[..., 0] = 1
+    cache[0][..., 0] = 16.0  # equal scores of 64 with this scale
+    start = torch.tensor([2], dtype=torch.int32)
+    found = prefill_attention(queries, cache, start, 4.0, sinks=torch.full((6,), sink))
+    keys = torch.tensor([3.0, 4.0, 5.0])
+    want = keys / (keys + torch.tensor(sink - 64.0, dtype=torch.float64).exp())
+    assert (found.view(3, 6, 16) - want[:, None, None]).abs().max() < 2**-8 * 1.01
+    rounded = keys / (keys + torch.tensor(65.0 - 64.0, dtype=torch.float64).exp())
+    assert (want - rounded).abs().min() > 0.03
