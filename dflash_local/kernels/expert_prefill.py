@@ -1,28 +1,73 @@
-"""A mixture of experts for a prompt's rows: each expert's rows together, by grouped products of the library.
+"""A mixture of experts for a prompt's rows: the rows of each expert together, multiplied tile by tile.
 
-M rows of S experts each, R = M * S, H wide, I wide inside. ``layout.moe`` says how many rows are taken at a time, and
-what they take; beside it coded experts are decoded a slice at a time.
+M rows of S experts each, R = M * S, E experts, H wide, I wide inside. Nothing waits for the host: which tiles there
+are only the device knows. Coded experts are decoded some at a time (``layout.moe.experts_at_once``), before each of the
+two products; ``layout.moe`` also says how many rows are taken at a time, and what they take.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from dflash_local.config.features import ClampedSwiGLU
 from dflash_local.kernels import fragment_decode
 from dflash_local.kernels.experts import Activation, ExpertWeight, Routing, gated
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.layout.linear import DECODED_SLICE
-from dflash_local.layout.moe import prefill_rows
+from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
+from dflash_local.kernels.split_kv import device_properties
+from dflash_local.layout.moe import experts_at_once, prefill_rows
+
+SUM_BLOCK = 1024  # columns of a program that sums a row's results
 
 
 class Groups(NamedTuple):
-    """Rows by experts. ``experts``: [R] int32, ascending. ``ends``: [E] int32, behind each expert's last row."""
+    """Slots by experts.
 
-    experts: torch.Tensor
-    ends: torch.Tensor
+    Attributes:
+        order: [R], the slots of the first expert, then of the next. begins: [E + 1] int32, where each expert's begin in
+            it, and R. tile_begins: [E + 1] int32, the same of tiles of ``block_m`` slots.
+    """
+
+    order: torch.Tensor
+    begins: torch.Tensor
+    tile_begins: torch.Tensor
+    block_m: int
+
+    @classmethod
+    def of(cls, experts: torch.Tensor, count: int) -> Groups:
+        """Group slots [R] by their experts, ``count`` in all."""
+        block_m = 64 if len(experts) < FEW_ROWS * count else 128
+        every = torch.arange(count + 1, device=experts.device, dtype=torch.int32)
+        by_expert, order = torch.sort(experts, stable=True)
+        begins = torch.searchsorted(by_expert, every, out_int32=True)
+        tile_begins = torch.zeros_like(begins)
+        torch.cumsum((begins.diff() + (block_m - 1)) // block_m, 0, dtype=torch.int32, out=tile_begins[1:])
+        return cls(order, begins, tile_begins, block_m)
+
+
+class TileConfig(NamedTuple):
+    """A program's features, of a pair those of either half, and how it is launched."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+FEW_ROWS = 96  # of an expert in the mean, below which half a tile of 128 would stay empty
+BLOCK_K = 64  # numbers of a step along K
+WIDTHS = ((256, 8), (128, 4))  # features of a tile, and its warps
+
+
+def tile_config(block_m: int, paired: bool, shared_memory: int) -> TileConfig:
+    """Return the widest tile of bfloat16 numbers with at least three steps in the shared memory."""
+    room = shared_memory - RESERVED_SHARED_MEMORY
+    stages = {width: room // ((block_m + width) * BLOCK_K * 2) for width, _ in WIDTHS}
+    width, num_warps = next((each for each in WIDTHS if stages[each[0]] >= 3), WIDTHS[-1])
+    return TileConfig(width // (1 + paired), num_warps, max(2, min(4, stages[width])))
 
 
 def experts_prefill(
@@ -30,8 +75,8 @@ def experts_prefill(
 ) -> torch.Tensor:
     """Return the weighed sum [M, H] of what each row's experts make of it, in the order of its slots."""
     out = torch.empty_like(x)
-    biased = gate_up.bias is not None
-    step = prefill_rows(routing.experts.shape[1], x.shape[1], down.in_features, x.element_size(), biased)
+    most = prefill_rows(routing.experts.shape[1], x.shape[1], down.in_features, x.element_size())
+    step = -(-len(x) // -(-len(x) // most))  # parts of about one size
     for begin in range(0, len(x), step):
         rows = slice(begin, begin + step)
         _some_rows(x[rows], gate_up, down, Routing(*(each[rows] for each in routing)), activation, out[rows])
@@ -46,76 +91,160 @@ def _some_rows(
     activation: Activation,
     out: torch.Tensor,
 ) -> None:
-    slots, of_slot = routing.experts.shape[1], routing.experts.flatten()
-    order = torch.argsort(of_slot, stable=True)
-    by_expert = of_slot[order]
-    every = torch.arange(gate_up.experts, device=x.device, dtype=torch.int32)
-    groups = Groups(by_expert, torch.searchsorted(by_expert, every, right=True, out_int32=True))
-    gathered = x[order // slots]
-    both = grouped(gathered, gate_up, groups)
-    del gathered  # no name holds what is not needed any more
-    inner = gated(both, activation)
-    del both
-    results = grouped(inner, down, groups)
-    del inner
-    by_slot = torch.empty_like(results)
-    by_slot[order] = results
-    del results
-    weights = routing.weights.to(x.dtype).unsqueeze(1)
-    torch.bmm(weights, by_slot.view(len(x), slots, -1), out=out.unsqueeze(1))
-
-
-def grouped(x: torch.Tensor, weight: ExpertWeight, groups: Groups) -> torch.Tensor:
-    """Return rows [R, K], an expert's behind the other's, each times its expert's matrix (+ its bias): [R, N]."""
-    coded = weight.weight
-    if isinstance(coded, torch.Tensor):
-        out = _products(x, coded.view(weight.experts, weight.out_features, weight.in_features), groups.ends)
-    elif isinstance(coded, FragmentWeight) and x.is_cuda and x.dtype == torch.bfloat16:
-        out = _decoded_products(x, weight, coded, groups.ends)
+    groups = Groups.of(routing.experts.flatten(), gate_up.experts)
+    if _takes(x, gate_up) and _takes(x, down):
+        inner = _products(x, gate_up, groups, activation)
+        results = _products(inner, down, groups, None)
     else:
-        return _by_expert(x, weight, groups.ends)
-    if weight.bias is not None:
-        out += weight.bias[groups.experts]
+        results = _results(x, gate_up, down, groups, activation)
+    weighed_sum(results, routing.weights, out)
+
+
+def _takes(x: torch.Tensor, weight: ExpertWeight) -> bool:
+    return runs_kernels(x) and x.dtype == torch.bfloat16 and isinstance(weight.weight, torch.Tensor | FragmentWeight)
+
+
+def _results(
+    x: torch.Tensor, gate_up: ExpertWeight, down: ExpertWeight, groups: Groups, activation: Activation
+) -> torch.Tensor:
+    """Return each slot's result [R, H] in plain PyTorch, one expert after the other."""
+    slots, begins = len(groups.order) // len(x), groups.begins.tolist()
+    results = x.new_empty(len(groups.order), down.out_features)
+    for expert in range(gate_up.experts):
+        taken = groups.order[begins[expert] : begins[expert + 1]]
+        if len(taken):
+            inner = gated(gate_up.product(x[taken // slots], expert), activation)
+            results[taken] = down.product(inner, expert)
+    return results
+
+
+def _products(x: torch.Tensor, weight: ExpertWeight, groups: Groups, activation: Activation | None) -> torch.Tensor:
+    """Multiply each expert's rows with its matrix (+ its bias).
+
+    With an activation of the rows ``x`` [M, H], by slot, gate and up, gated: [R, I] as ``groups`` are ordered. Without
+    one of rows [R, I] in that order: [R, H], as the slots are ordered.
+    """
+    paired, taken = activation is not None, len(groups.order)
+    features = weight.out_features // (1 + paired)
+    out = x.new_empty(taken, features)
+    config = tile_config(groups.block_m, paired, device_properties(x.device).shared_memory)
+    clamped = activation if isinstance(activation, ClampedSwiGLU) else ClampedSwiGLU(0.0, 0.0)
+    for experts, matrices in _matrices(weight, groups.begins, x.dtype):
+        most = taken // groups.block_m + experts.stop - experts.start
+        _products_kernel[(most, -(-features // config.block_n))](
+            x, matrices, matrices if weight.bias is None else weight.bias, groups.order, groups.begins,
+            groups.tile_begins, out, experts.start, experts.stop, taken // len(x), features, weight.in_features,
+            clamped.alpha, clamped.limit, power_of_two(weight.experts), weight.experts, groups.block_m, config.block_n,
+            BLOCK_K, weight.in_features % BLOCK_K == 0, paired, isinstance(activation, ClampedSwiGLU),
+            weight.bias is not None, num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     return out
 
 
-def _by_expert(x: torch.Tensor, weight: ExpertWeight, ends: torch.Tensor) -> torch.Tensor:
-    """Multiply by one expert after the other, little of which is decoded at a time."""
-    out, begin = x.new_empty(len(x), weight.out_features), 0
-    for expert, end in enumerate(ends.tolist()):
-        if begin < end:
-            weight.product(x[begin:end], expert, out[begin:end])
-        begin = end
+def _matrices(weight: ExpertWeight, begins: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield experts with their matrices [n * N, K]: all of them, or some whose codes lie decoded until the next."""
+    coded, count = weight.weight, weight.experts
+    if isinstance(coded, torch.Tensor):
+        yield slice(0, count), coded
+        return
+    assert isinstance(coded, FragmentWeight)
+    step, rows = experts_at_once(count, weight.out_features, weight.in_features), weight.out_features
+    room = torch.empty(step * rows, weight.in_features, device=coded.device, dtype=dtype)
+    for first in range(0, count, step):
+        experts = slice(first, min(first + step, count))
+        fragment_decode.decode(coded, slice(first * rows, experts.stop * rows), room, taken=begins)
+        yield experts, room
+
+
+def weighed_sum(results: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Compute ``out`` [M, H]: the sum of a row's results [M * S, H] by their weights [M, S], rounded to its dtype."""
+    rows, slots = weights.shape
+    if not runs_kernels(out):
+        return torch.bmm(weights.to(out.dtype).unsqueeze(1), results.view(rows, slots, -1), out=out.unsqueeze(1))[:, 0]
+    width = out.shape[1]
+    _weighed_sum_kernel[(rows, -(-width // SUM_BLOCK))](results, weights, out, slots, width, SUM_BLOCK, num_warps=4)
     return out
 
 
-def _decoded_products(x: torch.Tensor, weight: ExpertWeight, coded: FragmentWeight, ends: torch.Tensor) -> torch.Tensor:
-    """Multiply without the bias; experts that nobody takes are not decoded, and the host reads which."""
-    out, limits = x.new_empty(len(x), weight.out_features), [0, *ends.tolist()]
-    step = max(1, DECODED_SLICE // (weight.out_features * weight.in_features))  # experts that are decoded at a time
-    for first in range(0, weight.experts, step):
-        experts = slice(first, min(first + step, weight.experts))
-        begin, end = limits[experts.start], limits[experts.stop]
-        if begin < end:
-            matrices = _decoded(weight, coded, experts, x.dtype)
-            out[begin:end] = _products(x[begin:end], matrices, ends[experts] - begin)
-            del matrices
-    return out
+# fmt: off
+@jit(do_not_specialize=("first", "stop"))
+def _products_kernel(
+    x, matrices, bias, order, begins, tile_begins, out, first, stop, slots, features, in_features, alpha, limit,
+    BLOCK_E: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, PAIRED: tl.constexpr, CLAMPED: tl.constexpr, BIASED: tl.constexpr,
+):
+    # fmt: on
+    # One program: BLOCK_M rows of an expert, BLOCK_N of its features, of a pair those of either half. Both operands are
+    # streamed along K; the sums [BLOCK_M, BLOCK_N] stay in registers. Tiles of one expert follow each other, and so the
+    # matrix is read once. A program behind the last tile ends at once: how many there are the host does not know.
+    tile = tl.load(tile_begins + first) + tl.program_id(0)
+    if tile >= tl.load(tile_begins + stop):
+        return
+    each = tl.arange(0, BLOCK_E)
+    expert = tl.sum((tl.load(tile_begins + 1 + each, mask=each < EXPERTS, other=2147483647) <= tile).to(tl.int32), 0)
+    end = tl.load(begins + expert + 1)
+    at = tl.load(begins + expert) + (tile - tl.load(tile_begins + expert)) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = at < end
+    at = tl.minimum(at, end - 1)
+    slot = tl.load(order + at)
+    source = slot // slots if PAIRED else at.to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    real = n < features
+    feature = tl.minimum(n, features - 1)
+    k = tl.arange(0, BLOCK_K)
+    left = x + source[:, None] * in_features + k[None, :]
+    rows_of_expert = features * (2 if PAIRED else 1)
+    row = (expert - first).to(tl.int64) * rows_of_expert + feature
+    right = matrices + row[None, :] * in_features + k[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    ups = right + features.to(tl.int64) * in_features
+    up = total
+    for step in range(0, in_features, BLOCK_K):
+        if EVEN_K:
+            part = tl.load(left + step)
+            total = tl.dot(part, tl.load(right + step), total)
+            if PAIRED:
+                up = tl.dot(part, tl.load(ups + step), up)
+        else:
+            there = k < in_features - step
+            part = tl.load(left + step, mask=there[None, :], other=0.0)
+            total = tl.dot(part, tl.load(right + step, mask=there[:, None], other=0.0), total)
+            if PAIRED:
+                up = tl.dot(part, tl.load(ups + step, mask=there[:, None], other=0.0), up)
+    kind = out.dtype.element_ty
+    if BIASED:
+        biases = bias + expert * rows_of_expert + feature
+        total += tl.load(biases).to(tl.float32)[None, :]
+        if PAIRED:
+            up += tl.load(biases + features).to(tl.float32)[None, :]
+    total = total.to(kind).to(tl.float32)  # as the product of a layer is rounded
+    if PAIRED:
+        up = up.to(kind).to(tl.float32)
+        if CLAMPED:
+            total = tl.minimum(total, limit)
+            up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+            total = total / (1.0 + tl.exp(-total * alpha))
+        else:
+            total = total / (1.0 + tl.exp(-total))
+        total *= up
+        place = at.to(tl.int64)
+    else:
+        place = slot
+    tl.store(
+        out + place[:, None] * features + n[None, :], total.to(kind), mask=inside[:, None] & real[None, :]
+    )
 
 
-def _decoded(weight: ExpertWeight, coded: FragmentWeight, experts: slice, dtype: torch.dtype) -> torch.Tensor:
-    rows = slice(experts.start * weight.out_features, experts.stop * weight.out_features)
-    room = torch.empty(rows.stop - rows.start, weight.in_features, device=coded.device, dtype=dtype)
-    return fragment_decode.decode(coded, rows, room).view(-1, weight.out_features, weight.in_features)
-
-
-def _products(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Multiply rows with matrices [n, N, K], by where each matrix's rows end."""
-    if x.is_cuda and x.dtype == torch.bfloat16:
-        return F.grouped_mm(x, matrices.transpose(1, 2), offs=ends)
-    out, begin = x.new_empty(len(x), matrices.shape[1]), 0
-    for matrix, end in zip(matrices, ends.tolist(), strict=True):
-        if end > begin:
-            torch.mm(x[begin:end], matrix.t(), out=out[begin:end])
-        begin = end
-    return out
+@jit
+def _weighed_sum_kernel(results, weights, out, slots, width, BLOCK: tl.constexpr):
+    # One program: BLOCK columns of a row; its results are added in the order of the slots.
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    kind = out.dtype.element_ty
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in range(slots):
+        weight = tl.load(weights + row * slots + slot).to(kind).to(tl.float32)
+        place = results + (row * slots + slot) * width + column
+        total += weight * tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, total.to(kind), mask=inside)

@@ -49,8 +49,19 @@ class LaunchConfig(NamedTuple):
 CONFIG = LaunchConfig()
 
 
-def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: LaunchConfig | None = None) -> torch.Tensor:
-    """Decode coded rows, from a tile's first to a tile's last or the end, to the first of ``out`` [>= n, K]."""
+def decode(
+    weight: FragmentWeight,
+    rows: slice,
+    out: torch.Tensor,
+    config: LaunchConfig | None = None,
+    taken: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Decode coded rows, from a tile's first to a tile's last or the end, to the first of ``out`` [>= n, K].
+
+    Args:
+        taken: [E + 1] int32, of a weight that is E matrices one below the other. A kernel leaves out matrix e where
+            the numbers e and e + 1 are equal.
+    """
     begin, end, _ = rows.indices(weight.coded_rows)
     part = out[: end - begin]
     if not runs_kernels(weight):
@@ -63,8 +74,10 @@ def decode(weight: FragmentWeight, rows: slice, out: torch.Tensor, config: Launc
         if device_properties(weight.device).compute_capability >= FP8_LOAD_CAPABILITY:
             codes = codes.view(torch.float8_e4m3fn)
     along_k = config.along_k and tiles <= MAX_GRID_Y
+    matrix_tiles = 0 if taken is None else weight.coded_rows // (len(taken) - 1) // TILE_N
     _decode_kernel[(pieces, tiles) if along_k else (tiles, pieces)](
-        codes, *scales, part, begin // TILE_N, weight.coded_rows, weight.shape[1], steps, weight.scales.shape[-1],
+        codes, *scales, part, codes if taken is None else taken, begin // TILE_N, weight.coded_rows, weight.shape[1],
+        steps, weight.scales.shape[-1], matrix_tiles,
         **_constants(weight.format, weight.coded_rows, weight.shape[1], config, along_k), num_warps=config.num_warps,
         enable_fp_fusion=not weight.format.minima,  # which are added to what was rounded
     )  # fmt: skip
@@ -159,7 +172,8 @@ def tile_constants(kind: FragmentFormat) -> dict[str, Any]:
 # fmt: off
 @jit
 def _decode_kernel(
-    codes, scales, zeros, row_scales, out, first_tile, features, in_features, steps, scale_columns,
+    codes, scales, zeros, row_scales, out, taken, first_tile, features, in_features, steps, scale_columns,
+    MATRIX_TILES: tl.constexpr,
     CODES: tl.constexpr, PLACES: tl.constexpr, SIGN_PLACES: tl.constexpr, RUN_WORDS: tl.constexpr,
     ABOVE: tl.constexpr, BLOCK_ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, STEP_GROUP: tl.constexpr,
     BY_HALVES: tl.constexpr, ORDERED: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_MINIMA: tl.constexpr,
@@ -181,6 +195,10 @@ def _decode_kernel(
     if LAST_FIRST:
         local = tiles - 1 - local
     tile = (local + first_tile).to(tl.int64)
+    if MATRIX_TILES > 0:
+        matrix = taken + tile // MATRIX_TILES
+        if tl.load(matrix) == tl.load(matrix + 1):
+            return
     first = piece * (RUNS // 128)
     packed, above, g, column = load_runs(codes, tile, first, steps, RUN_WORDS, ABOVE, RUNS, ACROSS, STREAMED, WHOLE)
     upper = decoded_runs(

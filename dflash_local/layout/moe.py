@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from dflash_local.config.features import MLPConfig, MoEConfig
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
-from dflash_local.layout.linear import ROW_TILE, SLICE_ROWS, FormatOf, LinearSpec, MatrixPart, Segment
+from dflash_local.layout.linear import DECODED_SLICE, ROW_TILE, SLICE_ROWS, FormatOf, LinearSpec, MatrixPart, Segment
 from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
-PREFILL_SCRATCH = 160 * 2**20  # bytes between a prompt's products; more rows are taken one part after the other
+PREFILL_SCRATCH = 192 * 2**20  # bytes between a prompt's products; more rows are taken one part after the other
+EXPERT_SLICE = 2**27  # weights of experts that a kernel decodes at a time to two bytes each, for a prompt's products
 FLOAT32, INT32, INDEX = ITEM_BYTES["float32"], ITEM_BYTES["int32"], ITEM_BYTES["int64"]
 
 
@@ -53,16 +54,20 @@ def most_launches(rows: int) -> int:
     return -(-rows // ROW_TILE)
 
 
-def prefill_rows(slots: int, hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool = False) -> int:
+def prefill_rows(slots: int, hidden_size: int, intermediate_size: int, item_bytes: int) -> int:
     """Count rows of a prompt that go through the experts at a time."""
-    return max(1, PREFILL_SCRATCH // (slots * _slot_bytes(hidden_size, intermediate_size, item_bytes, biased)))
+    return max(1, PREFILL_SCRATCH // (slots * _slot_bytes(hidden_size, intermediate_size, item_bytes)))
 
 
-def _slot_bytes(hidden_size: int, intermediate_size: int, item_bytes: int, biased: bool) -> int:
-    """Sum a row's place in the order and the widest: rows with gate and up (and biases), gated, or two results."""
-    inner = intermediate_size
-    widest = max(hidden_size + 2 * inner * (1 + biased), 4 * inner, 2 * hidden_size)
-    return INDEX + INT32 + widest * item_bytes
+def experts_at_once(experts: int, out_features: int, in_features: int) -> int:
+    """Count coded experts whose matrices [out_features, in_features] are decoded at a time, of about equal parts."""
+    parts = -(-experts // max(1, EXPERT_SLICE // (out_features * in_features)))
+    return -(-experts // parts)
+
+
+def _slot_bytes(hidden_size: int, intermediate_size: int, item_bytes: int) -> int:
+    """Sum a row's place in the order, what its expert makes of it inside, and the result."""
+    return INDEX + (intermediate_size + hidden_size) * item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +196,9 @@ class MoELayout(PartLayout):
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """Sum logits and choice with the most of: the order, rows among experts and all sums, the shared one's."""
-        narrow, size, biased = hidden_size * item_bytes, self.config.intermediate_size, self.config.expert_bias
-        at_a_time = min(rows, prefill_rows(self.slots, hidden_size, size, item_bytes, biased))
-        between = at_a_time * self.slots * _slot_bytes(hidden_size, size, item_bytes, biased)
+        narrow, size = hidden_size * item_bytes, self.config.intermediate_size
+        at_a_time = min(rows, prefill_rows(self.slots, hidden_size, size, item_bytes))
+        between = at_a_time * self.slots * _slot_bytes(hidden_size, size, item_bytes)
         steps = [self._order_bytes(rows), rows * narrow + between]
         if self.shared is not None and not self.may_join:
             between = self.shared.config.intermediate_size * item_bytes
@@ -201,6 +206,13 @@ class MoELayout(PartLayout):
             steps.append(rows * narrow + max(products, rows * (between + narrow)))
         logits, choice = (self.config.num_experts + self.gated) * item_bytes, self.slots * (FLOAT32 + INT32)
         return rows * (logits + choice) + max(steps)
+
+    def decoded_at_once(self, hidden_size: int) -> int:
+        experts, inner = self.config.num_experts + self.may_join, self.config.intermediate_size
+        of_experts = max(
+            experts_at_once(experts, n, k) * n * k for n, k in ((2 * inner, hidden_size), (hidden_size, inner))
+        )
+        return of_experts if self.shared is None or self.may_join else max(of_experts, DECODED_SLICE)
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
         """Return the order of the experts, or the shared expert's."""

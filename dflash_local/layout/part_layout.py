@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dflash_local.layout.buffer import Buffer, Group
-from dflash_local.layout.linear import FormatOf, LinearSpec, linear_buffers
+from dflash_local.layout.linear import DECODED_SLICE, FormatOf, LinearSpec, linear_buffers
 from dflash_local.load_config import DrafterPrecision, Offloaded
 
 
@@ -65,6 +65,10 @@ class PartLayout:
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """Return the most bytes that live at once for a prompt's rows beside the residual stream."""
         raise NotImplementedError
+
+    def decoded_at_once(self, hidden_size: int) -> int:
+        """Count weights that kernels decode at a time for a prompt's products, where they are codes."""
+        return DECODED_SLICE
 
     def snapshot_bytes(self, item_bytes: int) -> int:
         """Return bytes of a copy of the state that cannot be cut back; 0 for a cache."""

@@ -166,19 +166,18 @@ def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec
     """Return the steps of a prompt's chunk, each with what lives beside it."""
     item, rows = ITEM_BYTES[spec.dtype], min(prefill_chunk(target), spec.context)
     beside = rows * target.hidden_size * (2 + spec.num_taps) * item  # the residual, its norm and the taps
-    decoded = decoding_bytes(spec, device, recorded=False)
-    if target.quantization is not None:
-        beside += decoded
     steps: dict[str, int] = {}
     for part in parts(target):
         name = f"{part.title} of a prompt chunk"
         taken = part.prefill_bytes(rows, target.hidden_size, item)
+        if target.quantization is not None:
+            taken += decoding_bytes(spec, device, part.decoded_at_once(target.hidden_size))
         steps[name] = max(steps.get(name, 0), beside + taken)
     if drafter is not None:
         kept = target.hidden_size * (2 + spec.num_taps)  # a drafter's own rows are as wide as its target's
         taken = rows * (kept + drafter.context_size) * item
         coded = spec.precision.weights == "8bit"
-        steps["drafter's rows of a prompt chunk"] = taken + (decoded if coded else 0)
+        steps["drafter's rows of a prompt chunk"] = taken + (decoding_bytes(spec, device) if coded else 0)
     return steps
 
 
@@ -191,16 +190,16 @@ def scratch_bytes(target: ModelConfig, spec: EngineSpec, device: str) -> int:
         return 0
     products = max(part.scratch_bytes(spec.rows, ITEM_BYTES[spec.dtype]) for part in parts(target))
     coded = target.quantization is not None or spec.precision.coded
-    decoded = decoding_bytes(spec, device, recorded=True) if coded else 0
+    decoded = decoding_bytes(spec, device, 0) if coded else 0
     return 2 * memory.library_workspace(device) + products + decoded
 
 
-def decoding_bytes(spec: EngineSpec, device: str, recorded: bool) -> int:
+def decoding_bytes(spec: EngineSpec, device: str, weights: int = DECODED_SLICE) -> int:
     """Return the slice of a quantised matrix that a product decodes at a time.
 
     Args:
-        recorded: in a block of a graph, whose rows kernels multiply with the codes themselves.
+        weights: that kernels decode at a time; none in a block of a graph, where they multiply the codes themselves.
     """
     if device == "cuda" and spec.dtype == "bfloat16":  # what the kernels are for
-        return 0 if recorded else DECODED_SLICE * ITEM_BYTES[spec.dtype]
+        return weights * ITEM_BYTES[spec.dtype]
     return DEQUANTIZED_SLICE * DEQUANTIZED_BYTES

@@ -26,6 +26,7 @@ from dflash_local.kernels import (
     delta_chunk,
     delta_rows,
     delta_step,
+    expert_prefill,
     fragment_decode,
     gather_rows,
     markov_walk,
@@ -76,12 +77,34 @@ def work(limit: int, kernels: str) -> Iterator[Work]:
         yield f"swiglu {config}", skinny_gemm._swiglu_kernel, {}, constants, config.num_warps, config.num_stages
     yield from chunks(kernels == "all" and limit == LIMITS[90])
     yield from packed_weights(most)
+    yield from experts_of_a_prompt(limit)
     yield from small(most)
 
 
 def tiles_bytes(config: GemmConfig) -> int:
     """About what a program holds of its two factors."""
     return config.num_stages * config.block_k * (16 + config.block_n) * 2
+
+
+def experts_of_a_prompt(limit: int) -> Iterator[Work]:
+    """Gate and up with biases, and down, of many rows of each expert."""
+    types = {
+        "matrices": BF16,
+        "order": "*i64",
+        "begins": "*i32",
+        "tile_begins": "*i32",
+        "alpha": "fp32",
+        "limit": "fp32",
+    }
+    for paired in (True, False):
+        config = expert_prefill.tile_config(128, paired, limit)
+        sizes = {"BLOCK_E": 512, "EXPERTS": 257, "BLOCK_M": 128, "BLOCK_N": config.block_n}
+        kinds = {"EVEN_K": True, "PAIRED": paired, "CLAMPED": paired, "BIASED": True}
+        constants = {**sizes, "BLOCK_K": expert_prefill.BLOCK_K, **kinds}
+        kernel = expert_prefill._products_kernel
+        yield f"experts, paired {paired}", kernel, types, constants, config.num_warps, config.num_stages
+    sums = {"results": BF16, "weights": "*fp32"}
+    yield "sum of experts", expert_prefill._weighed_sum_kernel, sums, {"BLOCK": expert_prefill.SUM_BLOCK}, 4, 1
 
 
 def small(most: int | None) -> Iterator[Work]:
@@ -157,10 +180,11 @@ def packed_weights(most: int | None) -> Iterator[Work]:
         packed = FragmentWeight.of(weight)
         zeros = "*fp16" if packed.format.minima and not packed.format.nested else "*u8"
         row_scales = "*fp16" if packed.format.nested else "*fp32"
-        types = {"codes": "*i32", "scales": scales, "zeros": zeros, "row_scales": row_scales}
+        types = {"codes": "*i32", "scales": scales, "zeros": zeros, "row_scales": row_scales, "taken": "*i32"}
         constants = fragment_decode.tile_constants(packed.format)
         config, name = fragment_decode.CONFIG, packed.format.codes
         launch = {**constants, **fragment_decode.launch_constants(packed.coded_rows, packed.shape[1], config)}
+        launch["MATRIX_TILES"] = 1
         for codes in ("*i32", EIGHT) if name == "e4m3" else ("*i32",):
             read = {**types, "codes": codes}
             yield f"decode {name} {codes}", fragment_decode._decode_kernel, read, launch, config.num_warps, 1
@@ -224,7 +248,7 @@ POINTERS = {
 }
 
 
-SIZES = ("rows", "out_features", "in_features", "intermediate_size", "gate_stride")  # multiples of 16
+SIZES = ("rows", "out_features", "in_features", "intermediate_size", "gate_stride", "features")  # multiples of 16
 
 
 def compiled(card: int, item: Work) -> dict[str, Any]:

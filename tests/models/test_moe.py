@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from dflash_local.config.features import MoEConfig
+from dflash_local.kernels import expert_prefill
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
 from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, route
+from dflash_local.kernels.split_kv import DeviceProperties
 from dflash_local.layout.linear import unquantized
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import EngineSpec, WeightSpec
@@ -150,8 +153,15 @@ def test_a_block_of_one_row_has_the_bits_of_a_longer_ones_in_exact_mode(family: 
     ],
     ids=["results", "one expert", "order", "shared expert"],
 )
-def test_a_prompt_takes_what_the_layout_says(config: MoEConfig, dtype: torch.dtype) -> None:
-    """In the worst case, all rows on the same experts; each of these has its fullest moment somewhere else."""
+def test_a_prompt_takes_what_the_layout_says(
+    config: MoEConfig, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is allocated for kernels that are not launched; each of these has its fullest moment somewhere else."""
+    monkeypatch.setattr(expert_prefill, "_takes", lambda *_: True)
+    monkeypatch.setattr(expert_prefill, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(expert_prefill, "device_properties", lambda _: DeviceProperties(2**17, 16, (8, 0)))
+    for kernel in ("_products_kernel", "_weighed_sum_kernel"):
+        monkeypatch.setattr(expert_prefill, kernel, defaultdict(lambda: lambda *_, **__: None))
     hidden, rows, kind, layout = 256, 512, dtype_name(dtype), MoELayout(config)
     spec, run = WeightSpec(hidden, kind, False, unquantized), EngineSpec(kind, 64)
     source = WeightTensors(Tensors(layout.weights("mlp", spec), CPU), spec, 1e-6)
