@@ -25,6 +25,7 @@ from dflash_local.kernels.jit import (
     jit,
     overlapping,
     power_of_two,
+    rows_of_program,
     runs_kernels,
     start_next_kernel,
     tl,
@@ -214,9 +215,12 @@ def gated_norm(
         gated = ((weight * normed) * F.silu(z.float())).to(to.dtype)
         to.copy_(gated.unflatten(1, (-1, turns)).transpose(1, 2).reshape(rows, -1))
         return
-    _gated_norm_kernel[(rows, shape.num_value_heads)](
-        out, projected, weight, to, eps, shape.projection_size, shape.conv_dim, shape.num_value_heads,
-        shape.value_head_dim, power_of_two(shape.value_head_dim), turns, num_warps=1, **overlapping(out),
+    block_d = power_of_two(shape.value_head_dim)
+    together, num_warps = rows_of_program(rows, block_d)
+    _gated_norm_kernel[(-(-rows // together), shape.num_value_heads)](
+        out, projected, weight, to, eps, shape.projection_size, shape.conv_dim, rows, shape.num_value_heads,
+        shape.value_head_dim, block_d, turns, together, num_warps=num_warps,
+        **(overlapping(out) if together == 1 else {}),
     )  # fmt: skip
 
 
@@ -412,23 +416,27 @@ def _block_kernel(
 
 
 # fmt: off
-@jit
+@jit(do_not_specialize=("rows",))  # a prompt of another length would wait for the compiler
 def _gated_norm_kernel(
-    out, projected, weight, to, eps, projection_size, conv_dim, V_HEADS: tl.constexpr, V_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, TURNS: tl.constexpr,
+    out, projected, weight, to, eps, projection_size, conv_dim, rows, V_HEADS: tl.constexpr, V_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, TURNS: tl.constexpr, ROWS: tl.constexpr,
 ):
     # fmt: on
-    # One program: one value head of one row, in registers.
+    # One program: one value head of ROWS rows, in registers.
     start_next_kernel()
     wait_for_earlier_kernels()
-    row = tl.program_id(0)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK_D)
-    inside = at < V_DIM
+    of_head = at < V_DIM
+    inside = ((row < rows) | (ROWS == 1)) & of_head[None, :]
     kind = to.dtype.element_ty
-    x = tl.load(out + (row * V_HEADS + head) * V_DIM + at, mask=inside, other=0.0).to(kind).to(tl.float32)
-    scaled = (x / tl.sqrt(tl.sum(x * x, 0) / V_DIM + eps)).to(kind).to(tl.float32)
-    scaled = (scaled * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)).to(kind).to(tl.float32)
-    z = tl.load(projected + row * projection_size + conv_dim + head * V_DIM + at, mask=inside, other=0.0).to(tl.float32)
-    place = row * V_HEADS + head % TURNS * (V_HEADS // TURNS) + head // TURNS
-    tl.store(to + place * V_DIM + at, (scaled * (z / (1.0 + tl.exp(-z)))).to(kind), mask=inside)
+    place = (row * V_HEADS + head) * V_DIM + at[None, :]
+    x = tl.load(out + place, mask=inside, other=0.0).to(kind).to(tl.float32)
+    scaled = (x / tl.sqrt(tl.sum(x * x, 1) / V_DIM + eps)[:, None]).to(kind).to(tl.float32)
+    factor = tl.load(weight + at, mask=of_head, other=0.0).to(tl.float32)
+    scaled = (scaled * factor[None, :]).to(kind).to(tl.float32)
+    gate = projected + row * projection_size + conv_dim + head * V_DIM + at[None, :]
+    z = tl.load(gate, mask=inside, other=0.0).to(tl.float32)
+    turned = row * V_HEADS + head % TURNS * (V_HEADS // TURNS) + head // TURNS
+    tl.store(to + turned * V_DIM + at[None, :], (scaled * (z / (1.0 + tl.exp(-z)))).to(kind), mask=inside)

@@ -14,6 +14,7 @@ from dflash_local.kernels import fragment_gemm
 from dflash_local.kernels.fragment_order import NIBBLES, Codes
 from dflash_local.kernels.fragment_packing import STEP_K, TILE_N, FragmentFormat, FragmentWeight
 from dflash_local.kernels.jit import jit, runs_kernels, tl
+from dflash_local.kernels.skinny_gemm import multiply
 from dflash_local.kernels.split_kv import device_properties
 from dflash_local.layout.linear import DECODED_SLICE
 
@@ -101,15 +102,16 @@ def gather(weight: FragmentWeight, ids: torch.Tensor, out: torch.Tensor) -> torc
     return out
 
 
-def linear(x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
-    """Compute ``x`` [M, K] ``@ weight.T`` for many rows, a slice of the weight at a time."""
+def linear(x: torch.Tensor, weight: FragmentWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``x`` [M, K] ``@ weight.T`` of many rows, or ``residual`` with that added, a slice of it at a time."""
     n, k = weight.coded_rows, weight.shape[1]
     step = slice_rows(n, k)
-    out, room = x.new_empty(len(x), weight.shape[0]), x.new_empty(min(step, n), k)
+    out = x.new_empty(len(x), weight.shape[0]) if residual is None else residual
+    room = x.new_empty(min(step, n), k)
     for begin in range(0, n, step):
         rows = slice(begin, min(begin + step, n))
-        torch.mm(x, decode(weight, rows, room).t(), out=out[:, rows])
-    fragment_gemm.multiply_tail(x, weight, out)
+        multiply(x, decode(weight, rows, room), out[:, rows], residual is not None)
+    fragment_gemm.multiply_tail(x, weight, out, residual)
     return out
 
 

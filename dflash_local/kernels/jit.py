@@ -10,6 +10,8 @@ import torch
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 
 OVERLAPPING_GRAPHS = 12030  # the driver's CUDA from which graphs keep that
+FEW_ROWS = 64  # up to which a program is of one row: a block's, which is to be ready soon and has the same bits always
+MOST_ROWS, PROGRAM_NUMBERS = 16, 2048  # of a program of many rows: loads stay in flight, numbers in registers
 
 try:
     import triton
@@ -98,3 +100,8 @@ def why_no_kernels(device: str) -> str:
 def power_of_two(number: int) -> int:
     """Return the smallest power of two that is not below ``number``."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+def rows_of_program(rows: int, width: int) -> tuple[int, int]:
+    """Return how many of so many rows one program takes, and with how many warps, where a row has ``width`` numbers."""
+    return (1, 1) if rows <= FEW_ROWS else (max(1, min(MOST_ROWS, PROGRAM_NUMBERS // width)), 4)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
+from dflash_local.kernels.jit import jit, power_of_two, rows_of_program, runs_kernels, tl
 
 Cache = tuple[torch.Tensor, ...]  # keys and values; of int8 codes also their scales, see ``cache_buffers``
 
@@ -65,12 +65,14 @@ def qk_norm_rope_cache(
     if not runs_kernels(qkv):
         return qk_norm_rope_cache_reference(qkv, norms, eps, rotation, start, queries, cache, layout, bias, rings)
     keys, values = cache[:2]
-    weights = norms or (qkv, qkv)
-    _qk_norm_rope_cache_kernel[(qkv.shape[0], layout.num_heads + 2 * layout.num_kv_heads)](
+    weights, rows, block_d = norms or (qkv, qkv), qkv.shape[0], power_of_two(layout.head_dim)
+    together, num_warps = rows_of_program(rows, block_d)
+    _qk_norm_rope_cache_kernel[(-(-rows // together), layout.num_heads + 2 * layout.num_kv_heads)](
         qkv, qkv if bias is None else bias, *weights, eps, *rotation, start, queries, keys, values,
-        *(cache[2:] or cache), start if rings is None else rings, keys.shape[1], layout.num_heads, layout.num_kv_heads,
-        layout.head_dim, power_of_two(layout.head_dim), layout.rotary_dim, layout.gated, norms is not None,
-        layout.norm_plus_one, layout.per_head_norms, bias is not None, rings is not None, len(cache) > 2, num_warps=1,
+        *(cache[2:] or cache), start if rings is None else rings, keys.shape[1], rows, layout.num_heads,
+        layout.num_kv_heads, layout.head_dim, block_d, layout.rotary_dim, layout.gated, norms is not None,
+        layout.norm_plus_one, layout.per_head_norms, bias is not None, rings is not None, len(cache) > 2, together,
+        num_warps=num_warps,
     )  # fmt: skip
 
 
@@ -131,18 +133,19 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float, norm_plus_one: bo
 
 
 @jit
-def _store_row(cache, scales, row, x, dim, inside, head_dim: tl.constexpr, CODED: tl.constexpr):
-    """Store a head's numbers as a row of the cache: as they are, or as int8 codes of which 127 is the largest."""
-    place = cache + row * head_dim + dim
+def _store_rows(cache, scales, at, x, dim, real, inside, head_dim: tl.constexpr, CODED: tl.constexpr):
+    """Store a head's numbers as rows ``at`` of the cache: as they are, or as int8 codes of which 127 is the largest."""
+    place = cache + (at * head_dim)[:, None] + dim[None, :]
     if CODED:
         wide = x.to(tl.float32)
-        scale = tl.max(tl.abs(wide), 0) * (1 / 127)
-        scale = tl.where(tl.sum((wide != wide).to(tl.int32), 0) > 0, float("nan"), scale)
-        code = tl.math.div_rn(wide, scale)
+        scale = tl.max(tl.abs(wide), 1) * (1 / 127)
+        scale = tl.where(tl.sum((wide != wide).to(tl.int32), 1) > 0, float("nan"), scale)
+        divisor = scale[:, None]
+        code = tl.math.div_rn(wide, divisor)
         code = (code + 12582912.0) - 12582912.0  # rounds to the nearest, of two to the even one: 1.5 * 2 ** 23
-        code = tl.where((scale > 0.0) & (scale < float("inf")), code, 0.0)
+        code = tl.where((divisor > 0.0) & (divisor < float("inf")), code, 0.0)
         tl.store(place, code.to(tl.int8), mask=inside)
-        tl.store(scales + row, scale)
+        tl.store(scales + at, scale, mask=real)
     else:
         tl.store(place, x, mask=inside)
 
@@ -150,12 +153,12 @@ def _store_row(cache, scales, row, x, dim, inside, head_dim: tl.constexpr, CODED
 @jit
 def _biased(x, bias, inside):
     """Return a product with its bias, rounded to its dtype."""
-    return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+    return (x.to(tl.float32) + tl.load(bias, mask=inside, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
 
 
 @jit
-def _ring_row(rings, head, capacity, position, RINGS: tl.constexpr):
-    """Return a position's row in the cache."""
+def _ring_rows(rings, head, capacity, position, RINGS: tl.constexpr):
+    """Return the rows of positions in the cache."""
     if RINGS:
         return tl.load(rings + 2 * head) + position % tl.load(rings + 2 * head + 1)
     else:  # not behind the return, for that would be compiled too
@@ -163,56 +166,59 @@ def _ring_row(rings, head, capacity, position, RINGS: tl.constexpr):
 
 
 # fmt: off
-@jit
+@jit(do_not_specialize=("rows",))  # a prompt of another length would wait for the compiler
 def _qk_norm_rope_cache_kernel(
     qkv, bias, query_norm, key_norm, eps, cos, sin, start, queries, keys, values, key_scales, value_scales, rings,
-    capacity,
+    capacity, rows,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, head_dim: tl.constexpr, BLOCK_D: tl.constexpr,
     ROTARY_DIM: tl.constexpr, GATED: tl.constexpr, NORMED: tl.constexpr, NORM_PLUS_ONE: tl.constexpr,
-    PER_HEAD_NORMS: tl.constexpr, BIASED: tl.constexpr, RINGS: tl.constexpr, CODED: tl.constexpr,
+    PER_HEAD_NORMS: tl.constexpr, BIASED: tl.constexpr, RINGS: tl.constexpr, CODED: tl.constexpr, ROWS: tl.constexpr,
 ):
     # fmt: on
-    # One program: one head of one row, all its dimensions in registers. A head of the queries is written to
-    # ``queries``, one of the keys or values to its row of the cache; values are neither normed nor rotated. The bias of
-    # a query head's gate is added where the gate lies: no other program touches it.
-    row = tl.program_id(0)
+    # One program: one head of ROWS rows, all its dimensions in registers. A head of the queries is written to
+    # ``queries``, one of the keys or values to its rows of the cache; values are neither normed nor rotated. The bias
+    # of a query head's gate is added where the gate lies: no other program touches it.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     PARTS: tl.constexpr = 2 if GATED else 1
     QKV_SIZE: tl.constexpr = (NUM_HEADS * PARTS + 2 * NUM_KV_HEADS) * head_dim
     dim = tl.arange(0, BLOCK_D)
-    inside = dim < head_dim
+    of_head = dim < head_dim
+    real = (row < rows) | (ROWS == 1)
+    inside = real[:, None] & of_head[None, :]
     position = (tl.load(start) + row).to(tl.int64)
     kind = queries.dtype.element_ty
     begin = tl.where(head < NUM_HEADS, head * PARTS, NUM_HEADS * PARTS + head - NUM_HEADS) * head_dim
-    source = qkv + row.to(tl.int64) * QKV_SIZE + begin
-    value = tl.load(source + dim, mask=inside, other=0.0)
+    source = qkv + (row.to(tl.int64) * QKV_SIZE + begin)[:, None]
+    value = tl.load(source + dim[None, :], mask=inside, other=0.0)
     added = bias + begin
     if BIASED:
-        value = _biased(value, added + dim, inside)
+        value = _biased(value, added + dim, of_head)
         if GATED:
-            opens = inside & (head < NUM_HEADS)
-            gate = _biased(tl.load(source + head_dim + dim, mask=opens, other=0.0), added + head_dim + dim, opens)
-            tl.store(source + head_dim + dim, gate, mask=opens)
+            opens = of_head & (head < NUM_HEADS)
+            gates, there = source + head_dim + dim[None, :], real[:, None] & opens[None, :]
+            gate = _biased(tl.load(gates, mask=there, other=0.0), added + head_dim + dim, opens)
+            tl.store(gates, gate, mask=there)
     if head >= NUM_HEADS + NUM_KV_HEADS:
-        at = _ring_row(rings, head - NUM_HEADS - NUM_KV_HEADS, capacity, position, RINGS)
-        _store_row(values, value_scales, at, value, dim, inside, head_dim, CODED)
+        at = _ring_rows(rings, head - NUM_HEADS - NUM_KV_HEADS, capacity, position, RINGS)
+        _store_rows(values, value_scales, at, value, dim, real, inside, head_dim, CODED)
         return
     # Every rotating dimension needs its partner half a head away.
     HALF: tl.constexpr = ROTARY_DIM // 2
     rotates = dim < ROTARY_DIM
     partner = tl.where(dim < HALF, dim + HALF, tl.where(rotates, dim - HALF, dim))
     x = value.to(tl.float32)
-    other = tl.load(source + partner, mask=inside, other=0.0)
+    other = tl.load(source + partner[None, :], mask=inside, other=0.0)
     if BIASED:
-        other = _biased(other, added + partner, inside)
+        other = _biased(other, added + partner, of_head)
     other = other.to(tl.float32)
     if NORMED:
-        length = tl.sqrt(tl.sum(x * x, 0) / head_dim + eps)
+        length = tl.sqrt(tl.sum(x * x, 1) / head_dim + eps)[:, None]
         norm = query_norm if head < NUM_HEADS else key_norm
         if PER_HEAD_NORMS:
             norm += tl.where(head < NUM_HEADS, 0, head - NUM_HEADS) * head_dim
-        mine = tl.load(norm + dim, mask=inside, other=0.0).to(tl.float32)
-        its = tl.load(norm + partner, mask=inside, other=0.0).to(tl.float32)
+        mine = tl.load(norm + dim, mask=of_head, other=0.0).to(tl.float32)[None, :]
+        its = tl.load(norm + partner, mask=of_head, other=0.0).to(tl.float32)[None, :]
         # Its partner takes the same norm, and is rounded alike: as one head does that is normed before it is rotated.
         x = x / length
         other = other / length
@@ -221,13 +227,15 @@ def _qk_norm_rope_cache_kernel(
             other = other.to(kind).to(tl.float32)
         x = (x * mine).to(kind).to(tl.float32)
         other = (other * its).to(kind).to(tl.float32)
-    angle = position * ROTARY_DIM + dim
-    c = tl.load(cos + angle, mask=rotates, other=1.0).to(tl.float32)
-    s = tl.load(sin + angle, mask=rotates, other=0.0).to(tl.float32)
-    other = tl.where(dim < HALF, -other, other)
+    angle = (position * ROTARY_DIM)[:, None] + dim[None, :]
+    turned = real[:, None] & rotates[None, :]
+    c = tl.load(cos + angle, mask=turned, other=1.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=turned, other=0.0).to(tl.float32)
+    other = tl.where((dim < HALF)[None, :], -other, other)
     x = ((x * c).to(kind).to(tl.float32) + (other * s).to(kind).to(tl.float32)).to(kind)
     if head < NUM_HEADS:
-        tl.store(queries + (row * NUM_HEADS + head).to(tl.int64) * head_dim + dim, x, mask=inside)
+        place = (row * NUM_HEADS + head).to(tl.int64) * head_dim
+        tl.store(queries + place[:, None] + dim[None, :], x, mask=inside)
     else:
-        at = _ring_row(rings, head - NUM_HEADS, capacity, position, RINGS)
-        _store_row(keys, key_scales, at, x, dim, inside, head_dim, CODED)
+        at = _ring_rows(rings, head - NUM_HEADS, capacity, position, RINGS)
+        _store_rows(keys, key_scales, at, x, dim, real, inside, head_dim, CODED)

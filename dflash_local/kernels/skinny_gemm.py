@@ -67,6 +67,11 @@ def linear_reference(
     return out.copy_(product if residual is None else residual + product)
 
 
+def multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, add: bool) -> torch.Tensor:
+    """Compute ``out = x @ weight.T``, or add that to ``out``, for many rows by the library."""
+    return torch.addmm(out, x, weight.t(), out=out) if add else torch.mm(x, weight.t(), out=out)
+
+
 def swiglu(x: torch.Tensor, gate_up: torch.Tensor, out: torch.Tensor, config: GemmConfig) -> torch.Tensor:
     """Compute ``out`` [M, I] = silu(x @ gate.T) * (x @ up.T), each rounded; ``gate_up``: [2 I, K], gate first."""
     if not runs_kernels(x):

@@ -43,7 +43,7 @@ def test_a_wrong_zero_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         wanted = format_of(coded.weight).prefill
 
-        def off_by_one(x: Any, weight: Any) -> Any:
+        def off_by_one(x: Any, weight: Any, residual: Any = None) -> Any:
             groups = x.float().unflatten(1, (-1, weight.group_size)).sum(-1)
             return wanted(x, weight) + (groups @ weight.scales.float().t()).to(x.dtype)
 
@@ -57,7 +57,7 @@ def test_one_lost_column_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     product = Linear(torch.randn(48, 96, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16))
     assert all(each.error <= 1 for each in try_product(product, 1))
 
-    def without_last(x: Any, weight: Any) -> Any:
+    def without_last(x: Any, weight: Any, residual: Any = None) -> Any:
         return x[:, :-1] @ weight[:, :-1].t()
 
     monkeypatch.setattr(type(format_of(product.weight)), "prefill", staticmethod(without_last))
@@ -74,7 +74,7 @@ def test_channels_of_large_weights_are_no_fault(kind: type[Linear | GateUp], mon
     product = kind(weight.to(torch.bfloat16))
     rounded = product.weight.float() * (1 + 2**-9 * (2 * torch.rand(weight.shape, generator=generator) - 1))
 
-    def prefill(x: Any, weight: Any) -> Any:
+    def prefill(x: Any, weight: Any, residual: Any = None) -> Any:
         return (x.float() @ rounded.t()).to(torch.bfloat16)
 
     monkeypatch.setattr(type(format_of(product.weight)), "prefill", staticmethod(prefill))

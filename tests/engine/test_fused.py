@@ -78,6 +78,20 @@ def test_l1_hidden_states_equal_the_reference_engines(family: str) -> None:
         torch.testing.assert_close(one, two, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_part_adds_a_prompts_rows_to_the_residual(family: str) -> None:
+    target, generator = fused_target(family, 100), torch.Generator().manual_seed(0)
+    x = torch.randn(40, target.hidden_size, generator=generator)
+    for layer in target.layers:
+        for part in (layer.mixer, layer.mlp):
+            target.clear()
+            want = x + part.prefill(x)
+            target.clear()
+            residual = x.clone()
+            assert part.prefill(x, residual) is residual
+            torch.testing.assert_close(residual, want, rtol=1e-4, atol=2e-5)
+
+
 # A drafter of the first kind, and its targets without a window, are those of llama31-v1-b10, too.
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 @pytest.mark.parametrize("pair", [pytest.param(FIRST, marks=pytest.mark.slow), *GOLDEN_PAIRS[1:]])

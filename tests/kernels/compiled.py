@@ -38,7 +38,7 @@ from dflash_local.kernels import (
     split_kv,
 )
 from dflash_local.kernels.fragment_packing import FragmentWeight
-from dflash_local.kernels.jit import power_of_two
+from dflash_local.kernels.jit import power_of_two, rows_of_program
 from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.layout.attention import SPLITS_PER_DOUBLING
 from dflash_local.layout.cycle import CHOICE_BLOCK
@@ -120,11 +120,13 @@ def small(most: int | None) -> Iterator[Work]:
     layout = {"NUM_HEADS": 16, "NUM_KV_HEADS": 4, "head_dim": 256, "BLOCK_D": 256, "ROTARY_DIM": 64}
     kind = {"GATED": True, "NORMED": True, "NORM_PLUS_ONE": True, "PER_HEAD_NORMS": False, "BIASED": False}
     kind["RINGS"] = True
-    for cache in (BF16, "*i8"):
+    for cache, rows in ((BF16, 1), ("*i8", 1), (BF16, 1000), ("*i8", 1000)):
         types = {"start": "*i32", "eps": "fp32", "keys": cache, "values": cache, "rings": "*i64"}
         types |= dict.fromkeys(("key_scales", "value_scales"), "*fp32")
+        together, warps = rows_of_program(rows, layout["BLOCK_D"])
         kernel = qk_norm_rope_cache._qk_norm_rope_cache_kernel
-        yield f"heads {cache}", kernel, types, {**layout, **kind, "BIASED": cache == BF16, "CODED": cache != BF16}, 1, 1
+        constants = {**layout, **kind, "BIASED": cache == BF16, "CODED": cache != BF16, "ROWS": together}
+        yield f"heads {cache}", kernel, types, constants, warps, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
     yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
     convolution = {"KERNEL_SIZE": 2, "BLOCK": block_convolution.MAX_BLOCK, "ADD": True}
@@ -136,6 +138,10 @@ def small(most: int | None) -> Iterator[Work]:
     counts = {"cycle": "*i32", "kept": "*i32"}
     block = {**delta, "BLOCK_D": 128, "BLOCK_V": delta_step.BLOCK_V}
     yield "recurrence", delta_step._block_kernel, {**wide, **counts}, block, 1, 1
+    norm, types = {"V_HEADS": 32, "V_DIM": 128, "BLOCK_D": 128, "TURNS": 1}, {"out": "*fp32", "to": BF16, "eps": "fp32"}
+    for rows in (1, 1000):
+        together, warps = rows_of_program(rows, 128)
+        yield "gated norm", delta_step._gated_norm_kernel, types, {**norm, "ROWS": together}, warps, 1
     small = {**dict.fromkeys(("rate", "bias"), "*fp32"), **wide, **counts}
     inputs = {**delta, "BLOCK_D": 128, "BLOCK_HEADS": 32, "CONV_KERNEL": 4, "EPS": 1e-6}
     yield "inputs", delta_step._inputs_kernel, small, inputs, 1, 1

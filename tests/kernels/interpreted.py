@@ -45,7 +45,7 @@ from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DecodeConfig, DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
 from dflash_local.models.fused import gguf_formats
-from tests.kernels import cache_interpreted, chunks_interpreted, experts_interpreted
+from tests.kernels import cache_interpreted, chunks_interpreted, experts_interpreted, rows_interpreted
 from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
@@ -485,7 +485,8 @@ def rooms() -> dict[str, dict[str, float]]:
     )
     close = {name: both(run) for group in groups for name, run in group()}
     close |= dict(experts_interpreted.checks())
-    return {"close": close, "bits": dict(cache_interpreted.checks()), "chunks": dict(chunks_interpreted.checks())}
+    bits: dict[str, float] = {**dict(cache_interpreted.checks()), **dict(rows_interpreted.checks())}
+    return {"close": close, "bits": bits, "chunks": dict(chunks_interpreted.checks())}
 
 
 if __name__ == "__main__":

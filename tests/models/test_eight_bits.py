@@ -8,7 +8,7 @@ import torch
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.models.fused.kernel_choice import choose_configs
-from dflash_local.models.fused.linear import GateUp, Linear, first_out_features, int8_copy, quantise_layer
+from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, first_out_features, int8_copy, quantise_layer
 
 
 def random(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -29,8 +29,17 @@ def test_a_layer_multiplies_with_what_its_codes_stand_for(rows: int) -> None:
     assert torch.allclose(layer.prefill(x), want, atol=1e-4)
     added = layer(x, torch.empty(rows, 48), residual)
     assert torch.allclose(added, want + residual, atol=1e-4)
+    prefilled = layer.prefill(x, into := residual.clone())
+    assert prefilled is into and torch.allclose(prefilled, want + residual, atol=1e-4)
     assert torch.equal(layer(x, residual, residual), added), "the result may be the residual"
     assert choose_configs([layer], 16) == {}, "nothing is measured on the CPU"
+
+
+def test_several_products_are_added_beside_each_other() -> None:
+    joined = JoinedLinear((Linear(random(48, 64)), Linear(random(16, 64, seed=3))), {})
+    x, residual = random(80, 64, seed=1), random(80, 64, seed=2)
+    want = residual + joined.prefill(x)
+    assert joined.prefill(x, residual) is residual and torch.allclose(residual, want, atol=1e-4)
 
 
 def test_a_gated_layer_multiplies_with_what_its_codes_stand_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import cuda_driver, fragment_gemm, nvrtc
+from dflash_local.kernels import cuda_driver, fragment_decode, fragment_gemm, nvrtc
 from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
 from dflash_local.kernels.kernel_record import KernelRecord
@@ -92,7 +92,9 @@ def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: o
 
 
 @pytest.mark.parametrize("weight", [int4(96, 256, 32), fp8_rows(88, 160)])
-def test_a_few_plain_rows_ride_along_with_packed_ones(weight: Codable, card: None) -> None:
+def test_a_few_plain_rows_ride_along_with_packed_ones(
+    weight: Codable, card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     n, k = weight.shape
     rows = torch.randn(24, k, generator=torch.Generator().manual_seed(1)).bfloat16()
     x = torch.randn(5, k, generator=torch.Generator().manual_seed(0))
@@ -104,6 +106,11 @@ def test_a_few_plain_rows_ride_along_with_packed_ones(weight: Codable, card: Non
     in_order: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6 * float(want.abs().max())}  # of summation
     assert torch.allclose(joined(x, torch.empty(5, n + 24)), want, **in_order)
     assert torch.allclose(joined.prefill(x), want, atol=2**-7 * float(want.abs().max()))
+    residual = torch.randn(5, n + 24, generator=torch.Generator().manual_seed(2))
+    added = residual + joined.prefill(x)
+    monkeypatch.setattr(fragment_decode, "DECODED_SLICE", 32 * k)
+    assert fragment_decode.slice_rows(n, k) < n, "several slices"
+    assert joined.prefill(x, residual) is residual and torch.allclose(residual, added, **in_order)
     assert candidates(product, 99 * 1024, 16) and product.kind != Linear(FragmentWeight.of(int4(120, 256, 32))).kind
     joined.finish()
     assert joined.products == (product,), "once is enough"

@@ -62,10 +62,11 @@ def no_routing(rows: int, slots: int = CHOSEN) -> Routing:
 
 
 def by_both(part: MoE, x: torch.Tensor) -> list[torch.Tensor]:
-    """The result of a block, of a block that is added, and of a prompt."""
+    """The result of a block and of a prompt, each alone and added."""
     out = torch.full_like(x, torch.nan)
     added = x.clone()
-    return [part.block(x, out, None), part.block(x, added, added).sub(x), part.prefill(x)]
+    block = [part.block(x, out, None), part.block(x, added, added).sub(x)]
+    return [*block, part.prefill(x), part.prefill(x, x.clone()).sub(x)]
 
 
 @torch.no_grad()

@@ -147,16 +147,19 @@ class Attention:
         )  # fmt: skip
         return self.weights.output(attended, out, residual, self.weights.output_bias)
 
-    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
-        """Return its result [M, H] of a prompt's rows at ``start ..``."""
+    def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return its result [M, H] of a prompt's rows at ``start ..``; or ``residual`` with that added."""
         config, rows = self.weights.config, len(normed)
         qkv = self.weights.qkv.prefill(normed)
         queries = normed.new_empty(rows, config.num_heads, config.head_dim)
         self._write(qkv, queries)
         gates, window = qkv if config.gated else None, config.sliding_window
         attended = prefill_attention(queries, self.cache, self._start, config.scale, window, gates, self.weights.sinks)
-        result, bias = self.weights.output.prefill(attended), self.weights.output_bias
-        return result if bias is None else result.add_(bias)
+        output, bias = self.weights.output, self.weights.output_bias
+        if bias is None:
+            return output.prefill(attended, residual)
+        result = output.prefill(attended).add_(bias)
+        return result if residual is None else residual.add_(result)
 
     @property
     def window(self) -> int:

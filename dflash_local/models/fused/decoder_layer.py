@@ -71,11 +71,11 @@ class DecoderLayer:
     def prefill(self, x: torch.Tensor, normed: torch.Tensor, on_residual: OnResidual | None = None) -> None:
         """Add the layer's results to a prompt's rows at ``start ..``."""
         self.mixer_input(x, normed)
-        x += _normed(self.mixer_output, self.mixer.prefill(normed))
+        _add_prefilled(self.mixer, self.mixer_output, normed, x)
         if on_residual is not None:
             on_residual(x)
         self.mlp_input(x, normed)
-        x += _normed(self.mlp_output, self.mlp.prefill(normed))
+        _add_prefilled(self.mlp, self.mlp_output, normed, x)
         if on_residual is not None:
             on_residual(x)
 
@@ -92,5 +92,9 @@ def _added(after: RMSNorm | Around | None, x: torch.Tensor, branch: torch.Tensor
         after.after(part(branch, None), x)
 
 
-def _normed(norm: RMSNorm | None, result: torch.Tensor) -> torch.Tensor:
-    return result if norm is None else norm(result, result)
+def _add_prefilled(part: Mixer | FeedForward, norm: RMSNorm | None, normed: torch.Tensor, x: torch.Tensor) -> None:
+    if norm is None:
+        part.prefill(normed, x)
+    else:
+        result = part.prefill(normed)
+        x += norm(result, result)

@@ -92,8 +92,10 @@ class WeightOperations(Protocol):
     def swiglu(self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any) -> torch.Tensor:
         """Compute ``out = silu(x @ gate.T) * (x @ up.T)`` for any number of rows."""
 
-    def prefill(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        """Return ``x @ weight.T`` for as many rows as there are."""
+    def prefill(self, x: torch.Tensor, weight: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``x @ weight.T`` for as many rows as there are; or ``residual`` with that added, rounded once where
+        the library does so.
+        """
 
     def candidates(self, weight: Any, paired: bool, rows: int, shared_memory: int) -> list[Any]:
         """Return kernel configurations for so many rows that divide a weight and fit a device's shared memory.
@@ -142,8 +144,10 @@ class _Unquantized:
             return skinny_gemm.swiglu(x, weight, out, config)
         return skinny_gemm.swiglu_reference(x, weight, out)
 
-    def prefill(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, weight.t())
+    def prefill(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        if residual is None:
+            return torch.mm(x, weight.t())
+        return skinny_gemm.multiply(x, weight, residual, add=True)
 
     def candidates(self, weight: torch.Tensor, paired: bool, rows: int, shared_memory: int) -> list[KernelConfig]:
         """List skinny GEMM kernels, and Triton's usual ones that divide a weight and fit, else those for toys."""

@@ -203,8 +203,8 @@ class _Fragments:
             return fragment_gemm.swiglu(x, weight, out, config)
         return gated(self.prefill(x, weight), out)
 
-    def prefill(self, x: torch.Tensor, weight: FragmentWeight) -> torch.Tensor:
-        return fragment_decode.linear(x, weight)
+    def prefill(self, x: torch.Tensor, weight: FragmentWeight, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return fragment_decode.linear(x, weight, residual)
 
     def candidates(
         self, weight: FragmentWeight, paired: bool, rows: int, shared_memory: int

@@ -147,14 +147,14 @@ class GatedDeltaNet:
         delta_step.gated_norm(self._out, projected, weights.norm, weights.eps, self._config, mixed, weights.turns)
         return weights.output(mixed, out, residual)
 
-    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
-        """Return its result [M, H] of a prompt's rows, which are committed at once."""
+    def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return its result [M, H] of a prompt's rows, which are committed at once; or ``residual`` with that added."""
         weights = self.weights
         projected = weights.in_proj.prefill(normed)
         out = delta_chunk.run_rows(projected, weights.small, self.log, self._config)
         mixed = projected.new_empty(len(projected), self._config.value_size)
         delta_step.gated_norm(out, projected, weights.norm, weights.eps, self._config, mixed, weights.turns)
-        return weights.output.prefill(mixed)
+        return weights.output.prefill(mixed, residual)
 
     def state_bytes(self, positions: int) -> int:
         """Return bytes of the committed state, whatever the number of positions."""

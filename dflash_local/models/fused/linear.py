@@ -59,8 +59,9 @@ class Linear(_WeightProduct):
             return fragment_gemm.linear(x, product[0], out, self.config, residual, bias)
         return self(x, out, residual).add_(bias)
 
-    def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        return format_of(self.weight).prefill(x, self.weight)
+    def prefill(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return ``x @ weight.T`` for as many rows as there are; or ``residual`` with that added."""
+        return format_of(self.weight).prefill(x, self.weight, residual)
 
 
 @dataclass(slots=True)
@@ -120,9 +121,12 @@ class JoinedLinear:
             begin = end
         return out
 
-    def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        results = [product.prefill(x) for product in self.products]
-        return results[0] if len(results) == 1 else torch.cat(results, -1)
+    def prefill(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute as ``Linear`` does."""
+        if len(self.products) == 1:
+            return self.products[0].prefill(x, residual)
+        result = torch.cat([product.prefill(x) for product in self.products], -1)
+        return result if residual is None else residual.add_(result)
 
     def finish(self) -> None:
         finish(self.products)

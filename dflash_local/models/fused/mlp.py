@@ -47,5 +47,5 @@ class MLP:
         intermediate = self._intermediate[: len(normed)]
         return self.weights.down(self.weights.gate_up(normed, intermediate), out, residual)
 
-    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
-        return self.weights.down.prefill(self.weights.gate_up.prefill(normed))
+    def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return self.weights.down.prefill(self.weights.gate_up.prefill(normed), residual)

@@ -174,14 +174,14 @@ class MoE:
         experts_swiglu(x, matrices.gate_up, routing, intermediate, weights.config.activation)
         return experts_down(intermediate, matrices.down, routing, out, residual)
 
-    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
+    def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         weights = self.weights
         logits = weights.router.prefill(normed)
         result = self.prefill_routed(normed, self.routing(logits))
         if weights.shared is not None:
             inner = self._weighed(weights.shared.gate_up.prefill(normed), logits)
             result += weights.shared.down.prefill(inner)
-        return result
+        return result if residual is None else residual.add_(result)
 
     def routing(self, logits: torch.Tensor) -> Routing:
         """Return what rows take by their logits [M, E] or [M, E + 1]."""

@@ -48,8 +48,8 @@ class Mixer(Protocol):
             normed: [M, H]. out: may be ``residual``. max_seq_len: no row stands at or behind this position.
         """
 
-    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
-        """Return its result [M, H] of a prompt's rows, which are committed at once."""
+    def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return its result [M, H] of a prompt's rows, which are committed at once; or ``residual`` with that added."""
 
     def state_bytes(self, positions: int) -> int:
         """Sum what a block reads of the sequence where so many positions are looked back on."""
@@ -81,7 +81,7 @@ class FeedForward(Protocol):
     def block(self, normed: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute as a mixer's does."""
 
-    def prefill(self, normed: torch.Tensor) -> torch.Tensor:
+    def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Compute as a mixer's does."""
 
 

@@ -22,7 +22,7 @@ from dflash_local.kernels.quantized_weight import (
     row_slices,
     words_of,
 )
-from dflash_local.kernels.skinny_gemm import gated
+from dflash_local.kernels.skinny_gemm import gated, multiply
 from dflash_local.layout.linear import (
     DEQUANTIZED_SLICE,
     INT4_PER_WORD,
@@ -74,10 +74,10 @@ class Decoded:
     def swiglu(self, x: torch.Tensor, weight: Any, out: torch.Tensor, config: Any) -> torch.Tensor:
         return gated(self.prefill(x, weight), out)
 
-    def prefill(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        out = x.new_empty(len(x), weight.shape[0])
+    def prefill(self, x: torch.Tensor, weight: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
+        out = x.new_empty(len(x), weight.shape[0]) if residual is None else residual
         for rows in row_slices(weight):
-            torch.mm(x, weight.dequantized(rows).to(x.dtype).t(), out=out[:, rows])
+            multiply(x, weight.dequantized(rows).to(x.dtype), out[:, rows], residual is not None)
         return out
 
     def candidates(self, weight: Any, paired: bool, rows: int, shared_memory: int) -> list[Any]:
