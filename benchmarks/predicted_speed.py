@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.speed_table import STORED as FORMATS
 from benchmarks.speed_table import form_of, known_pair, stored_as
 from dflash_local.bench.random_run import SLACK
+from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import plan
@@ -31,15 +33,21 @@ KINDS = {
     "qwen3.5-35b-a3b": "hybrid, experts",
 }
 PREFILL = 8192  # as long as the longest context that is measured
-LOAD = LoadConfig(drafter_precision="8bit", context=PREFILL + SLACK, offload="none")
+CONTEXT = PREFILL + SLACK
+LOAD = LoadConfig(drafter_precision="8bit", context=CONTEXT, offload="none")
 MEMORY = 141 * 2**30  # of a card of which only the name is known
 
 
-def planned(name: str, stored: str | None, machine: Machine) -> dict[str, Any]:
-    """The plan's peak and times of a pair, in a format of ``FORMATS``, on a card with all of its memory free."""
+def planned(name: str, stored: str | None, machine: Machine, chunk: int | None = None) -> dict[str, Any]:
+    """The plan's peak and times of a pair, in a format of ``FORMATS``, on a card with all of its memory free.
+
+    Args:
+        chunk: of a prompt, as it was measured; the target's own if not given.
+    """
     known = known_pair(name)
     target = stored_as(known.target, stored)
-    found = plan(target, known.drafter, machine, LOAD)
+    load = replace(LOAD, prefill_chunk=prompt_chunk(target, CONTEXT, chunk))
+    found = plan(target, known.drafter, machine, load)
     prediction = predict(found, target, known.drafter)
     if prediction is None:
         raise SystemExit(f"{name}: nothing is predicted of {found.engine} in {found.dtype} on {machine.name}")
@@ -58,6 +66,7 @@ def measured(report: Mapping[str, Any]) -> dict[str, Any]:
         str(at["context"]): {"step_ms": at["ar_step"]["ms"], "cycle_ms": at["cycle"][block]["ms"]} for at in found["at"]
     }
     kept = {"card": report["card"], "versions": report["versions"], "peak_bytes": found["peak_bytes"], "at": times}
+    kept["chunk"] = found["prefill"].get("chunk")
     return {"pair": name, "kind": KINDS[name], "format": form, "measured": kept}
 
 
@@ -91,9 +100,11 @@ def table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 def predicted_today(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The entries of a record with what is planned now."""
     machine = Machine(record["card"], "cuda", MEMORY, MEMORY, "", "cuda")
-    return [
-        entry | {"planned": planned(entry["pair"], FORMATS[entry["format"]], machine)} for entry in record["entries"]
-    ]
+    found = []
+    for entry in record["entries"]:
+        chunk = entry["measured"].get("chunk")
+        found.append(entry | {"planned": planned(entry["pair"], FORMATS[entry["format"]], machine, chunk)})
+    return found
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ class Measured:
     drafter: DFlashConfig
     at: Mapping[str, Any]
     scale: Scale = SAME
-    prompt: Mapping[str, Any] = field(default_factory=dict)  # its tokens, and the seconds that they took
+    prompt: Mapping[str, Any] = field(default_factory=dict)  # its tokens, the chunk, the seconds
 
     @property
     def load(self) -> Load:
@@ -264,7 +264,7 @@ def fitted(measured: Sequence[Measured]) -> SpeedTable:
 
 def prompts(measured: Sequence[Measured]) -> dict[str, float]:
     """Milliseconds for each unit of ``PromptWork``."""
-    works = [prompt_work(each.target, each.prompt["tokens"]) for each in measured]
+    works = [prompt_work(each.target, each.prompt["tokens"], each.prompt.get("chunk")) for each in measured]
     formats = sorted({form for work in works for form in work.experts})
     matrix = [
         [*(getattr(work, kind) for kind in WORK), *(work.experts.get(form, 0.0) for form in formats)] for work in works
@@ -309,7 +309,8 @@ def main() -> None:
     for each in measured:
         times = times_of(each.target, each.drafter, each.load, table, SAME)
         step, cycle = each.at["ar_step"]["ms"], each.at["cycle"].get(str(each.drafter.block_size))
-        prompt, wanted = prompt_ms(each.target, each.prompt["tokens"], table, SAME), 1e3 * each.prompt["s"]
+        tokens, chunk, wanted = each.prompt["tokens"], each.prompt.get("chunk"), 1e3 * each.prompt["s"]
+        prompt = prompt_ms(each.target, tokens, table, SAME, chunk)
         if times is None or times.cycle_ms is None or cycle is None or prompt is None:
             raise SystemExit(f"{each.name}: a format or a cycle is missing")
         pairs = (times.step_ms, step), (times.cycle_ms, cycle["ms"]), (prompt, wanted)

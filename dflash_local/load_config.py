@@ -182,6 +182,16 @@ class LoadConfig:
         needs_fused=True,
         not_shown=("none",),
     )
+    prefill_chunk: int | None = _option(
+        None,
+        "Tokens of a prompt processed at once; as many as there is room for if not given.",
+        low=256,
+        high=32_768,  # rows are the second axis of a launch, of at most 65,535
+        metavar="N",
+        has_variable=False,
+        needs_fused=True,
+        compared=False,
+    )
     draft_window: int | None = _option(
         None,
         "Tokens the drafter looks back on; all if not given.",

@@ -89,7 +89,8 @@ def bench_random(
     measures = _measures(options, pair, stated.rows)
     place = place or random_run.gpu(options.load.device, options.load.dtype)
     machine = machine or random_run.machine(place)
-    _check_fit(choice, user, pair, measures, machine, place)
+    chunk = _planned_chunk(choice, user, pair, measures, machine, place)
+    measures = replace(measures, prefill_chunk=chunk)
     progress = progress_of(notify)
     found = random_run.measure(pair, measures, place, lambda text, part: progress(f"measuring {text}", part))
     others = tuple(run_all(tasks(pair, measures.contexts[0], place), progress)) if options.baselines else ()
@@ -172,30 +173,37 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     if routing not in get_args(Routing):
         raise UsageError(f"--routing {routing}: no such routing", f"give {' or '.join(get_args(Routing))}")
     load = options.load
-    return Measures(contexts, rows, prefill, load.drafter_precision, cast(Routing, routing), load.exact, load.kv_cache)
+    modes = load.exact, load.kv_cache, load.prefill_chunk
+    return Measures(contexts, rows, prefill, load.drafter_precision, cast(Routing, routing), *modes)
 
 
-def _check_fit(
+def _planned_chunk(
     choice: Choice, user: Settings, pair: RandomPair, measures: Measures, machine: Machine, place: Place
-) -> None:
-    """Whether it fits by the plan, before anything is allocated."""
+) -> int | None:
+    """The chunk of a prompt by the plan. DoesNotFitError: by that it does not fit, before anything is allocated."""
     from dflash_local.bench.random_run import SLACK
     from dflash_local.planner.plan import context_limit, plan
 
     known = fitting.shapes(choice, model_store(user))
     if known is None:
-        return
+        return measures.prefill_chunk
     context = min(measures.room, context_limit(known.target, known.drafter))
     dtype = str(place.dtype).removeprefix("torch.")
     engine = "fused" if machine.kind == "cuda" else "auto"
     # As it is built.
     config = LoadConfig(
-        dtype=dtype, context=context, engine=engine, offload="none", exact=measures.exact, kv_cache=measures.kv_cache
+        dtype=dtype,
+        context=context,
+        engine=engine,
+        offload="none",
+        exact=measures.exact,
+        kv_cache=measures.kv_cache,
+        prefill_chunk=measures.prefill_chunk,
     )
     target = replace(known.target, quantization=pair.model.quantization)
     found = plan(target, known.drafter, machine, config)
     if not fitting.too_big(found):
-        return
+        return found.load.prefill_chunk
     least = plan(target, known.drafter, machine, replace(config, context=min(CONTEXT + SLACK, context)))
     smaller = f"--context {CONTEXT} --prefill 0 would fit" if least.fits and context > CONTEXT + SLACK else ""
     hint = smaller or f"--weights random:int4-g128 takes least; dflash show {choice.name} tells what fits"

@@ -153,6 +153,7 @@ def build(
     precision: str = "auto",
     exact: bool = False,
     kv_cache: str = "auto",
+    prefill_chunk: int | None = None,
     progress: OnProgress = lambda text, part: None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
     """A runner over random weights, and how it drafts. UsageError: no such precision. torch.OutOfMemoryError."""
@@ -167,7 +168,8 @@ def build(
     weights = target_weights.random_weights(pair.model, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
-    target = FusedTarget(weights, pair.model, pair.config.taps, context, block, exact=exact, kv_cache=kv_cache)
+    options: dict[str, Any] = {"exact": exact, "kv_cache": kv_cache, "prefill_chunk": prefill_chunk}
+    target = FusedTarget(weights, pair.model, pair.config.taps, context, block, **options)
     drafter = blocks_of(pair.config)(pair.config, parts or drafter_parts(), target)
     stored = () if narrow else drafter.products  # a coarser precision's products are chosen with it
     del parts  # what a coarser precision replaces is free then

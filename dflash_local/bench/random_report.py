@@ -83,7 +83,8 @@ def random_report(
     prefill: dict[str, Any] | None = None
     if measured.prefill_s is not None:
         rate = measures.prefill / measured.prefill_s
-        prefill = {"tokens": measures.prefill, "s": measured.prefill_s, "tokens_per_s": rate}
+        sizes = {"tokens": measures.prefill, "chunk": measures.prefill_chunk}
+        prefill = {**sizes, "s": measured.prefill_s, "tokens_per_s": rate}
     return finite(
         {
             "report": "dflash bench --weights random",

@@ -55,7 +55,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Measures:
     """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), drafter precision, routing,
-    whether in strict mode, and the form of keys and values.
+    whether in strict mode, the form of keys and values, and the chunk of a prompt (None: the target's own).
     """
 
     contexts: tuple[int, ...]
@@ -65,6 +65,7 @@ class Measures:
     routing: Routing = "uniform"
     exact: bool = False
     kv_cache: str = "auto"
+    prefill_chunk: int | None = None
 
     @property
     def room(self) -> int:
@@ -181,8 +182,8 @@ def _measure(
     def building(text: str, part: float) -> None:
         progress(text, 0.1 + 0.3 * part)
 
-    wanted, exact, kv_cache = measures.drafter_precision, measures.exact, measures.kv_cache
-    runner, chosen = build(pair, measures.room, place.device, place.dtype, wanted, exact, kv_cache, building)
+    asked = (measures.drafter_precision, measures.exact, measures.kv_cache, measures.prefill_chunk)
+    runner, chosen = build(pair, measures.room, place.device, place.dtype, *asked, building)
     prefill = None
     if measures.prefill:
         progress(f"a prompt of {measures.prefill:,} tokens", 0.4)

@@ -40,7 +40,7 @@ MOST = 32  # requests at a time
 MAX_LIMIT = 100_000
 MAX_LENGTHS = 3  # as many columns as eighty characters leave
 ALONE = LoadConfig(draft=False)
-RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision", "exact", "kv_cache")  # of the load options
+RANDOM_KNOWS = ("engine", "dtype", "device", "context", "drafter_precision", "exact", "kv_cache", "prefill_chunk")
 
 # What is measured, and the options that say something about it.
 PROMPTS, TASKS, SERVER, FIDELITY, RANDOM = "prompts", "--tasks", "a server", "--fidelity", "--weights random"

@@ -45,7 +45,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         drafter=refused_drafter(pair),
     )
     dense = pair.facts.model.dense
-    return engine_rule.fused(why, lambda: not why_slow(pair.where.device, dense), pair.config.needs_fused)
+    return engine_rule.fused(why, lambda: not why_slow(pair.where.device, dense), pair.needs_fused)
 
 
 def refused_drafter(pair: CheckedPair) -> str:
@@ -115,6 +115,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         exact=config.exact,
         kv_cache=config.kv_cache,
         offloaded=offloaded,
+        prefill_chunk=config.prefill_chunk,
     )
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it

@@ -19,7 +19,7 @@ from dflash_local.models.transformers_target import TransformersTarget
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
     """Return that it takes every pair, but not every option."""
-    return engine_rule.reference(pair.config.needs_fused)
+    return engine_rule.reference(pair.needs_fused)
 
 
 def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[ReferenceRunner, tuple[str, ...]]:

@@ -28,13 +28,15 @@ def prefill_attention(
     sliding_window: int | None = None,
     gates: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally [M, heads * head_dim] for rows at positions ``start ..``, whose keys the cache holds.
 
-    Args: as of ``decode_attention``; ``sliding_window``: keys that a row sees including its own; None is all.
+    Args: as of ``decode_attention``; ``sliding_window``: keys that a row sees including its own; None is all. ``out``:
+        written, if it is there already.
     """
     rows, num_heads, head_dim = queries.shape
-    out, window = queries.new_empty(rows, num_heads * head_dim), sliding_window or 0
+    out, window = queries.new_empty(rows, num_heads * head_dim) if out is None else out, sliding_window or 0
     if not runs_kernels(queries):
         mask = AttentionMask(sliding_window=window)
         for low in range(0, rows, REFERENCE_ROWS):

@@ -10,6 +10,7 @@ from dflash_local.layout.buffer import Buffer
 PREFILL_CHUNK = 1024  # of a prompt's tokens that are processed at once
 CODED_CHUNK_NUMBERS = 2048 * 4096  # of hidden states in a chunk of a quantised target
 CODED_CHUNK_MOST = 2048  # tokens of such a chunk
+LARGER_CHUNKS = (8192, 4096)  # that a plan takes where they fit, the first of them
 CHUNK_STEP = 256  # rows of a tile of the library's products
 MAX_STOP_IDS = 32
 RECORDS = 8  # cycles whose records the device keeps
@@ -18,8 +19,16 @@ ROWS_TOGETHER = 4  # rows that are filtered and sorted at once: a float of a sor
 CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
 
 
-def prefill_chunk(target: ModelConfig) -> int:
-    """Count tokens of a prompt processed at once: more where each chunk decodes quantised weights."""
+def prompt_chunk(target: ModelConfig, context: int, given: int | None = None) -> int:
+    """Count tokens of a prompt that a load processes at once, at most its context.
+
+    Args:
+        given: of the load; without one it is the model's own, more where each chunk decodes quantised weights.
+    """
+    return min(_own_chunk(target) if given is None else given, context)
+
+
+def _own_chunk(target: ModelConfig) -> int:
     if target.quantization is None:
         return PREFILL_CHUNK
     rows = CODED_CHUNK_NUMBERS // target.hidden_size // CHUNK_STEP * CHUNK_STEP

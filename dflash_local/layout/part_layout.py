@@ -95,6 +95,7 @@ class EngineSpec:
         context: tokens the session may hold.
         block_size: the trained one, 1 without a drafter. num_taps: tapped layers.
         precision: of the drafter, see ``DrafterPrecision``. offloaded: what lies in host memory.
+        prefill_chunk: tokens of a prompt processed at once; None for the target's own, see ``cycle.prompt_chunk``.
     """
 
     dtype: str
@@ -105,6 +106,7 @@ class EngineSpec:
     exact: bool = False
     precision: DrafterPrecision = field(default_factory=DrafterPrecision)
     offloaded: tuple[Offloaded, ...] = ()
+    prefill_chunk: int | None = None
 
     @property
     def cache_dtype(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig, MoEConfig
-from dflash_local.layout.cycle import prefill_chunk
+from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.linear import stored_formats
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.target import part_layout
@@ -34,9 +34,13 @@ class PromptWork:
 
 
 @lru_cache(maxsize=512)
-def prompt_work(model: ModelConfig, tokens: int) -> PromptWork:
-    """Sum the work of a prompt of so many tokens. Raise KeyError where the fused engine has no such layer."""
-    chunks = -(-tokens // prefill_chunk(model))
+def prompt_work(model: ModelConfig, tokens: int, chunk: int | None = None) -> PromptWork:
+    """Sum the work of a prompt of so many tokens. Raise KeyError where the fused engine has no such layer.
+
+    Args:
+        chunk: tokens processed at once; the model's own if not given.
+    """
+    chunks = -(-tokens // prompt_chunk(model, tokens, chunk))
     format_of = stored_formats(model.quantization)
     weights, of_token, scores, recurrent = 0, 0, 0.0, 0
     experts: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from dflash_local.config.module_names import HEAD
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout import pair
 from dflash_local.layout.buffer import HOST_GROUPS, ITEM_BYTES, Group
-from dflash_local.layout.cycle import prefill_chunk
+from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.target import part_layout, parts
@@ -36,6 +36,7 @@ def engine_spec(drafter: Drafter | None, load: Load) -> EngineSpec:
         exact=load.exact,
         precision=load.drafter_precision,
         offloaded=load.offloaded,
+        prefill_chunk=load.prefill_chunk,
     )
 
 
@@ -164,7 +165,7 @@ def ring_bytes(target: ModelConfig, spec: EngineSpec) -> int:
 
 def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec, device: str) -> dict[str, int]:
     """Return the steps of a prompt's chunk, each with what lives beside it."""
-    item, rows = ITEM_BYTES[spec.dtype], min(prefill_chunk(target), spec.context)
+    item, rows = ITEM_BYTES[spec.dtype], prompt_chunk(target, spec.context, spec.prefill_chunk)
     beside = rows * target.hidden_size * (2 + spec.num_taps) * item  # the residual, its norm and the taps
     steps: dict[str, int] = {}
     for part in parts(target):

@@ -18,7 +18,7 @@ class Load:
     Attributes:
         bitsandbytes: the format that it makes of the weights; what this program makes of them is the model's.
         device: cuda, mps or cpu. snapshots: of a recurrent state that are alive at once.
-        exact, drafter_precision, kv_cache, offloaded: of the fused engine alone, see ``LoadConfig``.
+        exact, drafter_precision, kv_cache, offloaded, prefill_chunk: of the fused engine alone, see ``LoadConfig``.
     """
 
     dtype: str
@@ -31,6 +31,7 @@ class Load:
     drafter_precision: DrafterPrecision = DrafterPrecision()
     kv_cache: str = "auto"
     offloaded: tuple[Offloaded, ...] = ()
+    prefill_chunk: int | None = None
 
     @classmethod
     def of(cls, kind: str, config: LoadConfig, context: int, block: int) -> Load:
@@ -48,4 +49,5 @@ class Load:
             drafter_precision=DRAFTER_PRECISIONS.get(config.drafter_precision, DrafterPrecision()),
             kv_cache=config.kv_cache,
             offloaded=OFFLOADS.get(config.offload, ()) if kind not in ("cpu", "mps") else (),
+            prefill_chunk=config.prefill_chunk,
         )

@@ -15,6 +15,7 @@ from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.quantization import kept_format
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.layout.cycle import LARGER_CHUNKS, prompt_chunk
 from dflash_local.layout.quantized import quantize_refusal, quantized
 from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -42,8 +43,8 @@ class Plan:
         engine: fused or reference, or server for targets no single machine of ours runs. dtype: of the weights, or of
             what is computed with them. stored: the format that an engine keeps them in as they are published; None
             for plain or decoded ones.
-        load: what loads it so: the requested one with the context and the drafter precision of the plan. The context
-            is the floor, or the requested one, when it does not fit.
+        load: what loads it so: the requested one with the context, the drafter precision, the offload and the chunk of
+            a prompt of the plan. The context is the floor, or the requested one, when it does not fit.
         ledger: sizes in bytes; those of a server's target may be unknown.
         slow: why it is the reference engine, where the fused one would run the target without a drafter; else empty.
     """
@@ -84,8 +85,9 @@ class Plan:
         return {**asdict(self.load), **own, **made}
 
     def options(self) -> str:
-        """Write the command-line options that ask for this plan."""
-        return " ".join(self.load.arguments())
+        """Write the command-line options that ask for this plan; a chunk that it chose is chosen again."""
+        chosen = self.load.prefill_chunk in LARGER_CHUNKS
+        return " ".join((replace(self.load, prefill_chunk=None) if chosen else self.load).arguments())
 
 
 def plan(
@@ -100,7 +102,7 @@ def plan(
     """Plan a load on this machine; ``fits`` is False when it does not fit or is not known to.
 
     Of the automatic drafter precision a coarser one is taken where only that fits, or only it leaves the context that
-    is wanted; then of the automatic offload the first that does.
+    is wanted; then of the automatic offload the first that does. What is left then is for larger chunks of a prompt.
 
     Args:
         wanted: tokens of context, where none are requested.
@@ -254,7 +256,25 @@ class _Case:
         return low * STEP
 
     def best(self, limit: int, wanted: int) -> Plan:
-        """Plan the first offload and drafter precision with enough context; else those that leave the most of it."""
+        """Plan the first offload and drafter precision with enough context; else those that leave the most of it. Then
+        the largest chunk of a prompt for which that has room.
+        """
+        found = self._with_context(limit, wanted)
+        for chunk in self._larger_chunks(found):
+            other = replace(self, config=replace(found.load, prefill_chunk=chunk)).plan(found.context or 0)
+            if other.fits:
+                return other
+        return found
+
+    def _larger_chunks(self, found: Plan) -> list[int]:
+        """List larger chunks than the model's own. In exact mode the bits must not depend on what memory is free."""
+        given = self.config.prefill_chunk is not None or self.config.exact
+        if not found.fits or given or self.engine != "fused" or self.machine.kind not in ("cuda", "named"):
+            return []
+        context = found.context or 0
+        return [chunk for chunk in LARGER_CHUNKS if prompt_chunk(self.target, context) < chunk <= context]
+
+    def _with_context(self, limit: int, wanted: int) -> Plan:
         asked, fitting = self.config.context, list[Plan]()
         drafting = self.engine == "fused" and self.drafter is not None
         coarser = COARSER if drafting and self.config.drafter_precision == "auto" else ()

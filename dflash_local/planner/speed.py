@@ -226,7 +226,7 @@ def predict(
         one = times_of(model, drafter, of, table, scale)
         if one is None:
             return None
-        times.append(replace(one, prompt_ms=prompt_ms(model, context, table, scale)))
+        times.append(replace(one, prompt_ms=prompt_ms(model, context, table, scale, load.prefill_chunk)))
     return Prediction(tuple(times), None if drafter is None else lengths, basis)
 
 
@@ -291,11 +291,16 @@ def pass_us(
     return total
 
 
-def prompt_ms(target: ModelConfig, tokens: int, table: SpeedTable, scale: Scale) -> float | None:
+def prompt_ms(
+    target: ModelConfig, tokens: int, table: SpeedTable, scale: Scale, chunk: int | None = None
+) -> float | None:
     """Predict the milliseconds from a prompt of so many tokens to its first token; None of experts in a format that was
     not measured.
+
+    Args:
+        chunk: as of ``prompt_work``.
     """
-    work, ms = prompt_work(target, tokens), table.prompt
+    work, ms = prompt_work(target, tokens, chunk), table.prompt
     if not work.experts.keys() <= ms.keys():
         return None
     multiplied = work.products * ms["products"] + work.attention * ms["attention"] + work.recurrent * ms["recurrent"]

@@ -33,6 +33,7 @@ PAIRS = [
     *(pytest.param((*named, "cuda"), marks=pytest.mark.gpu) for named in ON_CARD),
 ]
 CHUNK, SLACK = 32, 160  # a ring is longer than what a kernel reads at a time
+LARGE = 430  # a chunk that a ring takes in slices, the last of them a part of one
 CONTEXT = 800
 NEW = 10  # tokens of a reply: drafts of random weights are refused, so these are about as many cycles
 
@@ -100,6 +101,19 @@ def test_rings_draft_as_whole_caches_do_wherever_a_text_begins(both: tuple[Sessi
         for session in both:
             session.reset()
         same(both, random_prompt(length, length))
+
+
+@pytest.mark.parametrize("both", PAIRS, indirect=True)
+def test_chunks_larger_than_rings_draft_as_whole_caches_do(both: tuple[Session, Session]) -> None:
+    """Also behind a text, and behind one that went back by less than rings hold."""
+    for session in both:
+        fused_target_of(session).prefill_chunk = LARGE
+    text = random_prompt(LARGE + 50)
+    text += [*same(both, text), *random_prompt(SLACK + 31, 2)]
+    same(both, [*text[:-7], *random_prompt(12, 3)])
+    for session in both:
+        session.reset()
+    same(both, text)
 
 
 @pytest.mark.parametrize("both", PAIRS, indirect=True)
@@ -188,4 +202,29 @@ def test_blocks_and_prompts_cross_the_border_of_a_ring_at_every_offset(
                 else:
                     rows.append(target.prefill(ids, False).hidden)
         found.append(torch.cat(rows))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "device"), TARGETS)
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"kv_cache": "int8"}], ids=["fast", "exact", "int8"])
+def test_a_chunk_larger_than_a_ring_is_what_whole_caches_give(
+    family: str, device: str, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and logits of chunks of several slices, whatever lies before them, and of blocks behind them."""
+    found, sizes = [], (LARGE, 2 * SLACK, SLACK + 1)
+    for slack in (3 * CONTEXT, SLACK):
+        monkeypatch.setattr(attention, "RING_SLACK", slack)
+        target, rows, logits = fused_target(family, 2 * CONTEXT, BLOCK, device, **options), [], []
+        assert bool(target.rings) == (slack == SLACK)
+        ids = torch.tensor(random_prompt(2 * CONTEXT), device=device)
+        for before in (0, 7):
+            target.clear()
+            for size in (before, *sizes):
+                start = target.length
+                rows += [target.prefill(ids[start : start + size], False).hidden] if size else []
+                rows.append(target.verify(ids[start + size :][:BLOCK], False).hidden)
+                logits.append(target.head(rows[-1]))
+                target.commit(BLOCK - 1)
+        assert target.holds(target.length - SLACK // 2) and target.holds(SLACK) == (slack != SLACK)
+        found.append((torch.cat(rows), torch.cat(logits)))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

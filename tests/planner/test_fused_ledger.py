@@ -344,3 +344,9 @@ def test_what_a_prompt_takes_beside_what_stands_is_worked_out_by_hand() -> None:
     assert steps["feed-forward of a prompt chunk"] == beside + 3 * rows * 12_288 * 2
     assert steps["drafter's rows of a prompt chunk"] == beside + rows * 12_288 * 2
     assert long["workspace"] == max(steps.values())
+    for chunk, rows in ((4096, 4096), (32_768, 8192)):  # at most the context
+        load = Load("bfloat16", None, 8192, 16, prefill_chunk=chunk)
+        larger = fused_memory.prefill_steps(
+            pair.model, pair.config, fused_memory.engine_spec(pair.config, load), "cuda"
+        )
+        assert larger["feed-forward of a prompt chunk"] == rows * (4096 * (2 + 8) + 3 * 12_288) * 2

@@ -14,6 +14,8 @@ from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.layout.cycle import LARGER_CHUNKS, prompt_chunk
+from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import (
@@ -45,7 +47,9 @@ def card(free: float) -> Machine:
 
 
 def need(config: LoadConfig, of: ModelConfig = DENSE, with_: DFlashConfig | None = DENSE_DRAFTER) -> int:
-    total = plan(of, with_, card(1e15), config).ledger.total
+    """Bytes with the target's own chunk of a prompt: more would be there for a larger one."""
+    own = prompt_chunk(quantized(of, config.quantize), config.context or FLOOR)
+    total = plan(of, with_, card(1e15), replace(config, prefill_chunk=own)).ledger.total
     assert total is not None
     return total
 
@@ -161,6 +165,73 @@ def test_a_tied_embedding_stays() -> None:
     short = card(need(LoadConfig(context=8192, offload="none"), tied, None) - MB)
     found = plan(tied, None, short, LoadConfig(context=8192))
     assert not found.fits and found.load.offload == "auto", "nothing would be gained"
+
+
+def workspace(found: Plan) -> int:
+    return line(found, "workspace")
+
+
+def test_what_is_left_is_for_larger_chunks_of_a_prompt() -> None:
+    """A GPU with room takes the largest, one without the target's own; the plan's options leave out what it chose."""
+    config = LoadConfig(context=9000, drafter_precision="full", offload="none")
+    own = need(config)
+    larger = {chunk: workspace_of(config, chunk) - workspace_of(config, 1024) for chunk in LARGER_CHUNKS}
+    for more, chunk in ((0, None), (larger[4096] // 2, None), (2 * larger[4096], 4096), (2 * larger[8192], 8192)):
+        found = plan(DENSE, DENSE_DRAFTER, card(own + more), config)
+        assert found.fits and found.load == replace(config, prefill_chunk=chunk), more
+        assert "--prefill-chunk" not in found.options()
+        assert plan(DENSE, DENSE_DRAFTER, found.machine, found.load).ledger == found.ledger
+    assert plan(DENSE, DENSE_DRAFTER, card(200 * GIB)).load.prefill_chunk == 8192
+    assert plan(DENSE, DENSE_DRAFTER, named("H100", None)).load.prefill_chunk == 8192
+
+
+def workspace_of(config: LoadConfig, chunk: int) -> int:
+    return workspace(plan(DENSE, DENSE_DRAFTER, card(1e15), replace(config, prefill_chunk=chunk)))
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk"),
+    [
+        ({"context": 8192}, 8192),
+        ({"context": 8191}, 4096),
+        ({"context": 4095}, None),
+        ({"exact": True}, None),  # its bits do not depend on what memory is free
+        ({"engine": "reference"}, None),
+        ({"prefill_chunk": 512}, 512),
+        ({"prefill_chunk": 512, "exact": True}, 512),
+    ],
+)
+def test_a_chunk_of_a_prompt_is_no_longer_than_the_context(options: dict[str, Any], chunk: int | None) -> None:
+    assert plan(DENSE, DENSE_DRAFTER, card(200 * GIB), LoadConfig(**options)).load.prefill_chunk == chunk
+
+
+def test_a_cpu_takes_the_targets_own_chunk() -> None:
+    machine = Machine("CPU", "cpu", 640 * GIB, 300 * GIB, "test", "cpu")
+    found = plan(DENSE, DENSE_DRAFTER, machine, LoadConfig(engine="fused", dtype="bfloat16"))
+    assert found.fits and found.engine == "fused" and found.load.prefill_chunk is None
+
+
+def test_a_chunk_that_was_asked_for_is_counted_and_kept() -> None:
+    config = LoadConfig(context=20_000, drafter_precision="full", offload="none")
+    small, large = workspace_of(config, 2048), workspace_of(config, 16_384)
+    row = 2 * (DENSE.hidden_size * (2 + len(DENSE_DRAFTER.taps)) + 3 * 12_288)  # residual, norm, taps, feed-forward
+    assert (small, large) == (2048 * row, 16_384 * row)
+    asked = replace(config, prefill_chunk=16_384)
+    found = plan(DENSE, DENSE_DRAFTER, card(need(config)), asked)
+    assert not found.fits and found.load.prefill_chunk == 16_384, "what was asked for is not changed"
+    near = nearest(DENSE, DENSE_DRAFTER, card(need(config)), asked)
+    assert near is not None and near.load.prefill_chunk == 16_384 and "--prefill-chunk 16384" in near.options()
+
+
+@settings(max_examples=30, deadline=None)
+@given(free=st.integers(6 * GIB, 60 * GIB), quantize=st.sampled_from((None, "int8", "int4")), hybrid=st.booleans())
+def test_a_larger_chunk_takes_nothing_from_the_rest_of_a_plan(free: int, quantize: str | None, hybrid: bool) -> None:
+    target, drafter = (HYBRID, HYBRID_DRAFTER) if hybrid else (DENSE, DENSE_DRAFTER)
+    machine, config = card(free), LoadConfig(quantize=quantize)
+    own = replace(config, prefill_chunk=prompt_chunk(quantized(target, quantize), FLOOR))
+    before, after = (plan(target, drafter, machine, each) for each in (own, config))
+    assert after.fits == before.fits
+    assert replace(after.load, prefill_chunk=own.prefill_chunk) == before.load
 
 
 def test_the_nearest_plan_gives_up_context_then_precision_and_the_drafter_last() -> None:

@@ -15,7 +15,9 @@ from benchmarks.speed_table import Measured
 from dflash_local.catalog.row import Kind, Published, Row
 from dflash_local.config.features import ModelConfig
 from dflash_local.drafters.dspark.layout import DSparkConfig
+from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.part_layout import EngineSpec
+from dflash_local.layout.prompt_work import prompt_work
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import speed
 from dflash_local.planner.card_probe import SAME, Scale, recorded_probe
@@ -110,7 +112,7 @@ def test_prompts_lie_near_what_was_measured(measured: dict[str, Measured]) -> No
     """Mixtures in fp8 apart, whose two records a weight's time does not explain."""
     (table,) = tables()
     for each in measured.values():
-        found = speed.prompt_ms(each.target, each.prompt["tokens"], table, SAME)
+        found = speed.prompt_ms(each.target, each.prompt["tokens"], table, SAME, each.prompt.get("chunk"))
         assert found is not None
         error = found / (1e3 * each.prompt["s"]) - 1
         assert abs(error) < (0.35 if each.name.endswith("fp8_uniform") else 0.16), each.name
@@ -134,6 +136,26 @@ def test_a_slower_card_takes_longer_for_a_prompt_by_what_it_multiplies_and_by_wh
     assert times(experts, work=2.0) > 1.7, "their codes take longer to decode than to read"
     assert find_matrix_rate("RTX 4090") == pytest.approx(165_000, rel=0.01)
     assert find_matrix_rate("RTX 6000 Ada Generation") == pytest.approx(364_000, rel=0.02)
+
+
+def test_a_larger_chunk_of_a_prompt_decodes_less_often(measured: dict[str, Measured]) -> None:
+    """The plan's chunk counts: codes are decoded once for each, and plain weights never."""
+    names = "qwen3_8b_auto", "qwen35_9b_int4_g128", "gpt_oss_20b_uniform"
+    plain, coded, experts = (measured[name].target for name in names)
+    for target in (coded, experts):
+        own, larger = (prompt_work(target, 8192, chunk) for chunk in (None, 8192))
+        times = 8192 // prompt_chunk(target, 8192)
+        assert times > 1 and own.decoded == pytest.approx(times * larger.decoded)
+        assert own.experts == pytest.approx({form: times * count for form, count in larger.experts.items()})
+    assert prompt_work(plain, 8192, 8192) == prompt_work(plain, 8192)
+    each = measured["qwen35_9b_int4_g128"]
+    own_chunk, roomy = (
+        predict(plan(each.target, each.drafter, h200(), load), each.target, each.drafter)
+        for load in (LoadConfig(context=8192, prefill_chunk=2048), LoadConfig(context=8192))
+    )
+    assert own_chunk is not None and roomy is not None
+    before, after = ([one.prompt_ms or 0.0 for one in found.times] for found in (own_chunk, roomy))
+    assert after[0] == before[0] and after[1] < before[1], "a prompt of 1,024 tokens is one chunk of both"
 
 
 def test_each_of_the_three_figures_of_a_probe_scales_its_part() -> None:

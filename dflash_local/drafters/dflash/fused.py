@@ -249,9 +249,12 @@ class DFlashBlocks:
         self._first = min(self._first, start)
         feature = self._fc.prefill(taps)
         self._hidden_norm(feature, feature)
-        at = torch.tensor([start], dtype=torch.int32, device=taps.device)
-        self._write_cache(self._context_kv.prefill(feature), at)
-        self.length = start + len(taps)
+        projected, rows = self._context_kv.prefill(feature), len(taps)
+        step = min(rows, attention_layout.RING_SLACK) if self._look_back else rows  # no row of a ring is written twice
+        for low in range(0, rows, step):
+            at = torch.tensor([start + low], dtype=torch.int32, device=taps.device)
+            self._write_cache(projected[low : low + step], at)
+        self.length = start + rows
 
     def _write_cache(self, projected: torch.Tensor, start: torch.Tensor) -> None:
         """Write keys and values of all layers with their biases, normed and rotated, to cache rows ``start ..``."""

@@ -138,7 +138,7 @@ class Attention:
         rows = len(normed)
         qkv, queries, attended = self._qkv[:rows], self._queries[:rows], self._attended[:rows]
         self.weights.qkv(normed, qkv)
-        self._write(qkv, queries)
+        self._write(qkv, queries, self._start)
         config, start = self.weights.config, self._start
         gates = qkv if config.gated else None
         decode_attention(
@@ -149,17 +149,31 @@ class Attention:
 
     def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return its result [M, H] of a prompt's rows at ``start ..``; or ``residual`` with that added."""
-        config, rows = self.weights.config, len(normed)
+        rows = len(normed)
         qkv = self.weights.qkv.prefill(normed)
-        queries = normed.new_empty(rows, config.num_heads, config.head_dim)
-        self._write(qkv, queries)
-        gates, window = qkv if config.gated else None, config.sliding_window
-        attended = prefill_attention(queries, self.cache, self._start, config.scale, window, gates, self.weights.sinks)
+        attended = normed.new_empty(rows, self.weights.config.output_size)
+        step = min(rows, layout.RING_SLACK) if self.is_ring else rows  # of more a ring would lose keys that they see
+        for low in range(0, rows, step):
+            part = slice(low, low + step)
+            self._attend(qkv[part], self._start + low if low else self._start, attended[part])
         output, bias = self.weights.output, self.weights.output_bias
         if bias is None:
             return output.prefill(attended, residual)
         result = output.prefill(attended).add_(bias)
         return result if residual is None else residual.add_(result)
+
+    def _attend(self, qkv: torch.Tensor, start: torch.Tensor, out: torch.Tensor) -> None:
+        """Write a prompt's rows at ``start ..`` to the cache, and what they attend to to ``out``."""
+        config = self.weights.config
+        queries = qkv.new_empty(len(qkv), config.num_heads, config.head_dim)
+        self._write(qkv, queries, start)
+        gates, window = qkv if config.gated else None, config.sliding_window
+        prefill_attention(queries, self.cache, start, config.scale, window, gates, self.weights.sinks, out)
+
+    @property
+    def is_ring(self) -> bool:
+        """Return whether the cache does not hold every position."""
+        return self.cache[0].shape[1] < len(self._rotation[0])
 
     @property
     def window(self) -> int:
@@ -176,9 +190,9 @@ class Attention:
     def state_bytes(self, positions: int) -> int:
         return sum(part[:, :1].numel() * part.element_size() for part in self.cache) * positions
 
-    def _write(self, qkv: torch.Tensor, queries: torch.Tensor) -> None:
+    def _write(self, qkv: torch.Tensor, queries: torch.Tensor, start: torch.Tensor) -> None:
         """Norm and rotate queries and keys, and write keys and values to their cache rows; all with their biases."""
         weights, cache = self.weights, self.cache
         qk_norm_rope_cache(
-            qkv, self._norms, weights.eps, self._rotation, self._start, queries, cache, self._heads, weights.qkv_bias
+            qkv, self._norms, weights.eps, self._rotation, start, queries, cache, self._heads, weights.qkv_bias
         )

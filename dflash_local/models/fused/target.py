@@ -15,7 +15,7 @@ from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import target as layout
-from dflash_local.layout.cycle import prefill_chunk
+from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.attention import Attention
@@ -76,19 +76,29 @@ class FusedTarget:
         exact: bool = False,
         kv_cache: str = "auto",
         offloaded: tuple[Offloaded, ...] = (),
+        prefill_chunk: int | None = None,
     ) -> None:
-        """Allocate it. ``taps``: layers to read. ``kv_cache``: as ``LoadConfig`` has it. ``offloaded``: on the host."""
+        """Allocate it. ``taps``: layers to read. ``kv_cache``, ``prefill_chunk``: as ``LoadConfig`` has them.
+        ``offloaded``: on the host.
+        """
         self.weights, self.config = weights, model
         self.taps = tuple(taps)
         self.device, self.dtype = weights.device, weights.embedding.dtype
         self.embedding_scale = float(torch.tensor(model.embedding_scale, dtype=self.dtype))
         self.spec = EngineSpec(
-            dtype_name(self.dtype), context, block_size, len(self.taps), kv_cache, exact, offloaded=offloaded
+            dtype_name(self.dtype),
+            context,
+            block_size,
+            len(self.taps),
+            kv_cache,
+            exact,
+            offloaded=offloaded,
+            prefill_chunk=prefill_chunk,
         )
         self.rows, self.capacity, self.exact = self.spec.rows, self.spec.capacity, exact
         self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
         self.is_recurrent = model.recurrent
-        self.prefill_chunk = prefill_chunk(model)
+        self.prefill_chunk = prompt_chunk(model, context, prefill_chunk)
         tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device, joined=True)
         buffers = layout.shared_buffers(model, self.vocab_size, self.spec)
         shared = {name: tensors[buffer.name] for name, buffer in buffers.items()}
@@ -103,7 +113,7 @@ class FusedTarget:
         }
         mixers = [layer.mixer for layer in self.layers]
         caches = [mixer for mixer in mixers if isinstance(mixer, Attention)]
-        self.rings = tuple(each for each in caches if each.cache[0].shape[1] < self.capacity)
+        self.rings = tuple(each for each in caches if each.is_ring)
         self.distinct_experts = shared.get("distinct_experts")
         for index, part in enumerate(self.mixtures):
             part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
