@@ -33,21 +33,15 @@ KINDS = {
     "qwen3.5-35b-a3b": "hybrid, experts",
 }
 PREFILL = 8192  # as long as the longest context that is measured
-CONTEXT = PREFILL + SLACK
-LOAD = LoadConfig(drafter_precision="8bit", context=CONTEXT, offload="none")
+LOAD = LoadConfig(drafter_precision="8bit", context=PREFILL + SLACK, offload="none")
 MEMORY = 141 * 2**30  # of a card of which only the name is known
 
 
 def planned(name: str, stored: str | None, machine: Machine, chunk: int | None = None) -> dict[str, Any]:
-    """The plan's peak and times of a pair, in a format of ``FORMATS``, on a card with all of its memory free.
-
-    Args:
-        chunk: of a prompt, as it was measured; the target's own if not given.
-    """
+    """The plan's peak and times of a pair, in a format of ``FORMATS``, on a card with all of its memory free."""
     known = known_pair(name)
     target = stored_as(known.target, stored)
-    load = replace(LOAD, prefill_chunk=prompt_chunk(target, CONTEXT, chunk))
-    found = plan(target, known.drafter, machine, load)
+    found = plan(target, known.drafter, machine, replace(LOAD, prefill_chunk=prompt_chunk(target, PREFILL, chunk)))
     prediction = predict(found, target, known.drafter)
     if prediction is None:
         raise SystemExit(f"{name}: nothing is predicted of {found.engine} in {found.dtype} on {machine.name}")
@@ -65,8 +59,8 @@ def measured(report: Mapping[str, Any]) -> dict[str, Any]:
     times = {
         str(at["context"]): {"step_ms": at["ar_step"]["ms"], "cycle_ms": at["cycle"][block]["ms"]} for at in found["at"]
     }
-    kept = {"card": report["card"], "versions": report["versions"], "peak_bytes": found["peak_bytes"], "at": times}
-    kept["chunk"] = found["prefill"].get("chunk")
+    kept = {name: report[name] for name in ("card", "versions")} | {"chunk": found["prefill"].get("chunk")}
+    kept |= {"peak_bytes": found["peak_bytes"], "at": times}
     return {"pair": name, "kind": KINDS[name], "format": form, "measured": kept}
 
 
@@ -100,11 +94,10 @@ def table(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 def predicted_today(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The entries of a record with what is planned now."""
     machine = Machine(record["card"], "cuda", MEMORY, MEMORY, "", "cuda")
-    found = []
-    for entry in record["entries"]:
-        chunk = entry["measured"].get("chunk")
-        found.append(entry | {"planned": planned(entry["pair"], FORMATS[entry["format"]], machine, chunk)})
-    return found
+    return [
+        entry | {"planned": planned(entry["pair"], FORMATS[entry["format"]], machine, entry["measured"].get("chunk"))}
+        for entry in record["entries"]
+    ]
 
 
 def main() -> None:

@@ -309,11 +309,10 @@ def main() -> None:
     for each in measured:
         times = times_of(each.target, each.drafter, each.load, table, SAME)
         step, cycle = each.at["ar_step"]["ms"], each.at["cycle"].get(str(each.drafter.block_size))
-        tokens, chunk, wanted = each.prompt["tokens"], each.prompt.get("chunk"), 1e3 * each.prompt["s"]
-        prompt = prompt_ms(each.target, tokens, table, SAME, chunk)
+        prompt = prompt_ms(each.target, each.prompt["tokens"], table, SAME, each.prompt.get("chunk"))
         if times is None or times.cycle_ms is None or cycle is None or prompt is None:
             raise SystemExit(f"{each.name}: a format or a cycle is missing")
-        pairs = (times.step_ms, step), (times.cycle_ms, cycle["ms"]), (prompt, wanted)
+        pairs = (times.step_ms, step), (times.cycle_ms, cycle["ms"]), (prompt, 1e3 * each.prompt["s"])
         lines.append((each.name, *(f"{ms:.2f} / {of_card:.2f} {ms / of_card - 1:+.1%}" for ms, of_card in pairs)))
     print("\n".join(report.table(("ms, predicted / measured", "step", "cycle", "prompt"), lines)))
     if args.write:

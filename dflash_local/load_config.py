@@ -189,7 +189,6 @@ class LoadConfig:
         high=32_768,  # rows are the second axis of a launch, of at most 65,535
         metavar="N",
         has_variable=False,
-        needs_fused=True,
         compared=False,
     )
     draft_window: int | None = _option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
@@ -24,9 +24,3 @@ class CheckedPair:
     where: Placement
     context: int
     config: LoadConfig
-
-    @property
-    def needs_fused(self) -> str:
-        """Return ``LoadConfig.needs_fused``; under ``auto`` a chunk of a prompt is none: a plan may have chosen it."""
-        auto = self.config.engine == "auto"
-        return (replace(self.config, prefill_chunk=None) if auto else self.config).needs_fused

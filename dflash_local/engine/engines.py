@@ -57,7 +57,7 @@ def load_runner(pair: CheckedPair, progress: OnProgress) -> tuple[Runner, tuple[
     try:
         runner, notices = ENGINES[name].load(pair, progress)
     except KernelError as error:
-        if name != FUSED or pair.config.engine != "auto" or pair.needs_fused:
+        if name != FUSED or pair.config.engine != "auto" or pair.config.needs_fused:
             raise
         why = str(error)
     else:

@@ -45,7 +45,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         drafter=refused_drafter(pair),
     )
     dense = pair.facts.model.dense
-    return engine_rule.fused(why, lambda: not why_slow(pair.where.device, dense), pair.needs_fused)
+    return engine_rule.fused(why, lambda: not why_slow(pair.where.device, dense), pair.config.needs_fused)
 
 
 def refused_drafter(pair: CheckedPair) -> str:
@@ -180,8 +180,7 @@ def reserve(runner: FusedRunner) -> None:
     """
     if runner.target.device.type != "cuda":
         return
-    # Of two chunks the first one's taps live on for a while.
-    ids = [0] * min(2 * runner.target.prefill_chunk, runner.context)
+    ids = [0] * min(runner.target.prefill_chunk, runner.context)
     prompt = torch.zeros(len(ids), dtype=torch.long, device=runner.target.device)
     sampler = Sampler(EVERYTHING, 0, runner.target.vocab_size, prompt)
     runner.begin(sampler, frozenset(), runner.target.rows, runner.proposer is not None)

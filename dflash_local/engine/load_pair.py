@@ -17,7 +17,7 @@ from dflash_local.engine.engines import load_runner
 from dflash_local.engine.session import Session
 from dflash_local.errors import DeviceLostError, DoesNotFitError, DriverError, UsageError
 from dflash_local.events import LoadProgress
-from dflash_local.load_config import FUSED, OFFLOADS, LoadConfig
+from dflash_local.load_config import OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import DTYPES, placement
@@ -94,7 +94,6 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         draft=runner.proposer is not None,
         drafter_precision=runner.drafter_precision,
         offload="none" if config.offload not in OFFLOADS else config.offload,
-        prefill_chunk=config.prefill_chunk if runner.name == FUSED else None,
     )
     if facts.model.quantization is not None and facts.model.quantization.remark:
         notices = (*notices, facts.model.quantization.remark)

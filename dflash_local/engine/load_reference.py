@@ -12,6 +12,7 @@ from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_cpu_costs
 from dflash_local.engine.cpu_threads import SMALL_MODEL, CpuThreads, end_team, settle_torch
 from dflash_local.engine.reference_runner import ReferenceRunner
+from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.models.load_target import load_target
 from dflash_local.models.packed_linear import can_pack, pack_linears
 from dflash_local.models.transformers_target import TransformersTarget
@@ -19,7 +20,7 @@ from dflash_local.models.transformers_target import TransformersTarget
 
 def candidate(pair: CheckedPair) -> engine_rule.Candidate:
     """Return that it takes every pair, but not every option."""
-    return engine_rule.reference(pair.needs_fused)
+    return engine_rule.reference(pair.config.needs_fused)
 
 
 def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[ReferenceRunner, tuple[str, ...]]:
@@ -33,7 +34,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     if packed:
         pack_linears(model)
     threads = CpuThreads() if packed and large else None
-    target = TransformersTarget(model, pair.contract.drafter.taps if pair.contract else ())
+    taps = pair.contract.drafter.taps if pair.contract else ()
+    target = TransformersTarget(model, taps, prefill_chunk=pair.config.prefill_chunk or PREFILL_CHUNK)
     if pair.contract is None or pair.drafter_files is None:
         end_team()
         return ReferenceRunner(target, None, pair.context, threads), ()

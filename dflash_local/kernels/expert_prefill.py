@@ -19,7 +19,7 @@ from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
 from dflash_local.kernels.split_kv import device_properties
-from dflash_local.layout.moe import experts_at_once, prefill_rows
+from dflash_local.layout.moe import experts_at_once, rows_at_once
 
 SUM_BLOCK = 1024  # columns of a program that sums a row's results
 
@@ -75,8 +75,7 @@ def experts_prefill(
 ) -> torch.Tensor:
     """Return the weighed sum [M, H] of what each row's experts make of it, in the order of its slots."""
     out = torch.empty_like(x)
-    most = prefill_rows(routing.experts.shape[1], x.shape[1], down.in_features, x.element_size())
-    step = -(-len(x) // -(-len(x) // most))  # parts of about one size
+    step = rows_at_once(len(x), routing.experts.shape[1], x.shape[1], down.in_features, x.element_size())
     for begin in range(0, len(x), step):
         rows = slice(begin, begin + step)
         _some_rows(x[rows], gate_up, down, Routing(*(each[rows] for each in routing)), activation, out[rows])
@@ -129,7 +128,7 @@ def _products(x: torch.Tensor, weight: ExpertWeight, groups: Groups, activation:
     out = x.new_empty(taken, features)
     config = tile_config(groups.block_m, paired, device_properties(x.device).shared_memory)
     clamped = activation if isinstance(activation, ClampedSwiGLU) else ClampedSwiGLU(0.0, 0.0)
-    for experts, matrices in _matrices(weight, groups.begins, x.dtype):
+    for experts, matrices in _matrices(weight, groups, x.dtype):
         most = taken // groups.block_m + experts.stop - experts.start
         _products_kernel[(most, -(-features // config.block_n))](
             x, matrices, matrices if weight.bias is None else weight.bias, groups.order, groups.begins,
@@ -141,18 +140,19 @@ def _products(x: torch.Tensor, weight: ExpertWeight, groups: Groups, activation:
     return out
 
 
-def _matrices(weight: ExpertWeight, begins: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+def _matrices(weight: ExpertWeight, groups: Groups, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield experts with their matrices [n * N, K]: all of them, or some whose codes lie decoded until the next."""
     coded, count = weight.weight, weight.experts
     if isinstance(coded, torch.Tensor):
         yield slice(0, count), coded
         return
     assert isinstance(coded, FragmentWeight)
-    step, rows = experts_at_once(count, weight.out_features, weight.in_features), weight.out_features
-    room = torch.empty(step * rows, weight.in_features, device=coded.device, dtype=dtype)
+    rows, in_features = weight.out_features, weight.in_features
+    step = experts_at_once(count, rows, in_features, len(groups.order))
+    room = torch.empty(step * rows, in_features, device=coded.device, dtype=dtype)
     for first in range(0, count, step):
         experts = slice(first, min(first + step, count))
-        fragment_decode.decode(coded, slice(first * rows, experts.stop * rows), room, taken=begins)
+        fragment_decode.decode(coded, slice(first * rows, experts.stop * rows), room, taken=groups.begins)
         yield experts, room
 
 

@@ -17,7 +17,7 @@ from dflash_local.layout.mlp import MLPLayout
 from dflash_local.layout.part_layout import EngineSpec, PartLayout, WeightSpec
 
 PREFILL_SCRATCH = 192 * 2**20  # bytes between a prompt's products; more rows are taken one part after the other
-EXPERT_SLICE = 2**27  # weights of experts that a kernel decodes at a time to two bytes each, for a prompt's products
+SLICE_OF_SLOT = 2**12  # weights of experts that a kernel decodes at a time for each slot of a prompt's rows
 FLOAT32, INT32, INDEX = ITEM_BYTES["float32"], ITEM_BYTES["int32"], ITEM_BYTES["int64"]
 
 
@@ -54,14 +54,20 @@ def most_launches(rows: int) -> int:
     return -(-rows // ROW_TILE)
 
 
-def prefill_rows(slots: int, hidden_size: int, intermediate_size: int, item_bytes: int) -> int:
-    """Count rows of a prompt that go through the experts at a time."""
-    return max(1, PREFILL_SCRATCH // (slots * _slot_bytes(hidden_size, intermediate_size, item_bytes)))
+def rows_at_once(rows: int, slots: int, hidden_size: int, intermediate_size: int, item_bytes: int) -> int:
+    """Count rows of a prompt's that go through the experts at a time, in about equal parts."""
+    most = max(1, PREFILL_SCRATCH // (slots * _slot_bytes(hidden_size, intermediate_size, item_bytes)))
+    return -(-rows // -(-rows // most))
 
 
-def experts_at_once(experts: int, out_features: int, in_features: int) -> int:
-    """Count coded experts whose matrices [out_features, in_features] are decoded at a time, of about equal parts."""
-    parts = -(-experts // max(1, EXPERT_SLICE // (out_features * in_features)))
+def experts_at_once(experts: int, out_features: int, in_features: int, slots: int) -> int:
+    """Count coded experts whose matrices [out_features, in_features] are decoded at a time, in about equal parts.
+
+    Args:
+        slots: of the rows that go through the experts at a time.
+    """
+    most = max(DECODED_SLICE, SLICE_OF_SLOT * slots)
+    parts = -(-experts // max(1, most // (out_features * in_features)))
     return -(-experts // parts)
 
 
@@ -196,9 +202,8 @@ class MoELayout(PartLayout):
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """Sum logits and choice with the most of: the order, rows among experts and all sums, the shared one's."""
-        narrow, size = hidden_size * item_bytes, self.config.intermediate_size
-        at_a_time = min(rows, prefill_rows(self.slots, hidden_size, size, item_bytes))
-        between = at_a_time * self.slots * _slot_bytes(hidden_size, size, item_bytes)
+        narrow, slots = hidden_size * item_bytes, self._slots_at_once(rows, hidden_size, item_bytes)
+        between = slots * _slot_bytes(hidden_size, self.config.intermediate_size, item_bytes)
         steps = [self._order_bytes(rows), rows * narrow + between]
         if self.shared is not None and not self.may_join:
             between = self.shared.config.intermediate_size * item_bytes
@@ -207,16 +212,19 @@ class MoELayout(PartLayout):
         logits, choice = (self.config.num_experts + self.gated) * item_bytes, self.slots * (FLOAT32 + INT32)
         return rows * (logits + choice) + max(steps)
 
-    def decoded_at_once(self, hidden_size: int) -> int:
+    def decoded_at_once(self, rows: int, hidden_size: int, item_bytes: int) -> int:
+        slots = self._slots_at_once(rows, hidden_size, item_bytes)
         experts, inner = self.config.num_experts + self.may_join, self.config.intermediate_size
-        of_experts = max(
-            experts_at_once(experts, n, k) * n * k for n, k in ((2 * inner, hidden_size), (hidden_size, inner))
-        )
+        shapes = ((2 * inner, hidden_size), (hidden_size, inner))
+        of_experts = max(experts_at_once(experts, n, k, slots) * n * k for n, k in shapes)
         return of_experts if self.shared is None or self.may_join else max(of_experts, DECODED_SLICE)
 
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
         """Return the order of the experts, or the shared expert's."""
         return max(self._order_bytes(rows), 0 if self.shared is None else self.shared.scratch_bytes(rows, item_bytes))
+
+    def _slots_at_once(self, rows: int, hidden_size: int, item_bytes: int) -> int:
+        return rows_at_once(rows, self.slots, hidden_size, self.config.intermediate_size, item_bytes) * self.slots
 
     def _of_shared(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
         return () if self.shared is None else self.shared.projections(f"{at}.shared_expert", hidden_size)

@@ -66,8 +66,8 @@ class PartLayout:
         """Return the most bytes that live at once for a prompt's rows beside the residual stream."""
         raise NotImplementedError
 
-    def decoded_at_once(self, hidden_size: int) -> int:
-        """Count weights that kernels decode at a time for a prompt's products, where they are codes."""
+    def decoded_at_once(self, rows: int, hidden_size: int, item_bytes: int) -> int:
+        """Count weights that kernels decode at a time for the products of a prompt's rows, where they are codes."""
         return DECODED_SLICE
 
     def snapshot_bytes(self, item_bytes: int) -> int:

@@ -62,9 +62,16 @@ class TransformersTarget:
         model: a transformers ``...ForCausalLM`` of a supported family, in eval mode.
         taps: 0-based decoder layers whose outputs the drafter reads; never the last one.
         device: of a model without weights, on the meta device; else that of its embedding.
+        prefill_chunk: tokens of a prompt processed at once.
     """
 
-    def __init__(self, model: Any, taps: Sequence[int] = (), device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        taps: Sequence[int] = (),
+        device: torch.device | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
         self.model = model
         decoder = model.get_decoder()
         self.config: Any = decoder.config
@@ -88,7 +95,7 @@ class TransformersTarget:
             row_attention.use(self.config)
         # Text-only positions: the three axes of a multimodal rope carry the same numbers.
         self._axes = 3 if "mrope_section" in (getattr(self.config, "rope_parameters", None) or {}) else 0
-        self.prefill_chunk = PREFILL_CHUNK
+        self.prefill_chunk = prefill_chunk
         self.kv = KVCache()
         self.recurrent = self._replace_recurrent_layers()
 

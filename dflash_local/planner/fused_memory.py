@@ -172,7 +172,7 @@ def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec
         name = f"{part.title} of a prompt chunk"
         taken = part.prefill_bytes(rows, target.hidden_size, item)
         if target.quantization is not None:
-            taken += decoding_bytes(spec, device, part.decoded_at_once(target.hidden_size))
+            taken += decoding_bytes(spec, device, part.decoded_at_once(rows, target.hidden_size, item))
         steps[name] = max(steps.get(name, 0), beside + taken)
     if drafter is not None:
         kept = target.hidden_size * (2 + spec.num_taps)  # a drafter's own rows are as wide as its target's

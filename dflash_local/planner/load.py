@@ -18,7 +18,7 @@ class Load:
     Attributes:
         bitsandbytes: the format that it makes of the weights; what this program makes of them is the model's.
         device: cuda, mps or cpu. snapshots: of a recurrent state that are alive at once.
-        exact, drafter_precision, kv_cache, offloaded, prefill_chunk: of the fused engine alone, see ``LoadConfig``.
+        exact, drafter_precision, kv_cache, offloaded: of the fused engine alone, see ``LoadConfig``.
     """
 
     dtype: str

@@ -79,12 +79,12 @@ def reserve(load: Load, peak: int | None, gaps: float = GAPS) -> MemoryLine:
 
 def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Phase) -> list[MemoryLine]:
     """Return caches, state and workspace of a phase at its end."""
-    rows = cache_rows(load.context)
+    rows, prompt = cache_rows(load.context), load.prefill_chunk or PREFILL_CHUNK
     lines = [MemoryLine("target KV", kv_bytes_per_token(target, load.dtype) * rows, f"{rows} rows")]
     grown = 0
     if drafter is not None:
         last = load.context if phase == "prefill" else load.context - 1 + load.block
-        grown = context_rows(load.context, last)
+        grown = context_rows(load.context, last, prompt)
         held = context_bytes_per_token(drafter, load.dtype) * grown + rope_table_bytes(drafter, load.dtype, last)
         lines.append(MemoryLine("drafter KV", held, f"{grown} rows, and the rope table"))
     if target.recurrent:
@@ -92,8 +92,8 @@ def _moment(target: ModelConfig, drafter: Drafter | None, load: Load, phase: Pha
         lines.append(MemoryLine("recurrent state", state + _log(target, load), "with the log of a block"))
         copies = load.snapshots - (phase == "prefill")  # the newest is taken when the prompt is done
         lines.append(MemoryLine("state snapshots", state * copies, f"{copies} of them"))
-    chunk = min(PREFILL_CHUNK, load.context) if phase == "prefill" else min(load.block, load.context)
-    later = phase == "decode" or load.context > PREFILL_CHUNK
+    chunk = min(prompt, load.context) if phase == "prefill" else min(load.block, load.context)
+    later = phase == "decode" or load.context > prompt
     conditions = Conditions(load.dtype, load.bitsandbytes, load.context, chunk, grown, later)
     size, note = largest_step(target, drafter, phase, conditions)
     lines.append(MemoryLine("workspace", size + library_workspace(load.device), note))
@@ -133,11 +133,11 @@ def cache_rows(tokens: int) -> int:
     return rows
 
 
-def context_rows(tokens: int, last: int) -> int:
+def context_rows(tokens: int, last: int, chunk: int = PREFILL_CHUNK) -> int:
     """Count rows of the drafter's cache, which doubles, chunk by chunk of a prompt, then to ``last`` rows."""
     rows, done = FIRST_ROWS, 0
     while done < tokens:
-        done = min(done + PREFILL_CHUNK, tokens)
+        done = min(done + chunk, tokens)
         if done > rows:
             rows = max(2 * rows, done)
     return rows if last <= rows else max(2 * rows, last)

@@ -16,6 +16,7 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.cli.console import Console
 from dflash_local.config.read_model import read_model
 from dflash_local.errors import DoesNotFitError, DriverError, UsageError
+from dflash_local.layout.cycle import PREFILL_CHUNK
 from dflash_local.load_config import LoadConfig
 from dflash_local.planner import hardware, machine
 from dflash_local.planner.machine import Machine
@@ -43,7 +44,8 @@ def need(pair: Pair, config: LoadConfig) -> int:
     folders = [pair.target, *([pair.drafter] if pair.drafter else [])]
     target, drafter = (json.loads((folder / "config.json").read_text()) for folder in folders)
     known = read_model(target, "target")
-    total = plan(known, decoder_of_shape(drafter, "drafter"), card(2**50), config).ledger.total
+    own = replace(config, prefill_chunk=PREFILL_CHUNK)  # with this much room a plan takes a larger one
+    total = plan(known, decoder_of_shape(drafter, "drafter"), card(2**50), own).ledger.total
     assert total is not None
     return total
 
@@ -56,7 +58,7 @@ def ask(pair: Pair, config: LoadConfig, free: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_all_of_it_where_there_is_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(pair, LoadConfig(), 2**40, monkeypatch) == (LoadConfig(context=40960), "")
+    assert ask(pair, LoadConfig(), 2**40, monkeypatch) == (LoadConfig(context=40960, prefill_chunk=8192), "")
 
 
 def test_the_context_that_fits_in_one_line(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

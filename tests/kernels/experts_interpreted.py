@@ -59,5 +59,5 @@ def checks() -> Iterator[tuple[str, float]]:
     yield "experts, whole tiles", difference(160, "plain", False, "silu")
     yield "experts, clamped, biased, mxfp4", difference(3, "mxfp4", True, ClampedSwiGLU())
     limits: Any = moe
-    limits.EXPERT_SLICE, limits.PREFILL_SCRATCH = 2 * 2 * INNER * HIDDEN, 40_000
+    limits.DECODED_SLICE, limits.SLICE_OF_SLOT, limits.PREFILL_SCRATCH = 2 * 2 * INNER * HIDDEN, 0, 40_000
     yield "experts by parts, rows by parts", difference(40, "int4", True, "silu")
