@@ -196,3 +196,11 @@ def test_a_reference_engine_that_does_not_fit_says_why_it_was_taken(
     monkeypatch.setattr(engines.load_reference, "load_target", full)
     with pytest.raises(DoesNotFitError, match=f"{WHY}.*; and the device has no memory"):
         opened(target)
+
+
+@pytest.mark.parametrize("engine", ["fused", "reference"])
+def test_the_chunk_of_a_load_is_what_runs(engine: str, tmp_path: Path) -> None:
+    folder = save_model("qwen3", tmp_path / "target")
+    for chunk, runs in ((256, 256), (None, 1024)):
+        session = opened(folder, engine=engine, context=2000, prefill_chunk=chunk)
+        assert (session.runner.target.prefill_chunk, session.facts.load.prefill_chunk) == (runs, chunk)  # type: ignore[union-attr]
