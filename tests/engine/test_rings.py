@@ -155,7 +155,7 @@ def next_reply(rings: Session, whole: Session, text: list[int]) -> tuple[list[in
 @pytest.mark.parametrize(("family", "device"), TARGETS)
 def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what rings hold, and by more: to a snapshot, or to the beginning where that is older than all snapshots."""
-    monkeypatch.setattr(attention, "RING_SLACK", CONTEXT)
+    monkeypatch.setattr(attention, "RING_SLACK", 2 * CONTEXT)
     whole = windowed(family, device)
     monkeypatch.setattr(attention, "RING_SLACK", SLACK)
     rings = windowed(family, device)
