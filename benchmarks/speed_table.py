@@ -41,7 +41,9 @@ CARD = "NVIDIA H200"
 RESULTS = Path(__file__).parent / "results"
 TABLE = Path(speed.__file__).with_name(speed.TABLES)
 ROWS = (1, 4, 8, 16)
-WORK = ("products", "attention", "recurrent", "decoded")  # of ``PromptWork``, beside experts
+PROMPTS, LEAST_CHUNK = "h100_prompts", 2048  # of mixtures, smaller ones waited for a busy host
+MULTIPLIED = ("products", "attention", "recurrent")
+WORK = (*MULTIPLIED, "decoded")  # of ``PromptWork``, beside experts
 LEAST = 1e3 / 4390  # microseconds of a megabyte: what a sum over memory reads on this card
 # Microseconds of a megabyte of keys and values by the queries of a key head: passes of predicted_speed.py's pairs at
 # 8,192 tokens less those at 1,024.
@@ -121,7 +123,7 @@ def records() -> list[Measured]:
         record = recorded(f"h200_bench_{name}")
         known, of_card = known_pair(record["target"]), record["measured"]
         model = stored_as(known.target, STORED.get(form_of(record) or "as published"))
-        found.append(Measured(name, model, known.drafter, of_card["at"][0], prompt=of_card["prefill"]))
+        found.append(Measured(name, model, known.drafter, of_card["at"][0]))
     return found
 
 
@@ -259,18 +261,40 @@ def fitted(measured: Sequence[Measured]) -> SpeedTable:
         rest.append(us - speed.draft_us(drafting, each.drafter.draft_rows, each.load.context, table, SAME))
         total.append(us)
     once, each_layer = scaled(counts, rest, total)
-    return replace(table, draft=(once, each_layer), prompt=prompts(measured))
+    return replace(table, draft=(once, each_layer), prompt=prompts(table.read))
 
 
-def prompts(measured: Sequence[Measured]) -> dict[str, float]:
-    """Milliseconds for each unit of ``PromptWork``."""
-    works = [prompt_work(each.target, each.prompt["tokens"], each.prompt.get("chunk")) for each in measured]
-    formats = sorted({form for work in works for form in work.experts})
-    matrix = [
-        [*(getattr(work, kind) for kind in WORK), *(work.experts.get(form, 0.0) for form in formats)] for work in works
-    ]
-    found = weighted(matrix, [1e3 * each.prompt["s"] for each in measured])
-    return dict(zip((*WORK, *formats), found))
+def prompt_records() -> list[Measured]:
+    """Prompts of ``PROMPTS``, but for small chunks of mixtures, which waited for the host."""
+    record = recorded(PROMPTS)
+    scaled, found = scale_of(record["card"], CARD, None), []
+    assert scaled is not None
+    for entry in record["entries"]:
+        known = known_pair(entry["pair"])
+        target = stored_as(known.target, entry["format"] if entry["format"] in USUAL else None)
+        prompt = {**entry, "s": entry["tokens"] / entry["tokens_per_s"]}
+        if target.dense or entry["chunk"] > LEAST_CHUNK:
+            found.append(Measured(entry["pair"], target, known.drafter, {}, scaled[0], prompt))
+    return found
+
+
+def prompts(read: float) -> dict[str, float]:
+    """Milliseconds for each unit of ``PromptWork``; ``read``: microseconds of a megabyte."""
+    records = prompt_records()
+    works = [prompt_work(each.target, each.prompt["tokens"], each.prompt["chunk"]) for each in records]
+    counts = [{**{kind: getattr(work, kind) for kind in WORK}, **work.experts} for work in works]
+    kinds = list(dict.fromkeys(kind for each in counts for kind in each))
+    ms = weighted(
+        [[one.get(kind, 0.0) for kind in kinds] for one in counts], [1e3 * each.prompt["s"] for each in records]
+    )
+    return {kind: unscaled(kind, value, records[0].scale, read) for kind, value in zip(kinds, ms)}
+
+
+def unscaled(kind: str, ms: float, scale: Scale, read: float) -> float:
+    """What a unit takes on ``CARD``, as ``speed.prompt_ms`` scales it."""
+    if kind in MULTIPLIED:
+        return ms / scale.matrix
+    return ms / scale.bytes if ms / scale.bytes <= speed.DECODED_BYTES * read else ms / scale.work
 
 
 def scaled(counts: Sequence[Sequence[float]], rest: Sequence[float], total: Sequence[float]) -> list[float]:
@@ -299,6 +323,10 @@ def as_json(table: SpeedTable) -> dict[str, Any]:
     }
 
 
+def compared(predicted: float, measured: float) -> str:
+    return f"{predicted:.2f} / {measured:.2f} {predicted / measured - 1:+.1%}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
@@ -309,12 +337,16 @@ def main() -> None:
     for each in measured:
         times = times_of(each.target, each.drafter, each.load, table, SAME)
         step, cycle = each.at["ar_step"]["ms"], each.at["cycle"].get(str(each.drafter.block_size))
-        prompt = prompt_ms(each.target, each.prompt["tokens"], table, SAME, each.prompt.get("chunk"))
-        if times is None or times.cycle_ms is None or cycle is None or prompt is None:
+        if times is None or times.cycle_ms is None or cycle is None:
             raise SystemExit(f"{each.name}: a format or a cycle is missing")
-        pairs = (times.step_ms, step), (times.cycle_ms, cycle["ms"]), (prompt, 1e3 * each.prompt["s"])
-        lines.append((each.name, *(f"{ms:.2f} / {of_card:.2f} {ms / of_card - 1:+.1%}" for ms, of_card in pairs)))
-    print("\n".join(report.table(("ms, predicted / measured", "step", "cycle", "prompt"), lines)))
+        lines.append((each.name, *map(compared, (times.step_ms, times.cycle_ms), (step, cycle["ms"]))))
+    print("\n".join(report.table(("ms, predicted / measured", "step", "cycle"), lines)))
+    lines = [
+        (each.name, str(each.prompt["tokens"]), str(each.prompt["chunk"]), compared(predicted, 1e3 * each.prompt["s"]))
+        for each in prompt_records()
+        for predicted in [prompt_ms(each.target, each.prompt["tokens"], table, each.scale, each.prompt["chunk"])]
+    ]
+    print("\n".join(report.table(("prompt, predicted / measured", "tokens", "chunk", "ms"), lines)))
     if args.write:
         note = "made by benchmarks/speed_table.py: microseconds of a launch [constant, for each 1e6 bytes], by rows"
         TABLE.write_text(json.dumps({"note": note, "tables": [as_json(table)]}, indent=1) + "\n", encoding="utf-8")

@@ -202,7 +202,7 @@ class MoELayout(PartLayout):
 
     def prefill_bytes(self, rows: int, hidden_size: int, item_bytes: int) -> int:
         """Sum logits and choice with the most of: the order, rows among experts and all sums, the shared one's."""
-        narrow, slots = hidden_size * item_bytes, self._slots_at_once(rows, hidden_size, item_bytes)
+        narrow, slots = hidden_size * item_bytes, self.rows_at_once(rows, hidden_size, item_bytes) * self.slots
         between = slots * _slot_bytes(hidden_size, self.config.intermediate_size, item_bytes)
         steps = [self._order_bytes(rows), rows * narrow + between]
         if self.shared is not None and not self.may_join:
@@ -212,8 +212,12 @@ class MoELayout(PartLayout):
         logits, choice = (self.config.num_experts + self.gated) * item_bytes, self.slots * (FLOAT32 + INT32)
         return rows * (logits + choice) + max(steps)
 
+    def rows_at_once(self, rows: int, hidden_size: int, item_bytes: int) -> int:
+        """Count rows of a prompt's that go through the experts at a time."""
+        return rows_at_once(rows, self.slots, hidden_size, self.config.intermediate_size, item_bytes)
+
     def decoded_at_once(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        slots = self._slots_at_once(rows, hidden_size, item_bytes)
+        slots = self.rows_at_once(rows, hidden_size, item_bytes) * self.slots
         experts, inner = self.config.num_experts + self.may_join, self.config.intermediate_size
         shapes = ((2 * inner, hidden_size), (hidden_size, inner))
         of_experts = max(experts_at_once(experts, n, k, slots) * n * k for n, k in shapes)
@@ -222,9 +226,6 @@ class MoELayout(PartLayout):
     def scratch_bytes(self, rows: int, item_bytes: int) -> int:
         """Return the order of the experts, or the shared expert's."""
         return max(self._order_bytes(rows), 0 if self.shared is None else self.shared.scratch_bytes(rows, item_bytes))
-
-    def _slots_at_once(self, rows: int, hidden_size: int, item_bytes: int) -> int:
-        return rows_at_once(rows, self.slots, hidden_size, self.config.intermediate_size, item_bytes) * self.slots
 
     def _of_shared(self, at: str, hidden_size: int) -> tuple[LinearSpec, ...]:
         return () if self.shared is None else self.shared.projections(f"{at}.shared_expert", hidden_size)

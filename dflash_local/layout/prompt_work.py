@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig, MoEConfig
+from dflash_local.layout.buffer import ITEM_BYTES
 from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.linear import stored_formats
 from dflash_local.layout.moe import MoELayout
@@ -40,7 +41,8 @@ def prompt_work(model: ModelConfig, tokens: int, chunk: int | None = None) -> Pr
     Args:
         chunk: tokens processed at once; the model's own if not given.
     """
-    chunks = -(-tokens // prompt_chunk(model, tokens, chunk))
+    rows = prompt_chunk(model, tokens, chunk)
+    chunks = -(-tokens // rows)
     format_of = stored_formats(model.quantization)
     weights, of_token, scores, recurrent = 0, 0, 0.0, 0
     experts: Counter[str] = Counter()
@@ -50,10 +52,11 @@ def prompt_work(model: ModelConfig, tokens: int, chunk: int | None = None) -> Pr
             at = f"layers.{index}.{part.module}"
             weights += sum(each.in_features * each.out_features for each in part.projections(at, model.hidden_size))
             if isinstance(config, MoEConfig):
-                expert = 3 * config.intermediate_size * model.hidden_size
-                of_token += expert * MoELayout(config).top_k
+                expert, mixture = 3 * config.intermediate_size * model.hidden_size, MoELayout(config)
+                of_token += expert * mixture.top_k
                 form = format_of(f"{at}.experts.0.gate_proj").name
-                experts[form] += expert * config.num_experts
+                parts = -(-rows // mixture.rows_at_once(rows, model.hidden_size, ITEM_BYTES["bfloat16"]))
+                experts[form] += expert * config.num_experts * parts
             elif isinstance(config, AttentionConfig):
                 seen = min(tokens / 2, config.sliding_window or tokens)
                 scores += 4 * config.output_size * seen

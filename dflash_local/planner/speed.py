@@ -35,6 +35,7 @@ from dflash_local.planner.plan import Plan
 
 CONTEXTS = (1024, 8192, 32_768, 131_072)
 TABLES = "speed_tables.json"
+USUAL_EXPERTS = "int4 g128"
 DECODED_BYTES = 4.5  # of a weight that a prompt's chunk decodes: a code is read, bfloat16 written and read again
 # Types of GGUF blocks that were not measured, and the format with as much to decode for a byte: a byte of codes of five
 # and six bits takes less than one of four, and about as long as one of eight.
@@ -291,20 +292,19 @@ def pass_us(
     return total
 
 
-def prompt_ms(
-    target: ModelConfig, tokens: int, table: SpeedTable, scale: Scale, chunk: int | None = None
-) -> float | None:
-    """Predict the milliseconds from a prompt of so many tokens to its first token; None of experts in a format that was
-    not measured.
+def prompt_ms(target: ModelConfig, tokens: int, table: SpeedTable, scale: Scale, chunk: int | None = None) -> float:
+    """Predict the milliseconds from a prompt of so many tokens to its first token. Experts in a format that was not
+    measured count as those of ``USUAL_EXPERTS``.
 
     Args:
         chunk: as of ``prompt_work``.
     """
     work, ms = prompt_work(target, tokens, chunk), table.prompt
-    if not work.experts.keys() <= ms.keys():
-        return None
     multiplied = work.products * ms["products"] + work.attention * ms["attention"] + work.recurrent * ms["recurrent"]
-    decoded = [(work.decoded, ms["decoded"]), *((count, ms[form]) for form, count in work.experts.items())]
+    decoded = [
+        (work.decoded, ms["decoded"]),
+        *((count, ms.get(form, ms[USUAL_EXPERTS])) for form, count in work.experts.items()),
+    ]
     moved = DECODED_BYTES * table.read
     return multiplied * scale.matrix + sum(count * scale.of(each, moved) for count, each in decoded)
 

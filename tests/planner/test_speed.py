@@ -108,14 +108,11 @@ def test_a_probe_of_the_card_is_taken_before_the_recorded_one(measured: dict[str
     assert 1.7 < half.times[0].step_ms / full.times[0].step_ms < 2 and "a probe of this card" in half.basis
 
 
-def test_prompts_lie_near_what_was_measured(measured: dict[str, Measured]) -> None:
-    """Mixtures in fp8 apart, whose two records a weight's time does not explain."""
+def test_prompts_lie_near_what_was_measured() -> None:
     (table,) = tables()
-    for each in measured.values():
-        found = speed.prompt_ms(each.target, each.prompt["tokens"], table, SAME, each.prompt.get("chunk"))
-        assert found is not None
-        error = found / (1e3 * each.prompt["s"]) - 1
-        assert abs(error) < (0.35 if each.name.endswith("fp8_uniform") else 0.16), each.name
+    for each in speed_table.prompt_records():
+        found = speed.prompt_ms(each.target, each.prompt["tokens"], table, each.scale, each.prompt["chunk"])
+        assert abs(found / (1e3 * each.prompt["s"]) - 1) < 0.12, each
 
 
 def test_a_slower_card_takes_longer_for_a_prompt_by_what_it_multiplies_and_by_what_it_reads(
@@ -128,12 +125,11 @@ def test_a_slower_card_takes_longer_for_a_prompt_by_what_it_multiplies_and_by_wh
 
     def times(target: ModelConfig, **slower: float) -> float:
         one, other = (speed.prompt_ms(target, 8192, table, scale) for scale in (SAME, replace(SAME, **slower)))
-        assert one is not None and other is not None
         return other / one
 
     assert times(plain, matrix=2.0) == pytest.approx(2.0) and times(plain, bytes=2.0) == times(plain, work=2.0) == 1.0
     assert 1.0 < times(coded, bytes=2.0) < 1.2 < times(coded, matrix=2.0) < 2.0
-    assert times(experts, work=2.0) > 1.7, "their codes take longer to decode than to read"
+    assert times(experts, work=2.0) > 1.6, "their codes take longer to decode than to read"
     assert find_matrix_rate("RTX 4090") == pytest.approx(165_000, rel=0.01)
     assert find_matrix_rate("RTX 6000 Ada Generation") == pytest.approx(364_000, rel=0.02)
 
@@ -143,10 +139,11 @@ def test_a_larger_chunk_of_a_prompt_decodes_less_often(measured: dict[str, Measu
     names = "qwen3_8b_auto", "qwen35_9b_int4_g128", "gpt_oss_20b_uniform"
     plain, coded, experts = (measured[name].target for name in names)
     for target in (coded, experts):
-        own, larger = (prompt_work(target, 8192, chunk) for chunk in (None, 8192))
-        times = 8192 // prompt_chunk(target, 8192)
+        own, larger, largest = (prompt_work(target, 8192, chunk) for chunk in (None, 4096, 8192))
+        times = 4096 // prompt_chunk(target, 8192)
         assert times > 1 and own.decoded == pytest.approx(times * larger.decoded)
         assert own.experts == pytest.approx({form: times * count for form, count in larger.experts.items()})
+        assert largest.experts == larger.experts, "more than 4,369 rows go through gpt-oss' experts in two parts"
     assert prompt_work(plain, 8192, 8192) == prompt_work(plain, 8192)
     each = measured["qwen35_9b_int4_g128"]
     own_chunk, roomy = (
