@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -96,9 +98,9 @@ def memory_of(session: Session) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def converse(session: Session, seconds: float, told: Callable[[str], None]) -> list[Turn]:
-    """Hold conversations for so long; each begins anew at the context's end."""
-    draw, turns, number, text = random.Random(1), list[Turn](), 0, list[int]()
+def converse(session: Session, seconds: float, told: Callable[[str], None]) -> Iterator[Turn]:
+    """Yield turns of conversations for so long; each begins anew at the context's end."""
+    draw, turns, number, text = random.Random(1), 0, 0, list[int]()
     until = time.monotonic() + seconds
 
     def ids(count: int) -> list[int]:
@@ -108,15 +110,15 @@ def converse(session: Session, seconds: float, told: Callable[[str], None]) -> l
         more = ids(draw.randrange(*RESULT))
         if len(text) + len(more) + REPLY > session.facts.context:
             number, text = number + 1, []
-            told(f"{len(turns)} turns, {number} conversations, {memory_of(session) / 2**20:.0f} MiB")
+            told(f"{turns} turns, {number} conversations, {memory_of(session) / 2**20:.0f} MiB")
         text += more
         stopped = draw.randrange(1, 6) if draw.randrange(CANCELLED_EVERY) == 0 else 0
         said, reused, cycle_ms = reply(session, text, REPLY, stopped)
-        turns.append(Turn(number, len(text), reused, cycle_ms, memory_of(session)))
+        turns += 1
+        yield Turn(number, len(text), reused, cycle_ms, memory_of(session))
         text += said
         if draw.randrange(SIDE_EVERY) == 0:
             reply(session, ids(SIDE_PROMPT), SIDE_REPLY)
-    return turns
 
 
 def rows_of(turns: Sequence[Turn], context: int) -> Iterator[tuple[str, ...]]:
@@ -148,7 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asked = LoadConfig(device=args.device, context=args.context, kv_cache=args.kv_cache, skip_check=True)
         session = load(pair, asked)
         session.stop_ids = frozenset()  # of random weights any reply could end at once
-        turns = converse(session, 60.0 * args.minutes, lambda line: print(line, file=sys.stderr, flush=True))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        turns = list[Turn]()
+        with suppress(KeyboardInterrupt):  # the table is of what was held until then
+            for turn in converse(session, 60.0 * args.minutes, lambda line: print(line, file=sys.stderr, flush=True)):
+                turns.append(turn)
         session.close()
     count, kept = turns[-1].conversation + 1, sum(turn.reused for turn in turns) / sum(turn.context for turn in turns)
     print(f"{len(turns)} turns in {count} conversations, {kept:.0%} of their prompts were in the caches")
