@@ -93,9 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     pair = named_pair(parser.parse_args().target)
-    runner, chosen = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, exact=True)
-    block = pair.config.block_size
     load = LoadConfig(engine="fused", dtype="bfloat16", device="cuda", context=4096, exact=True)
+    runner, chosen = random_pair.build(pair, 4096, torch.device("cuda"), torch.bfloat16, load)
+    block = pair.config.block_size
     facts = SessionFacts(pair.target, pair.drafter, block, False, load)
     session = Session(runner, facts, None, frozenset())
     costs = taken_costs(runner, block)

@@ -89,13 +89,12 @@ def bench_random(
     measures = _measures(options, pair, stated.rows)
     place = place or random_run.gpu(options.load.device, options.load.dtype)
     machine = machine or random_run.machine(place)
-    chunk = _planned_chunk(choice, user, pair, measures, machine, place)
-    measures = replace(measures, prefill_chunk=chunk)
+    measures = replace(measures, load=_planned_load(choice, user, pair, measures, machine, place))
     progress = progress_of(notify)
     found = random_run.measure(pair, measures, place, lambda text, part: progress(f"measuring {text}", part))
     others = tuple(run_all(tasks(pair, measures.contexts[0], place), progress)) if options.baselines else ()
-    if place.device.type == "cuda" and not pair.toy and not measures.exact:
-        _keep_speeds(pair, found, machine, measures.kv_cache, user)
+    if place.device.type == "cuda" and not pair.toy and not measures.load.exact:
+        _keep_speeds(pair, found, machine, measures.load.kv_cache, user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
     return report, random_report.random_lines(pair, measures, place, found, stated, others, options.columns)
 
@@ -172,38 +171,28 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     routing = options.routing or "uniform"
     if routing not in get_args(Routing):
         raise UsageError(f"--routing {routing}: no such routing", f"give {' or '.join(get_args(Routing))}")
-    load = options.load
-    modes = load.exact, load.kv_cache, load.prefill_chunk
-    return Measures(contexts, rows, prefill, load.drafter_precision, cast(Routing, routing), *modes)
+    return Measures(contexts, rows, prefill, options.load, cast(Routing, routing))
 
 
-def _planned_chunk(
+def _planned_load(
     choice: Choice, user: Settings, pair: RandomPair, measures: Measures, machine: Machine, place: Place
-) -> int | None:
-    """The chunk of a prompt by the plan. DoesNotFitError: by that it does not fit, before anything is allocated."""
+) -> LoadConfig:
+    """The load with its plan's chunk of a prompt. DoesNotFitError: it does not fit, before anything is allocated."""
     from dflash_local.bench.random_run import SLACK
     from dflash_local.planner.plan import context_limit, plan
 
     known = fitting.shapes(choice, model_store(user))
     if known is None:
-        return measures.prefill_chunk
+        return measures.load
     context = min(measures.room, context_limit(known.target, known.drafter))
     dtype = str(place.dtype).removeprefix("torch.")
     engine = "fused" if machine.kind == "cuda" else "auto"
     # As it is built.
-    config = LoadConfig(
-        dtype=dtype,
-        context=context,
-        engine=engine,
-        offload="none",
-        exact=measures.exact,
-        kv_cache=measures.kv_cache,
-        prefill_chunk=measures.prefill_chunk,
-    )
+    config = replace(measures.load, dtype=dtype, context=context, engine=engine, offload="none")
     target = replace(known.target, quantization=pair.model.quantization)
     found = plan(target, known.drafter, machine, config)
     if not fitting.too_big(found):
-        return found.load.prefill_chunk
+        return replace(measures.load, prefill_chunk=found.load.prefill_chunk)
     least = plan(target, known.drafter, machine, replace(config, context=min(CONTEXT + SLACK, context)))
     smaller = f"--context {CONTEXT} --prefill 0 would fit" if least.fits and context > CONTEXT + SLACK else ""
     hint = smaller or f"--weights random:int4-g128 takes least; dflash show {choice.name} tells what fits"

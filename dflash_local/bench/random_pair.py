@@ -25,6 +25,7 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import PairError, UsageError
 from dflash_local.kernels.kernel_trial import OnProgress
 from dflash_local.kernels.timing import KernelTimer
+from dflash_local.load_config import LoadConfig
 from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
@@ -150,13 +151,15 @@ def build(
     context: int,
     device: torch.device,
     dtype: torch.dtype,
-    precision: str = "auto",
-    exact: bool = False,
-    kv_cache: str = "auto",
-    prefill_chunk: int | None = None,
+    load: LoadConfig,
     progress: OnProgress = lambda text, part: None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
-    """A runner over random weights, and how it drafts. UsageError: no such precision. torch.OutOfMemoryError."""
+    """A runner over random weights, and how it drafts; ``load``: what of it changes the engine.
+
+    Raises:
+        UsageError: no such precision. torch.OutOfMemoryError.
+    """
+    precision, exact = load.drafter_precision, load.exact
     asked = precision_of(precision, pair.model.vocab_size)
     narrow = asked is not None and asked.weights == "8bit"
 
@@ -168,8 +171,16 @@ def build(
     weights = target_weights.random_weights(pair.model, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
-    options: dict[str, Any] = {"exact": exact, "kv_cache": kv_cache, "prefill_chunk": prefill_chunk}
-    target = FusedTarget(weights, pair.model, pair.config.taps, context, block, **options)
+    target = FusedTarget(
+        weights,
+        pair.model,
+        pair.config.taps,
+        context,
+        block,
+        exact=exact,
+        kv_cache=load.kv_cache,
+        prefill_chunk=load.prefill_chunk,
+    )
     drafter = blocks_of(pair.config)(pair.config, parts or drafter_parts(), target)
     stored = () if narrow else drafter.products  # a coarser precision's products are chosen with it
     del parts  # what a coarser precision replaces is free then

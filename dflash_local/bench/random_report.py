@@ -83,7 +83,7 @@ def random_report(
     prefill: dict[str, Any] | None = None
     if measured.prefill_s is not None:
         rate = measures.prefill / measured.prefill_s
-        sizes = {"tokens": measures.prefill, "chunk": measures.prefill_chunk}
+        sizes = {"tokens": measures.prefill, "chunk": measures.load.prefill_chunk}
         prefill = {**sizes, "s": measured.prefill_s, "tokens_per_s": rate}
     return finite(
         {
@@ -102,8 +102,8 @@ def random_report(
             "generation": pair.generation,
             "drafter_precision": measured.drafter_precision,
             "block_size": pair.config.block_size,
-            "exact": measures.exact,
-            "kv_cache": measures.kv_cache,
+            "exact": measures.load.exact,
+            "kv_cache": measures.load.kv_cache,
             "dtype": str(place.dtype).removeprefix("torch."),
             "device": str(place.device),
             "card": card(place),
@@ -175,11 +175,11 @@ def random_lines(
     name, specified = card(place), find_bandwidth(card(place))
     dtype = str(place.dtype).removeprefix("torch.")
     dtype = dtype if pair.model.quantization is None else f"{pair.model.quantization.name} computed in {dtype}"
-    caches = "" if measures.kv_cache == "auto" else f", keys and values in {measures.kv_cache}"
+    caches = "" if measures.load.kv_cache == "auto" else f", keys and values in {measures.load.kv_cache}"
     texts = [
         f"{pair.target} with random weights of its true shapes, {dtype} on {name}",
         f"drafter {pair.drafter}, generation {pair.generation or 'unknown'}, block {pair.config.block_size}, "
-        f"drafter precision {measured.drafter_precision}{', strict' if measures.exact else ''}{caches}",
+        f"drafter precision {measured.drafter_precision}{', strict' if measures.load.exact else ''}{caches}",
         f"bandwidth: {measured.bandwidth / GIGA:.0f} GB/s measured here, "
         + ("specified: unknown" if specified is None else f"{specified:.0f} GB/s specified"),
     ]

@@ -21,6 +21,7 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import replay_ms
+from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused.kernel_choice import without_kernel
 from dflash_local.models.fused.moe import fixed_routing
 from dflash_local.models.fused.target import FusedTarget
@@ -54,18 +55,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), drafter precision, routing,
-    whether in strict mode, the form of keys and values, and the chunk of a prompt (None: the target's own).
+    """What to measure: committed tokens, verified rows, tokens of a prompt (0: none), routing; and how it is loaded:
+    drafter precision, strict mode, the form of keys and values, the chunk of a prompt.
     """
 
     contexts: tuple[int, ...]
     rows: tuple[int, ...]
     prefill: int
-    drafter_precision: str = "auto"
+    load: LoadConfig = LoadConfig()
     routing: Routing = "uniform"
-    exact: bool = False
-    kv_cache: str = "auto"
-    prefill_chunk: int | None = None
 
     @property
     def room(self) -> int:
@@ -182,8 +180,7 @@ def _measure(
     def building(text: str, part: float) -> None:
         progress(text, 0.1 + 0.3 * part)
 
-    asked = (measures.drafter_precision, measures.exact, measures.kv_cache, measures.prefill_chunk)
-    runner, chosen = build(pair, measures.room, place.device, place.dtype, *asked, building)
+    runner, chosen = build(pair, measures.room, place.device, place.dtype, measures.load, building)
     prefill = None
     if measures.prefill:
         progress(f"a prompt of {measures.prefill:,} tokens", 0.4)

@@ -18,6 +18,7 @@ from dflash_local.bench.random_run import Measures
 from dflash_local.catalog.row import Published
 from dflash_local.config.features import AttentionConfig
 from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner.cards import DATA_SHEETS, find_bandwidth
 from tests.bench.shapes import PLACE, tiny_dspark, tiny_mixture, tiny_pair
 from tests.drafter_configs import decoder
@@ -25,9 +26,13 @@ from tests.drafter_configs import decoder
 MEASURES = Measures((40, 90), (1, 4, 8), 64)
 
 
+def drafted_in(precision: str) -> LoadConfig:
+    return LoadConfig(drafter_precision=precision)
+
+
 def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     pair = tiny_pair(hybrid=True)
-    runner, _ = build(pair, 128, PLACE.device, PLACE.dtype)
+    runner, _ = build(pair, 128, PLACE.device, PLACE.dtype, LoadConfig())
     target, drafter = runner.target, runner.proposer
     assert drafter is not None
     text, size = pair.facts.text_config, 4
@@ -52,20 +57,20 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
 def test_a_markov_head_is_read_for_each_draft(precision: str) -> None:
     found = []
     for rank in (12, 0):
-        runner, _ = build(tiny_dspark(rank), 128, PLACE.device, PLACE.dtype, precision)
+        runner, _ = build(tiny_dspark(rank), 128, PLACE.device, PLACE.dtype, drafted_in(precision))
         assert runner.proposer is not None and len(runner.proposer.drafts) == 7
         found.append(runner.proposer.block_bytes(100))
     assert found[0] - found[1] == 7 * 256 * 12 * 4
     measured = random_run.measure(
-        tiny_dspark(), Measures((40,), (1, 8), 0, precision), PLACE, lambda _text, _part: None
+        tiny_dspark(), Measures((40,), (1, 8), 0, drafted_in(precision)), PLACE, lambda _text, _part: None
     )
     assert measured.at[0].draft.ms > 0 and set(measured.at[0].cycle) == {8}
 
 
 def test_an_eight_bit_drafter_precision_reads_less_and_is_named() -> None:
     pair = tiny_pair()
-    full = random_run.measure(pair, Measures((40,), (1, 8), 0, "full"), PLACE, lambda _text, _part: None)
-    coarse = random_run.measure(pair, Measures((40,), (1, 8), 0, "8bit"), PLACE, lambda _text, _part: None)
+    full = random_run.measure(pair, Measures((40,), (1, 8), 0, drafted_in("full")), PLACE, lambda _text, _part: None)
+    coarse = random_run.measure(pair, Measures((40,), (1, 8), 0, drafted_in("8bit")), PLACE, lambda _text, _part: None)
     assert (full.drafter_precision, coarse.drafter_precision) == ("full", "8bit")
     assert coarse.at[0].draft.bytes < full.at[0].draft.bytes / 2
     assert coarse.at[0].step.bytes == full.at[0].step.bytes
@@ -88,7 +93,7 @@ def test_everything_is_measured_at_every_context(hybrid: bool) -> None:
 def test_a_mixtures_rows_are_routed_as_is_said_and_their_experts_count() -> None:
     pair, found = tiny_mixture(), {}
     for routing in ("uniform", "correlated"):
-        measures = Measures((40,), (1, 4, 8), 0, "full", routing)
+        measures = Measures((40,), (1, 4, 8), 0, drafted_in("full"), routing)
         (at,) = random_run.measure(pair, measures, PLACE, lambda _text, _part: None).at
         assert set(at.experts) == {1, 4, 8} and at.experts[1] == 4
         of_expert = pair.model.num_layers * 3 * 16 * 64 * 4
