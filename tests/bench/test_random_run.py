@@ -53,6 +53,11 @@ def test_bytes_are_those_of_the_tensors_that_a_step_reads() -> None:
     assert drafter.block_bytes(100) == size * (whole - fusion + head + seen * 2 * keys)
 
 
+def test_a_pair_is_built_with_the_chunk_of_its_load() -> None:
+    runner, _ = build(tiny_pair(), 400, PLACE.device, PLACE.dtype, LoadConfig(prefill_chunk=256))
+    assert runner.target.prefill_chunk == 256
+
+
 @pytest.mark.parametrize("precision", ["full", "8bit"])
 def test_a_markov_head_is_read_for_each_draft(precision: str) -> None:
     found = []

@@ -11,8 +11,11 @@ import pytest
 pytest.importorskip("torch", reason="builds a model, and torch is not installed here")
 
 from dflash_local import settings  # noqa: E402
+from dflash_local.app import random_bench  # noqa: E402
 from dflash_local.app.random_bench import RandomOptions, bench_random  # noqa: E402
+from dflash_local.app.resolve import choose  # noqa: E402
 from dflash_local.bench import baselines  # noqa: E402
+from dflash_local.bench.random_run import Measures  # noqa: E402
 from dflash_local.bench.report import Found  # noqa: E402
 from dflash_local.cli.bench import acceptance_lengths  # noqa: E402
 from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError, UsageError  # noqa: E402
@@ -46,6 +49,14 @@ def test_a_pair_of_folders_end_to_end(folders: tuple[str, str]) -> None:
     assert set(again["measured"]["at"][0]["cycle"]) == {"5"}
     assert again["measured"]["at"][0]["context"] == 512 - 8, "no more than the models were made for"
     assert again["assumed"]["acceptance"] == "assumed"
+
+
+def test_prompts_go_in_the_chunks_of_the_plan() -> None:
+    user = settings.load()
+    choice = choose("qwen3-8b", None, user)
+    roomy, measures = Machine("a card", "cuda", 80 * 2**30, 79 * 2**30, "", "cuda"), Measures((1024,), (1,), 8192)
+    found = random_bench._planned_load(choice, user, random_bench._pair(choice, user, None), measures, roomy, PLACE)
+    assert found == LoadConfig(prefill_chunk=8192)
 
 
 def test_keys_and_values_in_eight_bits_are_read_and_named(folders: tuple[str, str]) -> None:

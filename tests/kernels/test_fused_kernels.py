@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dflash_local.kernels.jit import rows_of_program
 from tests.cuda_cards import SHARED_MEMORY, TRITON_CARDS
 
 HERE = Path(__file__).parent
@@ -74,3 +75,12 @@ def test_kernels_can_be_imported_where_triton_is_not_installed() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert found.returncode == 0, found.stderr[-2000:]
+
+
+def test_a_program_takes_several_rows_of_many_and_one_of_a_few() -> None:
+    assert [rows_of_program(*sizes) for sizes in ((64, 128), (65, 128), (9000, 256), (9000, 4096))] == [
+        (1, 1),
+        (16, 4),
+        (8, 4),
+        (1, 4),
+    ]

@@ -15,7 +15,7 @@ from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.delta_step import CycleState
 from dflash_local.kernels.experts import ExpertWeight, Routing, RoutingOptions, route
 from dflash_local.kernels.split_kv import DeviceProperties
-from dflash_local.layout.linear import unquantized
+from dflash_local.layout.linear import DECODED_SLICE, unquantized
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import EngineSpec, WeightSpec
 from dflash_local.models.checkpoint import Checkpoint
@@ -179,6 +179,15 @@ def test_a_prompt_takes_what_the_layout_says(
     with LiveMemory() as memory:
         part.prefill(x)
     assert memory.peak == pytest.approx(layout.prefill_bytes(rows, hidden, dtype.itemsize), rel=0.01)
+
+
+def test_more_rows_decode_more_experts_at_a_time() -> None:
+    """Of gpt-oss-20b, 2,880 wide inside and out; a shared expert of another width has products of its own."""
+    layout = MoELayout(MoEConfig(32, 4, 2880))
+    for rows, experts in ((100, 2), (2048, 2), (4096, 4), (8192, 4)):  # of 8,192 rows half go at a time
+        assert layout.decoded_at_once(rows, 2880, 2) == experts * 2 * 2880 * 2880, rows
+    assert MoELayout(MoEConfig(8, 2, 16, shared_intermediate_size=16)).decoded_at_once(100, 64, 2) == 9 * 2 * 16 * 64
+    assert MoELayout(MoEConfig(8, 2, 16, shared_intermediate_size=32)).decoded_at_once(100, 64, 2) == DECODED_SLICE
 
 
 @pytest.mark.parametrize("family", FAMILIES)

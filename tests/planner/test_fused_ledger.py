@@ -322,6 +322,17 @@ def test_room_to_decode_a_slice_of_a_drafter_in_eight_bits_is_counted() -> None:
     assert scratch("8bit-head", "float32") - scratch("full", "float32") == DEQUANTIZED_SLICE * DEQUANTIZED_BYTES
 
 
+def test_a_prompt_of_a_coded_mixture_takes_its_decoded_experts() -> None:
+    name, spec = "experts of a prompt chunk", EngineSpec("bfloat16", 8192, 8, 8, prefill_chunk=4096)
+    target = of_row(found).model if (found := registry.load().find("gpt-oss-20b")) else None
+    assert target is not None
+    coded, plain = (
+        fused_memory.prefill_steps(each, None, spec, "cuda")[name]
+        for each in (target, replace(target, quantization=None))
+    )
+    assert coded - plain == 4 * 2 * 2880 * 2880 * 2, "four of them at a time, in bfloat16"
+
+
 def test_what_a_prompt_takes_beside_what_stands_is_worked_out_by_hand() -> None:
     """Qwen3.5-9B is 4,096 wide, 12,288 in its feed-forward; it has eight taps, and two states while it prefills."""
     pair = PAIRS["Qwen/Qwen3.5-9B"]

@@ -205,6 +205,12 @@ def test_a_chunk_of_a_prompt_is_no_longer_than_the_context(options: dict[str, An
     assert plan(DENSE, DENSE_DRAFTER, card(200 * GIB), LoadConfig(**options)).load.prefill_chunk == chunk
 
 
+def test_the_reference_engine_counts_a_chunk_that_was_asked_for() -> None:
+    config = LoadConfig(engine="reference", context=8192)
+    own, large = (plan(DENSE, DENSE_DRAFTER, card(1e15), replace(config, prefill_chunk=n)) for n in (None, 4096))
+    assert workspace(large) > 2 * workspace(own)
+
+
 def test_a_cpu_takes_the_targets_own_chunk() -> None:
     machine = Machine("CPU", "cpu", 640 * GIB, 300 * GIB, "test", "cpu")
     found = plan(DENSE, DENSE_DRAFTER, machine, LoadConfig(engine="fused", dtype="bfloat16"))

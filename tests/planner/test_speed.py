@@ -115,6 +115,14 @@ def test_prompts_lie_near_what_was_measured() -> None:
         assert abs(found / (1e3 * each.prompt["s"]) - 1) < 0.12, each
 
 
+def test_experts_in_a_format_that_was_not_measured_count_as_those_of_int4(measured: dict[str, Measured]) -> None:
+    (table,), target = tables(), measured["qwen35_35b_a3b_fp8_uniform"].target
+    form = next(iter(prompt_work(target, 8192).experts))
+    assert form not in table.prompt
+    known = replace(table, prompt={**table.prompt, form: table.prompt["int4 g128"]})
+    assert speed.prompt_ms(target, 8192, table, SAME) == speed.prompt_ms(target, 8192, known, SAME)
+
+
 def test_a_slower_card_takes_longer_for_a_prompt_by_what_it_multiplies_and_by_what_it_reads(
     measured: dict[str, Measured],
 ) -> None:
