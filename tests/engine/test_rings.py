@@ -90,7 +90,9 @@ def answer(session: Session, ids: list[int], mode: Any = "dflash") -> tuple[list
 def same(both: tuple[Session, Session], ids: list[int], mode: Any = "dflash") -> list[int]:
     (text, accepted, drafts), want = (answer(session, ids, mode) for session in both)
     assert (text, accepted) == want[:2], len(ids)
-    assert torch.allclose(drafts, want[2], rtol=1e-3, atol=1e-4), len(ids)
+    # Sums over other lengths round otherwise, which now and then makes another code of a key or value.
+    near = 1e-2 if fused_target_of(both[0]).spec.kv_cache == "int8" else 1e-4
+    assert torch.allclose(drafts, want[2], rtol=1e-3, atol=near), len(ids)
     return text
 
 
