@@ -12,6 +12,7 @@ import torch
 
 from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.engine.sampling import Sampler
+from dflash_local.kernels.choose import Noise, RowChooser
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
@@ -52,13 +53,23 @@ def fused_target(family: str, context: int, rows: int = ROWS, device: str = "cpu
     return FusedTarget(weights, model, TAPS, context, rows, **options)
 
 
+class PlantedChoice(RowChooser):
+    """The best ids, as sure as a planted drafter says."""
+
+    def __init__(self, planted: Planted) -> None:
+        self.planted = planted
+
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+        out.copy_(logits.argmax(-1))
+        if margins is not None:
+            margins.copy_(self.planted.confidences(len(margins)))
+
+
 class PlantedBlocks:
     """A planted drafter as the fused runner takes one: its ids become logits."""
 
-    selector = None
-
     def __init__(self, planted: Planted, target: FusedTarget, rows: int = ROWS) -> None:
-        self.planted, self.target = planted, target
+        self.planted, self.target, self.selector = planted, target, PlantedChoice(planted)
         self.drafts = torch.zeros(rows - 1, target.vocab_size, device=target.device)
         self._sampler = Sampler(SamplingParams(), 0, target.vocab_size, target.tokens[:0])
 
@@ -73,8 +84,8 @@ class PlantedBlocks:
     def block(self, _max_seq_len: int) -> None:
         start = int(self.target.start)
         self.planted.length = start  # the host's count may lag behind the device's
-        ids = self.planted.propose([*[0] * start, int(self.target.tokens[0])], len(self.drafts), self._sampler, None)
-        self.drafts.zero_().scatter_(1, ids.unsqueeze(1), 1e6)  # no noise outweighs it
+        ids, _ = self.planted.propose([*[0] * start, int(self.target.tokens[0])], len(self.drafts), self._sampler, None)
+        self.drafts.zero_().scatter_(1, ids.unsqueeze(1), 1.0)
 
     def reusable(self, length: int) -> int:
         return length

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dflash_local.drafters.engines import Drafts
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
@@ -26,14 +27,17 @@ class Planted:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         start = len(ids) - 1
         assert start == self.length, f"drafting at {start} from a context of {self.length}"
         drafts = [self.token(start + 1 + i) % self.vocab for i in range(count)]
-        return torch.tensor(drafts, device=sampler.device)
+        return Drafts(torch.tensor(drafts, device=sampler.device), self.confidences(count))
 
     def token(self, position: int) -> int:
         raise NotImplementedError
+
+    def confidences(self, count: int) -> torch.Tensor:
+        return torch.zeros(count)
 
 
 class Oracle(Planted):

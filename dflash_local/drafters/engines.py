@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from dflash_local.engine.sampling import Sampler
 
 
+class Drafts(NamedTuple):
+    """Hold drafted ids [m] and, of each, how sure the drafter is: ``confidences`` [m] float32, larger is surer.
+
+    A kind's scale is its own: what a confidence is worth is learnt from what is accepted (``engine.verify_length``).
+    """
+
+    ids: torch.Tensor
+    confidences: torch.Tensor
+
+
 class Proposer(Protocol):
     """Hold what the reference engine needs of a drafter, or what tests plant."""
 
@@ -34,8 +44,8 @@ class Proposer(Protocol):
     def truncate(self, length: int) -> None:
         """Forget context after ``length``."""
 
-    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
-        """Draft exactly ``count`` ids, [count], behind ``ids``, all of the text, whose last one is the anchor."""
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
+        """Draft exactly ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""
 
 
 class LoadableProposer(Protocol):

@@ -18,7 +18,7 @@ from dflash_local.kernels.timing import span_ms
 from dflash_local.models.fused.moe import FixedRouting
 from dflash_local.request import SamplingParams
 
-LENGTHS = (1, 4, 6, 8, 12, 16)  # and the trained block
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # and the trained block
 REPLAYS = 7
 FEWEST_AND_MOST: tuple[FixedRouting, ...] = ("same", "uniform")  # experts of a block's rows
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
@@ -31,9 +31,9 @@ SLOWEST_STEP_S = 0.5
 
 @torch.inference_mode()
 def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], None] = lambda _part: None) -> None:
-    """Fill ``runner.costs`` (medians in milliseconds, at about a thousand committed tokens) and ``runner.experts`` on
-    CUDA. The runner must be fresh. Tokens are varied, as what a mixture reads follows from them; rows of text take
-    others, so what an expert costs is measured as well (``engine.expert_costs``).
+    """Fill ``runner.costs`` (medians in milliseconds, at about a thousand committed tokens), ``runner.wait_ms`` and
+    ``runner.experts`` on CUDA. The runner must be fresh. Tokens are varied, as what a mixture reads follows from them;
+    rows of text take others, so what an expert costs is measured as well (``engine.expert_costs``).
     """
     if runner.device.type != "cuda" or runner.proposer is None:
         return
@@ -47,6 +47,7 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
         for index, rows in enumerate(lengths):
             progress(index / len(lengths))
             costs[rows], distinct[rows] = _measured(runner, rows, ids[length:])
+        runner.wait_ms = max(0.0, _waiting_ms(runner, block, ids[length:]) - costs[block])
         if runner.num_experts is not None:
             ms = _of_an_expert(runner, block, ids[length:])
             runner.experts = MeasuredExperts(runner.num_experts, distinct[1], distinct, ms)
@@ -91,6 +92,20 @@ def _measured(runner: FusedRunner, rows: int, anchors: Sequence[int]) -> tuple[f
         counts.append(runner.distinct_experts(rows) or 0.0)
     spans, counts = spans[2:], counts[2:]  # the first compiles, the second records
     return sorted(spans)[len(spans) // 2], sum(counts) / len(counts)
+
+
+def _waiting_ms(runner: FusedRunner, rows: int, anchors: Sequence[int]) -> float:
+    """Return milliseconds from one wait for a cycle's drafts to the next."""
+    times: list[float] = []
+
+    def note(_confidences: Sequence[float]) -> int:
+        times.append(time.perf_counter())
+        return rows
+
+    for anchor in anchors:
+        runner.set_anchor(anchor)
+        runner.replay(rows, note)
+    return 1e3 * (times[-1] - times[2]) / (len(times) - 3)  # the first cycle compiles, the second records
 
 
 def _of_an_expert(runner: FusedRunner, rows: int, anchors: Sequence[int]) -> float:

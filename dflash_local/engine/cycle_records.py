@@ -12,6 +12,7 @@ import torch
 
 from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import Progress
+from dflash_local.layout.cycle import RECORD_HEADER
 
 Mark = TypeVar("Mark")
 
@@ -24,6 +25,7 @@ class CycleRecord(Generic[Mark]):
         experts: ``FusedTarget.distinct_experts`` behind it, [mixtures, launches]; None where that was not requested.
         count: ids emitted; 0 after the end, ``kernels.accept.NOT_FINITE`` when the logits were not finite.
         accepted: drafts that were right. rows: verified. ids: the target's choices, of which ``count`` are emitted.
+        margins: of the drafts, as they were last made.
     """
 
     mark: Mark
@@ -31,6 +33,7 @@ class CycleRecord(Generic[Mark]):
     accepted: int
     rows: int
     ids: tuple[int, ...]
+    margins: tuple[float, ...]
     experts: list[list[int]] | None = None
 
 
@@ -73,9 +76,12 @@ class CycleRecords(Generic[Mark]):
             event.synchronize()
         expected = self.cycle - len(self._sent) - 1
         slot = expected % len(self._ring)
-        cycle, count, accepted, rows, *ids = self._host[slot].tolist()
+        words = self._host[slot]
+        cycle, count, accepted, rows = words[:RECORD_HEADER].tolist()
+        ids, margins = words[RECORD_HEADER:].chunk(2)
         if cycle != expected:
             raise EngineError(f"the device reports cycle {cycle}, cycle {expected} was expected")
         counts = self._host_experts if with_experts else None
         experts = None if counts is None else counts[slot].tolist()
-        return CycleRecord(mark, count, accepted, rows, tuple(ids), experts)
+        told = tuple(margins.view(torch.float32)[:-1].tolist())
+        return CycleRecord(mark, count, accepted, rows, tuple(ids.tolist()), told, experts)

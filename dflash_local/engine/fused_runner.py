@@ -18,7 +18,7 @@ from dflash_local.engine.cycle_records import CycleRecords
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.oracle_drafter import OracleDrafter
-from dflash_local.engine.runner import Cycle, SequenceRunner, not_finite
+from dflash_local.engine.runner import Cut, Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
@@ -51,12 +51,12 @@ class CycleKey:
     """Hold what a cycle's launches depend on; one graph each.
 
     Attributes:
-        rows: verified. drafting: the drafter fills them. taps: its context is kept up. noisy: sampled at a
-            temperature. max_seq_len: no token of the cycle stands at or behind this position.
+        rows: verified. drafts: that the drafter makes, of which ``rows`` - 1 are verified. taps: its context is kept
+            up. noisy: sampled at a temperature. max_seq_len: no token of the cycle stands at or behind this position.
     """
 
     rows: int
-    drafting: bool
+    drafts: int
     taps: bool
     noisy: bool
     max_seq_len: int
@@ -82,10 +82,8 @@ class FusedRunner(SequenceRunner):
         tensors = Tensors(buffers.all(), target.device)
         progress = tensors.take(buffers.progress)
         self.progress = Progress.over(target.start, target.kept, target.cycle, target.tokens, progress)
-        values, ids = tensors.take(buffers.choice)
-        self._chooser = Chooser(values, ids)
-        values, ids = tensors.take(buffers.draft_choice)
-        self._draft_chooser = Chooser(values, ids, not_finite_id=0)
+        self._chooser = Chooser(tensors.take(buffers.choice))
+        self._draft_chooser = Chooser(tensors.take(buffers.draft_choice), not_finite_id=0)
         self._temperature, self._seed = tensors.take(buffers.sampling)
         self._temperature.fill_(1.0)
         self._seed.zero_()
@@ -93,9 +91,10 @@ class FusedRunner(SequenceRunner):
         self._graphs = Graphs(target.device.type == "cuda")
         target.run_recorded = self._graphs.run  # a certificate scores thousands of rows
         self._ready: list[Cycle] = []
-        self._block, self._with_taps = 1, False
+        self._block, self._drafted, self._with_taps = 1, 0, False
         self._reported_fault = ""
         self.costs: Mapping[int, float] = {}
+        self.wait_ms = 0.0
         self.experts: MeasuredExperts | None = None
         self._replayed = "cycle"  # the name of what ``replay`` records
         self._counted_rows = self._uncounted = 0  # rows of the last cycle; cycles of so many since one was counted
@@ -139,6 +138,8 @@ class FusedRunner(SequenceRunner):
         if len(stop_ids) > MAX_STOP_IDS:
             raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
         self._sampler, self._block, self._top = sampler, block, top
+        # Of each cycle that drafts, also of those that verify fewer.
+        self._drafted = 0 if self.proposer is None else min(block - 1, len(self.proposer.drafts))
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
         self._noisy = not params.greedy
@@ -181,17 +182,26 @@ class FusedRunner(SequenceRunner):
         self.ids.append(int(chosen))
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
-    def launch(self) -> None:
+    def launch(self, cut: Cut | None = None) -> None:
         rows = max(1, self._block)
-        drafting = rows > 1 and self._with_taps
+        drafts = self._drafted if rows > 1 and self._with_taps else 0
         # What is on its way may have moved on by a whole block each.
         max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
         self.target.written = max(self.target.written, max_seq_len)
-        key = CycleKey(rows, drafting, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
+        key = CycleKey(rows, drafts, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
         if not self._plain:
-            return self._step_by_step(key)
-        self._graphs.run(("cycle", key), lambda: self._cycle(key))
+            return self._step_by_step(key, cut)
+        if cut is None or not drafts:
+            self._graphs.run(("cycle", key), lambda: self._cycle(key))
+            return self._send(key)
+        key = self._cut(key, cut)
+        self._graphs.run(("rest", key), lambda: self._rest(key))
         self._send(key)
+
+    def _cut(self, key: CycleKey, cut: Cut) -> CycleKey:
+        """Draft, wait for what the drafts are worth, and return the key of the rows that are to be verified."""
+        self._graphs.run(("draft", key), lambda: self.draft(key))
+        return replace(key, rows=min(cut(self.progress.margins[: key.drafts].tolist()), key.rows))
 
     def _send(self, key: CycleKey) -> None:
         """Have its record copied, and its counts of experts where another number of rows began, or now and then."""
@@ -219,11 +229,15 @@ class FusedRunner(SequenceRunner):
         """Let the next cycles begin with an id."""
         self.progress.tokens[:1] = token
 
-    def replay(self, rows: int) -> None:
-        """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step."""
-        drafting = rows > 1
-        key = CycleKey(rows, drafting, drafting, False, self.target.bucket(2 * self.target.rows))
-        self._graphs.run((self._replayed, key), lambda: self._cycle(key))
+    def replay(self, rows: int, cut: Cut | None = None) -> None:
+        """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step. ``cut``: see ``launch``."""
+        drafts = self._drafted if rows > 1 else 0
+        key = CycleKey(rows, drafts, rows > 1, False, self.target.bucket(2 * self.target.rows))
+        if cut is not None:
+            key = self._cut(key, cut)
+            self._graphs.run(("rest", key), lambda: self._rest(key))
+        else:
+            self._graphs.run((self._replayed, key), lambda: self._cycle(key))
 
     @contextmanager
     def routed(self, rows: int, routing: FixedRouting) -> Iterator[None]:
@@ -238,19 +252,24 @@ class FusedRunner(SequenceRunner):
 
     def _cycle(self, key: CycleKey) -> None:
         """Draft, choose, verify, choose, keep the drafter's context, accept: all on the device."""
-        rows = key.rows
-        if key.drafting:
+        if key.drafts:
             self.draft(key)
+        self._rest(key)
+
+    def _rest(self, key: CycleKey) -> None:
+        """Run what of a cycle stands behind its drafts."""
+        rows = key.rows
         self.target.block(rows, key.max_seq_len, key.taps)
         self._choose(self.target.logits[:rows], self.progress.chosen[:rows], key, self._chooser)
         self._close(key)
 
     def draft(self, key: CycleKey) -> None:
-        """Fill the drafts of a cycle's rows, by launches alone."""
+        """Make a cycle's drafts, by launches alone."""
         if (proposer := self.proposer) is not None:
             proposer.block(key.max_seq_len)
-            drafts = self.progress.tokens[1 : key.rows]
-            self._choose(proposer.drafts[: len(drafts)], drafts, key, proposer.selector or self._draft_chooser)
+            drafts = self.progress.tokens[1 : key.drafts + 1]
+            chooser = proposer.selector or self._draft_chooser
+            self._choose(proposer.drafts[: len(drafts)], drafts, key, chooser, self.progress.margins[: len(drafts)])
 
     def _close(self, key: CycleKey) -> None:
         # Context rows are written for the whole block before ``accept`` moves ``start``: those of rejected rows lie
@@ -259,18 +278,27 @@ class FusedRunner(SequenceRunner):
             self.proposer.inject(key.rows)
         accept(self.progress, key.rows)
 
-    def _choose(self, logits: torch.Tensor, out: torch.Tensor, key: CycleKey, chooser: RowChooser) -> None:
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        key: CycleKey,
+        chooser: RowChooser,
+        margins: torch.Tensor | None = None,
+    ) -> None:
         if key.noisy:
-            chooser.sample(logits, out, self._temperature, self._seed, self.progress.start)
+            chooser.sample(logits, out, self._temperature, self._seed, self.progress.start, margins)
         else:
-            chooser.greedy(logits, out)
+            chooser.greedy(logits, out, margins)
 
-    def _step_by_step(self, key: CycleKey) -> None:
+    def _step_by_step(self, key: CycleKey, cut: Cut | None) -> None:
         """Run the same cycle with the sampler between its halves; the host waits for it."""
+        if key.drafts and cut is not None:
+            key = self._cut(key, cut)
+        elif key.drafts:
+            self._graphs.run(("draft", key), lambda: self.draft(key))
         rows = key.rows
         noise = self._sampler.noise(len(self.ids), rows)
-        if key.drafting:
-            self._graphs.run(("draft", key), lambda: self.draft(key))
         self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
@@ -306,9 +334,11 @@ class FusedRunner(SequenceRunner):
         self.committed = self.ids[: before + self._kept]
         if record.mark.taps and self.proposer is not None:
             self.proposer.length = len(self.committed)
-        drafted = record.rows - 1 if record.mark.drafting else 0
+        drafted = record.rows - 1 if record.mark.drafts else 0
         experts = None if record.experts is None else _mean(self.target.distinct_of(record.rows, record.experts))
-        return Cycle(ids, drafted, min(record.accepted, drafted), record.rows, 0.0, 0.0, experts=experts)
+        told = record.margins[: record.mark.drafts]
+        accepted = min(record.accepted, drafted)
+        return Cycle(ids, drafted, accepted, record.rows, 0.0, 0.0, experts=experts, confidences=told)
 
     def rewind(self, length: int) -> None:
         """Go back; a recurrent target by its last cycle's rows at most, rings by what they hold, else the next prompt

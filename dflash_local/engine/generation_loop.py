@@ -60,7 +60,7 @@ class GenerationLoop:
         self.emitted = 0
         self.shown = False  # a token whose likelihood was reported is in the text
         self.control = self._control()
-        self.drafts = self.control is None or self.control.length > 1  # as last announced
+        self.drafts = self.control is None or self.control.drafts  # as last announced
         self.announced: set[bool] = set()
         trained = session.facts.block_size
         self.figures = ReplyFigures(session.runner.name, request.mode, self.block, self.seed, trained)
@@ -71,12 +71,13 @@ class GenerationLoop:
 
     def _control(self) -> VerifyLength | None:
         """Return what chooses the verify length; None where the request names it or where the costs are unknown."""
-        costs = self.runner.costs
-        if not self.drafting or self.request.block_size is not None or sum(rows <= self.block for rows in costs) < 2:
+        runner = self.runner
+        usable = [rows for rows in runner.costs if rows <= self.block]
+        if not self.drafting or self.request.block_size is not None or 1 not in usable or len(usable) < 2:
             return None
         known, greedy = self.session.verify_lengths, self.request.sampling.greedy
         if greedy not in known:
-            known[greedy] = VerifyLength(costs, self.block, self.runner.experts)
+            known[greedy] = VerifyLength(runner.costs, self.block, runner.experts, runner.wait_ms)
         known[greedy].begin()
         return known[greedy]
 
@@ -109,13 +110,15 @@ class GenerationLoop:
             if self.cancelled():
                 reason = "cancelled"
                 break
+            cut = None
             if self.control is not None:
                 self.runner.set_block(self.control.next_rows())
-            self.runner.launch()
+                cut = self.control.cut if self.control.waits else None
+            self.runner.launch(cut)
             for cycle in self.runner.collect():
                 self.figures.add(cycle)
                 if self.control is not None:
-                    self.control.add(cycle.rows, cycle.accepted, cycle.experts)
+                    self.control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
                 reason = yield from self._emit(cycle)
             yield from self._watch()
         self.runner.rewind(len(prompt) + self.emitted)
@@ -183,7 +186,9 @@ class GenerationLoop:
                 "warning",
             )
         band = self.session.facts.acceptance_band
-        if band is not None and self.figures.below(band):
+        # What is cut says nothing of the whole block: that is what the confidences of its drafts promise.
+        whole = None if self.control is None else self.control.expected(self.control.longest)
+        if band is not None and self.figures.below(band, whole):
             yield Notice(f"acceptance length below {band:g} for {ALARM_CYCLES} cycles; {self._causes()}", "warning")
 
     def _causes(self) -> str:
@@ -193,14 +198,14 @@ class GenerationLoop:
 
     def _drafting_notice(self, control: VerifyLength) -> Iterator[Event]:
         """Return a notice that drafting stops or comes back, once each."""
-        drafts = control.length > 1
+        drafts = control.drafts
         if drafts == self.drafts:
             return
         self.drafts = drafts
         if drafts in self.announced:
             return
         self.announced.add(drafts)
-        rows = control.length if drafts else control.rival()
+        rows = control.rival()
         corrected = ", corrected by the experts taken since" if self.runner.experts is not None else ""
         figures = (
             f"about {control.expected(rows):.2f} tokens per cycle of {control.costs[rows]:.1f} ms, "

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from dflash_local.drafters.engines import Proposer
+from dflash_local.drafters.engines import Drafts, Proposer
 from dflash_local.engine.cpu_threads import CpuThreads
-from dflash_local.engine.runner import Cycle, SequenceRunner, not_finite
+from dflash_local.engine.runner import Cut, Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
@@ -38,6 +38,7 @@ class ReferenceRunner(SequenceRunner):
     target: TransformersTarget
     name = "reference"
     exact = False
+    wait_ms = 0.0
     drafter_precision = "full"
     experts = None
 
@@ -91,7 +92,7 @@ class ReferenceRunner(SequenceRunner):
             raise not_finite()
         return logits
 
-    def launch(self) -> None:
+    def launch(self, cut: Cut | None = None) -> None:
         self._commit_pending(len(self.ids) - 1)
         start = len(self.committed)
         rows = min(self._block, self.context - start)
@@ -100,7 +101,11 @@ class ReferenceRunner(SequenceRunner):
         clock = time.perf_counter()
         # One noise for drafter and target: where both find the same token likeliest, the draft is accepted.
         noise = self._sampler.noise(start + 1, rows)
-        drafts = self._drafts(rows - 1, noise)
+        drafts, made = self._drafts(rows - 1, noise)
+        confidences = tuple(made.tolist())
+        if cut is not None and confidences:
+            rows = min(cut(confidences), rows)
+            drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
         drafted = self._now()
         anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
         out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
@@ -118,19 +123,20 @@ class ReferenceRunner(SequenceRunner):
         self._sampler.emitted(chosen[: len(ids)])
         self.ids += ids
         found = likelihoods(logits, chosen[: len(ids)], self._top)
-        self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, drafted - clock, done - drafted, found))
+        times = drafted - clock, done - drafted
+        self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, *times, found, confidences=confidences))
 
-    def _drafts(self, count: int, noise: torch.Tensor | None) -> torch.Tensor:
+    def _drafts(self, count: int, noise: torch.Tensor | None) -> Drafts:
         if count == 0 or self.proposer is None:
-            return torch.empty(0, dtype=torch.long, device=self.target.device)
-        drafts = self.proposer.propose(self.ids, count, self._sampler, noise)
+            return Drafts(torch.empty(0, dtype=torch.long, device=self.target.device), torch.empty(0))
+        drafts, confidences = self.proposer.propose(self.ids, count, self._sampler, noise)
         if drafts.shape != (count,):
             raise EngineError(f"the drafter proposed a tensor of shape {tuple(drafts.shape)}, {(count,)} was asked for")
         low, high = torch.stack((drafts.min(), drafts.max())).tolist()
         if low < 0 or high >= self.target.vocab_size:
             wrong = low if low < 0 else high
             raise EngineError(f"the drafter proposed token {wrong}, the vocabulary has {self.target.vocab_size}")
-        return drafts
+        return Drafts(drafts, confidences)
 
     def _now(self) -> float:
         """Return host clock with the device idle, so that draft and verify can be told apart."""

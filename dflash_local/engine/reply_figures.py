@@ -63,13 +63,17 @@ class ReplyFigures:
         length = cycle.accepted + 1  # not that of ``ids``, which end at a stop id
         self._lengths.append(length)
         self._drafts.append((cycle.drafted, cycle.accepted))
-        if cycle.rows >= self._judged_rows:
+        if max(cycle.rows, len(cycle.confidences) + 1) >= self._judged_rows:
             self._judged.append(length)
         self.misses = 0 if cycle.accepted else self.misses + 1
 
-    def below(self, band: float) -> bool:
-        """Return True once, when the mean acceptance length of the last cycles is under ``band``."""
-        if self._alarmed or len(self._judged) < ALARM_CYCLES or sum(self._judged) / ALARM_CYCLES >= band:
+    def below(self, band: float, expected: float | None = None) -> bool:
+        """Return True once, when the mean acceptance length of the last cycles is under ``band``. ``expected``: that of
+        whole blocks, where blocks are cut.
+        """
+        if self._alarmed or len(self._judged) < ALARM_CYCLES:
+            return False
+        if (sum(self._judged) / ALARM_CYCLES if expected is None else expected) >= band:
             return False
         self._alarmed = True
         return True

@@ -4,7 +4,7 @@ lives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.errors import EngineError, NumericsError
 from dflash_local.models.transformers_target import Forward
+
+Cut = Callable[[Sequence[float]], int]  # from the confidences of a block's drafts to the rows that are verified
 
 
 class ScoringTarget(Protocol):
@@ -86,6 +88,10 @@ class Runner(Protocol):
         """Return milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured."""
 
     @property
+    def wait_ms(self) -> float:
+        """Return milliseconds that a cycle takes longer where its drafts' confidences are waited for."""
+
+    @property
     def experts(self) -> MeasuredExperts | None:
         """Return what the costs were measured with; None without experts, or where costs were not measured."""
 
@@ -118,8 +124,10 @@ class Runner(Protocol):
             stable: position to take a snapshot at, if it lies in the part to process.
         """
 
-    def launch(self) -> None:
-        """Start one cycle; ``collect`` hands it out when it is known."""
+    def launch(self, cut: Cut | None = None) -> None:
+        """Start one cycle; ``collect`` hands it out when it is known. ``cut``: called with the confidences of its
+        drafts, if there are any.
+        """
 
     def collect(self) -> list[Cycle]:
         """Return cycles that have become known since the last call."""
@@ -155,8 +163,11 @@ class Snapshot(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """One finished cycle: ids emitted (cut at a stop id), drafts proposed, drafts accepted (uncut), rows verified.
-    ``experts``: different routed experts of a layer that the rows took, the mean of all layers; None where not counted.
+    """One finished cycle: ids emitted (cut at a stop id), drafts verified, drafts accepted (uncut), rows verified.
+
+    Attributes:
+        experts: different routed experts of a layer that the rows took, the mean of all layers; None where not counted.
+        confidences: of all drafts that were made, see ``drafters.engines.Drafts``.
     """
 
     ids: tuple[int, ...]
@@ -167,6 +178,7 @@ class Cycle:
     verify_s: float
     likelihoods: tuple[Likelihood, ...] = ()
     experts: float | None = None
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from dflash_local.kernels.choose import best_with_margin
 from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.cycle import ROWS_TOGETHER
 from dflash_local.request import SamplingParams
@@ -114,11 +115,13 @@ class Sampler:
         if self._penalties is not None:
             self._penalties.extend(ids)
 
-    def draft(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """Choose the drafter's proposals [m] from its logits [m, <= V]: the noisy argmax, no filters."""
+    def draft(self, logits: torch.Tensor, noise: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the drafter's proposals [m] from its logits [m, <= V]: the noisy argmax, no filters. Returns their
+        margins beside them.
+        """
         if noise is None:
-            return logits.argmax(-1)
-        return (logits.float() / self.params.temperature + noise[:, : logits.shape[-1]]).argmax(-1)
+            return best_with_margin(logits)
+        return best_with_margin(logits.float() / self.params.temperature + noise[:, : logits.shape[-1]])
 
     def scores(
         self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None, first: int = 0

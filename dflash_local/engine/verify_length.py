@@ -2,162 +2,236 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
 
-GAIN = 1.02  # what another length must promise, relative to the present one, to be taken
-FIRST_SHARE, FIRST_WEIGHT = 0.8, 4.0  # the guess for the first slot, and the cycles that it counts for
-MEMORY = 64.0  # cycles that a slot remembers
-PROBE_MEMORY = 8.0  # the same where only probes look: what was seen long ago may have changed
+GAIN = 1.02  # what drafting must promise, relative to the plain step, to go on
+FIRST_SHARE = 0.8  # the guess for a draft of any confidence
+LOWEST, HIGHEST, STEP = -2.0, 7.0, 0.5  # of the buckets of confidence
+MOST = 0.995  # share of drafts accepted that is believed
+MEMORY = 64.0  # drafts or cycles that a mean remembers
+RATE_MEMORY = 128.0  # cycles of the rate that a longer cycle has to be worth
+PROMISE_MEMORY = 16.0  # cycles that drafting is compared with the plain step by
+PROBE_MEMORY = 8.0  # drafts, where only probes look: what was seen long ago may have changed
+LEAN = 4.0  # drafts that the guess counts for which a bucket or a slot leans on
+FORGET = 1 / 256  # of what is known of a slot, with each cycle that could have verified it
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # cycles from one streak of probes to the next; doubled when nothing came of it
-TRIES, STREAK = 3, 16  # probes of a streak, at least and at most
-NEAR = 1.1  # lengths that cost so little more than the next longer one are probed instead of it
-RISE = 1.25  # so much more from the present length, and a longer one is probed soon
+STREAK = 3  # probes that follow one another
+
+
+class _Share:
+    """Of drafts, the part that was accepted, of so many as were ``expected`` to be if all were alike; old ones fade."""
+
+    def __init__(self) -> None:
+        self._expected = self._accepted = 0.0
+
+    def add(self, expected: float, accepted: bool, memory: float) -> None:
+        if self._expected:
+            self.forget(max(0.0, 1.0 - (memory - 1.0) / self._expected))
+        self._expected += expected
+        self._accepted += accepted
+
+    def forget(self, part: float) -> None:
+        self._expected *= 1.0 - part
+        self._accepted *= 1.0 - part
+
+    def leaning_on(self, guess: float) -> float:
+        """Return the share, as if a guess had come true in a few drafts besides."""
+        return (self._accepted + LEAN * guess) / (self._expected + LEAN)
+
+
+class _Rate:
+    """Tokens a millisecond of the last cycles."""
+
+    def __init__(self, tokens: float, ms: float, memory: float) -> None:
+        self._tokens, self._ms, self._fade = tokens, ms, 1.0 - 1.0 / memory
+
+    def add(self, tokens: float, ms: float) -> None:
+        self._tokens = self._tokens * self._fade + tokens
+        self._ms = self._ms * self._fade + ms
+
+    @property
+    def value(self) -> float:
+        return self._tokens / self._ms
 
 
 class VerifyLength:
     """The verify length of a session, cycle by cycle.
 
-    Each slot has a share: of the cycles that verified it and accepted all slots before it, those that accepted it
-    too; where there were few it leans on the slot before. Slots not verified learn nothing and forget nothing, slots
-    behind the first rejection only forget. The product of the first k shares is the survival s_k, and a cycle of M
-    rows is expected to emit 1 + s_1 + ... + s_(M-1) tokens.
+    A drafter says how sure it is of each draft. What that is worth is learnt: of drafts whose predecessors were
+    accepted, a share is accepted too, which is that of its bucket of confidence times a factor of its slot in the
+    block. The product of the first k shares is the survival s_k, and a cycle of M rows is expected to emit
+    1 + s_1 + ... + s_(M-1) tokens. Of the lengths whose costs are known that one is verified which is worth most above
+    what its time brings elsewhere: expected tokens - rate x cost, with the rate of the last cycles.
+
+    A draft is accepted where it equals the target's own choice, which is made from the target's logits and the
+    position's noise alone. So the text is the same whatever is cut off, and by whatever signal.
+
+    Where the length is chosen from this cycle's confidences, the engine has to wait for them. It does where that is
+    worth more than the wait; else it verifies the length that was best of late. Confidences are learnt from in both
+    cases, and slots that are not verified are slowly forgotten, so that their guess comes from the slots before them.
+
+    Where drafting pays less than the plain step, it stops. Now and then three cycles draft again, as probes; while
+    nothing comes of them, the wait doubles, from 32 up to 512 cycles.
 
     The costs are those of one context length: a longer context makes all lengths dearer, which is ignored, as is
     the sampler's own work. Of mixtures of experts they follow the experts that cycles are seen to take
     (``engine.expert_costs``). What a cycle brought may become known several launches later.
-
-    While less than the block is verified, longer drafts show nothing of themselves. So now and then a single cycle,
-    a probe, verifies the next longer length. At least 3 follow one another, each when the last one is known, and at
-    most 16 while one longer length would have paid over all of them; then the wait doubles, from 32 up to 512 cycles.
-    The wait is short again when a longer length has held, or the present one brings much more than it did.
-    What that costs: a probe takes t(longer) / t(present) - 1 of a present cycle more, less the tokens that it brings.
-    Where they bring nothing these are 12 cycles of the first thousand, then 3 in 520 (0.6 %); once the wait is at
-    its longest never more than 16 in 512 (3 %).
     """
 
-    def __init__(self, costs: Mapping[int, float], block: int, experts: MeasuredExperts | None = None) -> None:
+    def __init__(
+        self, costs: Mapping[int, float], block: int, experts: MeasuredExperts | None = None, wait_ms: float = 0.0
+    ) -> None:
         """Begin a controller that knows nothing of the pair yet.
 
         Args:
             costs: milliseconds of a whole cycle by its number of verified rows; 1 is the step without drafting.
             block: rows of the longest cycle allowed; longer ones of ``costs`` are left out.
             experts: what the costs were measured with; None for a target without experts.
+            wait_ms: milliseconds that a cycle takes longer where its confidences are waited for.
 
         Raises:
             ValueError: nothing is left, or a cost is not above 0.
         """
         self.costs = {rows: costs[rows] for rows in sorted(costs) if 1 <= rows <= block}
-        if not self.costs or not min(self.costs.values()) > 0:
+        if 1 not in self.costs or len(self.costs) < 2 or not min(self.costs.values()) > 0:
             raise ValueError(f"no usable costs for a block of {block}: {dict(costs)}")
         self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
+        self._wait_ms = wait_ms
         self.longest = max(self.costs)
-        slots = self.longest - 1
-        self._reached, self._hit = [0.0] * slots, [0.0] * slots  # cycles, the older the less
-        self._share = [FIRST_SHARE] * slots
-        if slots:
-            self._reached[0], self._hit[0] = FIRST_WEIGHT, FIRST_WEIGHT * FIRST_SHARE
-        self.length = self._best()
-        self._stale = False  # something was learnt since ``length`` was chosen
-        self._wait = self._patience = FIRST_WAIT  # cycles until the next probe; what it is set to
-        self._held: int | None = None  # cycles since the length last grew, until it is cut
-        self._probing = 0  # rows of the probe that is on its way
-        self._streak: list[int] = []  # tokens that the probes of this streak brought
-        self._level = self.expected(self.length)  # at the last change or probe
+        self._all = _Share()
+        self._buckets = [_Share() for _ in range(_bucket(HIGHEST) + 1)]
+        self._slots = [_Share() for _ in range(self.longest - 1)]
+        self._factors = [1.0] * (self.longest - 1)
+        self._emitted = _Rate(1.0, self.costs[1], RATE_MEMORY)  # by all cycles
+        self._expected = self._tokens_by_rows(())  # of the cycles of late that drafted
+        self._gain = 0.0  # tokens that a cycle's own confidences add, the mean
+        self.drafts = True
+        self._patience = FIRST_WAIT
+        self._begin_drafting()
+
+    def _begin_drafting(self) -> None:
+        """Begin to compare what drafting cycles promise with the plain step."""
+        self._promise = _Rate(0.0, 0.0, PROMISE_MEMORY)
+        self._wait = self._patience  # plain steps until the next probe
+        self._probes = 0  # of this streak that are known
+        self._probing = False  # one is on its way
 
     def begin(self) -> None:
         """Begin a reply: what was on its way of another is lost, and its text may be easier."""
-        self._probing, self._streak = 0, []
-        self._wait = min(self._wait, FIRST_WAIT)
+        self._probing, self._wait = False, min(self._wait, FIRST_WAIT)
+
+    @property
+    def waits(self) -> bool:
+        """Return whether ``cut`` chooses the length of cycles that draft."""
+        return not self.drafts or self._gain >= self._wait_ms * self._rate()
 
     def next_rows(self) -> int:
-        """Return the rows of the cycle that is launched now; ask once per launch."""
-        if self._stale:
-            self._choose()
-        self._held = None if self._held is None else self._held + 1
+        """Return the rows of the cycle that is launched now, before any are cut; ask once per launch."""
+        if self.drafts:
+            return self.longest if self.waits else self._best(self._expected)
         self._wait -= 1
-        if self.length == self.longest or self._wait > 0 or self._probing:
-            return self.length
-        longer = [rows for rows in self.costs if rows > self.length]
-        self._probing = max(rows for rows in longer if self.costs[rows] <= NEAR * self.costs[longer[0]])
-        return self._probing
+        if self._wait > 0 or self._probing:
+            return 1
+        self._probing = True
+        return self.longest
 
-    def add(self, rows: int, accepted: int, experts: float | None = None) -> None:
-        """Learn from a cycle that verified ``rows`` and accepted that many drafts. ``experts``: of ``Cycle``."""
+    def cut(self, confidences: Sequence[float]) -> int:
+        """Return how many rows of a block with these drafts are to be verified."""
+        return self._best(self._tokens_by_rows(confidences))
+
+    def add(self, rows: int, accepted: int, confidences: Sequence[float] = (), experts: float | None = None) -> None:
+        """Learn from a cycle that verified ``rows`` and accepted that many drafts.
+
+        Args:
+            confidences: of its drafts, also of those that were cut off. experts: of ``Cycle``.
+        """
         if experts is not None and self._expert_costs is not None:
             self._expert_costs.add(rows, experts)
-            self.costs, self._stale = self._expert_costs.current(), True
-        drafts = min(rows, self.longest) - 1
-        if rows != self._probing:
-            self._learn(0, drafts, accepted, MEMORY)
+            self.costs = self._expert_costs.current()
+        self._emitted.add(accepted + 1, self.costs[rows])
+        if rows == 1:
             return
-        self._learn(0, self.length - 1, accepted, MEMORY)
-        self._learn(self.length - 1, drafts, accepted, PROBE_MEMORY)
-        self._judge(accepted + 1)
+        tokens = self._tokens_by_rows(confidences)
+        best, usual = self._best(tokens), self._best(self._expected)
+        gain = tokens[best - 1] - tokens[usual - 1] - self._rate() * (self.costs[best] - self.costs[usual])
+        self._gain += (gain - self._gain) / MEMORY
+        self._expected = [mean + (new - mean) / MEMORY for mean, new in zip(self._expected, tokens)]
+        self._judge(tokens, rows, accepted + 1)
+        self._learn(rows, accepted, confidences)
 
     def expected(self, rows: int) -> float:
         """Count tokens that a cycle of so many rows is expected to emit."""
-        tokens = alive = 1.0
-        for share in self._share[: rows - 1]:
-            alive *= share
-            tokens += alive
-        return tokens
+        return self._expected[rows - 1]
 
     def rival(self) -> int:
-        """Return the best length that drafts, paying or not; 1 where only the plain step is known."""
-        return max(self.costs, key=lambda rows: (rows > 1, self._rate(rows), rows))
+        """Return the best length that drafts, paying or not."""
+        return max(self._drafting, key=lambda rows: (self._expected[rows - 1] / self.costs[rows], rows))
 
-    def _rate(self, rows: int) -> float:
-        return self.expected(rows) / self.costs[rows]
+    @property
+    def _drafting(self) -> Iterable[int]:
+        return (rows for rows in self.costs if rows > 1)
 
-    def _best(self) -> int:
-        return max(self.costs, key=lambda rows: (self._rate(rows), rows))
+    def _rate(self) -> float:
+        """Return tokens a millisecond: of the last cycles, or of the plain step where that brings more."""
+        return max(self._emitted.value, 1.0 / self.costs[1])
 
-    def _learn(self, first: int, end: int, accepted: int, memory: float) -> None:
-        """Learn that slots from ``first`` to before ``end`` were verified, and all before ``accepted`` right."""
-        if first >= end:
-            return
-        fade = min(1.0, (memory - 1.0) / self._reached[first]) if self._reached[first] else 1.0
-        for slot in range(first, end):
-            self._reached[slot] = self._reached[slot] * fade + (slot <= accepted)
-            self._hit[slot] = self._hit[slot] * fade + (slot < accepted)
-        self._share[0] = self._hit[0] / self._reached[0]
-        for slot in range(1, len(self._share)):
-            self._share[slot] = (self._hit[slot] + self._share[slot - 1]) / (self._reached[slot] + 1.0)
-        self._stale = True
+    def _best(self, tokens: Sequence[float], rate: float | None = None) -> int:
+        """Return the drafting length that is worth most at a rate, the present one if not given; the longer of two."""
+        price = self._rate() if rate is None else rate
+        return max(self._drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
 
-    def _choose(self) -> None:
-        self._stale = False
-        best = self._best()
-        if best != self.length and self._rate(best) >= GAIN * self._rate(self.length):
-            if best > self.length:
-                self._held = 0
-            elif self._held is not None:  # a length that did not hold was another probe in vain
-                self._patience = FIRST_WAIT if self._held > self._patience else self._longer()
-                self._held = None
-            self.length, self._wait, self._probing, self._streak = best, self._patience, 0, []
-            self._level = self.expected(best)
-        elif self.expected(self.length) > RISE * self._level:
-            self._patience, self._level = FIRST_WAIT, self.expected(self.length)
-            self._wait = min(self._wait, FIRST_WAIT)
+    def _tokens_by_rows(self, confidences: Sequence[float]) -> list[float]:
+        """Return the tokens expected of cycles of 1, 2, ... rows; what has no confidence counts as one of 0."""
+        emitted, alive = [1.0], 1.0
+        for slot, factor in enumerate(self._factors):
+            alive *= min(self._share(_bucket(confidences[slot] if slot < len(confidences) else 0.0)) * factor, MOST)
+            emitted.append(emitted[-1] + alive)
+        return emitted
 
-    def _judge(self, emitted: int) -> None:
-        """Judge a probe: go on at once while some longer length pays over the streak, else wait longer."""
-        self._probing = 0
-        self._level = self.expected(self.length)
-        self._streak.append(emitted)
-        goal = self._rate(self.length) * len(self._streak)
-        paid = any(
-            sum(min(tokens, rows) for tokens in self._streak) >= goal * cost
-            for rows, cost in self.costs.items()
-            if rows > self.length
-        )
-        if len(self._streak) < TRIES or (paid and len(self._streak) < STREAK):
-            self._wait = 1
+    def _share(self, bucket: int) -> float:
+        return self._buckets[bucket].leaning_on(self._all.leaning_on(FIRST_SHARE))
+
+    def _learn(self, rows: int, accepted: int, confidences: Sequence[float]) -> None:
+        memory = MEMORY if self.drafts else PROBE_MEMORY
+        for slot in range(min(accepted + 1, rows - 1)):
+            hit, factor = slot < accepted, self._factors[slot]
+            bucket = _bucket(confidences[slot] if slot < len(confidences) else 0.0)
+            self._slots[slot].add(self._share(bucket), hit, MEMORY)
+            self._buckets[bucket].add(factor, hit, memory)
+            self._all.add(factor, hit, memory)
+        if accepted == rows - 1:
+            for share in self._slots[accepted:]:
+                share.forget(FORGET)
+        before = 1.0
+        for slot, share in enumerate(self._slots):
+            before = self._factors[slot] = share.leaning_on(before)
+
+    def _judge(self, tokens: Sequence[float], rows: int, emitted: int) -> None:
+        """Compare what a cycle promised at the best length, or what a probe brought if that is more, with the plain
+        step: stop drafting, or go on.
+        """
+        plain = 1.0 / self.costs[1]
+        best = self._best(tokens, plain)
+        if self._probing and emitted - plain * self.costs[rows] > tokens[best - 1] - plain * self.costs[best]:
+            self._promise.add(emitted, self.costs[rows])
         else:
-            self._wait = self._patience = self._longer()
-            self._streak = []
+            self._promise.add(tokens[best - 1], self.costs[best])
+        if self.drafts:
+            if self._promise.value * GAIN < plain:
+                self.drafts = False
+                self._begin_drafting()
+        elif self._probing:
+            self._probing = False
+            self._probes += 1
+            if self._probes < STREAK:
+                self._wait = 1
+            else:
+                self.drafts = self._promise.value > plain
+                self._patience = FIRST_WAIT if self.drafts else min(2 * self._patience, LONGEST_WAIT)
+                self._begin_drafting()
 
-    def _longer(self) -> int:
-        return min(2 * self._patience, LONGEST_WAIT)
+
+def _bucket(confidence: float) -> int:
+    return int((min(max(LOWEST, confidence), HIGHEST) - LOWEST) / STEP)  # one that is no number is the lowest

@@ -24,7 +24,8 @@ class Progress:
         done: [1], 1 when nothing more is to be emitted. kept: [1], rows that the last cycle committed.
         cycle: [1], cycles so far. tokens: [rows] int64, the anchor and the drafts behind it. chosen: [rows] int64,
             the target's choice after each. stops: [MAX_STOP_IDS], stop ids, -1 for none.
-        record_ring: [cycles, RECORD_HEADER + rows], the records of the last cycles.
+        margins: [rows] float32, of the drafts, see ``kernels.choose``.
+        record_ring: [cycles, RECORD_HEADER + 2 rows], the records of the last cycles: ids, then bits of margins.
     """
 
     start: torch.Tensor
@@ -35,6 +36,7 @@ class Progress:
     tokens: torch.Tensor
     chosen: torch.Tensor
     stops: torch.Tensor
+    margins: torch.Tensor
     record_ring: torch.Tensor
 
     @classmethod
@@ -47,10 +49,10 @@ class Progress:
         buffers: tuple[torch.Tensor, ...],
     ) -> Progress:
         """Begin. ``start`` to ``tokens``: the target's own. ``buffers``: of ``progress_buffers``, zeroed."""
-        limit, done, chosen, stops, records = buffers
+        limit, done, chosen, stops, margins, records = buffers
         limit.fill_(2**31 - 1)
         stops.fill_(-1)
-        return cls(start, limit, done, kept, cycle, tokens, chosen, stops, records)
+        return cls(start, limit, done, kept, cycle, tokens, chosen, stops, margins, records)
 
 
 def accept(progress: Progress, rows: int) -> None:
@@ -61,8 +63,9 @@ def accept(progress: Progress, rows: int) -> None:
         return accept_reference(progress, rows)
     _accept_kernel[(1,)](
         progress.start, progress.limit, progress.done, progress.kept, progress.cycle, progress.tokens, progress.chosen,
-        progress.stops, progress.record_ring, rows, *progress.record_ring.shape, power_of_two(rows), MAX_STOP_IDS,
-        RECORD_HEADER, num_warps=1, **overlapping(progress.tokens),
+        progress.stops, progress.margins, progress.record_ring, rows, len(progress.margins),
+        *progress.record_ring.shape, power_of_two(len(progress.margins)), MAX_STOP_IDS, RECORD_HEADER, num_warps=1,
+        **overlapping(progress.tokens),
     )  # fmt: skip
 
 
@@ -82,6 +85,7 @@ def accept_reference(progress: Progress, rows: int) -> None:
         count = NOT_FINITE
     record[:RECORD_HEADER] = torch.tensor([int(progress.cycle), count, accepted, rows], dtype=torch.int32)
     record[RECORD_HEADER : RECORD_HEADER + rows] = progress.chosen[:rows].to(torch.int32)
+    record[RECORD_HEADER + len(progress.margins) :] = progress.margins.view(torch.int32)
     progress.cycle.add_(1)
     moved = min(max(count, 0), max(int(progress.limit) - int(progress.start), 0))
     progress.kept.fill_(moved)
@@ -95,7 +99,7 @@ def accept_reference(progress: Progress, rows: int) -> None:
 # fmt: off
 @jit
 def _accept_kernel(
-    start, limit, done, kept, cycle, tokens, chosen, stops, record_ring, rows, cycles, record_words,
+    start, limit, done, kept, cycle, tokens, chosen, stops, margins, record_ring, rows, most_rows, cycles, record_words,
     ROWS: tl.constexpr, STOPS: tl.constexpr, RECORD_HEADER: tl.constexpr,
 ):
     # fmt: on
@@ -123,6 +127,9 @@ def _accept_kernel(
     tl.store(record + 2, accepted)
     tl.store(record + 3, rows)
     tl.store(record + RECORD_HEADER + row, ids.to(tl.int32), mask=inside)
+    margin = tl.load(margins + row, mask=row < most_rows, other=0.0)
+    to = record + RECORD_HEADER + most_rows + row
+    tl.store(to, margin.to(tl.int32, bitcast=True), mask=row < most_rows)
     tl.store(cycle, number + 1)
     moved = tl.minimum(tl.maximum(count, 0), tl.maximum(most - at, 0))
     there = at + moved

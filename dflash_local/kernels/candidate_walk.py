@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.drafters.dflash2.layout import SelectorConfig
-from dflash_local.kernels.choose import Noise, RowChooser, drawn, gumbel_of_word
+from dflash_local.kernels.choose import Noise, RowChooser, best_with_margin, drawn, gumbel_of_word
 from dflash_local.kernels.jit import (
     jit,
     overlapping,
@@ -24,7 +24,7 @@ from dflash_local.kernels.jit import (
 from dflash_local.layout.cycle import CHOICE_BLOCK
 
 TILE = 8192  # numbers of codebook rows that a program holds at once
-Choose = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+Choose = Callable[[int, torch.Tensor, torch.Tensor], "tuple[torch.Tensor, torch.Tensor]"]
 
 
 class Codebooks(NamedTuple):
@@ -54,12 +54,15 @@ class CandidateWalk(RowChooser):
         self._projected, self._anchor = projected, anchor
         self._values, self._places, self._scores, self._ids, self._followers = buffers
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         rows, vocab = logits.shape
         projected, config = self._projected[:rows], self._config
         if not runs_kernels(logits):
             found = candidates(config, logits)
-            out.copy_(walk(*found, projected, self.codebooks, self._anchor, _chosen_with(noise, logits)))
+            ids, leads = walk(*found, projected, self.codebooks, self._anchor, _chosen_with(noise, logits))
+            out.copy_(ids)
+            if margins is not None:
+                margins.copy_(leads)
             return
         blocks, wide, top_k = -(-vocab // CHOICE_BLOCK), self._scores.shape[1], min(config.top_k, vocab)
         _block_candidates_kernel[(rows, blocks)](
@@ -76,7 +79,8 @@ class CandidateWalk(RowChooser):
         )  # fmt: skip
         _walk_kernel[(1,)](
             self._scores, self._ids, self._followers, self.codebooks.predecessors, self._anchor, temperature, out,
-            rows, config.rank, wide, tile, noise is not None, num_warps=8, **overlapping(logits),
+            out if margins is None else margins, rows, config.rank, wide, tile, noise is not None, margins is not None,
+            num_warps=8, **overlapping(logits),
         )  # fmt: skip
 
 
@@ -96,27 +100,30 @@ def walk(
     codebooks: Codebooks,
     anchor: torch.Tensor,
     choose: Choose,
-) -> torch.Tensor:
-    """Choose ids [M] row by row, each by the one before it, in plain PyTorch.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose ids [M] row by row, each by the one before it, in plain PyTorch; returns their margins [M] beside them.
 
     Args:
         scores, ids: of ``candidates``. projected: [M, rank]. anchor: [1] the id before the first.
-        choose: of a row's number, its scores [1, k] in float32 and its ids [k], the index [1] of the chosen one.
+        choose: of a row's number, its scores [1, k] in float32 and its ids [k], the index [1] of the chosen one and
+            its margin [1].
     """
-    previous, found = anchor, []
+    previous, found, margins = anchor, [anchor[:0]], [scores.new_empty(0)]
     for row in range(len(scores)):
         mixed = codebooks.predecessors[previous] * projected[row]
         following = (mixed @ codebooks.successors[ids[row]].T).view(-1)
-        previous = ids[row][choose(row, (scores[row] + following.float()).unsqueeze(0), ids[row])]
+        at, margin = choose(row, (scores[row] + following.float()).unsqueeze(0), ids[row])
+        previous = ids[row][at]
         found.append(previous)
-    return torch.cat(found) if found else anchor[:0]
+        margins.append(margin)
+    return torch.cat(found), torch.cat(margins)
 
 
 def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
     if noise is None:
-        return lambda _row, scores, _ids: scores.argmax(-1)
+        return lambda _row, scores, _ids: best_with_margin(scores)
     temperature, added = noise[0], drawn(noise, logits)
-    return lambda row, scores, ids: (scores / temperature + added[row, ids]).argmax(-1)
+    return lambda row, scores, ids: best_with_margin(scores / temperature + added[row, ids])
 
 
 @jit
@@ -205,8 +212,8 @@ def _candidates_kernel(
 # fmt: off
 @jit
 def _walk_kernel(
-    scores, ids, followers, predecessors, anchor, temperature, out, rows, rank, WIDE: tl.constexpr,
-    TILE: tl.constexpr, NOISY: tl.constexpr,
+    scores, ids, followers, predecessors, anchor, temperature, out, margins, rows, rank, WIDE: tl.constexpr,
+    TILE: tl.constexpr, NOISY: tl.constexpr, MARGIN: tl.constexpr,
 ):
     # fmt: on
     # One program does it all, row by row: [WIDE, TILE] products in registers, multiplied with the codebook row of the
@@ -231,6 +238,9 @@ def _walk_kernel(
                 other=0.0,
             )
             following += tl.sum(part * book[None, :], 1)
-        _, place = _largest(score + following / hotness, slot)
+        total = score + following / hotness
+        top, place = _largest(total, slot)
         previous = tl.sum(tl.where(slot == place, candidate, 0), 0).to(tl.int64)
         tl.store(out + row, previous)
+        if MARGIN:
+            tl.store(margins + row, top - tl.max(tl.where(slot == place, float("-inf"), total), 0))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
 from dflash_local.kernels.allocate import Tensors
@@ -22,11 +25,15 @@ Noise = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # temperature, seed, st
 
 
 class RowChooser:
-    """Chooses an id for each row of logits: greedily, or as a sample."""
+    """Chooses an id for each row of logits: greedily, or as a sample.
 
-    def greedy(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+    ``margins`` [M] float32, where they are asked for, get how far the chosen score, noise included, lies above the next
+    one; 0 where a row is not finite.
+    """
+
+    def greedy(self, logits: torch.Tensor, out: torch.Tensor, margins: torch.Tensor | None = None) -> None:
         """Write the best id of each row of ``logits`` [M, V] to ``out`` [M] int64; the first of equal ones."""
-        self._run(logits, out, None)
+        self._run(logits, out, None, margins)
 
     def sample(
         self,
@@ -35,11 +42,12 @@ class RowChooser:
         temperature: torch.Tensor,
         seed: torch.Tensor,
         start: torch.Tensor,
+        margins: torch.Tensor | None = None,
     ) -> None:
         """Sample at ``temperature`` [1] float32 by ``seed`` [1] int64; row i is at ``start`` [1] int32 + 1 + i."""
-        self._run(logits, out, (temperature, seed, start))
+        self._run(logits, out, (temperature, seed, start), margins)
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         raise NotImplementedError
 
 
@@ -47,44 +55,63 @@ class Chooser(RowChooser):
     """Each row's argmax; holds the room for the partial results.
 
     Args:
-        values, ids: of ``layout.cycle.choice_buffers``.
+        buffers: of ``layout.cycle.choice_buffers``.
         not_finite_id: the id of a row with NaN or infinity in it; 0 where ids must be ids, as of drafts, which are
             verified anyway.
     """
 
-    def __init__(self, values: torch.Tensor, ids: torch.Tensor, not_finite_id: int = NOT_FINITE) -> None:
-        self._values, self._ids = values, ids
+    def __init__(self, buffers: Sequence[torch.Tensor], not_finite_id: int = NOT_FINITE) -> None:
+        self._best = BlockBest(*buffers)
         self._not_finite_id = not_finite_id
 
     @classmethod
     def allocate(cls, rows: int, vocab_size: int, device: torch.device, not_finite_id: int = NOT_FINITE) -> Chooser:
         buffers = choice_buffers("", rows, vocab_size)
-        values, ids = Tensors(buffers, device).take(buffers)
-        return cls(values, ids, not_finite_id)
+        return cls(Tensors(buffers, device).take(buffers), not_finite_id)
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         if not runs_kernels(logits):
-            return _reference(logits, out, noise, self._not_finite_id)
+            return _reference(logits, out, noise, margins, self._not_finite_id)
         rows, vocab = logits.shape
-        blocks = self._values.shape[1]
+        blocks = self._best.values.shape[1]
         temperature, seed, start = noise or (logits, out, out)
         _block_argmax_kernel[(rows, blocks)](
-            logits, temperature, seed, start, self._values, self._ids, vocab, blocks, CHOICE_BLOCK, noise is not None,
-            num_warps=4,
+            logits, temperature, seed, start, *self._best, vocab, blocks, CHOICE_BLOCK, noise is not None,
+            margins is not None, num_warps=4,
         )  # fmt: skip
-        argmax_of_blocks(self._values, self._ids, out, blocks, self._not_finite_id)
+        argmax_of_blocks(self._best, out, margins, blocks, self._not_finite_id)
+
+
+class BlockBest(NamedTuple):
+    """Hold of each block of the vocabulary the largest score, its id, and the next score: [M, blocks] or [blocks].
+    The id -1 stands for a block that is not finite.
+    """
+
+    values: torch.Tensor
+    ids: torch.Tensor
+    next_values: torch.Tensor
 
 
 def argmax_of_blocks(
-    values: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, blocks: int, not_finite_id: int
+    best: BlockBest, out: torch.Tensor, margins: torch.Tensor | None, blocks: int, not_finite_id: int
 ) -> None:
-    """Write each row's best id to ``out`` [M] int64 by the best of its ``blocks`` and their ``ids``; the id -1 stands
-    for a block that is not finite. A launch behind the one that wrote them.
-    """
+    """Write each row's best id to ``out`` [M] int64, and its margin. A launch behind the one that wrote ``best``."""
     wide = power_of_two(blocks)
     _argmax_kernel[(len(out),)](
-        values, ids, out, blocks, wide, not_finite_id, num_warps=max(1, min(8, wide // 256)), **overlapping(out)
-    )
+        *best, out, out if margins is None else margins, blocks, wide, not_finite_id, margins is not None,
+        num_warps=max(1, min(8, wide // 256)), **overlapping(out),
+    )  # fmt: skip
+
+
+def best_with_margin(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's best id [M] by scores [M, V], the first of equal ones, and its margin [M] in float32: how far
+    it lies above the next one, infinite where there is none.
+    """
+    top, ids = scores.max(-1, keepdim=True)
+    scores.scatter_(-1, ids, float("-inf"))  # for a moment: copies of whole vocabularies take longer
+    following = scores.amax(-1, keepdim=True)
+    scores.scatter_(-1, ids, top)
+    return ids[:, 0], (top - following)[:, 0].float()
 
 
 def drawn(noise: Noise, logits: torch.Tensor) -> torch.Tensor:
@@ -93,11 +120,19 @@ def drawn(noise: Noise, logits: torch.Tensor) -> torch.Tensor:
     return gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
 
 
-def _reference(logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, not_finite_id: int) -> None:
+def _reference(
+    logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None, not_finite_id: int
+) -> None:
     scores = logits.float()
     if noise is not None:
         scores = scores / noise[0] + drawn(noise, logits)
-    out.copy_(torch.where(torch.isfinite(logits).all(-1), scores.argmax(-1), not_finite_id))
+    finite = torch.isfinite(logits).all(-1)
+    if margins is None:
+        ids = scores.argmax(-1)
+    else:
+        ids, leads = best_with_margin(scores)
+        margins.copy_(torch.where(finite, leads, 0.0))
+    out.copy_(torch.where(finite, ids, not_finite_id))
 
 
 @jit
@@ -121,12 +156,15 @@ def _part(logits, at, vocab, word, temperature, NOISY: tl.constexpr):
     return tl.where(inside & finite, value, float("-inf")), finite
 
 
+# fmt: off
 @jit
 def _block_argmax_kernel(
-    logits, temperature, seed, start, values, places, vocab, blocks, BLOCK: tl.constexpr, NOISY: tl.constexpr
+    logits, temperature, seed, start, values, places, next_values, vocab, blocks, BLOCK: tl.constexpr,
+    NOISY: tl.constexpr, MARGIN: tl.constexpr,
 ):
+    # fmt: on
     # One program: BLOCK logits of one row. They are read once, as four strided quarters since a call of the generator
-    # gives four words; the best of them and its id are written.
+    # gives four words; the best of them, its id, and for a margin the next one are written.
     start_next_kernel()
     row = tl.program_id(0)
     block = tl.program_id(1)
@@ -160,10 +198,25 @@ def _block_argmax_kernel(
     finite = tl.min((f0 & f1 & f2 & f3).to(tl.int32), 0)
     tl.store(values + row * blocks + block, tl.where(finite == 1, top, float("inf")))
     tl.store(places + row * blocks + block, tl.where(finite == 1, first, -1))
+    if MARGIN:
+        rest = tl.maximum(_but(s0, group * 4, first), _but(s1, group * 4 + 1, first))
+        rest = tl.maximum(rest, tl.maximum(_but(s2, group * 4 + 2, first), _but(s3, group * 4 + 3, first)))
+        tl.store(next_values + row * blocks + block, tl.max(rest, 0))
 
 
 @jit
-def _argmax_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOT_FINITE_ID: tl.constexpr):
+def _but(score, at, place):
+    """Return scores of the places ``at`` without that of one place."""
+    return tl.where(at == place, float("-inf"), score)
+
+
+# fmt: off
+@jit
+def _argmax_kernel(
+    values, places, next_values, out, margins, blocks, BLOCKS: tl.constexpr, NOT_FINITE_ID: tl.constexpr,
+    MARGIN: tl.constexpr,
+):
+    # fmt: on
     # One program: one row, the results of all its blocks in registers.
     wait_for_earlier_kernels()
     start_next_kernel()
@@ -175,3 +228,8 @@ def _argmax_kernel(values, places, out, blocks, BLOCKS: tl.constexpr, NOT_FINITE
     top = tl.max(value, 0)
     best = tl.min(tl.where(value == top, place, 2147483647), 0)
     tl.store(out + row, tl.where(best < 0, NOT_FINITE_ID, best).to(tl.int64))
+    if MARGIN:
+        # The next score is that of another block, or the next one of the block with the best.
+        second = tl.load(next_values + row * blocks + at, mask=inside, other=float("-inf"))
+        following = tl.max(tl.where(place == best, second, value), 0)
+        tl.store(margins + row, tl.where(best < 0, 0.0, top - following))

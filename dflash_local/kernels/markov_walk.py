@@ -11,7 +11,15 @@ import torch
 from torch.nn import functional
 
 from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
-from dflash_local.kernels.choose import Noise, RowChooser, argmax_of_blocks, drawn, gumbel_of_word
+from dflash_local.kernels.choose import (
+    BlockBest,
+    Noise,
+    RowChooser,
+    argmax_of_blocks,
+    best_with_margin,
+    drawn,
+    gumbel_of_word,
+)
 from dflash_local.kernels.jit import (
     jit,
     overlapping,
@@ -23,7 +31,7 @@ from dflash_local.kernels.jit import (
 )
 
 TILE_BYTES = 512  # of an id's row that a program reads at once
-Choose = Callable[[int, torch.Tensor], torch.Tensor]
+Choose = Callable[[int, torch.Tensor], "tuple[torch.Tensor, torch.Tensor]"]
 
 
 class MarkovWeights(NamedTuple):
@@ -44,12 +52,15 @@ class MarkovWalk(RowChooser):
     def __init__(self, weights: MarkovWeights, anchor: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:
         self.weights = weights
         self._anchor = anchor
-        self._values, self._ids = buffers
+        self._best = BlockBest(*buffers)
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None) -> None:
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         rows, vocab = logits.shape
         if not runs_kernels(logits):
-            out.copy_(walk(logits, self.weights, self._anchor, _chosen_with(noise, logits)))
+            ids, leads = walk(logits, self.weights, self._anchor, _chosen_with(noise, logits))
+            out.copy_(ids)
+            if margins is not None:
+                margins.copy_(leads)
             return
         previous, following = self.weights
         rank, blocks = following.shape[1], -(-vocab // MARKOV_BLOCK)
@@ -60,33 +71,38 @@ class MarkovWalk(RowChooser):
             # stand behind one program, and read their weights while it is at work.
             early = overlapping(logits) if row else {}
             _block_row_kernel[(blocks,)](
-                logits, previous, following, self._anchor, temperature, seed, start, out, self._values, self._ids, row,
-                vocab, rank, MARKOV_BLOCK, tile, noise is not None, num_warps=8, num_stages=1, **early,
+                logits, previous, following, self._anchor, temperature, seed, start, out, *self._best, row, vocab, rank,
+                MARKOV_BLOCK, tile, noise is not None, margins is not None, num_warps=8, num_stages=1, **early,
             )  # fmt: skip
-            argmax_of_blocks(self._values, self._ids, out[row : row + 1], blocks, not_finite_id=0)
+            margin = None if margins is None else margins[row : row + 1]
+            argmax_of_blocks(self._best, out[row : row + 1], margin, blocks, not_finite_id=0)
 
 
-def walk(logits: torch.Tensor, weights: MarkovWeights, anchor: torch.Tensor, choose: Choose) -> torch.Tensor:
-    """Choose ids [M] row by row, each by the one before it, in plain PyTorch.
+def walk(
+    logits: torch.Tensor, weights: MarkovWeights, anchor: torch.Tensor, choose: Choose
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose ids [M] row by row, each by the one before it, in plain PyTorch; returns their margins [M] beside them.
 
     Args:
         logits: [M, V] of the drafted positions, for the first V ids. anchor: [1] the id before the first.
-        choose: of a row's number and its scores [1, V] in float32, the id [1].
+        choose: of a row's number and its scores [1, V] in float32, the id [1] and its margin [1].
     """
-    previous, found = anchor, []
+    previous, found, margins = anchor, [anchor[:0]], [logits.new_empty(0, dtype=torch.float32)]
     following = weights.following[: logits.shape[1]]
     for row, own in enumerate(logits.float().split(1)):
-        previous = choose(row, own + functional.linear(weights.previous[previous], following).float())
+        previous, margin = choose(row, own + functional.linear(weights.previous[previous], following).float())
         found.append(previous)
-    return torch.cat(found) if found else anchor[:0]
+        margins.append(margin)
+    return torch.cat(found), torch.cat(margins)
 
 
 def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
     added = None if noise is None else drawn(noise, logits)
 
-    def choose(row: int, scores: torch.Tensor) -> torch.Tensor:
-        noisy = scores if noise is None or added is None else scores / noise[0] + added[row]
-        return torch.where(torch.isfinite(scores).all(-1), noisy.argmax(-1), 0)
+    def choose(row: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        finite = torch.isfinite(scores).all(-1)
+        ids, margin = best_with_margin(scores if noise is None or added is None else scores / noise[0] + added[row])
+        return torch.where(finite, ids, 0), torch.where(finite, margin, 0.0)
 
     return choose
 
@@ -100,8 +116,8 @@ def _in_order(w0, w1, w2, w3, BLOCK: tl.constexpr):
 # fmt: off
 @jit(do_not_specialize=("row",))
 def _block_row_kernel(
-    logits, previous, following, anchor, temperature, seed, start, out, values, places, row, vocab,
-    RANK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NOISY: tl.constexpr,
+    logits, previous, following, anchor, temperature, seed, start, out, values, places, next_values, row, vocab,
+    RANK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NOISY: tl.constexpr, MARGIN: tl.constexpr,
 ):
     # fmt: on
     # One program: BLOCK ids of one row, whose weights are read from memory once, [BLOCK, TILE] at a time, where all
@@ -141,3 +157,5 @@ def _block_row_kernel(
     whole = tl.min(finite.to(tl.int32), 0)
     tl.store(values + block, tl.where(whole == 1, top, float("inf")))
     tl.store(places + block, tl.where(whole == 1, best, -1))
+    if MARGIN:
+        tl.store(next_values + block, tl.max(tl.where(at == best, float("-inf"), score), 0))

@@ -14,7 +14,7 @@ LARGER_CHUNKS = (8192, 4096)  # that a plan takes where they fit, the first of t
 CHUNK_STEP = 256  # rows of a tile of the library's products
 MAX_STOP_IDS = 32
 RECORDS = 8  # cycles whose records the device keeps
-RECORD_HEADER = 4  # words of a record before its ids: cycle, ids emitted, drafts accepted, rows verified
+RECORD_HEADER = 4  # words of a record before ids and margins: cycle, ids emitted, drafts accepted, rows verified
 ROWS_TOGETHER = 4  # rows that are filtered and sorted at once: a float of a sort takes 44 bytes
 CHOICE_BLOCK = 2048  # logits of one program that looks for the largest
 
@@ -35,10 +35,15 @@ def _own_chunk(target: ModelConfig) -> int:
     return min(max(rows, PREFILL_CHUNK), CODED_CHUNK_MOST)
 
 
-def choice_buffers(owner: str, rows: int, vocab_size: int) -> tuple[Buffer, Buffer]:
-    """Return the largest logit of each block of the vocabulary, and its id."""
-    blocks = (rows, -(-vocab_size // CHOICE_BLOCK))
-    return Buffer(f"{owner}.values", blocks, "float32", "buffers"), Buffer(f"{owner}.ids", blocks, "int32", "buffers")
+def choice_buffers(owner: str, rows: int, vocab_size: int) -> tuple[Buffer, ...]:
+    """Return the largest score of each block of the vocabulary, its id, and the next score."""
+    return best_buffers(owner, rows, -(-vocab_size // CHOICE_BLOCK))
+
+
+def best_buffers(owner: str, *shape: int) -> tuple[Buffer, ...]:
+    """Return what ``kernels.choose.BlockBest`` holds of blocks of the vocabulary."""
+    kinds = {"values": "float32", "ids": "int32", "next_values": "float32"}
+    return tuple(Buffer(f"{owner}.{name}", shape, dtype, "buffers") for name, dtype in kinds.items())
 
 
 class CycleBuffers(NamedTuple):
@@ -46,11 +51,11 @@ class CycleBuffers(NamedTuple):
 
     Attributes:
         choice, draft_choice: of the target's rows, and of the drafts'. progress: what ``kernels.accept.Progress`` has
-            of its own: limit, done, chosen, stop ids, records. sampling: the request's temperature and seed.
+            of its own: limit, done, chosen, stop ids, margins, records. sampling: the request's temperature and seed.
     """
 
-    choice: tuple[Buffer, Buffer]
-    draft_choice: tuple[Buffer, Buffer]
+    choice: tuple[Buffer, ...]
+    draft_choice: tuple[Buffer, ...]
     progress: tuple[Buffer, ...]
     sampling: tuple[Buffer, Buffer]
 
@@ -68,7 +73,8 @@ def progress_buffers(rows: int, records: int = RECORDS) -> tuple[Buffer, ...]:
         number("done", 1),
         number("chosen", rows, dtype="int64"),
         number("stop_ids", MAX_STOP_IDS),
-        number("records", records, RECORD_HEADER + rows),
+        number("margins", rows, dtype="float32"),
+        number("records", records, RECORD_HEADER + 2 * rows),
     )
 
 

@@ -105,8 +105,9 @@ class SimulatedSession(ScriptedSession):
         self.requests.append(request)
         for _ in range(500):
             rows = control.next_rows()
+            rows = control.cut([0.0] * 15) if rows > 1 else 1
             accepted = next((slot for slot in range(rows - 1) if chance.random() >= self.share), rows - 1)
-            control.add(rows, accepted)
+            control.add(rows, accepted, [0.0] * 15)
             figures.add(Cycle((1,) * (accepted + 1), rows - 1, accepted, rows, 0.0, 0.0))
             self.tokens += accepted + 1
             self.ms += self.costs[rows]

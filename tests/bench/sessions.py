@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from dflash_local.catalog.bundled import Pair
+from dflash_local.drafters.engines import Drafts
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.reference_runner import ReferenceRunner
-from dflash_local.engine.runner import Cycle
+from dflash_local.engine.runner import Cut, Cycle
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KV_ONLY, HYBRID = "qwen3-v1-b8", "qwen35-v2-swa-b8"
@@ -32,15 +33,15 @@ def golden_cases(name: str) -> list[dict[str, list[int]]]:
 class DraftedBonus(ReferenceRunner):
     """The bug that counts on the drafter: after a rejection its own token is emitted, not the target's."""
 
-    def _drafts(self, count: int, noise: torch.Tensor | None) -> torch.Tensor:
+    def _drafts(self, count: int, noise: torch.Tensor | None) -> Drafts:
         self.last = super()._drafts(count, noise)
         return self.last
 
-    def launch(self) -> None:
-        super().launch()
+    def launch(self, cut: Cut | None = None) -> None:
+        super().launch(cut)
         cycle = self._cycles[-1]
         if cycle.accepted < cycle.drafted and len(cycle.ids) == cycle.accepted + 1:
-            wrong = int(self.last[cycle.accepted])
+            wrong = int(self.last.ids[cycle.accepted])
             self.ids[-1] = wrong
             ids = (*cycle.ids[:-1], wrong)
             self._cycles[-1] = Cycle(ids, cycle.drafted, cycle.accepted, cycle.rows, cycle.draft_s, cycle.verify_s)

@@ -21,6 +21,7 @@ from dflash_local.catalog.bundled import find
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters import kinds
 from dflash_local.drafters.drafter import Drafter
+from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.kinds import KINDS, config_of, read_drafter
 from dflash_local.engine import LoadConfig, load
 from dflash_local.errors import UsageError
@@ -71,10 +72,10 @@ class RepeatingProposer:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def propose(self, ids: Sequence[int], count: int, *_beside: object) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, *_beside: object) -> Drafts:
         assert len(ids) == self.length + 1
         self.texts.append(list(ids))
-        return torch.tensor([ids[-2 + i % 2] for i in range(count)])
+        return Drafts(torch.tensor([ids[-2 + i % 2] for i in range(count)]), torch.zeros(count))
 
 
 @pytest.fixture

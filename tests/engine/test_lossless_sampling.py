@@ -16,6 +16,7 @@ import torch
 
 from dflash_local.drafters.dflash2.layout import SelectorConfig
 from dflash_local.drafters.dflash2.reference import CandidateSelector
+from dflash_local.drafters.engines import Drafts
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler, log_probabilities
 from dflash_local.kernels.candidate_walk import Codebooks
@@ -69,7 +70,7 @@ class TableDrafter:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         if noise is None or self.greedy:
             noise = torch.zeros(count, V)
         anchor = ids[-1]
@@ -78,7 +79,7 @@ class TableDrafter:
         for after in best:
             anchor = after[anchor]
             drafts.append(anchor)
-        return torch.tensor(drafts, dtype=torch.long)
+        return Drafts(torch.tensor(drafts, dtype=torch.long), torch.zeros(count))
 
 
 class SelectorDrafter(TableDrafter):
@@ -90,12 +91,12 @@ class SelectorDrafter(TableDrafter):
         self.selector = CandidateSelector(SelectorConfig(V, V // 2, V), codebooks, torch.ones(V, 1))
         self.logits = torch.randn(BLOCK, V, generator=torch.Generator().manual_seed(3))
 
-    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
-        def choose(row: int, scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
+        def choose(row: int, scores: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return sampler.draft(scores, None if noise is None else noise[row : row + 1, candidates])
 
         rows = torch.ones(count, 1)
-        return self.selector.walk(rows, self.logits[:count], torch.tensor(ids[-1:]), choose)
+        return Drafts(*self.selector.walk(rows, self.logits[:count], torch.tensor(ids[-1:]), choose))
 
 
 class TabledSampler(Sampler):

@@ -16,6 +16,7 @@ from dflash_local.drafters.dflash2.reference import DFlash2Proposer
 from dflash_local.drafters.dspark.fused import DSparkBlocks
 from dflash_local.drafters.dspark.reference import DSparkProposer, Tables
 from dflash_local.engine.sampling import Sampler
+from dflash_local.kernels.choose import Chooser
 from dflash_local.models.drafter_weights import random_weights
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
@@ -79,14 +80,17 @@ CASES: dict[str, tuple[str, DFlashConfig, bool]] = {  # the target's family, the
 }
 
 
-def chosen(blocks: Any, params: SamplingParams, at: int) -> torch.Tensor:
-    out = torch.empty(len(blocks.drafts), dtype=torch.int64)
+def chosen(blocks: Any, params: SamplingParams, at: int) -> tuple[list[int], torch.Tensor]:
+    """Ids and margins."""
+    count, vocab = blocks.drafts.shape
+    chooser = blocks.selector or Chooser.allocate(count, vocab, torch.device("cpu"))
+    out, margins = torch.empty(count, dtype=torch.int64), torch.empty(count)
     if params.greedy:
-        blocks.selector.greedy(blocks.drafts, out)
+        chooser.greedy(blocks.drafts, out, margins)
     else:
         start = torch.tensor([at], dtype=torch.int32)
-        blocks.selector.sample(blocks.drafts, out, torch.tensor([params.temperature]), torch.tensor([11]), start)
-    return out
+        chooser.sample(blocks.drafts, out, torch.tensor([params.temperature]), torch.tensor([11]), start, margins)
+    return out.tolist(), margins
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,10 +118,9 @@ def test_both_engines_draft_the_same(name: str) -> None:
     assert (blocks.selector is None) == (config.kind == "dflash" or name.endswith("no walk"))
     for params in (SamplingParams(), SamplingParams(temperature=0.7)):
         sampler = Sampler(params, 11, VOCAB, text)
-        drafts = reference.propose(
+        drafts, confidences = reference.propose(
             text.tolist(), len(blocks.drafts), sampler, sampler.noise(at + 1, len(blocks.drafts))
         )
-        if blocks.selector is not None:
-            assert drafts.tolist() == chosen(blocks, params, at).tolist()
-        elif params.greedy:
-            assert drafts.tolist() == blocks.drafts.argmax(-1).tolist()
+        likeliest, margins = chosen(blocks, params, at)
+        assert drafts.tolist() == likeliest
+        torch.testing.assert_close(margins, confidences, atol=1e-4, rtol=1e-4)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dflash_local.chat.template import Rendered
+from dflash_local.drafters.engines import Drafts
 from dflash_local.engine.session import Session
 from dflash_local.errors import ContextError, EngineError, NumericsError, UsageError
 from dflash_local.events import Notice, PrefillProgress, Started, Step
@@ -194,8 +195,9 @@ def test_impossible_drafts_are_a_typed_error(
     class Impossible(Planted):
         broken = True
 
-        def propose(self, ids: Sequence[int], count: int, sampler: object, noise: object) -> torch.Tensor:
-            return proposal(count) if self.broken else torch.zeros(count, dtype=torch.long)
+        def propose(self, ids: Sequence[int], count: int, sampler: object, noise: object) -> Drafts:
+            drafts = proposal(count) if self.broken else torch.zeros(count, dtype=torch.long)
+            return Drafts(drafts, self.confidences(count))
 
     drafter = Impossible(VOCAB)
     session = new_session("qwen3", drafter)

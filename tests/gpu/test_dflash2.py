@@ -9,6 +9,7 @@ from dflash_local.drafters.dflash2.layout import SelectorConfig, candidate_buffe
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.block_convolution import block_convolution, block_convolution_reference
 from dflash_local.kernels.candidate_walk import CandidateWalk, Codebooks, candidates, walk
+from dflash_local.kernels.choose import best_with_margin
 from dflash_local.kernels.noise import gumbel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -31,11 +32,11 @@ def expected(
     """In float32; ``temperature``: 0 is greedy."""
     noise = gumbel(SEED, START + 1, len(logits), VOCAB, logits.device)
 
-    def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return scores.argmax(-1) if not temperature else (scores / temperature + noise[row, ids]).argmax(-1)
+    def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return best_with_margin(scores if not temperature else scores / temperature + noise[row, ids])
 
     wide = Codebooks(books.predecessors.float(), books.successors.float())
-    return walk(*candidates(config, logits.float()), projected.float(), wide, anchor, choose).tolist()
+    return walk(*candidates(config, logits.float()), projected.float(), wide, anchor, choose)[0].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

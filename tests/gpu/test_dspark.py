@@ -11,6 +11,7 @@ from dflash_local.catalog.bundled import find
 from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.kernels.allocate import Tensors
+from dflash_local.kernels.choose import best_with_margin
 from dflash_local.kernels.markov_walk import MarkovWalk, MarkovWeights, walk
 from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.buffer import Buffer
@@ -46,13 +47,13 @@ def check(
     noise = gumbel(SEED, START + 1, len(logits), logits.shape[1], logits.device)
     wide = MarkovWeights(weights.previous.double(), weights.following.double())
 
-    def followed(row: int, scores: torch.Tensor) -> torch.Tensor:
+    def followed(row: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         exact = scores if not temperature else scores / temperature + noise[row]
         off = float(exact.max() - exact[0, found[row]])
         assert off <= 1e-4, f"row {row}: the best is {int(exact.argmax())}, {found[row]} is {off} behind it"
-        return torch.tensor([found[row]], device=logits.device)
+        return torch.tensor([found[row]], device=logits.device), best_with_margin(exact)[1]
 
-    assert walk(logits, wide, anchor, followed).tolist() == found
+    assert walk(logits, wide, anchor, followed)[0].tolist() == found
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

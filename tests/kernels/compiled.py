@@ -128,7 +128,9 @@ def small(most: int | None) -> Iterator[Work]:
         constants = {**layout, **kind, "BIASED": cache == BF16, "CODED": cache != BF16, "ROWS": together}
         yield f"heads {cache}", kernel, types, constants, warps, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
-    yield "choice", choose._block_argmax_kernel, types, {"BLOCK": CHOICE_BLOCK, "NOISY": True}, 4, 1
+    types |= dict.fromkeys(("next_values", "margins"), "*fp32")
+    choice = {"BLOCK": CHOICE_BLOCK, "NOISY": True, "MARGIN": True}
+    yield "choice", choose._block_argmax_kernel, types, choice, 4, 1
     convolution = {"KERNEL_SIZE": 2, "BLOCK": block_convolution.MAX_BLOCK, "ADD": True}
     yield "convolution", block_convolution._block_convolution_kernel, {}, convolution, 4, 1
     yield from choice_of_candidates(types, most)
@@ -157,7 +159,7 @@ def choice_of_candidates(types: dict[str, str], most: int | None) -> Iterator[Wo
         yield "candidates of a block", candidate_walk._block_candidates_kernel, kinds, block, 4, 1
         every = {**sizes, "ALL": power_of_two(blocks * top_k), "CAPPED": True}
         yield "candidates", candidate_walk._candidates_kernel, kinds, every, 8, 1
-        yield "walk", candidate_walk._walk_kernel, kinds, sizes, 8, 1
+        yield "walk", candidate_walk._walk_kernel, kinds, {**sizes, "MARGIN": True}, 8, 1
 
 
 def choice_by_the_id_before(types: dict[str, str], most: int | None) -> Iterator[Work]:
@@ -165,9 +167,9 @@ def choice_by_the_id_before(types: dict[str, str], most: int | None) -> Iterator
     for kind, size, rank in ((BF16, 2, 600), (BF16, 2, 256), ("*fp32", 4, 256))[:most]:
         tile = min(power_of_two(rank), markov_walk.TILE_BYTES // size)
         kinds = {**types, **dict.fromkeys(("logits", "previous", "following"), kind), "anchor": "*i64", "out": "*i64"}
-        sizes = {"RANK": rank, "BLOCK": MARKOV_BLOCK, "TILE": tile, "NOISY": True}
+        sizes = {"RANK": rank, "BLOCK": MARKOV_BLOCK, "TILE": tile, "NOISY": True, "MARGIN": True}
         yield f"row {kind} {rank}", markov_walk._block_row_kernel, {**kinds, "row": "i32"}, sizes, 8, 1
-    blocks = {"BLOCKS": power_of_two(-(-151_936 // MARKOV_BLOCK)), "NOT_FINITE_ID": 0}
+    blocks = {"BLOCKS": power_of_two(-(-151_936 // MARKOV_BLOCK)), "NOT_FINITE_ID": 0, "MARGIN": True}
     yield "best of many blocks", choose._argmax_kernel, {**types, "out": "*i64"}, blocks, 8, 1
 
 

@@ -14,8 +14,6 @@ import torch
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.config.quantization import GGUF_TYPES
-from dflash_local.drafters.dflash2.layout import SelectorConfig, candidate_buffers
-from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.kernels import (
     accept,
     block_convolution,
@@ -36,7 +34,6 @@ from dflash_local.kernels import (
     triton_trial,
 )
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.choose import RowChooser
 from dflash_local.kernels.decode_attention import AttentionMask, SplitKV
 from dflash_local.kernels.fragment_decode import LaunchConfig
 from dflash_local.kernels.fragment_packing import Codable, FragmentWeight
@@ -45,7 +42,13 @@ from dflash_local.kernels.skinny_gemm import GemmConfig
 from dflash_local.kernels.split_kv import DecodeConfig, DeviceProperties
 from dflash_local.layout.cycle import RECORD_HEADER, progress_buffers
 from dflash_local.models.fused import gguf_formats
-from tests.kernels import cache_interpreted, chunks_interpreted, experts_interpreted, rows_interpreted
+from tests.kernels import (
+    cache_interpreted,
+    choices_interpreted,
+    chunks_interpreted,
+    experts_interpreted,
+    rows_interpreted,
+)
 from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
@@ -326,32 +329,6 @@ def prompts() -> Checks:
     yield "gates times ups, into a part of each row", gates
 
 
-def chosen(chooser: RowChooser, logits: torch.Tensor, out: torch.Tensor, noisy: bool) -> tuple[torch.Tensor]:
-    """``out`` once the ids are in it."""
-    if noisy:
-        start = torch.tensor([17], dtype=torch.int32)
-        chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start)
-    else:
-        chooser.greedy(logits, out)
-    return (out,)
-
-
-def choices() -> Checks:
-    def run(noisy: bool, poisoned: bool, not_finite_id: int = choose.NOT_FINITE) -> Results:
-        logits = torch.randn(4, 5001)
-        logits[1, 7] = logits[1, 4000] = 9.0  # of equals the first
-        if poisoned:
-            logits[2, 4999], logits[3, 0] = float("nan"), float("inf")
-        out = torch.zeros(4, dtype=torch.int64)
-        chooser = choose.Chooser.allocate(4, 5001, torch.device("cpu"), not_finite_id)
-        return chosen(chooser, logits, out, noisy)
-
-    for noisy in (False, True):
-        for poisoned in (False, True):
-            yield f"choice, noisy {noisy}, poisoned {poisoned}", partial(run, noisy, poisoned)
-    yield "choice of drafts, poisoned", lambda: run(False, True, 0)
-
-
 def convolutions() -> Checks:
     def run(rows: int, size: int, groups: int, added: bool) -> Results:
         x, base, own = torch.randn(rows, 48), torch.randn(size, 48), torch.randn(rows, 2, size, groups)
@@ -360,53 +337,6 @@ def convolutions() -> Checks:
 
     for rows, size, groups, added in ((1, 2, 3, False), (8, 2, 6, True), (5, 3, 48, False), (3, 4, 1, True)):
         yield f"convolution of {rows} rows by {size}", partial(run, rows, size, groups, added)
-
-
-def walks() -> Checks:
-    def run(noisy: bool, config: SelectorConfig, rows: int = 5, vocab: int = 5001, poisoned: bool = False) -> Results:
-        logits = 3 * torch.randn(rows + 2, vocab)
-        if poisoned:
-            logits[:, 1:] = float("-inf")
-        books = candidate_walk.Codebooks(torch.randn(vocab, config.rank), torch.randn(vocab, config.rank))
-        buffers = candidate_buffers(config, rows + 2, vocab)
-        room = Tensors(buffers, torch.device("cpu")).take(buffers)
-        projected, anchor = torch.randn(rows + 2, config.rank), torch.tensor([7])
-        walk = candidate_walk.CandidateWalk(config, books, projected, anchor, room)
-        out = torch.full((rows,), -9)
-        return chosen(walk, logits[:rows], out, noisy)
-
-    for noisy in (False, True):
-        yield f"choice of candidates, noisy {noisy}", partial(run, noisy, SelectorConfig(12, 6, 5001))
-        capped = SelectorConfig(16, 8, 5001, output_multiplier=0.6, softcap=4.0)
-        yield f"choice of candidates, capped, noisy {noisy}", partial(run, noisy, capped, 7)
-    yield "choice of one candidate", partial(run, False, SelectorConfig(8, 1, 5001), 1)
-    yield "choice among all ids", partial(run, True, SelectorConfig(8, 20, 20), 3, 20)
-    yield "choice of candidates, wide codebooks", partial(run, False, SelectorConfig(700, 16, 300), 3, 300)
-    yield "choice of the only candidate", partial(run, True, SelectorConfig(8, 5, 5001), 3, 5001, True)
-
-
-def markov_walks() -> Checks:
-    def run(noisy: bool, rank: int, rows: int = 5, ids: int = 501, **more: Any) -> Results:
-        dtype, poisoned = more.get("dtype", torch.float32), more.get("poisoned", False)
-        logits, vocab = torch.randn(rows + 2, ids), ids + 3  # the head knows more ids than are drafted
-        if poisoned:
-            logits[1, ids - 1], logits[2, 0] = float("nan"), float("-inf")
-        before, behind = (torch.randn(vocab, rank).mul_(rank**-0.25).to(dtype) for _ in range(2))
-        blocks = -(-vocab // MARKOV_BLOCK)
-        room = torch.empty(blocks), torch.empty(blocks, dtype=torch.int32)
-        weights = markov_walk.MarkovWeights(before, behind)
-        if not markov_walk.runs_kernels(logits):  # the kernel sums in float32, whatever it reads
-            weights = markov_walk.MarkovWeights(before.float(), behind.float())
-        walk = markov_walk.MarkovWalk(weights, torch.tensor([vocab - 1]), room)
-        out = torch.full((rows,), -9)
-        return chosen(walk, logits[:rows], out, noisy)
-
-    for noisy in (False, True):
-        yield f"choice by the id before, noisy {noisy}", partial(run, noisy, 12)
-        yield f"choice by the id before, poisoned, noisy {noisy}", partial(run, noisy, 12, poisoned=True)
-    yield "choice by the id before, wide", partial(run, True, 300, 3, 200)
-    yield "choice by the id before, 16 bits", partial(run, False, 256, 7, dtype=torch.bfloat16)
-    yield "choice by the id before, one row", partial(run, False, 8, 1)
 
 
 def acceptance() -> Checks:
@@ -426,11 +356,14 @@ def acceptance() -> Checks:
                 progress.stops.fill_(-1)
             progress.limit.fill_(23 if case % 5 == 0 else 1000)
             progress.done.fill_(int(case % 11 == 0))
+            progress.margins.copy_(torch.randn(8))
             if case % 13 == 0:
                 progress.chosen[rows - 1] = -1
             accept.accept(progress, rows)
             words = (progress.start, progress.kept, progress.cycle, progress.done, progress.tokens[:1])
-            seen += [word.clone() for word in words] + [progress.record_ring[case % 4, : RECORD_HEADER + rows].clone()]
+            record = progress.record_ring[case % 4].clone()
+            record[RECORD_HEADER + rows : -8] = 0
+            seen += [*(word.clone() for word in words), record]
         return tuple(seen)
 
     yield "acceptance", run
@@ -481,7 +414,7 @@ def rooms() -> dict[str, dict[str, float]]:
     assert triton_trial.why_not("cpu") is None, "the kernel by which Triton is tried"
     groups = (
         *(products, packing, decodes, gathered, decoded_products, norms, heads, attention, prompts),
-        *(choices, convolutions, walks, markov_walks, acceptance, recurrence),
+        *(choices_interpreted.runs, convolutions, acceptance, recurrence),
     )
     close = {name: both(run) for group in groups for name, run in group()}
     close |= dict(experts_interpreted.checks())

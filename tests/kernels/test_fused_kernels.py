@@ -48,7 +48,8 @@ def test_every_kernel_equals_its_reference_in_the_interpreter() -> None:
     found = child("interpreted.py", TRITON_INTERPRET="1")
     assert len(found["close"]) > 90 and len(found["bits"]) > 30 and len(found["chunks"]) > 8
     for name, error in found["close"].items():
-        scale = 20 if name.startswith("products") else 1  # sums of 64 products of numbers around one, then multiplied
+        # Sums of 64 products of numbers around one, then multiplied; or of 700.
+        scale = 20 if name.startswith(("products", "margins")) else 1
         assert error <= (0.0 if name.startswith(EXACT) else scale * TOLERANCE), (name, error)
     assert {name: wrong for name, wrong in found["bits"].items() if wrong} == {}
     for name, error in found["chunks"].items():

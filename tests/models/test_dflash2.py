@@ -15,6 +15,7 @@ from dflash_local.drafters.dflash2.layout import BASE, CONVOLVED, KERNELS, Selec
 from dflash_local.drafters.dflash2.reference import CandidateSelector, DFlash2Model
 from dflash_local.kernels.block_convolution import block_convolution_reference
 from dflash_local.kernels.candidate_walk import Codebooks, candidates
+from dflash_local.kernels.choose import best_with_margin
 from dflash_local.models.checkpoint import Checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -51,12 +52,13 @@ class Golden:
         return drafter.draft_hidden(cache, self.embedding[ids] * config.embedding_scale, len(taps))
 
     def walk(self, number: int, choose: Any) -> torch.Tensor:
+        """The ids."""
         hidden, selector = self.hidden(number)[1:], self.drafter.selector
-        return selector.walk(hidden, hidden @ self.head.T, self.anchor(number), choose)
+        return selector.walk(hidden, hidden @ self.head.T, self.anchor(number), choose)[0]
 
 
-def likeliest(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return scores.argmax(-1)
+def likeliest(row: int, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return best_with_margin(scores)
 
 
 @pytest.fixture(params=PAIRS, scope="module")
@@ -79,11 +81,11 @@ def test_golden_scores_of_the_candidates(golden: Golden) -> None:
         drawn, wanted = golden.of(number, "sampled_ids"), golden.of(number, "candidate_ids")
         q, logits = golden.of(number, "candidate_probs"), golden.of(number, "draft_logits")
 
-        def draw(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        def draw(row: int, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             found = torch.zeros(len(golden.head)).scatter(0, ids, (scores[0] / TEMPERATURE).softmax(-1))
             reference = torch.zeros(len(golden.head)).scatter(0, wanted[row], q[row])  # noqa: B023
             torch.testing.assert_close(found, reference, atol=1e-4, rtol=0)
-            return (ids == drawn[row]).nonzero()[0]  # noqa: B023
+            return (ids == drawn[row]).nonzero()[0], torch.zeros(1)  # noqa: B023
 
         assert golden.walk(number, draw).tolist() == drawn.tolist()
         config = golden.drafter.config
@@ -145,8 +147,8 @@ def test_the_walk_takes_the_best_follower_among_the_likeliest(top_k: int) -> Non
         unary = 2 * torch.tanh(logits[row] * 0.5 / 2)
         before = likely[int(torch.stack([unary[i] + mixed @ codebooks.successors[i] for i in likely]).argmax())]
         expected.append(before)
-    assert selector.walk(hidden, logits, torch.tensor([4]), likeliest).tolist() == expected
-    assert selector.walk(hidden[:3], logits[:3], torch.tensor([4]), likeliest).tolist() == expected[:3]
+    assert selector.walk(hidden, logits, torch.tensor([4]), likeliest)[0].tolist() == expected
+    assert selector.walk(hidden[:3], logits[:3], torch.tensor([4]), likeliest)[0].tolist() == expected[:3]
     if top_k == 1:
         assert expected == logits.argmax(-1).tolist()
     else:

@@ -17,6 +17,7 @@ from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.drafters.dspark.layout import EMBEDDING, FOLLOWING, HEAD, PREVIOUS, DSparkConfig
 from dflash_local.drafters.dspark.reference import own_tables
 from dflash_local.errors import CheckpointError, PairError
+from dflash_local.kernels.choose import best_with_margin
 from dflash_local.kernels.markov_walk import MarkovWeights, walk
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import check_pair
@@ -104,9 +105,9 @@ def test_each_draft_is_chosen_by_its_row_and_the_one_before(ids: int) -> None:
         before = max(range(ids), key=lambda i: float(logits[row, i] + first[before] @ second[i]))  # noqa: B023
         expected.append(before)
     head, anchor = MarkovWeights(first, second), torch.tensor([4])
-    found = walk(logits, head, anchor, lambda row, scores: scores.argmax(-1))
+    found, _ = walk(logits, head, anchor, lambda row, scores: best_with_margin(scores))
     assert found.tolist() == expected != logits.argmax(-1).tolist()
-    assert walk(logits[:0], head, anchor, lambda row, scores: scores.argmax(-1)).shape == (0,)
+    assert walk(logits[:0], head, anchor, lambda row, scores: best_with_margin(scores))[0].shape == (0,)
 
 
 @pytest.mark.parametrize("change", ["none", "embedding", "head", "shape"])

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.kinds import read_drafter
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
@@ -288,8 +289,8 @@ class DFlashProposer:
         anchor: torch.Tensor,
         sampler: Sampler,
         noise: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return ids of drafted rows [m]; ``anchor``: [1]."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids of drafted rows [m] and their margins; ``anchor``: [1]."""
         return sampler.draft(logits, None if noise is None else noise[: len(logits)])
 
     @property
@@ -304,12 +305,12 @@ class DFlashProposer:
         if length < self._cache.length:
             self._cache.truncate(length)
 
-    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> torch.Tensor:
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         anchor = torch.tensor(ids[-1:], device=self.target.device)
         self._block[:1] = self._embed(anchor)
         drafter = self.drafter
         hidden = drafter.draft_hidden(self._cache, self._block, len(ids) - 1)[drafter.config.first_draft :][:count]
-        return self._choose(hidden, self._logits(hidden), anchor, sampler, noise)
+        return Drafts(*self._choose(hidden, self._logits(hidden), anchor, sampler, noise))
 
 
 def _refuse_float16(dtype: torch.dtype) -> None:

@@ -38,8 +38,10 @@ class CandidateSelector:
         self._config, self._codebooks, self._projection = config, codebooks, projection
 
     @torch.no_grad()
-    def walk(self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, choose: Choose) -> torch.Tensor:
-        """Return the ids [m] chosen row by row, each by the one before it.
+    def walk(
+        self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, choose: Choose
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the ids [m] chosen row by row, each by the one before it, and their margins.
 
         Args:
             hidden, logits: [m, hidden] and [m, V], of the drafted positions. anchor: [1] the id before the first.
@@ -89,8 +91,8 @@ class DFlash2Proposer(DFlashProposer):
         anchor: torch.Tensor,
         sampler: Sampler,
         noise: torch.Tensor | None,
-    ) -> torch.Tensor:
-        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        def choose(row: int, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return sampler.draft(scores, None if noise is None else noise[row : row + 1, ids])
 
         return self.drafter.selector.walk(hidden, logits, anchor, choose)

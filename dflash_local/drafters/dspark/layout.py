@@ -16,6 +16,7 @@ from dflash_local.drafters.dflash.layout import GROUP, OWNER, DFlashConfig
 from dflash_local.drafters.drafter import MAX_BLOCK, MIN_BLOCK, Servers, Shapes
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.cycle import best_buffers
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.traffic import ProductTraffic, weight_product
 
@@ -109,11 +110,7 @@ class DSparkConfig(DFlashConfig):
         """Describe the room of ``kernels.markov_walk``: a row's best score and id of each block of the vocabulary."""
         if not self.markov_rank:
             return ()
-        blocks = (-(-vocab_size // MARKOV_BLOCK),)
-        return (
-            Buffer(f"{OWNER}.markov_scores", blocks, "float32", "buffers"),
-            Buffer(f"{OWNER}.markov_ids", blocks, "int32", "buffers"),
-        )
+        return best_buffers(f"{OWNER}.markov", -(-vocab_size // MARKOV_BLOCK))
 
     def own_traffic(self, ids: int, dtype: str) -> Mapping[ProductTraffic, int]:
         """Count a matrix for each draft: they are chosen one by one."""

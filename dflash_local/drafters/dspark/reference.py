@@ -111,11 +111,11 @@ class DSparkProposer(DFlashProposer):
         anchor: torch.Tensor,
         sampler: Sampler,
         noise: torch.Tensor | None,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._markov is None:
             return super()._choose(hidden, logits, anchor, sampler, noise)
 
-        def choose(row: int, scores: torch.Tensor) -> torch.Tensor:
+        def choose(row: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return sampler.draft(scores, None if noise is None else noise[row : row + 1])
 
         return walk(logits, self._markov, anchor, choose)
