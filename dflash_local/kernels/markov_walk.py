@@ -41,20 +41,50 @@ class MarkovWeights(NamedTuple):
     following: torch.Tensor
 
 
+class ConfidenceHead(NamedTuple):
+    """Hold what tells how sure a draft is: ``weight`` [1, H] of its hidden row, or [1, H + rank] with the row by id of
+    the one before as well; ``bias`` [1].
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def log_odds(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Return log odds [M] in float32 that drafts are accepted, of ``hidden`` [M, H] and ``before`` [M, rank]."""
+        inputs = torch.cat((hidden.float(), before.float()), -1)[:, : self.weight.shape[1]]
+        return functional.linear(inputs, self.weight, self.bias)[:, 0]
+
+
 class MarkovWalk(RowChooser):
     """Each row's best id by its logits and by the id before it. A row that is not finite gets the id 0: drafts are
     verified anyway. Logits may be of fewer ids than the weights, the first ones.
 
     Args:
         anchor: [1] int64, the id before the first row. buffers: of ``DSparkConfig.own_buffers``.
+        confidence: gives log odds in the place of margins. hidden: [rows, H], what it reads, filled before each choice.
     """
 
-    def __init__(self, weights: MarkovWeights, anchor: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        weights: MarkovWeights,
+        anchor: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
+        confidence: ConfidenceHead | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> None:
         self.weights = weights
         self._anchor = anchor
         self._best = BlockBest(*buffers)
+        self._confidence, self._hidden = confidence, hidden
 
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+        if margins is None or self._confidence is None or self._hidden is None:
+            return self._walk(logits, out, noise, margins)
+        self._walk(logits, out, noise, None)
+        before = self.weights.previous[torch.cat((self._anchor, out[:-1]))]
+        margins.copy_(self._confidence.log_odds(self._hidden[: len(out)], before))
+
+    def _walk(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         rows, vocab = logits.shape
         if not runs_kernels(logits):
             ids, leads = walk(logits, self.weights, self._anchor, _chosen_with(noise, logits))

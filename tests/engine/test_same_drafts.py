@@ -17,6 +17,7 @@ from dflash_local.drafters.dspark.fused import DSparkBlocks
 from dflash_local.drafters.dspark.reference import DSparkProposer, Tables
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.choose import Chooser
+from dflash_local.kernels.markov_walk import ConfidenceHead
 from dflash_local.models.drafter_weights import random_weights
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
@@ -100,7 +101,9 @@ def test_both_engines_draft_the_same(name: str) -> None:
     make, propose = KINDS[config.kind]
     weights = random_weights(config, HIDDEN, 3, torch.device("cpu"), torch.float32)
     generator = torch.Generator().manual_seed(1)
-    tables = {"tables": Tables(*(torch.randn(VOCAB + 3, HIDDEN, generator=generator) for _ in "ab"))} if own else {}
+    embedding, head = (torch.randn(VOCAB + 3, HIDDEN, generator=generator) for _ in "ab")
+    sure = ConfidenceHead(torch.randn(1, HIDDEN + 12, generator=generator), torch.ones(1))
+    tables = {"tables": Tables(embedding, head, sure)} if own else {}
     text, target = torch.tensor(random_prompt(26)), fused_target(family, 100, config.block_size)
     blocks, at = make(config, weights, target, **tables), len(text) - 1
     blocks.write_context(target.prefill(text[:20], True).taps, 0)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.catalog.shapes import shape
 from dflash_local.drafters.dflash.reference import DrafterModel
-from dflash_local.drafters.dspark.layout import EMBEDDING, FOLLOWING, HEAD, PREVIOUS, DSparkConfig
+from dflash_local.drafters.dspark.layout import CONFIDENCE, EMBEDDING, FOLLOWING, HEAD, PREVIOUS, DSparkConfig
 from dflash_local.drafters.dspark.reference import own_tables
 from dflash_local.errors import CheckpointError, PairError
 from dflash_local.kernels.choose import best_with_margin
@@ -108,6 +108,22 @@ def test_each_draft_is_chosen_by_its_row_and_the_one_before(ids: int) -> None:
     found, _ = walk(logits, head, anchor, lambda row, scores: best_with_margin(scores))
     assert found.tolist() == expected != logits.argmax(-1).tolist()
     assert walk(logits[:0], head, anchor, lambda row, scores: best_with_margin(scores))[0].shape == (0,)
+
+
+@pytest.mark.parametrize("with_markov", [True, False])
+def test_the_confidence_head_reads_the_row_and_the_id_before(with_markov: bool, tmp_path: Path) -> None:
+    folder = save_drafter(tmp_path / "drafter", raw(confidence_head_with_markov=with_markov))
+    tensors = load_file(folder / "model.safetensors")
+    found = own_tables(Checkpoint.open(folder), None, None, torch.device("cpu"), torch.float32).confidence
+    assert found is not None
+    hidden, before = torch.randn(3, HIDDEN), tensors[PREVIOUS][[5, 9, 5]]
+    weight, bias = tensors[f"{CONFIDENCE}.weight"][0], tensors[f"{CONFIDENCE}.bias"]
+    wanted = hidden @ weight[:HIDDEN] + bias
+    if with_markov:
+        wanted += before @ weight[HIDDEN:]
+    torch.testing.assert_close(found.log_odds(hidden, before), wanted)
+    without_confidence(folder)
+    assert own_tables(Checkpoint.open(folder), None, None, torch.device("cpu"), torch.float32).confidence is None
 
 
 @pytest.mark.parametrize("change", ["none", "embedding", "head", "shape"])

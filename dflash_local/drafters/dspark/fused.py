@@ -26,6 +26,7 @@ class DSparkBlocks(DFlashBlocks):
         draft_window: int | None = None,
         tables: Tables = BORROWED,
     ) -> None:
+        self._confidence = tables.confidence
         super().__init__(config, weights, target, draft_window)
         self._embedding_scale = 1.0
         if tables.embedding is not None:
@@ -52,7 +53,8 @@ class DSparkBlocks(DFlashBlocks):
         self._markov = markov_of(weights)
         if self._markov is not None:
             room = tensors.take(self.config.own_buffers(self.target.vocab_size, self.target.spec.dtype))
-            self.selector = MarkovWalk(self._markov, self.target.tokens[:1], room)
+            drafted = self._hidden[self.config.first_draft :]
+            self.selector = MarkovWalk(self._markov, self.target.tokens[:1], room, self._confidence, drafted)
 
     def _finish_own(self, drafted: torch.Tensor) -> None:
         """Leave the logits as they are: its head's have no cap."""

@@ -46,8 +46,7 @@ class DSparkConfig(DFlashConfig):
 
     Attributes:
         vocab_size: rows of its matrices, by id. markov_rank: their columns; 0: there is no such head.
-        confidence_inputs: columns of a head that tells how sure a draft is, 0 for none. It is not read: how many rows
-            are verified follows here from what was accepted.
+        confidence_inputs: columns of a head that tells how sure a draft is, 0 for none.
     """
 
     kind: ClassVar[str] = "dspark"

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from dflash_local.drafters.dflash.reference import DFlashProposer, DrafterModel
-from dflash_local.drafters.dspark.layout import EMBEDDING, FOLLOWING, HEAD, PREVIOUS
-from dflash_local.kernels.markov_walk import MarkovWeights, walk
+from dflash_local.drafters.dspark.layout import CONFIDENCE, EMBEDDING, FOLLOWING, HEAD, PREVIOUS
+from dflash_local.kernels.markov_walk import ConfidenceHead, MarkovWeights, walk
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import DrafterWeights
 from dflash_local.models.transformers_target import TransformersTarget
@@ -21,10 +21,11 @@ SLICE = 2**13  # rows of a table that are compared at a time
 
 
 class Tables(NamedTuple):
-    """A drafter's own embedding and head [V, H]; None where its target's serve."""
+    """A drafter's own embedding and head [V, H], None where its target's serve; and what tells how sure a draft is."""
 
     embedding: torch.Tensor | None = None
     head: torch.Tensor | None = None
+    confidence: ConfidenceHead | None = None
 
 
 BORROWED = Tables()
@@ -37,7 +38,8 @@ def own_tables(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tables:
-    """Return the tables of a checkpoint that differ from the target's ``embedding`` and ``head``.
+    """Return the tables of a checkpoint that differ from the target's ``embedding`` and ``head``, and its confidence
+    head.
 
     They are trained as copies of them, which then need no room: they are read to host memory, and compared by slices.
 
@@ -57,7 +59,10 @@ def own_tables(
         own is not None and embedding is not None and len(own) < len(embedding)
     ):  # padding: rows for all ids that the target may choose
         own = torch.cat((own, embedding[len(own) :].to(device, dtype)))
-    return Tables(own, differing(HEAD, head))
+    names = [f"{CONFIDENCE}.weight", f"{CONFIDENCE}.bias"]
+    found = dict(files.read(names=[name for name in names if name in files.tensors]))
+    parts = [found[name].to(device, torch.float32) for name in names if name in found]
+    return Tables(own, differing(HEAD, head), ConfidenceHead(*parts) if len(parts) == 2 else None)
 
 
 def _equal(own: torch.Tensor, target: torch.Tensor) -> bool:
@@ -118,7 +123,11 @@ class DSparkProposer(DFlashProposer):
         def choose(row: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return sampler.draft(scores, None if noise is None else noise[row : row + 1])
 
-        return walk(logits, self._markov, anchor, choose)
+        ids, margins = walk(logits, self._markov, anchor, choose)
+        if self._tables.confidence is None:
+            return ids, margins
+        before = self._markov.previous[torch.cat((anchor, ids[:-1]))]
+        return ids, self._tables.confidence.log_odds(hidden, before)
 
 
 PROPOSER = DSparkProposer
