@@ -1,4 +1,5 @@
-"""The fused runner: a whole cycle is one CUDA graph, and the host reads what came of it a cycle late.
+"""The fused runner: a whole cycle is one CUDA graph, and the host reads what came of it a cycle late. Where the number
+of rows follows from the drafts' confidences it is two, and the host waits in between.
 
 Without CUDA the same launches run eagerly through the kernels' PyTorch references, so that its logic is tested
 everywhere.
