@@ -33,13 +33,13 @@ class MTPLayer(nn.Module):
         self.norm = target.new_norm()
 
     def join(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the decoder layer takes [1, M, H] of the next tokens' embeddings and hidden states [M, H]."""
+        """Return what the decoder layer takes [.., H] of the next tokens' embeddings and hidden states [.., H]."""
         both = (self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden))
-        joined: torch.Tensor = self.fc(torch.cat(both, -1).unsqueeze(0))
+        joined: torch.Tensor = self.fc(torch.cat(both, -1))
         return joined
 
     def forward(self, x: torch.Tensor, inputs: LayerInputs, cache: KVCache) -> torch.Tensor:
-        """Return rows [M, H] after ``norm``; their keys and values go behind the cached ones."""
+        """Return rows [B, M, H] after ``norm``; their keys and values go behind the cached ones."""
         cos, sin = inputs.rotary
         output = self.layers[0](
             x,
@@ -50,7 +50,7 @@ class MTPLayer(nn.Module):
             position_embeddings=(cos.to(x.device), sin.to(x.device)),  # of another GPU, where a target lies on several
         )
         normed: torch.Tensor = self.norm(output)
-        return normed[0]
+        return normed
 
 
 class MTPProposer:
@@ -120,10 +120,10 @@ class MTPProposer:
 
     def _run(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Return the output [M, H] of the rows that come next, of ids [M] and hidden states [M, H] before them."""
-        x = self.layer.join(self.target.embed(ids), hidden)
+        x = self.layer.join(self.target.embed(ids), hidden).unsqueeze(0)
         output: torch.Tensor = self.layer(x, self.target.inputs(self._cache.length, x), self._cache)
         self._cache.length += len(ids)
-        return output
+        return output[0]
 
 
 PROPOSER = MTPProposer
