@@ -28,7 +28,8 @@ CPU32 = LoadConfig(dtype="float32", device="cpu")
 SIX = {"mtp_block_size": 6}
 HOT = SamplingParams(temperature=0.8, seed=3)
 PROMPT = random_prompt(24)
-FAMILIES = ("qwen3_5", "qwen3_5_biased", "qwen3_5_wrapped", "qwen3_5_moe")
+MORE = (pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3_5_biased", "qwen3_5_wrapped"))
+FAMILIES = ("qwen3_5", "qwen3_5_moe", *MORE)
 
 
 class Watched:
@@ -193,7 +194,8 @@ def test_in_bfloat16_too(tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target")
     file = folder / "model.safetensors"
     save_file({name: each.bfloat16() for name, each in load_file(file).items()}, file, metadata={"format": "pt"})
-    session = load(own_pair(folder), replace(CPU32, dtype="bfloat16"))
+    session = load(own_pair(folder), replace(CPU32, dtype="bfloat16", draft_window=8))
+    assert any("--draft-window" in notice for notice in session.facts.notices)
     assert len(ask(session, PROMPT, 12).ids) == 12
 
 

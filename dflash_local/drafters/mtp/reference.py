@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dflash_local.engine.sampling import Sampler
 
 RANDOM_STD = 0.02
+WHOLE = "the mtp layer attends as its target does: --draft-window and --attention-factor are left out"
 
 
 class MTPLayer(nn.Module):
@@ -76,7 +77,8 @@ class MTPProposer:
         layer.load_state_dict({name.removeprefix(PREFIX): each for name, each in tensors.items()}, assign=True)
         if packed:
             pack_linears(layer)
-        return cls(config, layer, target), ()
+        given = options.draft_window is not None or options.attention_factor is not None
+        return cls(config, layer, target), (WHOLE,) * given
 
     @classmethod
     def random(cls, config: MTPConfig, target: TransformersTarget) -> MTPProposer:
