@@ -21,7 +21,7 @@ from tests.families import save_model
 
 Tensors = dict[str, torch.Tensor]
 Encoded = tuple[Tensors, torch.Tensor]  # a matrix's tensors, and what they stand for
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 GROUP = 32
 BLOCK = (32, 32)
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32

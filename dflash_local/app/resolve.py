@@ -17,6 +17,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
 from dflash_local.checkpoint_files.source import given_path, is_on_disk, open_source
+from dflash_local.drafters.kinds import OWN
 from dflash_local.errors import DFlashError, DoesNotFitError, DownloadError, UnknownModelError, UsageError
 from dflash_local.events import Notice
 from dflash_local.settings import Settings
@@ -66,12 +67,18 @@ class Choice:
 
     def with_variant(self, variant: Variant) -> Choice:
         """Return the same pair with a pre-quantised target of its row."""
-        return replace(self, name=variant.model, target=variant.source, package=None)
+        drafter = variant.source if self.drafts_itself else self.drafter
+        return replace(self, name=variant.model, target=variant.source, drafter=drafter, package=None)
 
     def announce(self, notify: Notify) -> None:
         """Say whose drafter is taken, where that is another target's, or why none is."""
         if self.base is not None or self.unlike:
             notify(Notice(self.unlike if self.base is None else self.base.notice(self.name)))
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Return whether the drafter is a layer in the target's own checkpoint."""
+        return self.drafter is not None and self.drafter == self.target
 
     @property
     def counted(self) -> bool:
@@ -96,7 +103,7 @@ class Choice:
     @property
     def repos(self) -> tuple[tuple[str, Repo], ...]:
         """List the repositories to be had, with their roles."""
-        both = (("target", self.target), ("drafter", self.drafter))
+        both = (("target", self.target), ("drafter", None if self.drafts_itself else self.drafter))
         return tuple((role, repo) for role, repo in both if repo is not None and not isinstance(repo, Path))
 
     @property
@@ -141,7 +148,7 @@ def resolve(
     Args:
         model: a bundled name, a folder, a name of the registry, an ``owner/name`` that is here, or with ``drafter``
             any ``owner/name``. A folder or repository with the architecture of a known target takes its drafter.
-        drafter: a folder or ``owner/name``; overrides the registry's.
+        drafter: a folder or ``owner/name``, or ``mtp``, a layer of the target's own; overrides the registry's.
         draft: False needs the target only, and takes the drafter when it is there.
         obtain: gets what is missing. suit: takes what fits this machine, see ``app.recommending.suited``.
 
@@ -175,7 +182,7 @@ def resolve(
     if target is None:
         raise DownloadError(f"{choice.name} is not complete", f"dflash pull {choice.name}")
     advised = None if choice.row is None else choice.row.advised_sampling
-    drafter_folder = folder("drafter", choice.drafter)
+    drafter_folder = target if choice.drafts_itself else folder("drafter", choice.drafter)
     pair = Pair(choice.name, target, drafter_folder, bundled=False, sampling=advised, counted=choice.counted)
     row = choice.drafter_row
     if row is None:
@@ -198,6 +205,11 @@ def choose(model: str, drafter: str | None, user: Settings, *, draft: bool = Tru
     Raises:
         UnknownModelError: no such name; suggests the nearest. UsageError: a bad ``drafter``.
     """
+    if drafter == OWN:
+        from dflash_local.catalog.repo_id import is_repo_id
+
+        choice = choose(model, model if is_repo_id(model) else None, user, draft=False)
+        return replace(choice, drafter=choice.target, own_drafter=False)
     own = _drafter(drafter) if drafter is not None else None
     if model in BUNDLED or is_on_disk(model):
         pair = bundled.find(model)
@@ -368,6 +380,8 @@ def size_gib(choice: Choice, roles: Sequence[str]) -> float | None:
 def drafter_option(choice: Choice) -> str:
     """Write `` --drafter owner/name`` for a drafter that the name alone does not lead to; else nothing."""
     drafter, row = choice.drafter, choice.row
+    if choice.drafts_itself:
+        return f" --drafter {OWN}"
     if drafter is None or (row is not None and drafter in (row.drafter, bundled.drafter_of(row))):
         return ""
     return f" --drafter {drafter if isinstance(drafter, Path) else drafter.id}"
@@ -413,7 +427,7 @@ def _drafter(text: str) -> Repo | Path:
     if not is_repo_id(text):
         raise UsageError(
             f"--drafter {text!r} is neither on this machine nor a repository",
-            "give the folder or GGUF file of a DFlash drafter, or owner/name",
+            f"give the folder or GGUF file of a DFlash drafter, owner/name, or {OWN} for the target's own layer",
         )
     return Repo(text)
 

@@ -16,7 +16,7 @@ from dflash_local.app.resolve import Choice, with_local_mirror
 from dflash_local.catalog.row import REMOTE_CODE, Launch, Repo, Row, fingerprint_of
 from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.source import open_source
-from dflash_local.drafters.kinds import ARCHITECTURES, config_of
+from dflash_local.drafters.kinds import config_of, known_kind
 from dflash_local.errors import DownloadError, SettingsError, UsageError
 from dflash_local.remote.server_checks import PROGRAMS, Program
 from dflash_local.settings import Settings
@@ -67,8 +67,7 @@ def server_command(
         raise UsageError(f"nothing is known of where the files of {choice.name} are")
     launch = _launch_of(program, row)
     if launch is None:
-        block = _block_of(choice, store) if drafts else 1  # left out again below
-        launch = _generic(program, _kind(choice, store), block)
+        launch = _generic(program, choice, store, drafts)
     if launch.wants_remote_code and not trusts:
         raise UsageError(
             f"{PROGRAMS[program]} needs Python code of the repository of {choice.name}, and runs it with your rights",
@@ -147,15 +146,17 @@ def _launch_of(program: Program, row: Row | None) -> Launch | None:
     return row.server.vllm if program == "vllm" else row.server.sglang
 
 
-def _generic(program: Program, kind: str, block: int) -> Launch:
+def _generic(program: Program, choice: Choice, store: ModelStore | None, drafts: bool) -> Launch:
     """Return the command for a pair without a row. UsageError: no server has drafters of this kind."""
+    kind = _kind(choice, store)
     drafter = config_of(kind)
     servers = drafter.servers
     if servers is None:
         raise UsageError(f"{PROGRAMS[program]} runs no drafter of the kind {kind}", "dflash runs it without a server")
+    block = _block_of(choice, store) if drafts else 1  # left out again by the caller
     if program == "vllm":
-        drafts = block - drafter.first_draft
-        config = {"method": servers.method, "model": "DRAFTER", "num_speculative_tokens": drafts}
+        drafted = block - drafter.first_draft
+        config = {"method": servers.method, "model": "DRAFTER", "num_speculative_tokens": drafted}
         words = ["vllm", "serve", "TARGET", "--speculative-config", json.dumps(config)]
     else:
         words = ["python", "-m", "sglang.launch_server", "--model-path", "TARGET"]
@@ -169,8 +170,7 @@ def _kind(choice: Choice, store: ModelStore | None) -> str:
     listed = None
     if choice.row is not None and choice.drafter is not None and not isinstance(choice.drafter, Path):
         listed = choice.row.other_drafter(choice.drafter.id)
-    names = _drafter_config(choice, store).get("architectures")
-    own = ARCHITECTURES.get(str(names[0])) if isinstance(names, list) and names else None
+    own = known_kind(_drafter_config(choice, store))
     return own or ("dflash" if listed is None else listed.kind)
 
 

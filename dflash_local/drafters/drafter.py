@@ -51,6 +51,8 @@ class Drafter:
     servers: ClassVar[Servers | None] = None  # None: no server runs it
     stored: ClassVar[bool] = True  # False: its checkpoint is its config.json alone
     first_draft: ClassVar[int] = 1  # the row of its block that predicts the token behind the anchor
+    prefix: ClassVar[str] = ""  # of its tensors' names; others in its checkpoint are not its own
+    untapped: ClassVar[int] = 1  # of the target's last layers: how many it never taps
 
     block_size: int
     taps: tuple[int, ...] = ()
@@ -81,6 +83,11 @@ class Drafter:
     def draft_rows(self) -> int:
         """Count rows that it computes, the anchor's included."""
         return self.block_size - 1 + self.first_draft
+
+    @property
+    def passes(self) -> int:
+        """Count how often it goes through its layers and the head for a block."""
+        return 1
 
     def fingerprint(self) -> dict[str, object]:
         """Return the fields by which a registry distinguishes generations of one repository."""

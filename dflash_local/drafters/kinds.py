@@ -17,8 +17,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "dflash": ("DFlashDraftModel",),
     "dflash2": ("DFlash2DraftModel",),
     "dspark": ("Qwen3DSparkModel", "DSparkDraftModel"),  # DeepSpec's name, and SpecForge's
+    "mtp": (),  # a layer of the target's own
 }
 ARCHITECTURES = {architecture: kind for kind, names in KINDS.items() for architecture in names}
+# Kinds that are a part of a target's checkpoint, by the target's architecture.
+OF_TARGETS: Mapping[str, str] = {
+    **dict.fromkeys(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), "mtp"),
+    **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), "mtp"),
+}
+OWN = "mtp"  # as ``--drafter`` takes it: the kind that needs no folder but the target's
 # Relatives with other forward passes, and of DSpark those of other layers.
 RELATIVES = {"dspark": "a dspark drafter of other layers", "domino": "a domino drafter", "eagle": "an EAGLE drafter"}
 # Where no source tells how positions rotate: no size depends on it.
@@ -46,10 +53,10 @@ def drafter_of_shape(shape: Mapping[str, Any], source: str) -> Drafter:
 
 def kind_of(config: Mapping[str, Any], where: str) -> str:
     """Find the kind by ``architectures``; ``auto_map`` plays no part. CheckpointError: not a drafter's."""
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if isinstance(name, str) and name in ARCHITECTURES:
-        return ARCHITECTURES[name]
+    kind = known_kind(config)
+    if kind is not None:
+        return kind
+    name = _architecture(config)
     for mark, relative in RELATIVES.items():
         if isinstance(name, str) and mark in name.lower():
             raise CheckpointError(
@@ -59,5 +66,17 @@ def kind_of(config: Mapping[str, Any], where: str) -> str:
     what = f"architecture {shown(name)}" if name is not None else "no architecture"
     raise CheckpointError(
         f"{where}: {what} is not a drafter's; supported: {', '.join(ARCHITECTURES)}",
-        "give the DFlash drafter of this target, not the target or another model",
+        "give the DFlash drafter of this target, not the target or another model; a layer of its own has a target of"
+        f" architecture {' or '.join(OF_TARGETS)}",
     )
+
+
+def known_kind(config: Mapping[str, Any]) -> str | None:
+    """Return what ``kind_of`` does, but None where it raises."""
+    name = _architecture(config)
+    return {**OF_TARGETS, **ARCHITECTURES}.get(name) if isinstance(name, str) else None
+
+
+def _architecture(config: Mapping[str, Any]) -> object:
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,38 +92,46 @@ class FusedExperts:
 def decoded_tensors(
     checkpoint: Checkpoint, facts: TargetFacts, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """Return the text model's tensors under the names that transformers has for them.
+    """Return the text model's tensors under the names that transformers has for them; see ``decoded``."""
+    found = decoded(checkpoint, text_tensors(checkpoint, facts), facts.model, device, dtype)
+    return {_own_name(name, facts.prefix): tensor for name, tensor in found.items()}
+
+
+def decoded(
+    checkpoint: Checkpoint, names: Iterable[str], model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return tensors by their names, those of each mixture's experts together.
 
     Beside them the codes of one matrix are held, or those of a layer's experts, which are many and small.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or dtype, or not finite.
     """
-    quantization = facts.model.quantization
+    quantization = model.quantization
     in_blocks = quantization is not None and quantization.exact  # which are decoded as they are read
     format_of = unquantized if in_blocks else formats_in(checkpoint, quantization)
     modules: dict[str, list[str]] = {}
-    for name in text_tensors(checkpoint, facts):
+    for name in names:
         modules.setdefault(name.rpartition(".")[0], []).append(name)
     plain, stacked, coded = list[str](), list[str](), dict[str, list[_Coded]]()
-    for module, names in modules.items():
+    for module, own in modules.items():
         form = format_of(module)
         codes = next(
-            (checkpoint.tensors[each] for each in names if each.rpartition(".")[2] in MATRIX_NAMES),
+            (checkpoint.tensors[each] for each in own if each.rpartition(".")[2] in MATRIX_NAMES),
             None,
         )
-        if f"{module}.gate_up_proj" in names and any(
+        if f"{module}.gate_up_proj" in own and any(
             isinstance(format_of(f"{module}.0.{name}_proj"), QuantizedAtLoad) for name in ("gate", "down")
         ):
-            stacked += names
+            stacked += own
         elif form == UNQUANTIZED or codes is None:
-            plain += names
+            plain += own
         else:
-            biases = [name for name in names if name.endswith(".bias")]
+            biases = [name for name in own if name.endswith(".bias")]
             plain += biases
-            names = [name for name in names if name not in biases]
-            coded.setdefault(experts_of(module) or module, []).append(_Coded(module, names, form, codes))
-    experts, found = FusedExperts(facts.model, device, dtype), dict[str, torch.Tensor]()
+            own = [name for name in own if name not in biases]
+            coded.setdefault(experts_of(module) or module, []).append(_Coded(module, own, form, codes))
+    experts, found = FusedExperts(model, device, dtype), dict[str, torch.Tensor]()
     for together in coded.values():
         found |= _decoded(checkpoint, together, experts, device, dtype)
     for name in stacked:
@@ -139,7 +147,7 @@ def decoded_tensors(
             found[name] = tensor
         else:
             _fitting(place, tensor.shape, checkpoint.tensors[name]).copy_(tensor)
-    return {_own_name(name, facts.prefix): tensor for name, tensor in {**found, **experts.tensors()}.items()}
+    return {**found, **experts.tensors()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.layout.linear import WeightFormat
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import coded_weight
-from dflash_local.models.drafter_tensors import WEIGHT, coded_matrices, codes_of
+from dflash_local.models.drafter_tensors import WEIGHT, coded_matrices, codes_of, stored_shapes
 from dflash_local.models.fill_places import check_places, fill_places
 from dflash_local.models.fused.quantized_formats import decode
 from dflash_local.models.place import Places
@@ -21,7 +21,7 @@ Coded = Mapping[str, WeightFormat]  # by module
 
 def check_codes(checkpoint: Checkpoint, config: Drafter, target_hidden: int) -> None:
     """Refuse missing, unknown or misshapen tensors of quantised matrices."""
-    shapes = config.tensors(target_hidden)
+    shapes = stored_shapes(checkpoint, config, target_hidden)
     for module, form in coded_matrices(checkpoint, config).items():
         rows, columns = shapes[f"{module}{WEIGHT}"]
         _, places = coded_weight(module, form, (rows, columns), NOWHERE, torch.float32)

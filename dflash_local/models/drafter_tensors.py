@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from dflash_local.checkpoint_files.safetensors_folder import name_list
 from dflash_local.checkpoint_files.tensor_info import GGML
-from dflash_local.drafters.drafter import Drafter
+from dflash_local.drafters.drafter import Drafter, Shapes
 from dflash_local.errors import CheckpointError
 from dflash_local.layout.linear import UNQUANTIZED, WeightFormat
 from dflash_local.models.checkpoint import Checkpoint
@@ -17,12 +17,27 @@ WEIGHT = ".weight"
 FC = "fc"  # the module that takes the taps
 
 
+def stored_shapes(checkpoint: Checkpoint, config: Drafter, target_hidden: int) -> Shapes:
+    """Return shapes of all its tensors by the names that the file has for them: experts may have a tensor each."""
+    found: Shapes = {}
+    for name, shape in config.tensors(target_hidden).items():
+        if len(shape) < 3 or name in checkpoint.tensors:
+            found[name] = shape
+            continue
+        experts, _, together = name.rpartition(".")
+        parts = ("down",) if together == "down_proj" else ("gate", "up")
+        count, rows, columns = shape
+        for index in range(count):
+            found |= {f"{experts}.{index}.{part}_proj{WEIGHT}": (rows // len(parts), columns) for part in parts}
+    return found
+
+
 def coded_matrices(checkpoint: Checkpoint, config: Drafter) -> dict[str, WeightFormat]:
     """Return the formats of the matrices that are stored as codes, by their modules; the file has the last word."""
     if config.quantization is None:
         return {}
     format_of = formats_in(checkpoint, config.quantization)
-    shapes = config.tensors(1).items()
+    shapes = stored_shapes(checkpoint, config, 1).items()
     modules = (name.removesuffix(WEIGHT) for name, shape in shapes if len(shape) == 2 and name.endswith(WEIGHT))
     return {module: form for module in modules if (form := format_of(module)) != UNQUANTIZED}
 
@@ -38,7 +53,7 @@ def check_tensors(checkpoint: Checkpoint, config: Drafter, target_hidden: int) -
     not announce are unknown, since dropping them would ruin acceptance silently. Those of quantised matrices are for
     ``drafter_codes.check_codes``.
     """
-    shapes, coded = config.tensors(target_hidden), coded_matrices(checkpoint, config)
+    shapes, coded = stored_shapes(checkpoint, config, target_hidden), coded_matrices(checkpoint, config)
     there = checkpoint.tensors.keys() - set(codes_of(coded, checkpoint))
     extra = {name: shape for name, shape in config.optional_tensors().items() if name in there}
     plain = {name: shape for name, shape in shapes.items() if name.removesuffix(WEIGHT) not in coded}

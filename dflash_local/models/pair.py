@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_local.checkpoint_files.source import open_source
@@ -11,7 +11,7 @@ from dflash_local.config.architecture import padding_only
 from dflash_local.config.features import ModelConfig
 from dflash_local.drafters.drafter import MAX_BLOCK, Drafter
 from dflash_local.drafters.kinds import config_of, kind_of, read_drafter
-from dflash_local.errors import PairError
+from dflash_local.errors import CheckpointError, PairError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_tensors import check_tensors, fc_columns
 from dflash_local.models.target_facts import TargetFacts
@@ -48,9 +48,24 @@ def open_drafter(path: Path) -> Checkpoint:
     """Open a drafter's folder or GGUF file. CheckpointError: it is damaged, or no drafter's."""
     source = open_source(path)
     config = source.config()
-    if config is None or config_of(kind_of(config, str(source.config_file))).stored:
+    if config is None:
         return Checkpoint.open(path)
-    return Checkpoint(source, config, {})
+    kind = config_of(kind_of(config, str(source.config_file)))
+    if not kind.stored:
+        return Checkpoint(source, config, {})
+    if kind.prefix and path.is_file():
+        raise CheckpointError(
+            f"{path}: a drafter of the kind {kind.kind} is not read out of a GGUF file",
+            "name the original checkpoint, in safetensors files, with --drafter",
+        )
+    whole = Checkpoint.open(path)
+    own = {name: info for name, info in whole.tensors.items() if name.startswith(kind.prefix)}
+    if not own:
+        raise CheckpointError(
+            f"{path} has no tensors {kind.prefix}*, which a drafter of the kind {kind.kind} is made of",
+            "its maker left them out: name the original checkpoint, which has them, or another drafter with --drafter",
+        )
+    return replace(whole, tensors=own)
 
 
 def check_pair(
@@ -103,12 +118,12 @@ def check_tokenizer_size(facts: TargetFacts, size: int) -> None:
 
 
 def _check_taps(config: Drafter, target: ModelConfig, doubts: _Doubts) -> None:
-    last = target.num_layers - 1
+    bound = target.num_layers - config.untapped
     for tap in config.taps:
-        if tap >= last:
+        if tap >= bound:
             raise PairError(
                 f"target_layer_ids names layer {tap}, but the target has {target.num_layers} layers"
-                f" and taps must be below {last}",
+                f" and taps must be below {bound}",
                 "the drafter was made for another target",
             )
     taps = list(config.taps)

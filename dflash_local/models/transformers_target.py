@@ -6,6 +6,7 @@ Runs the model's own decoder layers one by one over our caches: slow, exact, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ class TransformersTarget:
 
     Args:
         model: a transformers ``...ForCausalLM`` of a supported family, in eval mode.
-        taps: 0-based decoder layers whose outputs the drafter reads; never the last one.
+        taps: 0-based decoder layers whose outputs the drafter reads; the last one's are those before the final norm.
         device: of a model without weights, on the meta device; else that of its embedding.
         prefill_chunk: tokens of a prompt processed at once.
     """
@@ -183,9 +184,9 @@ class TransformersTarget:
         return TargetSnapshot(self.length, copies)
 
     def restore(self, point: TargetSnapshot) -> None:
-        for cache, copy in zip(self.recurrent, point.recurrent, strict=True):
-            cache.state.copy_(copy.state[0])
-            cache.conv.copy_(copy.conv[0])
+        for cache, kept in zip(self.recurrent, point.recurrent, strict=True):
+            cache.state.copy_(kept.state[0])
+            cache.conv.copy_(kept.conv[0])
         self.kv.length = point.length
 
     def clear(self) -> None:
@@ -212,10 +213,14 @@ class TransformersTarget:
         self.kv.reserve(start + rows)
         for cache in self.recurrent:
             cache.begin(rows, recording)
+        return self.inputs(start, hidden, masked=not (recording and self._row_by_row))
+
+    def inputs(self, start: int, hidden: torch.Tensor, masked: bool = True) -> LayerInputs:
+        """Find what layers are given with rows [1, M, H] behind ``start`` cached ones."""
+        rows = hidden.shape[1]
         positions = torch.arange(start, start + rows, device=hidden.device).unsqueeze(0)
         rotary = self._rotary(hidden, positions.expand(self._axes, 1, -1) if self._axes else positions)
-        masks = {} if recording and self._row_by_row else self._masks(start, rows, hidden)
-        return LayerInputs(positions, rotary, masks)
+        return LayerInputs(positions, rotary, self._masks(start, rows, hidden) if masked else {})
 
     def run_layer(self, index: int, hidden: torch.Tensor, block: LayerInputs) -> torch.Tensor:
         """Return the output [1, M, H] of one decoder layer over its caches."""
@@ -228,6 +233,18 @@ class TransformersTarget:
             position_embeddings=block.rotary,
         )
         return output
+
+    def new_layer(self) -> Any:
+        """Return one more decoder layer, of full attention, without weights; its place in a cache is the first."""
+        config = copy(self.config)
+        config.layer_types, config.num_hidden_layers = ["full_attention"], 1
+        with torch.device("meta"):
+            return type(self._layers[-1])(config, 0)
+
+    def new_norm(self) -> Any:
+        """Return a norm as the final one, without weights."""
+        with torch.device("meta"):
+            return type(self._norm)(self.hidden_size, eps=self.config.rms_norm_eps)
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return rows [M, H] after the final norm, of the last layer's output [1, M, H]."""

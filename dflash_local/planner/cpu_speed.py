@@ -40,8 +40,8 @@ def cpu_ms(
     dtype = drafter_dtype(dtype)
     head = target.vocab_size * target.hidden_size  # which the drafter's layers share
     weights = (drafter_parameters(drafter, target.hidden_size) + head) * DTYPE_BYTES[dtype]
-    draft = _ms(rates, weights, drafter.draft_rows) + _ms(rates, context_bytes_per_token(drafter, dtype) * context, 1)
-    return step, verify + draft
+    rows, kept = drafter.draft_rows // drafter.passes, context_bytes_per_token(drafter, dtype) * context
+    return step, verify + drafter.passes * (_ms(rates, weights, rows) + _ms(rates, kept, 1))
 
 
 def basis(found: Plan) -> str:

@@ -99,6 +99,26 @@ def test_a_mirror_named_by_the_user_is_pulled_from_there(
     assert "models--m-toys--Toy-9B-DFlash" in str(opened.pairs[-1].drafter)
 
 
+def test_a_targets_own_layer_is_its_drafter_and_no_other_is_fetched(cli: Cli, toy_hub: FakeHub, opened: Opened) -> None:
+    planned = cli("pull", TARGET, "--drafter", "mtp", "--dry-run", "--json").json
+    assert [repo["repo"] for repo in planned["repos"]] == [TARGET]
+    pulled = cli("pull", TARGET, "--drafter", "mtp")
+    assert pulled.code == 0 and f"next: dflash chat {TARGET} --drafter mtp" in pulled.out
+    assert cli("run", TARGET, "hi", "--drafter", "mtp").code == 0
+    pair = opened.pairs[-1]
+    assert pair.drafter == pair.target and pair.generations == () and pair.acceptance_band is None and not pair.counted
+    assert cli("run", "demo-hybrid", "hi", "--drafter", "mtp").code == 0
+    assert opened.pairs[-1].drafter == opened.pairs[-1].target == bundled.FOLDER / "demo-hybrid/target"
+
+
+def test_a_target_that_the_registry_lacks_has_its_own_layer_too(cli: Cli, toy_hub: FakeHub, opened: Opened) -> None:
+    toy_hub.add_repo("own/Tuned", contents(toy_hub, TARGET))
+    assert "own/Tuned is not on this machine" in cli("run", "own/Tuned", "hi", "--drafter", "mtp").err
+    assert cli("pull", "own/Tuned", "--drafter", "mtp").code == 0
+    assert cli("run", "own/Tuned", "hi", "--drafter", "mtp").code == 0
+    assert opened.pairs[-1].drafter == opened.pairs[-1].target
+
+
 def test_replies_think_as_the_drafter_was_trained(cli: Cli, toy_hub: FakeHub, own_home: Path, opened: Opened) -> None:
     assert cli("pull", TARGET).code == 0
     cases: tuple[tuple[str, tuple[str, ...], bool, bool], ...] = (

@@ -115,6 +115,16 @@ def test_what_only_the_reference_engine_drafts_with_is_called_slow(cli: Cli, mon
     assert "slow" not in " ".join(cli("plan", name, "--gpu-memory", "80", "--engine", "reference").out.split()[:40])
 
 
+def test_a_targets_own_layer_is_planned_for_the_reference_engine(cli: Cli) -> None:
+    found = cli("plan", "Qwen/Qwen3.5-9B", "--drafter", "mtp", "--gpu-memory", "24", "--json").json["plan"]
+    sizes = {line["name"]: line["bytes"] for line in found["ledger"]["lines"]}
+    assert (found["engine"], found["block_size"]) == ("reference", 5) and sizes["drafter weights"] == 2 * 243_290_624
+    told = " ".join(cli("plan", "Qwen/Qwen3.5-9B", "--drafter", "mtp", "--gpu-memory", "24").out.split())
+    assert "its drafter is of the kind mtp, which is slow" in told
+    refused = cli("plan", "demo", "--drafter", "mtp")
+    assert refused.code == 6 and "a layer of its own has a target of architecture Qwen3_5ForCausalLM" in refused.err
+
+
 def test_plan_takes_what_fits_and_says_why_nothing_finer_does(cli: Cli) -> None:
     found = cli("plan", "Qwen/Qwen3.6-27B", "--gpu-memory", "24")
     flat = " ".join(found.out.split())
