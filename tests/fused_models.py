@@ -69,7 +69,8 @@ class PlantedBlocks:
     """A planted drafter as the fused runner takes one: its ids become logits."""
 
     def __init__(self, planted: Planted, target: FusedTarget, rows: int = ROWS) -> None:
-        self.planted, self.target, self.selector = planted, target, PlantedChoice(planted)
+        self.planted, self.target = planted, target
+        self.selector: RowChooser | None = PlantedChoice(planted)
         self.drafts = torch.zeros(rows - 1, target.vocab_size, device=target.device)
         self._sampler = Sampler(SamplingParams(), 0, target.vocab_size, target.tokens[:0])
 

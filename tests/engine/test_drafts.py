@@ -120,6 +120,7 @@ class KnowingBlocks(PlantedBlocks):
 
     def __init__(self, known: Known, target: FusedTarget) -> None:
         super().__init__(Planted(VOCAB), target, BLOCK)
+        self.selector = None  # its logits count, with noise
         self.known = known
 
     def block(self, _max_seq_len: int) -> None:
