@@ -192,12 +192,16 @@ class FusedRunner(SequenceRunner):
         key = CycleKey(rows, drafts, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
         if not self._plain:
             return self._step_by_step(key, cut)
-        if cut is None or not drafts:
-            self._graphs.run(("cycle", key), lambda: self._cycle(key))
-            return self._send(key)
-        key = self._cut(key, cut)
-        self._graphs.run(("rest", key), lambda: self._rest(key))
-        self._send(key)
+        self._send(self._run("cycle", key, cut))
+
+    def _run(self, name: str, key: CycleKey, cut: Cut | None) -> CycleKey:
+        """Run a cycle as one graph of this name, or as two where its drafts may be cut; returns the key of its rows."""
+        if cut is None or not key.drafts:
+            self._graphs.run((name, key), lambda: self._cycle(key))
+            return key
+        shorter = self._cut(key, cut)
+        self._graphs.run(("rest", shorter), lambda: self._rest(shorter))
+        return shorter
 
     def _cut(self, key: CycleKey, cut: Cut) -> CycleKey:
         """Draft, wait for what the drafts are worth, and return the key of the rows that are to be verified."""
@@ -234,11 +238,7 @@ class FusedRunner(SequenceRunner):
         """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step. ``cut``: see ``launch``."""
         drafts = self._drafted if rows > 1 else 0
         key = CycleKey(rows, drafts, rows > 1, False, self.target.bucket(2 * self.target.rows))
-        if cut is not None:
-            key = self._cut(key, cut)
-            self._graphs.run(("rest", key), lambda: self._rest(key))
-        else:
-            self._graphs.run((self._replayed, key), lambda: self._cycle(key))
+        self._run(self._replayed, key, cut)
 
     @contextmanager
     def routed(self, rows: int, routing: FixedRouting) -> Iterator[None]:

@@ -54,6 +54,12 @@ class ConfidenceHead(NamedTuple):
         inputs = torch.cat((hidden.float(), before.float()), -1)[:, : self.weight.shape[1]]
         return functional.linear(inputs, self.weight, self.bias)[:, 0]
 
+    def of_drafts(
+        self, hidden: torch.Tensor, weights: MarkovWeights, anchor: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Return log odds [M] of the drafts ``ids`` [M] behind ``anchor`` [1]."""
+        return self.log_odds(hidden, weights.previous[torch.cat((anchor, ids[:-1]))])
+
 
 class MarkovWalk(RowChooser):
     """Each row's best id by its logits and by the id before it. A row that is not finite gets the id 0: drafts are
@@ -81,8 +87,7 @@ class MarkovWalk(RowChooser):
         if margins is None or self._confidence is None or self._hidden is None:
             return self._walk(logits, out, noise, margins)
         self._walk(logits, out, noise, None)
-        before = self.weights.previous[torch.cat((self._anchor, out[:-1]))]
-        margins.copy_(self._confidence.log_odds(self._hidden[: len(out)], before))
+        margins.copy_(self._confidence.of_drafts(self._hidden[: len(out)], self.weights, self._anchor, out))
 
     def _walk(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         rows, vocab = logits.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -49,6 +49,7 @@ from tests.kernels import (
     experts_interpreted,
     rows_interpreted,
 )
+from tests.kernels.choices_interpreted import Checks, Results
 from tests.kernels.quick_interpreter import patch_once
 from tests.quantized_weights import fp8, fp8_rows, gguf, int4, int8, mxfp4, nvfp4
 
@@ -62,10 +63,6 @@ MODULES: tuple[Any, ...] = (
 each: Any
 for each in (decode_attention, prefill_attention, fragment_decode):  # the last stands for the decoder below
     each.device_properties = lambda _device: DeviceProperties(0, 16, (8, 0))  # no card is asked
-
-
-Results = tuple[torch.Tensor, ...]
-Checks = Iterator[tuple[str, Callable[[], Results]]]
 
 
 def both(run: Callable[[], Results]) -> float:

@@ -124,10 +124,8 @@ class DSparkProposer(DFlashProposer):
             return sampler.draft(scores, None if noise is None else noise[row : row + 1])
 
         ids, margins = walk(logits, self._markov, anchor, choose)
-        if self._tables.confidence is None:
-            return ids, margins
-        before = self._markov.previous[torch.cat((anchor, ids[:-1]))]
-        return ids, self._tables.confidence.log_odds(hidden, before)
+        confidence = self._tables.confidence
+        return ids, margins if confidence is None else confidence.of_drafts(hidden, self._markov, anchor, ids)
 
 
 PROPOSER = DSparkProposer
