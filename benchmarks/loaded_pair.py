@@ -28,7 +28,7 @@ from dflash_local.app.fitting import folder_shapes
 from dflash_local.bench import random_run
 from dflash_local.bench.fidelity import give_back
 from dflash_local.bench.provenance import machine, versions
-from dflash_local.bench.trial import write
+from dflash_local.bench.trial import go_on
 from dflash_local.catalog.bundled import Pair
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.engine import LoadConfig, Session, load
@@ -92,12 +92,15 @@ def loading(pair: Pair, config: LoadConfig) -> tuple[Session, dict[str, Any]]:
 
 
 def reply(session: Session, sampling: SamplingParams) -> dict[str, Any]:
-    """Write one reply whose last token is the context's last."""
+    """Write one reply whose last token is the context's last, behind two turns whose snapshots stay."""
     count, vocab = session.facts.context - TOKENS, session.runner.target.vocab_size
     ids = tuple(torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(1)).tolist())
     # The block size by name: random weights accept next to nothing, and drafting must not be switched off here.
     block = session.facts.block_size
-    written = write(session, Request(prompt_ids=ids, sampling=sampling, limits=Limits(TOKENS), block_size=block))
+    session.reset()
+    for turn in (1, 2):
+        go_on(session, Request(prompt_ids=ids[: turn * TOKENS], limits=Limits(1)))
+    written = go_on(session, Request(prompt_ids=ids, sampling=sampling, limits=Limits(TOKENS), block_size=block))
     drafted = sum(cycle.drafted for cycle in written.cycles)
     found = {"emitted": len(written.ids), "drafted": drafted, "reason": written.reason}
     return found | {"peak": peak_bytes(str(session.facts.device))}

@@ -54,6 +54,11 @@ def scored_target(session: Session) -> ScoringTarget:
 def write(session: Session, request: Request) -> Written:
     """Answer the request from cold caches."""
     session.reset()
+    return go_on(session, request)
+
+
+def go_on(session: Session, request: Request) -> Written:
+    """Answer the request from the caches as they are."""
     ids: list[int] = []
     cycles: list[CycleShape] = []
     pieces: list[str] = []

@@ -14,7 +14,7 @@ from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import best_with_margin
 from dflash_local.kernels.markov_walk import MarkovWalk, MarkovWeights, walk
 from dflash_local.kernels.noise import gumbel
-from dflash_local.layout.buffer import Buffer
+from dflash_local.layout.cycle import best_buffers
 from dflash_local.request import SamplingParams
 from tests.dspark_checkpoints import DRAFTS, TARGET, VOCAB, raw, save_drafter
 from tests.engine_sessions import ask
@@ -30,8 +30,7 @@ def weights_of(rank: int, dtype: torch.dtype, ids: int = IDS) -> MarkovWeights:
 
 
 def chooser_of(weights: MarkovWeights, anchor: torch.Tensor) -> MarkovWalk:
-    blocks = (-(-len(weights.following) // MARKOV_BLOCK),)
-    buffers = (Buffer("scores", blocks, "float32", "buffers"), Buffer("ids", blocks, "int32", "buffers"))
+    buffers = best_buffers("markov", -(-len(weights.following) // MARKOV_BLOCK))
     return MarkovWalk(weights, anchor, Tensors(buffers, torch.device("cuda")).take(buffers))
 
 
