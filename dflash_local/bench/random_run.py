@@ -211,7 +211,7 @@ def at_context(
     target, drafter = runner.target, runner.proposer
     if drafter is None:
         raise ValueError("a pair has a drafter")
-    block = drafter.config.block_size
+    block, drafts = drafter.config.block_size, len(drafter.drafts)
     # The one place that looks behind the runner's public side: a cycle's launches by themselves.
     max_seq_len = runner.target.bucket(context + 2 * block)
 
@@ -234,8 +234,8 @@ def at_context(
             experts[verified] = distinct
         return MeasuredFigure(ms, beside + verify_bytes(target, context, verified) + expert_bytes(target, verified))
 
-    def cycle_of(verified: int, drafting: bool, beside: int = 0) -> MeasuredFigure:
-        key = CycleKey(verified, drafting, drafting, False, max_seq_len)
+    def cycle_of(verified: int, made: int, beside: int = 0) -> MeasuredFigure:
+        key = CycleKey(verified, made, made > 0, False, max_seq_len)
         return block_figure(verified, lambda: runner._cycle(key), beside)
 
     def verify_of(verified: int) -> MeasuredFigure:
@@ -243,11 +243,11 @@ def at_context(
 
     read, injected = drafter.block_bytes(context), drafter.inject_bytes()
     verify = {each: verify_of(each) for each in rows}
-    cycle = {each: cycle_of(each, True, read + injected) for each in rows if each > 1}
+    cycle = {each: cycle_of(each, drafts, read + injected) for each in rows if each > 1}
     return AtContext(
         context,
-        step=cycle_of(1, False),
-        draft=MeasuredFigure(timed(lambda: runner.draft(CycleKey(block, True, True, False, max_seq_len)), 0), read),
+        step=cycle_of(1, 0),
+        draft=MeasuredFigure(timed(lambda: runner.draft(CycleKey(block, drafts, True, False, max_seq_len)), 0), read),
         inject=MeasuredFigure(timed(lambda: drafter.inject(block), 0), injected),
         verify=verify,
         cycle=cycle,
