@@ -191,6 +191,23 @@ def _split_range(split, num_splits, first, end, split_size, SPLITS_PER_DOUBLING:
         return low + split * size, split * 0 + size
 
 
+@jit
+def query_parts(query, CODED: tl.constexpr):
+    """Return what scores are made of: queries [M, D] as they are; or, of 16-bit ones for a cache of codes, in fixed
+    point: int8 parts ``high`` and ``low`` and a scale [M, 1], together (128 high + low) x scale, to 2^-15 of a row's
+    largest number. Products of these with codes need no decoded keys, and their sums are exact.
+    """
+    if not CODED or query.dtype == tl.float32:
+        return query
+    else:  # not behind the return, for that would be compiled too
+        wide = query.to(tl.float32)
+        scale = tl.maximum(tl.max(tl.abs(wide), 1), 1e-30)[:, None] / (127 * 128)
+        steps = wide / scale
+        high = tl.floor(steps / 128 + 0.5)
+        low = tl.floor(steps - 128 * high + 0.5)
+        return high.to(tl.int8), low.to(tl.int8), scale
+
+
 # fmt: off
 @jit
 def attend_keys(
@@ -198,10 +215,12 @@ def attend_keys(
     capacity, dim, largest, total, output,
     head_dim: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
     CONTEXT_WINDOW: tl.constexpr, RING: tl.constexpr, CODED: tl.constexpr, MASKED: tl.constexpr,
+    kind: tl.constexpr,
 ):
     # fmt: on
-    """Return the running softmax and the output after BLOCK_KV more keys. Without ``MASKED`` all rows see them."""
-    kind = query.dtype
+    """Return the running softmax and the output after BLOCK_KV more keys. Without ``MASKED`` all rows see them.
+    ``query``: of ``query_parts``.
+    """
     real = dim < head_dim
     step = tl.arange(0, BLOCK_KV)
     key = offset + step
@@ -217,7 +236,11 @@ def attend_keys(
     factor = scale
     if CODED:
         factor = tl.load(key_scales + place, mask=here, other=0.0)[None, :] * scale
-    score = tl.dot(query, k.to(kind), input_precision="ieee") * factor
+    if CODED and kind != tl.float32:
+        high, low, query_scale = query
+        score = (tl.dot(high, k) * 128 + tl.dot(low, k)).to(tl.float32) * query_scale * factor
+    else:
+        score = tl.dot(query, k.to(kind), input_precision="ieee") * factor
     if MASKED:
         if offset + BLOCK_KV > seen_by_all:
             seen = here[None, :]
@@ -281,6 +304,7 @@ def _attend_split_kernel(
         mask=inside[:, None] & real[None, :],
         other=0.0,
     )
+    query = query_parts(query, CODED)
     largest = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     output = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -299,6 +323,7 @@ def _attend_split_kernel(
                 offset, seen_by_all, query, keys, values, key_scales, value_scales, scale, begin, end, position,
                 rows_of_head, capacity, dim, largest, total, output,
                 head_dim, BLOCK_KV, CAUSAL, SLIDING_WINDOW, CONTEXT_WINDOW, RING, CODED, MASKED,
+                queries.dtype.element_ty,
             )  # fmt: skip
     part = (split * max_rows + row) * NUM_HEADS + head
     tl.store(partial_outputs + part[:, None] * head_dim + dim[None, :], output, mask=inside[:, None] & real[None, :])

@@ -11,6 +11,7 @@ from dflash_local.kernels.decode_attention import (
     AttentionMask,
     attend_keys,
     decode_attention_reference,
+    query_parts,
     with_gate,
 )
 from dflash_local.kernels.jit import jit, power_of_two, runs_kernels, tl
@@ -86,6 +87,7 @@ def _attend_prompt_kernel(
     there = inside[:, None] & real[None, :]
     place = (row * NUM_HEADS + head).to(tl.int64)[:, None] * head_dim + dim[None, :]
     query = tl.load(queries + place, mask=there, other=0.0)
+    query = query_parts(query, CODED)
     position = begin + row
     first = begin + tile * BLOCK_M // GROUP
     stop = tl.minimum(begin + (tile * BLOCK_M + BLOCK_M - 1) // GROUP + 1, end)
@@ -108,6 +110,7 @@ def _attend_prompt_kernel(
                 offset, low, query, keys, values, key_scales, value_scales, scale, begin, end, position,
                 rows_of_head, capacity, dim, largest, total, output,
                 head_dim, BLOCK_KV, True, SLIDING_WINDOW, 0, RING, CODED, MASKED,
+                queries.dtype.element_ty,
             )  # fmt: skip
     result = (output / total[:, None]).to(out.dtype.element_ty)
     if GATED:

@@ -28,17 +28,22 @@ class DecodeConfig:
     programs_per_sm: int = 1
 
 
-# The one place where configurations are entered, as measured on an H100: by the cache's bytes for a number and by
-# head_dim, the next of these that is not smaller; there for the most queries that a program attends for.
+# The one place where configurations are entered, as measured on an H100 (codes of one byte: on an H200): by the cache's
+# bytes for a number and by head_dim, the next of these that is not smaller; there for the most queries that a program
+# attends for.
 CONFIGS = {
     (2, 64): (DecodeConfig(64, 128, programs_per_sm=2),),
     (2, 128): (DecodeConfig(64, 64), DecodeConfig(128, 64, num_warps=8)),
     (2, 256): (DecodeConfig(64, 32), DecodeConfig(128, 32, num_warps=8)),
     (1, 64): (DecodeConfig(64, 128, programs_per_sm=2),),
-    (1, 128): (DecodeConfig(64, 64, programs_per_sm=2), DecodeConfig(128, 64, num_warps=8)),
+    (1, 128): (
+        DecodeConfig(16, 128, programs_per_sm=2),
+        DecodeConfig(64, 128, num_stages=2, programs_per_sm=2),
+        DecodeConfig(128, 64, num_warps=8),
+    ),
     (1, 256): (
         DecodeConfig(16, 64, programs_per_sm=2),
-        DecodeConfig(64, 64, num_stages=2, programs_per_sm=2),
+        DecodeConfig(64, 32, programs_per_sm=2),
         DecodeConfig(128, 64, num_warps=8),
     ),
 }

@@ -35,7 +35,7 @@ def sum_every_row_alike() -> None:
 
     def dot(_self: Any, a: Any, b: Any, d: Any, *_rest: Any) -> Any:
         terms = a.data[:, :, None].astype(d.data.dtype) * b.data[None]
-        return interpreter.TensorHandle(np.add.reduce(terms, 1) + d.data, d.dtype.scalar)
+        return interpreter.TensorHandle(np.add.reduce(terms, 1, dtype=terms.dtype) + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = dot
 
