@@ -1,0 +1,249 @@
+"""What is a block cut by its drafts' confidences worth? Milliseconds a token on a GPU, random weights of true shapes.
+
+    PYTHONPATH=. python benchmarks/planted_regimes.py qwen3.5-35b-a3b --stored int4-g128 > FILE.json
+
+Target and drafter do all of their work; which drafts are right, and how sure of them the drafter is, is planted cycle
+by cycle. The regimes: log odds of a draft around a mean that changes with the text and from draft to draft, seen
+through noise; and blocks that always accept as many, whose confidences say nothing. Beside the controller stand the
+plain step, the best fixed length of those that the controller has (chosen with hindsight), and the controller with
+confidences that belong to other drafts. A mixture's experts are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.random_checkpoint import named_pair
+from dflash_local.bench import random_pair
+from dflash_local.bench.provenance import machine, versions
+from dflash_local.config.quantizers import USUAL
+from dflash_local.engine.costs import measure_costs
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.sampling import Sampler
+from dflash_local.engine.verify_length import VerifyLength
+from dflash_local.kernels.choose import Noise, RowChooser
+from dflash_local.kernels.timing import span_ms
+from dflash_local.load_config import LoadConfig
+from dflash_local.models.fused.moe import fixed_routing
+from dflash_local.request import SamplingParams
+
+PROMPT, CONTEXT = 8200, 16448  # all replies stay within one bucket, so that nothing is recorded while they are timed
+SPREAD = 7919  # the id at a position is the position times this prime
+EQUAL = (0, 1, 2, 4, 8, 12)
+RUNS = 21  # of a cycle, for its cost with drawn experts
+
+
+class Regime(NamedTuple):
+    """Log odds of drafts: their ``mean``, how a text differs and how a draft differs from it, the noise that
+    confidences have, and cycles of a text.
+    """
+
+    mean: float
+    by_text: float
+    by_draft: float
+    noise: float
+    cycles: int
+
+
+REGIMES = {
+    "chat": Regime(1.0, 0.8, 1.5, 1.0, 60),
+    "code": Regime(2.2, 0.8, 1.5, 1.0, 60),
+    "chat, short texts": Regime(1.0, 1.2, 1.5, 1.0, 15),
+    "code, sure or not": Regime(2.5, 0.8, 3.0, 0.5, 60),
+    "agent": Regime(1.8, 2.0, 2.0, 0.7, 15),
+}
+PlantedCycle = tuple[list[float], int]  # confidences; drafts that are right
+
+
+def cycles_of(regime: Regime, drafts: int, count: int) -> Iterator[PlantedCycle]:
+    draw, text = random.Random(1), 0.0
+    for cycle in range(count):
+        if cycle % regime.cycles == 0:
+            text = draw.gauss(0, regime.by_text)
+        told, accepted, alive = [], 0, True
+        for slot in range(drafts):
+            odds = regime.mean + text + draw.gauss(0, regime.by_draft) - 0.05 * slot
+            told.append(odds + draw.gauss(0, regime.noise))
+            alive = alive and draw.random() < 1 / (1 + math.exp(-odds))
+            accepted += alive
+        yield told, accepted
+
+
+def equal_cycles(accepted: int, drafts: int, count: int) -> Iterator[PlantedCycle]:
+    draw = random.Random(accepted)
+    for _ in range(count):
+        yield [draw.gauss(0, 2) for _ in range(drafts)], min(accepted, drafts)
+
+
+def shuffled(cycles: Sequence[PlantedCycle]) -> list[PlantedCycle]:
+    told, draw = [each for confidences, _ in cycles for each in confidences], random.Random(5)
+    return [([draw.choice(told) for _ in confidences], accepted) for confidences, accepted in cycles]
+
+
+def ids_of(runner: FusedRunner, count: int) -> list[int]:
+    return [place * SPREAD % runner.vocab_size for place in range(count)]
+
+
+class PlantedDrafts(RowChooser):
+    """Drafts by position, with the planted confidences of the present cycle; what really chooses works as well."""
+
+    def __init__(self, real: RowChooser, runner: FusedRunner, count: int) -> None:
+        device, rows = runner.device, runner.target.rows
+        self._real, self._start, self._vocab = real, runner.target.start, runner.vocab_size
+        self._ids, self._told = torch.zeros(rows, dtype=torch.int64, device=device), torch.zeros(rows, device=device)
+        self._ahead = torch.arange(1, rows + 1, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.accepted = torch.zeros(count, dtype=torch.int64, device=device)
+        self.confidences = torch.zeros(count, rows - 1, device=device)
+
+    def plant(self, cycles: Sequence[PlantedCycle]) -> None:
+        self.confidences.copy_(torch.tensor([told for told, _ in cycles]))
+        self.accepted.copy_(torch.tensor([accepted for _, accepted in cycles]))
+        self.at.zero_()
+
+    def cycle(self) -> torch.Tensor:
+        return self.at % len(self.accepted)
+
+    def ids(self, rows: int) -> torch.Tensor:
+        return (self._start.long() + self._ahead[:rows]) * SPREAD
+
+    def work(self, logits: torch.Tensor, rows: int, noise: Noise | None, told: torch.Tensor | None) -> None:
+        self._real._run(logits, self._ids[:rows], noise, None if told is None else self._told[:rows])
+
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+        self.work(logits, len(out), noise, margins)
+        out.copy_(self.ids(len(out)) % self._vocab)
+        if margins is not None:
+            margins.copy_(self.confidences[self.cycle()][0, : len(margins)])
+
+
+class PlantedChoice(RowChooser):
+    """The target's: the same ids, but for the row behind the last draft that is to be accepted. Ends a cycle."""
+
+    def __init__(self, real: RowChooser, drafts: PlantedDrafts, runner: FusedRunner) -> None:
+        self._work = PlantedDrafts(real, runner, 1).work
+        self._drafts, self._rows = drafts, torch.arange(runner.target.rows, device=runner.device)
+        self._vocab = runner.vocab_size
+
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+        self._work(logits, len(out), noise, margins)
+        wrong = self._drafts.accepted[self._drafts.cycle()] == self._rows[: len(out)]
+        out.copy_((self._drafts.ids(len(out)) + wrong) % self._vocab)
+        self._drafts.at.add_(1)
+
+
+class Fixed:
+    """A length that never changes, in the place of a controller."""
+
+    waits = False
+
+    def __init__(self, rows: int) -> None:
+        self.next_rows = lambda: rows
+
+    def add(self, *_cycle: object) -> None:
+        """Learn nothing."""
+
+
+class Replies:
+    """Replies of planted cycles, on one runner."""
+
+    def __init__(self, runner: FusedRunner, count: int) -> None:
+        assert runner.proposer is not None
+        self._runner, self._count = runner, count
+        chooser = runner.proposer.selector or runner._draft_chooser
+        self._drafts = runner.proposer.selector = PlantedDrafts(chooser, runner, count)
+        runner._chooser = PlantedChoice(runner._chooser, self._drafts, runner)  # type: ignore[assignment]
+        runner._graphs.clear()
+
+    def ms(self, cycles: Sequence[PlantedCycle], control: Any) -> tuple[float, dict[int, int]]:
+        """Milliseconds a token, and cycles by rows."""
+        runner, lengths, tokens = self._runner, Counter[int](), 0
+        ids = ids_of(runner, PROMPT)
+        runner.restart(0, None)
+        sampler = Sampler(
+            SamplingParams(temperature=0.0), 0, runner.vocab_size, torch.tensor(ids, device=runner.device)
+        )
+        runner.begin(sampler, frozenset(), runner.target.rows, True)
+        for _ in runner.prefill(ids, 0):
+            pass
+        self._drafts.plant(cycles)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        while lengths.total() < self._count - 3:  # those on their way read the rest
+            runner.set_block(control.next_rows())
+            runner.launch(control.cut if control.waits else None)
+            for cycle in runner.collect():
+                tokens += len(cycle.ids)
+                lengths[cycle.rows] += 1
+                control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
+        runner.rewind(len(runner.ids))
+        return 1e3 * (time.perf_counter() - began) / tokens, dict(sorted(lengths.items()))
+
+
+def record_graphs(replies: Replies, lengths: Sequence[int], cycles: Sequence[PlantedCycle]) -> None:
+    """Run each length as one graph and as two."""
+    for rows in lengths:
+        replies.ms(cycles, Fixed(rows))
+    cut, turn = Fixed(lengths[-1]), iter(range(10**9))
+    cut.waits, cut.cut = True, lambda _told: lengths[next(turn) // 3 % len(lengths)]  # type: ignore[attr-defined]
+    replies.ms(cycles, cut)
+
+
+def compare(
+    replies: Replies, cycles: Sequence[PlantedCycle], costs: dict[int, float], new: Callable[[], VerifyLength]
+) -> Any:
+    """Time one regime."""
+    emitted = {rows: sum(min(right, rows - 1) + 1 for _, right in cycles) for rows in costs if rows > 1}
+    best = max(emitted, key=lambda rows: emitted[rows] / costs[rows])
+    plain, fixed = (replies.ms(cycles, Fixed(rows))[0] for rows in (1, best))
+    ours, lengths = replies.ms(cycles, new())
+    others, _ = replies.ms(shuffled(cycles), new())
+    found = {"plain_ms": plain, "fixed_rows": best, "fixed_ms": fixed, "ms": ours, "shuffled_ms": others}
+    return found | {"over_fixed": min(plain, fixed) / ours, "cycles_by_rows": lengths}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pair", help="a name of the registry")
+    parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
+    parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
+    args = parser.parse_args()
+    pair = named_pair(args.pair)
+    if args.stored:
+        config = {**pair.target_config, "quantization_config": USUAL[args.stored]}
+        pair = random_pair.read_pair((pair.target, config), (pair.drafter, pair.drafter_config))
+    load = LoadConfig(drafter_precision="8bit")
+    runner, _ = random_pair.build(pair, CONTEXT, torch.device("cuda"), torch.bfloat16, load)
+    measure_costs(runner, runner.target.rows)
+    measured, drafts, regimes = dict(runner.costs), runner.target.rows - 1, {}
+    replies = Replies(runner, args.cycles)
+    with fixed_routing(runner.target.mixtures, runner.target.rows, "uniform"):
+        with runner.idle(ids_of(runner, 1024)):
+            times = {rows: sorted(span_ms(partial(runner.replay, rows)) for _ in range(RUNS)) for rows in measured}
+        costs = {rows: spans[RUNS // 2] for rows, spans in times.items()}
+        record_graphs(replies, list(measured), list(equal_cycles(3, drafts, args.cycles)))
+        planted = {name: cycles_of(regime, drafts, args.cycles) for name, regime in REGIMES.items()}
+        planted |= {f"always {accepted}": equal_cycles(accepted, drafts, args.cycles) for accepted in EQUAL}
+        for name, cycles in planted.items():
+            new = partial(VerifyLength, measured, drafts + 1, runner.experts, runner.wait_ms)
+            regimes[name] = compare(replies, list(cycles), costs, new)
+            print(name, regimes[name], file=sys.stderr, flush=True)
+    record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}
+    record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "regimes": regimes}
+    print(json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
