@@ -307,9 +307,13 @@ def recommended(
 
 
 def _expected_lengths(choice: Choice, drafter: Drafter, user: Settings) -> ExpectedAcceptance | None:
-    """Return what is published of a drafter with its own block, else what is typical of others. None of a toy."""
+    """Return what is published of a drafter with its own block, else what is typical of others. None of a toy, and of
+    a drafter that stores nothing: what it copies depends on the text alone.
+    """
     from dflash_local.planner.speed import acceptance, typical
 
+    if not drafter.stored:
+        return None
     row, kind, generation = choice.drafter_row, "dflash", None
     if row is not None:
         found = acceptance(row.published, drafter.block_size)

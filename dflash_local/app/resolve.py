@@ -17,7 +17,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import BUNDLED, Pair
 from dflash_local.checkpoint_files.source import given_path, is_on_disk, open_source
-from dflash_local.drafters.kinds import OWN
+from dflash_local.drafters.kinds import LOOKUP, OWN, folder_of
 from dflash_local.errors import DFlashError, DoesNotFitError, DownloadError, UnknownModelError, UsageError
 from dflash_local.events import Notice
 from dflash_local.settings import Settings
@@ -382,6 +382,8 @@ def drafter_option(choice: Choice) -> str:
     drafter, row = choice.drafter, choice.row
     if choice.drafts_itself:
         return f" --drafter {OWN}"
+    if drafter == folder_of(LOOKUP):
+        return f" --drafter {LOOKUP}"
     if drafter is None or (row is not None and drafter in (row.drafter, bundled.drafter_of(row))):
         return ""
     return f" --drafter {drafter if isinstance(drafter, Path) else drafter.id}"
@@ -422,12 +424,15 @@ def _drafter(text: str) -> Repo | Path:
     from dflash_local.catalog.repo_id import is_repo_id
     from dflash_local.catalog.row import Repo
 
+    if text == LOOKUP:
+        return folder_of(LOOKUP)
     if is_on_disk(text):
         return given_path(text)
     if not is_repo_id(text):
         raise UsageError(
             f"--drafter {text!r} is neither on this machine nor a repository",
-            f"give the folder or GGUF file of a DFlash drafter, owner/name, or {OWN} for the target's own layer",
+            f"give the folder or GGUF file of a DFlash drafter, owner/name, {OWN} for the target's own layer, or "
+            f"{LOOKUP} for copies of the text",
         )
     return Repo(text)
 

@@ -80,6 +80,8 @@ def read_pair(
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     filled_in, of_drafter = filled(wanted, ASSUMED)
     config = read_drafter(filled_in, Path(drafter_name))
+    if not config.stored:
+        raise UsageError(f"a drafter of the kind {config.kind} has no weights to be random", "leave out --drafter")
     if why := config.fused_refusal():
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
     if config.hidden_size != facts.model.hidden_size or max(config.taps) >= facts.model.num_layers:

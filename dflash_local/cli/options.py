@@ -77,7 +77,12 @@ ModelOrDefault = Annotated[
 ]
 Models = Annotated[list[str], _model("MODEL", "Names that dflash models lists.")]
 Drafter = Annotated[
-    str | None, named("--drafter", "FOLDER|REPO", "The drafter's folder or owner/name; mtp is the target's own layer.")
+    str | None,
+    named(
+        "--drafter",
+        "FOLDER|REPO",
+        "The drafter's folder or owner/name; mtp is the target's own layer, lookup copies what the text repeats.",
+    ),
 ]
 Prefer = Annotated[
     PreferenceChoice, typer.Option("--prefer", help="What comes first: finest weights, tokens/s or context.")

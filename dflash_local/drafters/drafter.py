@@ -35,7 +35,7 @@ class Drafter:
 
     Its modules are ``drafters.<kind>.layout`` with ``CONFIG``, this class; ``reference`` with ``PROPOSER``, a
     ``drafters.engines.LoadableProposer``; and, where the fused engine takes it, ``fused`` with ``BLOCKS``, a
-    ``FusedDrafter``.
+    ``FusedDrafter``, or of a kind that stores nothing ``HOST_DRAFTER``.
 
     Attributes:
         block_size: rows that are verified of a trained block, anchor included.

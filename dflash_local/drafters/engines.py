@@ -45,7 +45,9 @@ class Proposer(Protocol):
         """Forget context after ``length``."""
 
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
-        """Draft exactly ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""
+        """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor; perhaps fewer where drafts
+        are free (``engine.runner.Runner``).
+        """
 
 
 class LoadableProposer(Protocol):
@@ -125,6 +127,16 @@ class FusedDrafter(Protocol):
         """Return bytes of the matrices that context rows alone go through."""
 
 
+class HostDrafter(Protocol):
+    """Drafts that the host makes of the text alone, for the fused engine; there may be fewer than are asked for."""
+
+    def draft(self, ids: Sequence[int], count: int) -> tuple[list[int], float]:
+        """Return at most ``count`` ids behind the whole text, and how sure it is of them (``Drafts``)."""
+
+    def truncate(self, length: int) -> None:
+        """Forget the text from ``length`` on."""
+
+
 class BindableBlocks(Protocol):
     """A kind's ``fused.BLOCKS``."""
 
@@ -161,6 +173,12 @@ class BindableBlocks(Protocol):
 def proposer_of(config: Drafter) -> LoadableProposer:
     """Import the reference engine's side of a kind."""
     found: LoadableProposer = import_module(f"dflash_local.drafters.{config.kind}.reference").PROPOSER
+    return found
+
+
+def host_drafter_of(config: Drafter) -> HostDrafter:
+    """Import and make the fused engine's side of a kind that stores nothing."""
+    found: HostDrafter = import_module(f"dflash_local.drafters.{config.kind}.fused").HOST_DRAFTER()
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.checkpoint_files.config_values import fill, shown
@@ -18,6 +19,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "dflash2": ("DFlash2DraftModel",),
     "dspark": ("Qwen3DSparkModel", "DSparkDraftModel"),  # DeepSpec's name, and SpecForge's
     "mtp": (),  # a layer of the target's own
+    "lookup": ("LookupDrafter",),
 }
 ARCHITECTURES = {architecture: kind for kind, names in KINDS.items() for architecture in names}
 # Kinds that are a part of a target's checkpoint, by the target's architecture.
@@ -26,10 +28,16 @@ OF_TARGETS: Mapping[str, str] = {
     **dict.fromkeys(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), "mtp"),
 }
 OWN = "mtp"  # as ``--drafter`` takes it: the kind that needs no folder but the target's
+LOOKUP = "lookup"  # as ``--drafter`` takes it: the kind that needs no files but those of this program
 # Relatives with other forward passes, and of DSpark those of other layers.
 RELATIVES = {"dspark": "a dspark drafter of other layers", "domino": "a domino drafter", "eagle": "an EAGLE drafter"}
 # Where no source tells how positions rotate: no size depends on it.
 PLAIN_ROPE = {"rope_theta": 1e7}
+
+
+def folder_of(kind: str) -> Path:
+    """Return the folder of a kind, which is a drafter's where it stores nothing: its config.json is there."""
+    return Path(__file__).parent / kind
 
 
 def config_of(kind: str) -> type[Drafter]:

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from dflash_local.drafters.engines import Drafts
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
@@ -35,10 +36,10 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
     ``runner.experts`` on CUDA. The runner must be fresh. Tokens are varied, as what a mixture reads follows from them;
     rows of text take others, so what an expert costs is measured as well (``engine.expert_costs``).
     """
-    if runner.device.type != "cuda" or runner.proposer is None:
+    if runner.device.type != "cuda" or not (runner.proposer or runner.free_drafts):
         return
     lengths = _lengths(block)
-    if runner.exact and runner.num_experts is None:  # every forward has the same rows
+    if runner.exact and runner.num_experts is None and not runner.free_drafts:  # every forward has the same rows
         lengths = [1, block]
     length = min(AT, runner.context // 2)
     ids = varied_ids(length + REPLAYS + 2, runner.vocab_size)
@@ -47,7 +48,8 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
         for index, rows in enumerate(lengths):
             progress(index / len(lengths))
             costs[rows], distinct[rows] = _measured(runner, rows, ids[length:])
-        runner.wait_ms = max(0.0, _waiting_ms(runner, block, ids[length:]) - costs[block])
+        if runner.proposer is not None:
+            runner.wait_ms = max(0.0, _waiting_ms(runner, block, ids[length:]) - costs[block])
         if runner.num_experts is not None:
             ms = _of_an_expert(runner, block, ids[length:])
             runner.experts = MeasuredExperts(runner.num_experts, distinct[1], distinct, ms)
@@ -61,6 +63,9 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
     """
     ids, lengths = varied_ids(min(CPU_AT, runner.context // 2), runner.vocab_size), _lengths(block)
     sampler = Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, torch.tensor(ids))
+    proposer = runner.proposer
+    if runner.free_drafts:
+        runner.proposer = _Zeros()
     runner.begin(sampler, frozenset(), 1, True)
     for _ in runner.prefill(ids, 0):
         pass
@@ -77,6 +82,22 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
         runner.costs = {length: 1e3 * min(spent) for length, spent in seconds.items()}
     runner.restart(0, None)
     runner.collect()
+    runner.proposer = proposer
+
+
+class _Zeros:
+    """Drafts as many as are asked for, of varied ids that look nothing up."""
+
+    length = 0
+
+    def extend(self, taps: torch.Tensor, start: int) -> None:
+        """Keep nothing."""
+
+    def truncate(self, length: int) -> None:
+        """Keep nothing."""
+
+    def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
+        return Drafts(torch.zeros(count, dtype=torch.long), torch.zeros(count))
 
 
 def _lengths(block: int) -> list[int]:

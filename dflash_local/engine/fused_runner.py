@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.drafters.engines import FusedDrafter
+from dflash_local.drafters.engines import FusedDrafter, HostDrafter
 from dflash_local.engine.cycle_records import CycleRecords
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
@@ -52,7 +52,7 @@ class CycleKey:
     """Hold what a cycle's launches depend on; one graph each.
 
     Attributes:
-        rows: verified. drafts: that the drafter makes, of which ``rows`` - 1 are verified. taps: its context is kept
+        rows: verified. drafts: that are made, of which ``rows`` - 1 are verified. taps: its context is kept
             up. noisy: sampled at a temperature. max_seq_len: no token of the cycle stands at or behind this position.
     """
 
@@ -75,8 +75,12 @@ class FusedRunner(SequenceRunner):
     drafter_precision = "full"
     peak_before = 0
 
-    def __init__(self, target: FusedTarget, proposer: FusedDrafter | None, context: int) -> None:
-        self.target, self._proposer, self.context = target, proposer, context
+    def __init__(
+        self, target: FusedTarget, proposer: FusedDrafter | None, context: int, host: HostDrafter | None = None
+    ) -> None:
+        """Bind a target to what drafts for it: a drafter on its device, or one on the host, or neither."""
+        self.target, self._proposer, self.context, self._host = target, proposer, context, host
+        self.free_drafts = host is not None
         self.ids: list[int] = []
         self.committed: list[int] = []
         buffers = cycle_buffers(target.rows, target.vocab_size)
@@ -143,6 +147,7 @@ class FusedRunner(SequenceRunner):
         self._drafted = 0 if self.proposer is None else min(block - 1, len(self.proposer.drafts))
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
+        self._by_host = with_drafts and self.proposer is None and self._host is not None
         self._noisy = not params.greedy
         # Filters, penalties and log-probabilities are the sampler's business: the host takes part in each cycle.
         self._plain = top is None and not params.penalised and (params.greedy or not params.filtered)
@@ -184,15 +189,31 @@ class FusedRunner(SequenceRunner):
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
     def launch(self, cut: Cut | None = None) -> None:
-        rows = max(1, self._block)
+        rows, made = max(1, self._block), 0
+        if self._host is not None and self._by_host and rows > 1:
+            rows, made = self._draft_by(self._host, rows, cut)
+            cut = None
         drafts = self._drafted if rows > 1 and self._with_taps else 0
         # What is on its way may have moved on by a whole block each.
         max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
         self.target.written = max(self.target.written, max_seq_len)
         key = CycleKey(rows, drafts, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
         if not self._plain:
-            return self._step_by_step(key, cut)
-        self._send(self._run("cycle", key, cut))
+            return self._step_by_step(key, cut, made)
+        ran = self._run("cycle", key, cut)
+        self._send(replace(ran, drafts=made or ran.drafts))
+
+    def _draft_by(self, host: HostDrafter, rows: int, cut: Cut | None) -> tuple[int, int]:
+        """Receive all that is under way, and let the host draft: return rows to verify, and drafts made."""
+        while self._records:
+            if (cycle := self._receive()) is not None:
+                self._ready.append(cycle)
+        drafts, confidence = host.draft(self.ids, rows - 1)
+        rows = min(rows if cut is None or not drafts else cut([confidence] * len(drafts)), len(drafts) + 1)
+        if drafts:
+            self.progress.tokens[1:rows] = torch.tensor(drafts[: rows - 1])
+            self.progress.margins[: len(drafts)] = confidence
+        return rows, len(drafts)
 
     def _run(self, name: str, key: CycleKey, cut: Cut | None) -> CycleKey:
         """Run a cycle as one graph of this name, or as two where its drafts may be cut; returns the key of its rows."""
@@ -237,7 +258,8 @@ class FusedRunner(SequenceRunner):
     def replay(self, rows: int, cut: Cut | None = None) -> None:
         """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step. ``cut``: see ``launch``."""
         drafts = self._drafted if rows > 1 else 0
-        key = CycleKey(rows, drafts, rows > 1, False, self.target.bucket(2 * self.target.rows))
+        taps = rows > 1 and self.proposer is not None
+        key = CycleKey(rows, drafts, taps, False, self.target.bucket(2 * self.target.rows))
         self._run(self._replayed, key, cut)
 
     @contextmanager
@@ -292,8 +314,8 @@ class FusedRunner(SequenceRunner):
         else:
             chooser.greedy(logits, out, margins)
 
-    def _step_by_step(self, key: CycleKey, cut: Cut | None) -> None:
-        """Run the same cycle with the sampler between its halves; the host waits for it."""
+    def _step_by_step(self, key: CycleKey, cut: Cut | None, made: int) -> None:
+        """Run the same cycle with the sampler between its halves; the host waits for it. ``made``: its own drafts."""
         if key.drafts and cut is not None:
             key = self._cut(key, cut)
         elif key.drafts:
@@ -307,7 +329,7 @@ class FusedRunner(SequenceRunner):
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, self.progress.tokens[1:rows], noise))
         self._graphs.run(("close", key), lambda: self._close(key))
-        self._send(key)
+        self._send(replace(key, drafts=made or key.drafts))
         if (cycle := self._receive()) is not None:
             emitted = chosen[: len(cycle.ids)]
             self._sampler.emitted(emitted)
@@ -362,6 +384,8 @@ class FusedRunner(SequenceRunner):
         """Set the device to ``length`` committed tokens of ``ids``."""
         self.committed = self.ids[:length]
         self.target.set_length(length)
+        if self._host is not None:
+            self._host.truncate(length)
         if self.proposer is not None:
             self.proposer.length = min(self.proposer.length, length)
         if length < len(self.ids):

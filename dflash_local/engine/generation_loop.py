@@ -77,7 +77,7 @@ class GenerationLoop:
             return None
         known, greedy = self.session.verify_lengths, self.request.sampling.greedy
         if greedy not in known:
-            known[greedy] = VerifyLength(runner.costs, self.block, runner.experts, runner.wait_ms)
+            known[greedy] = VerifyLength(runner.costs, self.block, runner.experts, runner.wait_ms, runner.free_drafts)
         known[greedy].begin()
         return known[greedy]
 
@@ -177,7 +177,7 @@ class GenerationLoop:
             return
         if self.control is not None:
             yield from self._drafting_notice(self.control)
-        if self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:
+        if self.block > 1 and self.figures.misses >= HOPELESS_CYCLES and not self.runner.free_drafts:
             self.block, self.control = 1, None
             self.runner.set_block(1)
             yield Notice(

@@ -9,7 +9,7 @@ import torch
 from dflash_local.catalog import engine_rule
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.drafters.drafter import Drafter
-from dflash_local.drafters.engines import FusedDrafter, blocks_of
+from dflash_local.drafters.engines import FusedDrafter, blocks_of, host_drafter_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.cpu_threads import settle_torch
@@ -86,7 +86,9 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     facts, contract, config = pair.facts, pair.contract, pair.config
     draft = None if contract is None else contract.drafter.with_attention_factor(config.attention_factor)
     device, dtype = torch.device(pair.where.device), pair.where.dtype
-    precision = precision_of(config.drafter_precision, facts.embedding_rows) if contract is not None else None
+    host = None if draft is None or draft.stored else host_drafter_of(draft)
+    on_device = draft is not None and host is None
+    precision = precision_of(config.drafter_precision, facts.embedding_rows) if on_device else None
     offloaded = OFFLOADS.get(config.offload, ())
     notices: list[str] = []
     narrow = precision is not None and precision.weights == "8bit"
@@ -119,7 +121,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     )
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
-    if draft is not None and pair.drafter_files is not None:
+    if draft is not None and on_device and pair.drafter_files is not None:
         progress("drafter", 0.7)
         parts = parts or _drafter_weights(pair, draft, device, dtype, notices)
         drafter = blocks_of(draft).bound(draft, parts, target, pair.drafter_files, config.draft_window)
@@ -133,7 +135,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     choose_experts(weights.parts, target.rows, config.exact, lambda text, part: progress(text, 0.88), timer)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
-    runner = FusedRunner(target, drafter, pair.context)
+    runner = FusedRunner(target, drafter, pair.context, host)
     if drafter is not None:
         chosen = choose_precision(
             drafter, config.drafter_precision, target.rows, lambda text, part: progress(text, 0.88 + 0.02 * part), timer

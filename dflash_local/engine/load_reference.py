@@ -45,6 +45,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     if precision not in ("auto", "full"):
         notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
     runner = ReferenceRunner(target, proposer, pair.context, threads)
+    runner.free_drafts = not pair.contract.drafter.stored
     if packed and large:
         measure_cpu_costs(runner, pair.contract.block_size)
     end_team()

@@ -103,9 +103,8 @@ class ReferenceRunner(SequenceRunner):
         noise = self._sampler.noise(start + 1, rows)
         drafts, made = self._drafts(rows - 1, noise)
         confidences = tuple(made.tolist())
-        if cut is not None and confidences:
-            rows = min(cut(confidences), rows)
-            drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
+        rows = min(rows if cut is None or not confidences else cut(confidences), len(drafts) + 1)
+        drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
         drafted = self._now()
         anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
         out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
@@ -130,9 +129,9 @@ class ReferenceRunner(SequenceRunner):
         if count == 0 or self.proposer is None:
             return Drafts(torch.empty(0, dtype=torch.long, device=self.target.device), torch.empty(0))
         drafts, confidences = self.proposer.propose(self.ids, count, self._sampler, noise)
-        if drafts.shape != (count,):
+        if drafts.shape != (count,) and not (self.free_drafts and len(drafts) < count):
             raise EngineError(f"the drafter proposed a tensor of shape {tuple(drafts.shape)}, {(count,)} was asked for")
-        low, high = torch.stack((drafts.min(), drafts.max())).tolist()
+        low, high = torch.stack((drafts.min(), drafts.max())).tolist() if len(drafts) else (0, 0)
         if low < 0 or high >= self.target.vocab_size:
             wrong = low if low < 0 else high
             raise EngineError(f"the drafter proposed token {wrong}, the vocabulary has {self.target.vocab_size}")

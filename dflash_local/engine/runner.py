@@ -84,6 +84,10 @@ class Runner(Protocol):
         """Return what drafts are computed with, see ``engine.drafter_precision``."""
 
     @property
+    def free_drafts(self) -> bool:
+        """Return True where drafts cost nothing, and where there may be fewer than were asked for, or none."""
+
+    @property
     def costs(self) -> Mapping[int, float]:
         """Return milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured."""
 
@@ -212,6 +216,7 @@ class SequenceRunner:
 
     target: Any  # of the engine's own kind
     proposer: Any
+    free_drafts = False
     ids: list[int]
     committed: list[int]  # ids whose state the target holds
     _block: int

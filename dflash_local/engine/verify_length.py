@@ -81,7 +81,12 @@ class VerifyLength:
     """
 
     def __init__(
-        self, costs: Mapping[int, float], block: int, experts: MeasuredExperts | None = None, wait_ms: float = 0.0
+        self,
+        costs: Mapping[int, float],
+        block: int,
+        experts: MeasuredExperts | None = None,
+        wait_ms: float = 0.0,
+        free_drafts: bool = False,
     ) -> None:
         """Begin a controller that knows nothing of the pair yet.
 
@@ -90,6 +95,7 @@ class VerifyLength:
             block: rows of the longest cycle allowed; longer ones of ``costs`` are left out.
             experts: what the costs were measured with; None for a target without experts.
             wait_ms: milliseconds that a cycle takes longer where its confidences are waited for.
+            free_drafts: drafts are made in any case and cost nothing, so a cycle may also verify none of them.
 
         Raises:
             ValueError: nothing is left, or a cost is not above 0.
@@ -98,7 +104,7 @@ class VerifyLength:
         if 1 not in self.costs or len(self.costs) < 2 or not min(self.costs.values()) > 0:
             raise ValueError(f"no usable costs for a block of {block}: {dict(costs)}")
         self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
-        self._wait_ms = wait_ms
+        self._wait_ms, self._free = wait_ms, free_drafts
         self.longest = max(self.costs)
         self._all = _Share()
         self._buckets = [_Share() for _ in range(_bucket(HIGHEST) + 1)]
@@ -125,7 +131,7 @@ class VerifyLength:
     @property
     def waits(self) -> bool:
         """Return whether ``cut`` chooses the length of cycles that draft."""
-        return not self.drafts or self._gain >= self._wait_ms * self._rate()
+        return not self.drafts or self._free or self._gain >= self._wait_ms * self._rate()
 
     def next_rows(self) -> int:
         """Return the rows of the cycle that is launched now, before any are cut; ask once per launch."""
@@ -139,7 +145,7 @@ class VerifyLength:
 
     def cut(self, confidences: Sequence[float]) -> int:
         """Return how many rows of a block with these drafts are to be verified."""
-        return self._best(self._tokens_by_rows(confidences))
+        return self._best(self._tokens_by_rows(confidences), most=len(confidences) + 1)
 
     def add(self, rows: int, accepted: int, confidences: Sequence[float] = (), experts: float | None = None) -> None:
         """Learn from a cycle that verified ``rows`` and accepted that many drafts.
@@ -152,13 +158,17 @@ class VerifyLength:
             self.costs = self._expert_costs.current()
         self._emitted.add(accepted + 1, self.costs[rows])
         if rows == 1:
+            if confidences:  # cut off as a whole: what is known of such drafts is slowly forgotten
+                for share in (self._all, self._buckets[_bucket(confidences[0])]):
+                    share.forget(FORGET)
             return
         tokens = self._tokens_by_rows(confidences)
         best, usual = self._best(tokens), self._best(self._expected)
         gain = tokens[best - 1] - tokens[usual - 1] - self._rate() * (self.costs[best] - self.costs[usual])
         self._gain += (gain - self._gain) / MEMORY
         self._expected = [mean + (new - mean) / MEMORY for mean, new in zip(self._expected, tokens)]
-        self._judge(tokens, rows, accepted + 1)
+        if not self._free:
+            self._judge(tokens, rows, accepted + 1)
         self._learn(rows, accepted, confidences)
 
     def expected(self, rows: int) -> float:
@@ -171,16 +181,20 @@ class VerifyLength:
 
     @property
     def _drafting(self) -> Iterable[int]:
-        return (rows for rows in self.costs if rows > 1)
+        return (rows for rows in self.costs if rows > 1 or self._free)
 
     def _rate(self) -> float:
         """Return tokens a millisecond: of the last cycles, or of the plain step where that brings more."""
         return max(self._emitted.value, 1.0 / self.costs[1])
 
-    def _best(self, tokens: Sequence[float], rate: float | None = None) -> int:
-        """Return the drafting length that is worth most at a rate, the present one if not given; the longer of two."""
-        price = self._rate() if rate is None else rate
-        return max(self._drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
+    def _best(self, tokens: Sequence[float], rate: float | None = None, most: int | None = None) -> int:
+        """Return the drafting length that is worth most at a rate, the present one if not given; the longer of two.
+        ``most``: rows that there are drafts for.
+        """
+        price, drafting = self._rate() if rate is None else rate, self._drafting
+        if most is not None:
+            drafting = [rows for rows in drafting if rows <= most]
+        return max(drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
 
     def _tokens_by_rows(self, confidences: Sequence[float]) -> list[float]:
         """Return the tokens expected of cycles of 1, 2, ... rows; what has no confidence counts as one of 0."""

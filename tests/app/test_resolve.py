@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.catalog import bundled
+from dflash_local.drafters.kinds import LOOKUP, folder_of
 from dflash_local.planner import hardware, machine
 from dflash_local.store import lock
 from tests.cli.conftest import DRAFTER, OVERLAY, TARGET, Cli, Opened, contents, write_overlay
@@ -109,6 +110,16 @@ def test_a_targets_own_layer_is_its_drafter_and_no_other_is_fetched(cli: Cli, to
     assert pair.drafter == pair.target and pair.generations == () and pair.acceptance_band is None and not pair.counted
     assert cli("run", "demo-hybrid", "hi", "--drafter", "mtp").code == 0
     assert opened.pairs[-1].drafter == opened.pairs[-1].target == bundled.FOLDER / "demo-hybrid/target"
+
+
+def test_a_drafter_that_copies_the_text_is_a_word_and_nothing_is_fetched(
+    cli: Cli, toy_hub: FakeHub, opened: Opened
+) -> None:
+    planned = cli("pull", TARGET, "--drafter", LOOKUP, "--dry-run", "--json").json
+    assert [repo["repo"] for repo in planned["repos"]] == [TARGET]
+    assert f"next: dflash chat {TARGET} --drafter {LOOKUP}" in cli("pull", TARGET, "--drafter", LOOKUP).out
+    assert cli("run", TARGET, "hi", "--drafter", LOOKUP).code == 0
+    assert opened.pairs[-1].drafter == folder_of(LOOKUP) and opened.pairs[-1].acceptance_band is None
 
 
 def test_a_target_that_the_registry_lacks_has_its_own_layer_too(cli: Cli, toy_hub: FakeHub, opened: Opened) -> None:
