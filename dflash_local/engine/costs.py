@@ -86,7 +86,7 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
 
 
 class _Zeros:
-    """Drafts as many as are asked for, of varied ids that look nothing up."""
+    """Drafts as many ids as are asked for, where a kind would find none in varied ids."""
 
     length = 0
 

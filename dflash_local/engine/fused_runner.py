@@ -147,7 +147,7 @@ class FusedRunner(SequenceRunner):
         self._drafted = 0 if self.proposer is None else min(block - 1, len(self.proposer.drafts))
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
-        self._by_host = with_drafts and self.proposer is None and self._host is not None
+        self._drafting_host = self._host if with_drafts and self.proposer is None else None
         self._noisy = not params.greedy
         # Filters, penalties and log-probabilities are the sampler's business: the host takes part in each cycle.
         self._plain = top is None and not params.penalised and (params.greedy or not params.filtered)
@@ -190,8 +190,8 @@ class FusedRunner(SequenceRunner):
 
     def launch(self, cut: Cut | None = None) -> None:
         rows, made = max(1, self._block), 0
-        if self._host is not None and self._by_host and rows > 1:
-            rows, made = self._draft_by(self._host, rows, cut)
+        if self._drafting_host is not None and rows > 1:
+            rows, made = self._draft_by(self._drafting_host, rows, cut)
             cut = None
         drafts = self._drafted if rows > 1 and self._with_taps else 0
         # What is on its way may have moved on by a whole block each.
@@ -315,7 +315,7 @@ class FusedRunner(SequenceRunner):
             chooser.greedy(logits, out, margins)
 
     def _step_by_step(self, key: CycleKey, cut: Cut | None, made: int) -> None:
-        """Run the same cycle with the sampler between its halves; the host waits for it. ``made``: its own drafts."""
+        """Run the same cycle with the sampler between its halves; the host waits for it. ``made``: by it."""
         if key.drafts and cut is not None:
             key = self._cut(key, cut)
         elif key.drafts:

@@ -40,7 +40,7 @@ class LookupConfig(Drafter):
 
 
 class TextIndex:
-    """Where each run of three ids ends in the committed text, so that a match is found without reading all of it."""
+    """Holds where each run of three ids ends in the text, so that a match is found without reading all of it."""
 
     def __init__(self) -> None:
         self._text: list[int] = []

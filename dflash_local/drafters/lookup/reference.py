@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.lookup.layout import TextIndex
 from dflash_local.load_config import LoadConfig
@@ -30,10 +29,6 @@ class LookupProposer:
     ) -> tuple[LookupProposer, tuple[str, ...]]:
         """See ``drafters.engines.LoadableProposer``."""
         return cls(target.device), ()
-
-    @classmethod
-    def random(cls, config: Drafter, target: TransformersTarget) -> LookupProposer:
-        return cls(target.device)
 
     def extend(self, taps: torch.Tensor, start: int) -> None:
         self.length = start + len(taps)
