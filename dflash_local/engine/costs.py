@@ -36,7 +36,7 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
     ``runner.experts`` on CUDA. The runner must be fresh. Tokens are varied, as what a mixture reads follows from them;
     rows of text take others, so what an expert costs is measured as well (``engine.expert_costs``).
     """
-    if runner.device.type != "cuda" or not (runner.proposer or runner.free_drafts):
+    if runner.device.type != "cuda" or not runner.can_draft:
         return
     lengths = _lengths(block)
     if runner.exact and runner.num_experts is None and not runner.free_drafts:  # every forward has the same rows

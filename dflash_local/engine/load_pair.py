@@ -91,7 +91,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         dtype=str(where.dtype).removeprefix("torch."),
         device=where.device,
         context=context,
-        draft=runner.proposer is not None or runner.free_drafts,
+        draft=runner.can_draft,
         drafter_precision=runner.drafter_precision,
         offload="none" if config.offload not in OFFLOADS else config.offload,
     )

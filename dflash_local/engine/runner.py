@@ -84,6 +84,10 @@ class Runner(Protocol):
         """Return what drafts are computed with, see ``engine.drafter_precision``."""
 
     @property
+    def can_draft(self) -> bool:
+        """Return True where something drafts, wherever its drafts come from."""
+
+    @property
     def free_drafts(self) -> bool:
         """Return True where drafts cost nothing, and where there may be fewer than were asked for, or none."""
 
@@ -230,6 +234,10 @@ class SequenceRunner:
     def device(self) -> torch.device:
         device: torch.device = self.target.device
         return device
+
+    @property
+    def can_draft(self) -> bool:
+        return self.proposer is not None or self.free_drafts
 
     @property
     def takes_snapshots(self) -> bool:

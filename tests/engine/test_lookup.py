@@ -10,6 +10,7 @@ import pytest
 from dflash_local.bench.trial import Written, go_on, write
 from dflash_local.catalog.bundled import find
 from dflash_local.check.drafting import check_drafter
+from dflash_local.check.run import check_exactness
 from dflash_local.drafters.kinds import LOOKUP, folder_of
 from dflash_local.drafters.lookup.layout import LONGEST, NEWEST, SHORTEST, TextIndex
 from dflash_local.engine import LoadConfig, Session, load
@@ -74,7 +75,6 @@ def asked(session: Session, mode: str, prompt: tuple[int, ...], sampling: Sampli
 
 @pytest.mark.parametrize(("how", "costs"), [("greedy", {}), ("sampled", COSTS), ("filtered", COSTS)])
 def test_no_text_changes(session: Session, how: str, costs: dict[int, float]) -> None:
-    assert check_drafter(session, find("demo")).state == "skipped"
     vars(session.runner)["costs"] = costs
     session.verify_lengths.clear()
     prompt, drafted = REPEATED, 0
@@ -89,6 +89,12 @@ def test_no_text_changes(session: Session, how: str, costs: dict[int, float]) ->
         drafted += sum(cycle.accepted for cycle in cold.cycles)
         prompt = (*prompt, *plain.ids, 7, 8, 9)
     assert how == "filtered" or drafted > 0
+
+
+def test_a_check_compares_texts_and_leaves_its_acceptance_alone(session: Session) -> None:
+    assert check_drafter(session, find("demo")).state == "skipped"
+    found = check_exactness(session, find("demo"))
+    assert found.state == "ok" and found.figures["tokens"] > 0
 
 
 def test_what_never_holds_is_not_verified_and_what_does_is() -> None:
