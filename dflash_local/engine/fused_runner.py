@@ -200,14 +200,11 @@ class FusedRunner(SequenceRunner):
         key = CycleKey(rows, drafts, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
         if not self._plain:
             return self._step_by_step(key, cut, made)
-        ran = self._run("cycle", key, cut)
-        self._send(replace(ran, drafts=made or ran.drafts))
+        self._send(self._run("cycle", key, cut), made)
 
     def _draft_by(self, host: HostDrafter, rows: int, cut: Cut | None) -> tuple[int, int]:
         """Receive all that is under way, and let the host draft: return rows to verify, and drafts made."""
-        while self._records:
-            if (cycle := self._receive()) is not None:
-                self._ready.append(cycle)
+        self._receive_all_but(0)
         drafts, confidence = host.draft(self.ids, rows - 1)
         rows = min(rows if cut is None or not drafts else cut([confidence] * len(drafts)), len(drafts) + 1)
         if drafts:
@@ -229,13 +226,15 @@ class FusedRunner(SequenceRunner):
         self._graphs.run(("draft", key), lambda: self.draft(key))
         return replace(key, rows=min(cut(self.progress.margins[: key.drafts].tolist()), key.rows))
 
-    def _send(self, key: CycleKey) -> None:
-        """Have its record copied, and its counts of experts where another number of rows began, or now and then."""
+    def _send(self, key: CycleKey, made: int) -> None:
+        """Have its record copied, and its counts of experts where another number of rows began, or now and then.
+        ``made``: drafts of the host, which no launch depends on.
+        """
         self._uncounted = self._uncounted + 1 if key.rows == self._counted_rows else COUNTED
         self._counted_rows = key.rows
         counted = self.target.distinct_experts is not None and self._uncounted >= COUNTED
         self._uncounted = 0 if counted else self._uncounted
-        self._records.send(key, counted)
+        self._records.send(replace(key, drafts=made) if made else key, counted)
 
     @contextmanager
     def idle(self, ids: Sequence[int]) -> Iterator[None]:
@@ -315,7 +314,7 @@ class FusedRunner(SequenceRunner):
             chooser.greedy(logits, out, margins)
 
     def _step_by_step(self, key: CycleKey, cut: Cut | None, made: int) -> None:
-        """Run the same cycle with the sampler between its halves; the host waits for it. ``made``: by it."""
+        """Run the same cycle with the sampler between its halves; the host waits for it. ``made``: see ``_send``."""
         if key.drafts and cut is not None:
             key = self._cut(key, cut)
         elif key.drafts:
@@ -329,7 +328,7 @@ class FusedRunner(SequenceRunner):
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, self.progress.tokens[1:rows], noise))
         self._graphs.run(("close", key), lambda: self._close(key))
-        self._send(replace(key, drafts=made or key.drafts))
+        self._send(key, made)
         if (cycle := self._receive()) is not None:
             emitted = chosen[: len(cycle.ids)]
             self._sampler.emitted(emitted)
@@ -337,11 +336,14 @@ class FusedRunner(SequenceRunner):
 
     def collect(self) -> list[Cycle]:
         """Return cycles that have become known: all but the last few that were launched."""
-        while len(self._records) > self._ahead:
-            if (cycle := self._receive()) is not None:
-                self._ready.append(cycle)
+        self._receive_all_but(self._ahead)
         cycles, self._ready = self._ready, []
         return cycles
+
+    def _receive_all_but(self, newest: int) -> None:
+        while len(self._records) > newest:
+            if (cycle := self._receive()) is not None:
+                self._ready.append(cycle)
 
     def _receive(self) -> Cycle | None:
         """Wait for the oldest cycle under way; None when the sequence had ended before it."""
