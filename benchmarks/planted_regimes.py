@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -68,8 +69,8 @@ PlantedCycle = tuple[list[float], int]  # confidences; drafts that are right
 
 def cycles_of(regime: Regime, drafts: int, count: int) -> Iterator[PlantedCycle]:
     draw, text = random.Random(1), 0.0
-    for cycle in range(count):
-        if cycle % regime.cycles == 0:
+    for number in range(count):
+        if number % regime.cycles == 0:
             text = draw.gauss(0, regime.by_text)
         told, accepted, alive = [], 0, True
         for slot in range(drafts):
@@ -95,17 +96,30 @@ def ids_of(runner: FusedRunner, count: int) -> list[int]:
     return [place * SPREAD % runner.vocab_size for place in range(count)]
 
 
-class PlantedDrafts(RowChooser):
-    """Drafts by position, with the planted confidences of the present cycle; what really chooses works as well."""
+class Working(RowChooser):
+    """Does the work of a chooser, whose ids and margins are then left alone; what is planted takes their place."""
+
+    def __init__(self, real: RowChooser, runner: FusedRunner) -> None:
+        rows, device = runner.target.rows, runner.device
+        self._real, self._start, self._vocab = real, runner.target.start, runner.vocab_size
+        self._unused = torch.zeros(rows, dtype=torch.int64, device=device), torch.zeros(rows, device=device)
+        self._rows = torch.arange(rows, device=device)
+
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+        rows = len(out)
+        ids, told = self._unused
+        self._real._run(logits, ids[:rows], noise, None if margins is None else told[:rows])
+        out.copy_((self._start.long() + 1 + self._rows[:rows]) * SPREAD % self._vocab)
+
+
+class PlantedDrafts(Working):
+    """Drafts by position, with the planted confidences of the present cycle."""
 
     def __init__(self, real: RowChooser, runner: FusedRunner, count: int) -> None:
-        device, rows = runner.device, runner.target.rows
-        self._real, self._start, self._vocab = real, runner.target.start, runner.vocab_size
-        self._ids, self._told = torch.zeros(rows, dtype=torch.int64, device=device), torch.zeros(rows, device=device)
-        self._ahead = torch.arange(1, rows + 1, device=device)
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.accepted = torch.zeros(count, dtype=torch.int64, device=device)
-        self.confidences = torch.zeros(count, rows - 1, device=device)
+        super().__init__(real, runner)
+        self.at = torch.zeros(1, dtype=torch.int64, device=runner.device)
+        self.accepted = torch.zeros(count, dtype=torch.int64, device=runner.device)
+        self.confidences = torch.zeros(count, len(self._rows) - 1, device=runner.device)
 
     def plant(self, cycles: Sequence[PlantedCycle]) -> None:
         self.confidences.copy_(torch.tensor([told for told, _ in cycles]))
@@ -115,31 +129,23 @@ class PlantedDrafts(RowChooser):
     def cycle(self) -> torch.Tensor:
         return self.at % len(self.accepted)
 
-    def ids(self, rows: int) -> torch.Tensor:
-        return (self._start.long() + self._ahead[:rows]) * SPREAD
-
-    def work(self, logits: torch.Tensor, rows: int, noise: Noise | None, told: torch.Tensor | None) -> None:
-        self._real._run(logits, self._ids[:rows], noise, None if told is None else self._told[:rows])
-
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
-        self.work(logits, len(out), noise, margins)
-        out.copy_(self.ids(len(out)) % self._vocab)
+        super()._run(logits, out, noise, margins)
         if margins is not None:
             margins.copy_(self.confidences[self.cycle()][0, : len(margins)])
 
 
-class PlantedChoice(RowChooser):
+class PlantedChoice(Working):
     """The target's: the same ids, but for the row behind the last draft that is to be accepted. Ends a cycle."""
 
-    def __init__(self, real: RowChooser, drafts: PlantedDrafts, runner: FusedRunner) -> None:
-        self._work = PlantedDrafts(real, runner, 1).work
-        self._drafts, self._rows = drafts, torch.arange(runner.target.rows, device=runner.device)
-        self._vocab = runner.vocab_size
+    def __init__(self, real: RowChooser, runner: FusedRunner, drafts: PlantedDrafts) -> None:
+        super().__init__(real, runner)
+        self._drafts = drafts
 
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
-        self._work(logits, len(out), noise, margins)
+        super()._run(logits, out, noise, margins)
         wrong = self._drafts.accepted[self._drafts.cycle()] == self._rows[: len(out)]
-        out.copy_((self._drafts.ids(len(out)) + wrong) % self._vocab)
+        out.add_(wrong).remainder_(self._vocab)
         self._drafts.at.add_(1)
 
 
@@ -149,10 +155,26 @@ class Fixed:
     waits = False
 
     def __init__(self, rows: int) -> None:
-        self.next_rows = lambda: rows
+        self._rows = rows
+
+    def next_rows(self) -> int:
+        return self._rows
 
     def add(self, *_cycle: object) -> None:
         """Learn nothing."""
+
+
+class EachLength(Fixed):
+    """Cuts to one length after the other, three cycles to each: the first compiles, the second records."""
+
+    waits = True
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__(max(lengths))
+        self._turns = cycle([length for length in lengths for _ in range(3)])
+
+    def cut(self, _confidences: Sequence[float]) -> int:
+        return next(self._turns)
 
 
 class Replies:
@@ -163,7 +185,7 @@ class Replies:
         self._runner, self._count = runner, count
         chooser = runner.proposer.selector or runner._draft_chooser
         self._drafts = runner.proposer.selector = PlantedDrafts(chooser, runner, count)
-        runner._chooser = PlantedChoice(runner._chooser, self._drafts, runner)  # type: ignore[assignment]
+        runner._chooser = PlantedChoice(runner._chooser, runner, self._drafts)  # type: ignore[assignment]
         runner._graphs.clear()
 
     def ms(self, cycles: Sequence[PlantedCycle], control: Any) -> tuple[float, dict[int, int]]:
@@ -171,9 +193,8 @@ class Replies:
         runner, lengths, tokens = self._runner, Counter[int](), 0
         ids = ids_of(runner, PROMPT)
         runner.restart(0, None)
-        sampler = Sampler(
-            SamplingParams(temperature=0.0), 0, runner.vocab_size, torch.tensor(ids, device=runner.device)
-        )
+        prompt = torch.tensor(ids, device=runner.device)
+        sampler = Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, prompt)
         runner.begin(sampler, frozenset(), runner.target.rows, True)
         for _ in runner.prefill(ids, 0):
             pass
@@ -183,21 +204,18 @@ class Replies:
         while lengths.total() < self._count - 3:  # those on their way read the rest
             runner.set_block(control.next_rows())
             runner.launch(control.cut if control.waits else None)
-            for cycle in runner.collect():
-                tokens += len(cycle.ids)
-                lengths[cycle.rows] += 1
-                control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
+            for done in runner.collect():
+                tokens += len(done.ids)
+                lengths[done.rows] += 1
+                control.add(done.rows, done.accepted, done.confidences, done.experts)
         runner.rewind(len(runner.ids))
         return 1e3 * (time.perf_counter() - began) / tokens, dict(sorted(lengths.items()))
 
 
 def record_graphs(replies: Replies, lengths: Sequence[int], cycles: Sequence[PlantedCycle]) -> None:
     """Run each length as one graph and as two."""
-    for rows in lengths:
-        replies.ms(cycles, Fixed(rows))
-    cut, turn = Fixed(lengths[-1]), iter(range(10**9))
-    cut.waits, cut.cut = True, lambda _told: lengths[next(turn) // 3 % len(lengths)]  # type: ignore[attr-defined]
-    replies.ms(cycles, cut)
+    for control in (*map(Fixed, lengths), EachLength(lengths)):
+        replies.ms(cycles, control)
 
 
 def compare(
