@@ -87,15 +87,15 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     draft = None if contract is None else contract.drafter.with_attention_factor(config.attention_factor)
     device, dtype = torch.device(pair.where.device), pair.where.dtype
     host = None if draft is None or draft.stored else host_drafter_of(draft)
-    on_device = draft is not None and host is None
-    precision = precision_of(config.drafter_precision, facts.embedding_rows) if on_device else None
+    read = draft if host is None else None  # the drafter that has weights
+    precision = None if read is None else precision_of(config.drafter_precision, facts.embedding_rows)
     offloaded = OFFLOADS.get(config.offload, ())
     notices: list[str] = []
     narrow = precision is not None and precision.weights == "8bit"
     parts: DrafterWeights | None = None
     if narrow:  # both forms lie on the device for a while: beside the target there would be no room for them
         progress("drafter", 0.05)
-        parts = coded(_drafter_weights(pair, draft, device, dtype, notices))
+        parts = coded(_drafter_weights(pair, read, device, dtype, notices))
         if device.type == "cuda":
             torch.cuda.empty_cache()
     weights = target_weights.read_weights(
@@ -121,10 +121,10 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     )
     drafter: FusedDrafter | None = None
     stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
-    if draft is not None and on_device and pair.drafter_files is not None:
+    if read is not None and pair.drafter_files is not None:
         progress("drafter", 0.7)
-        parts = parts or _drafter_weights(pair, draft, device, dtype, notices)
-        drafter = blocks_of(draft).bound(draft, parts, target, pair.drafter_files, config.draft_window)
+        parts = parts or _drafter_weights(pair, read, device, dtype, notices)
+        drafter = blocks_of(read).bound(read, parts, target, pair.drafter_files, config.draft_window)
         stored = () if narrow else drafter.products
     parts = None  # what a coarser precision replaces is free then
     progress("measuring", 0.85)
