@@ -262,14 +262,16 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> E
     """
     from dflash_local.chat import template
     from dflash_local.planner.acceptance_record import AcceptanceRecord
+    from dflash_local.store.confidence_record import ConfidenceRecord
 
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
         template.PROCESS.begin()  # while the weights are read, so that the first message need not wait for it
         session = open_stepwise(pair, load, user, notify)
         if pair.counted:
-            record = AcceptanceRecord(speeds_folder(user))
-            session.observe = partial(record.add_reply, pair.name, session.facts.block_size)
+            folder, facts = speeds_folder(user), session.facts
+            session.observe = partial(AcceptanceRecord(folder).add_reply, pair.name, facts.block_size)
+            session.confidences = ConfidenceRecord(folder, f"{pair.name} with {facts.drafter}, {facts.engine}")
         session.locks = stack.pop_all()
         return session
 

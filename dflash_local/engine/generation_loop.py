@@ -78,6 +78,7 @@ class GenerationLoop:
         known, greedy = self.session.verify_lengths, self.request.sampling.greedy
         if greedy not in known:
             known[greedy] = VerifyLength(runner.costs, self.block, runner.experts, runner.wait_ms, runner.free_drafts)
+            known[greedy].recall(self.session.confidences.read(greedy))
         known[greedy].begin()
         return known[greedy]
 

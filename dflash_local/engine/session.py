@@ -18,6 +18,7 @@ from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, 
 from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request
+from dflash_local.store.confidence_record import ConfidenceRecord
 
 KEPT_SNAPSHOTS = 2
 
@@ -27,7 +28,8 @@ class Session:
 
     Attributes:
         drafts: False where the drafter is not to be used: every request is answered in mode ``ar``.
-        observe: told the figures of each reply that ended. locks: released behind the model, when it is closed.
+        observe: told the figures of each reply that ended. confidences: what is learnt of them is kept there then.
+        locks: released behind the model, when it is closed.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Session:
         self.verify_lengths: dict[bool, VerifyLength] = {}  # what was learnt, by whether sampling is greedy
         self.drafts = True
         self.observe: Callable[[Stats], None] = lambda _stats: None
+        self.confidences = ConfidenceRecord(None)
         self.locks = ExitStack()
         self._snapshots: list[Snapshot] = []
         self._lost = False  # the device's context is
@@ -89,6 +92,8 @@ class Session:
                 self.reset()
         if whole:
             self.observe(loop.stats)
+            if loop.control is not None:
+                self.confidences.keep(request.sampling.greedy, loop.control.learnt)
         else:  # its frames are gone, and with them what they held
             yield from self._shrink(held)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
@@ -24,21 +25,21 @@ class _Share:
     """Of drafts, the part that was accepted, of so many as were ``expected`` to be if all were alike; old ones fade."""
 
     def __init__(self) -> None:
-        self._expected = self._accepted = 0.0
+        self.expected = self.accepted = 0.0
 
     def add(self, expected: float, accepted: bool, memory: float) -> None:
-        if self._expected:
-            self.forget(max(0.0, 1.0 - (memory - 1.0) / self._expected))
-        self._expected += expected
-        self._accepted += accepted
+        if self.expected:
+            self.forget(max(0.0, 1.0 - (memory - 1.0) / self.expected))
+        self.expected += expected
+        self.accepted += accepted
 
     def forget(self, part: float) -> None:
-        self._expected *= 1.0 - part
-        self._accepted *= 1.0 - part
+        self.expected *= 1.0 - part
+        self.accepted *= 1.0 - part
 
     def leaning_on(self, guess: float) -> float:
         """Return the share, as if a guess had come true in a few drafts besides."""
-        return (self._accepted + LEAN * guess) / (self._expected + LEAN)
+        return (self.accepted + LEAN * guess) / (self.expected + LEAN)
 
 
 class _Rate:
@@ -123,6 +124,26 @@ class VerifyLength:
         self._wait = self._patience  # plain steps until the next probe
         self._probes = 0  # of this streak that are known
         self._probing = False  # one is on its way
+
+    @property
+    def _shares(self) -> tuple[_Share, ...]:
+        return self._all, *self._buckets, *self._slots
+
+    @property
+    def learnt(self) -> list[float]:
+        """Return what ``recall`` of a later controller takes."""
+        counts = (count for share in self._shares for count in (share.expected, share.accepted))
+        return [max(self._gain, 0.0), *self._expected, *counts]  # rounding may leave a gain below 0
+
+    def recall(self, learnt: Sequence[float]) -> None:
+        """Begin with what was learnt before; with nothing where that is of another block, or cannot be."""
+        if len(learnt) != len(self.learnt) or not all(0.0 <= each < math.inf for each in learnt):
+            return
+        numbers = iter(learnt)
+        self._gain, self._expected = next(numbers), [next(numbers) for _ in self._expected]
+        for share in self._shares:
+            share.expected, share.accepted = next(numbers), next(numbers)
+        self._weigh_slots()
 
     def begin(self) -> None:
         """Begin a reply: what was on its way of another is lost, and its text may be easier."""
@@ -218,6 +239,9 @@ class VerifyLength:
         if accepted == rows - 1:
             for share in self._slots[accepted:]:
                 share.forget(FORGET)
+        self._weigh_slots()
+
+    def _weigh_slots(self) -> None:
         before = 1.0
         for slot, share in enumerate(self._slots):
             before = self._factors[slot] = share.leaning_on(before)

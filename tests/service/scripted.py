@@ -30,6 +30,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
 from dflash_local.service.backend import Backend, Model
+from dflash_local.store.confidence_record import ConfidenceRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class ScriptedSession:
             comes while the prompt is prepared.
         end: the reason of replies that come to their end.
         gate: when given, each step waits for it (a slow engine). on_step: called before each step.
-        drafts, observe, locks: as the engine's session has them.
+        drafts, observe, confidences, locks: as the engine's session has them.
     """
 
     facts: ScriptedFacts = field(default_factory=ScriptedFacts)
@@ -100,6 +101,7 @@ class ScriptedSession:
     threads: set[int] = field(default_factory=set)
     drafts: bool = True
     observe: Callable[[Stats], None] = lambda _stats: None
+    confidences: ConfidenceRecord = field(default_factory=lambda: ConfidenceRecord(None))
     locks: ExitStack = field(default_factory=ExitStack)
     closed: bool = False
 

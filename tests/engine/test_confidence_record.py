@@ -1,0 +1,84 @@
+"""What is learnt of a pair's confidences is there at its next load."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from dflash_local import settings
+from dflash_local.app import loading
+from dflash_local.catalog import bundled
+from dflash_local.engine.session import Session
+from dflash_local.engine.verify_length import VerifyLength
+from dflash_local.load_config import LoadConfig
+from dflash_local.request import Message, Request, SamplingParams
+from dflash_local.store.confidence_record import ConfidenceRecord
+from dflash_local.store.paths import speeds_folder
+
+COSTS = {1: 1.0, 2: 1.5, 4: 1.8, 8: 3.0, 16: 6.0}
+
+
+def controller(cycles: int, block: int = 16) -> VerifyLength:
+    """One that has seen drafts which are right where they are sure."""
+    control, draw = VerifyLength(COSTS, block), random.Random(1)
+    for _ in range(cycles):
+        told = [draw.choice((0.2, 6.0)) for _ in range(block - 1)]
+        rows = control.cut(told)
+        right = next((slot for slot, each in enumerate(told) if draw.random() > each / 6.2), block - 1)
+        control.add(rows, min(right, rows - 1), told)
+    return control
+
+
+def test_a_controller_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    record, before, again = ConfidenceRecord(tmp_path, "pair"), controller(500), VerifyLength(COSTS, 16)
+    assert record.read(True) == []
+    record.keep(True, controller(5).learnt)
+    record.keep(True, before.learnt)
+    record.keep(False, controller(20).learnt)
+    ConfidenceRecord(tmp_path, "other").keep(True, controller(20).learnt)
+    again.recall(record.read(True))
+    assert again.learnt == before.learnt
+    for told in ([6.0] * 15, [0.2] * 15, [6.0, 6.0, 6.0, 0.2] + [6.0] * 11):
+        assert again.cut(told) == before.cut(told)
+    assert again.cut([6.0] * 15) > again.cut([0.2] * 15)
+
+
+def test_what_is_of_another_block_or_no_record_is_passed_over(tmp_path: Path) -> None:
+    record, known = ConfidenceRecord(tmp_path, "pair"), controller(100).learnt
+    changed = [[first, *known[1:]] for first in (-1.0, float("nan"), None)]
+    wrong: list[object] = [controller(100, 8).learnt, *changed, 3]
+    texts = [json.dumps({"pair, greedy": entry}) for entry in wrong]
+    for text in (*texts, "[", "[3]", "3"):
+        (tmp_path / "confidences.json").write_text(text)
+        fresh = VerifyLength(COSTS, 16)
+        fresh.recall(record.read(True))
+        assert fresh.learnt == VerifyLength(COSTS, 16).learnt, text
+        record.keep(True, known)
+        assert record.read(True) == known
+
+
+def learnt_of(session: Session, request: Request) -> list[float]:
+    """What a reply at planted costs leaves in its controller."""
+    vars(session.runner)["costs"] = {rows: cost for rows, cost in COSTS.items() if rows <= 8}
+    assert list(session.generate(request))
+    (control,) = session.verify_lengths.values()
+    return control.learnt
+
+
+def test_a_load_begins_with_what_the_last_one_learnt_and_measuring_with_nothing() -> None:
+    user, pair, load = settings.load(), bundled.find("demo"), LoadConfig(device="cpu")
+    greedy = Request((Message("user", "hello"),), sampling=SamplingParams())
+    sampled, learnt = replace(greedy, sampling=SamplingParams(temperature=1.0, seed=1)), []
+    for request in (greedy, greedy, sampled):
+        with closing(loading.open_held(pair, load, user, print)) as session:
+            learnt.append(learnt_of(session, request))
+    assert learnt[0] != learnt[1], "the second reply is the first one, and was to add to it"
+    record = ConfidenceRecord(speeds_folder(user), f"demo with demo (bundled), {session.facts.engine}")
+    assert (record.read(True), record.read(False)) == (learnt[1], learnt[2])
+    uncounted = loading.open_held(bundled.find("demo", str(bundled.FOLDER / "demo" / "drafter")), load, user, print)
+    with closing(uncounted), loading.engine_session(pair, load, user, print) as measured:
+        assert learnt_of(uncounted, greedy) == learnt_of(measured, greedy) == learnt[0]
+    assert (record.read(True), record.read(False)) == (learnt[1], learnt[2])
