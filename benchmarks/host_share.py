@@ -47,9 +47,9 @@ class Corrected(OracleDrafter):
     def inject(self, rows: int) -> None:
         self._real.inject(rows)
 
-    def write_context(self, taps: torch.Tensor, start: int) -> None:
-        self._real.write_context(taps, start)
-        super().write_context(taps, start)
+    def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
+        self._real.write_context(taps, ids, start)
+        super().write_context(taps, ids, start)
 
 
 def busy(stop: threading.Event) -> None:

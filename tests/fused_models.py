@@ -97,5 +97,5 @@ class PlantedBlocks:
     def inject(self, rows: int) -> None:
         """The planted ones read no taps."""
 
-    def write_context(self, taps: torch.Tensor, start: int) -> None:
+    def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
         self.planted.extend(taps, start)

@@ -17,7 +17,7 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters.drafter import Drafter
-from dflash_local.drafters.engines import blocks_of
+from dflash_local.drafters.engines import BlockWeights, blocks_of
 from dflash_local.drafters.kinds import read_drafter
 from dflash_local.engine.cpu_threads import settle_torch
 from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, precision_of
@@ -26,7 +26,6 @@ from dflash_local.errors import PairError, UsageError
 from dflash_local.kernels.kernel_trial import OnProgress
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import LoadConfig
-from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
 from dflash_local.models.fused.target import FusedTarget
@@ -165,11 +164,11 @@ def build(
     asked = precision_of(precision, pair.model.vocab_size)
     narrow = asked is not None and asked.weights == "8bit"
 
-    def drafter_parts() -> DrafterWeights:
+    def drafter_parts() -> BlockWeights:
         return blocks_of(pair.config).random_weights(pair.config, pair.model.hidden_size, device, dtype)
 
     # Both forms of its matrices lie on the device for a while, so before the target, as a load makes them.
-    parts = coded(drafter_parts()) if narrow else None
+    parts = drafter_parts().coded() if narrow else None
     weights = target_weights.random_weights(pair.model, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
@@ -188,7 +187,7 @@ def build(
     del parts  # what a coarser precision replaces is free then
     timer = KernelTimer()
     choose_configs([*weights.measured, *stored], target.rows, progress, timer)
-    choose_experts(weights.parts, target.rows, exact, progress, timer)
+    choose_experts([*weights.parts, *drafter.mixtures], target.rows, exact, progress, timer)
     if exact:
         settle_rows([*weights.products, weights.head], target.rows)
     chosen = choose_precision(drafter, precision, target.rows, timer=timer)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, TypeVar
 from dflash_local.config.features import ModelConfig
 from dflash_local.config.quantization import Quantization
 from dflash_local.layout.buffer import Buffer
-from dflash_local.layout.linear import FormatOf, unquantized
+from dflash_local.layout.linear import FormatOf, stored_formats, unquantized
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.traffic import Traffic
-from dflash_local.load_config import DrafterPrecision
+from dflash_local.load_config import DrafterPrecision, LoadConfig
 
 Kind = TypeVar("Kind", bound="Drafter")
 Shapes = dict[str, tuple[int, ...]]
@@ -93,6 +93,10 @@ class Drafter:
         """Return the fields by which a registry distinguishes generations of one repository."""
         return {"block": self.draft_rows}
 
+    def notices(self, options: LoadConfig) -> tuple[str, ...]:
+        """Return what the user should know of options that the kind leaves out."""
+        return ()
+
     def fused_refusal(self) -> str:
         """Return why the fused engine cannot run it; empty when it can."""
         return f"its drafter is of the kind {self.kind}"
@@ -124,9 +128,19 @@ class Drafter:
         return 0
 
     @property
+    def prefill_size(self) -> int:
+        """Count numbers of a prompt's row while the fused engine writes its context, beside its taps and two rows."""
+        return self.context_size
+
+    @property
     def rotation_size(self) -> int:
         """Count numbers of a position in its rotation table, cosine and sine."""
         return 0
+
+    @property
+    def formats(self) -> FormatOf:
+        """Return the format of each of its matrices as its configuration alone tells."""
+        return stored_formats(self.quantization)
 
     def weights(
         self, target_hidden: int, dtype: str, format_of: FormatOf = unquantized, precision: DrafterPrecision = FULL

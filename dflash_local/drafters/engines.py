@@ -12,8 +12,8 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.kernels.choose import RowChooser
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.drafter_weights import DrafterWeights
 from dflash_local.models.fused.linear import GateUp, Linear
+from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TransformersTarget
 
@@ -71,7 +71,6 @@ class FusedDrafter(Protocol):
 
     Attributes:
         drafts: [block - 1, out_features of the head] logits of the drafted positions.
-        selector: chooses ids by more than each row's logits; None: these alone decide.
         stored_head: the drafter's own where it has one, else the target's.
         head: gives the logits; ``stored_head`` unless ``use_head`` brought another.
         length: committed context rows, as the host knows.
@@ -79,7 +78,6 @@ class FusedDrafter(Protocol):
 
     target: FusedTarget
     drafts: torch.Tensor
-    selector: RowChooser | None
     stored_head: Linear
     head: Linear
     length: int
@@ -89,12 +87,22 @@ class FusedDrafter(Protocol):
         """Return its configuration."""
 
     @property
+    def selector(self) -> RowChooser | None:
+        """Return what chooses ids by more than each row's logits, and may fill those of ``drafts`` behind the first row
+        as it does, as many as ids are asked for; None: the logits alone decide.
+        """
+
+    @property
     def matrices(self) -> tuple[Linear | GateUp, ...]:
-        """Return all matrices of the drafter's own."""
+        """Return the matrices of the drafter's own that may be kept in eight bits."""
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
-        """Return the matrices, and the head when it is not the target's."""
+        """Return all products but those of routed experts; the head's when it is not the target's."""
+
+    @property
+    def mixtures(self) -> tuple[MoEWeights, ...]:
+        """Return its mixtures of experts."""
 
     def quantize(self) -> None:
         """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
@@ -103,10 +111,14 @@ class FusedDrafter(Protocol):
         """Draft ids below a head's out_features by that head [<= V, H]. Nothing may have been recorded yet."""
 
     def block(self, max_seq_len: int) -> None:
-        """Draft behind the target's ``tokens[0]``: fills ``drafts``. The block always has its trained size."""
+        """Draft behind the target's ``tokens[0]``: fills ``drafts``, all of the trained block, or with a ``selector``
+        that goes on from there the first row.
+        """
 
     def inject(self, rows: int) -> None:
-        """Write context rows of the target's last block at its ``start``; uncommitted ones are written again later."""
+        """Write context rows of the target's last block at its ``start``; uncommitted ones are written again later.
+        They are ``tapped``, and the ids are ``tokens``.
+        """
 
     def reusable(self, length: int) -> int:
         """Return how many of so many committed tokens need not be run again for the context to be complete."""
@@ -117,8 +129,8 @@ class FusedDrafter(Protocol):
     def restore(self, point: Any) -> None:
         """Go back to a snapshot."""
 
-    def write_context(self, taps: torch.Tensor, start: int) -> None:
-        """Write context rows of committed tokens at positions ``start ..``; taps [M, taps x H]."""
+    def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
+        """Write context rows of committed tokens ``ids`` [M] at positions ``start ..``; taps [M, taps x H]."""
 
     def block_bytes(self, context: int) -> int:
         """Sum what a block reads behind so many tokens: layers, head, and what each layer looks back on."""
@@ -137,6 +149,13 @@ class HostDrafter(Protocol):
         """Forget the text from ``length`` on."""
 
 
+class BlockWeights(Protocol):
+    """A drafter's weights as the fused engine reads them."""
+
+    def coded(self) -> BlockWeights:
+        """Return them with the matrices in eight bits; those in codes stay."""
+
+
 class BindableBlocks(Protocol):
     """A kind's ``fused.BLOCKS``."""
 
@@ -147,22 +166,21 @@ class BindableBlocks(Protocol):
         device: torch.device,
         dtype: torch.dtype,
         on_notice: Callable[[str], None],
-        keeps_codes: bool,
-    ) -> DrafterWeights:
-        """See ``models.drafter_weights.read_weights``."""
+    ) -> BlockWeights:
+        """Read a checkpoint's, whose codes stay. ``on_notice``: called with suspicious but usable tensors."""
 
     def random_weights(
         self, config: Drafter, target_hidden: int, device: torch.device, dtype: torch.dtype
-    ) -> DrafterWeights:
+    ) -> BlockWeights:
         """Return random weights made where they lie, for measuring, in the formats of the drafter's own."""
 
-    def __call__(self, config: Drafter, weights: DrafterWeights, target: FusedTarget) -> FusedDrafter:
+    def __call__(self, config: Drafter, weights: BlockWeights, target: FusedTarget) -> FusedDrafter:
         """Bind weights to a target, without what a checkpoint may have beside."""
 
     def bound(
         self,
         config: Drafter,
-        weights: DrafterWeights,
+        weights: BlockWeights,
         target: FusedTarget,
         files: Checkpoint,
         draft_window: int | None,

@@ -174,7 +174,8 @@ class FusedRunner(SequenceRunner):
 
     def _extend(self, taps: torch.Tensor | None, start: int) -> None:
         if taps is not None and self.proposer is not None:
-            self.proposer.write_context(taps, start)
+            ids = torch.tensor(self.ids[start : start + len(taps)], device=taps.device)
+            self.proposer.write_context(taps, ids, start)
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
         """Choose the first token, which belongs to no cycle."""

@@ -9,7 +9,7 @@ import torch
 from dflash_local.catalog import engine_rule
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.drafters.drafter import Drafter
-from dflash_local.drafters.engines import FusedDrafter, blocks_of, host_drafter_of
+from dflash_local.drafters.engines import BlockWeights, FusedDrafter, blocks_of, host_drafter_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.cpu_threads import settle_torch
@@ -22,7 +22,6 @@ from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import OFFLOADS
-from dflash_local.models.drafter_weights import DrafterWeights, coded
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
@@ -92,10 +91,10 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     offloaded = OFFLOADS.get(config.offload, ())
     notices: list[str] = []
     narrow = precision is not None and precision.weights == "8bit"
-    parts: DrafterWeights | None = None
+    parts: BlockWeights | None = None
     if narrow:  # both forms lie on the device for a while: beside the target there would be no room for them
         progress("drafter", 0.05)
-        parts = coded(_drafter_weights(pair, read, device, dtype, notices))
+        parts = _drafter_weights(pair, read, device, dtype, notices).coded()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     weights = target_weights.read_weights(
@@ -126,13 +125,15 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         parts = parts or _drafter_weights(pair, read, device, dtype, notices)
         drafter = blocks_of(read).bound(read, parts, target, pair.drafter_files, config.draft_window)
         stored = () if narrow else drafter.products
+        notices += read.notices(config)
     parts = None  # what a coarser precision replaces is free then
     progress("measuring", 0.85)
     timer = KernelTimer()
     choose_configs(
         [*weights.measured, *stored], target.rows, lambda text, part: progress(text, 0.85 + 0.03 * part), timer
     )
-    choose_experts(weights.parts, target.rows, config.exact, lambda text, part: progress(text, 0.88), timer)
+    mixtures = [*weights.parts, *(drafter.mixtures if drafter is not None else ())]
+    choose_experts(mixtures, target.rows, config.exact, lambda text, part: progress(text, 0.88), timer)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
     runner = FusedRunner(target, drafter, pair.context, host)
@@ -151,11 +152,10 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
 
 def _drafter_weights(
     pair: CheckedPair, config: Drafter | None, device: torch.device, dtype: torch.dtype, notices: list[str]
-) -> DrafterWeights:
+) -> BlockWeights:
     if pair.drafter_files is None or config is None:
         raise ValueError("a pair without a drafter")
-    read = blocks_of(config).read_weights
-    return read(pair.drafter_files, config, device, dtype, notices.append, keeps_codes=True)
+    return blocks_of(config).read_weights(pair.drafter_files, config, device, dtype, notices.append)
 
 
 def _reserve(runner: FusedRunner, wanted: str) -> None:

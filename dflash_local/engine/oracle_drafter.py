@@ -51,5 +51,5 @@ class OracleDrafter:
     def inject(self, rows: int) -> None:
         """Read no taps."""
 
-    def write_context(self, taps: torch.Tensor, start: int) -> None:
+    def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
         self.length = start + len(taps)

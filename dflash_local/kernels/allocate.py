@@ -40,6 +40,12 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def beside(self, buffers: Iterable[Buffer]) -> Tensors:
+        """Return these, and those of ``buffers`` that are not among them."""
+        found = Tensors((each for each in buffers if each.name not in self), self.device)
+        found._tensors |= self._tensors
+        return found
+
     def take(self, buffers: Iterable[Buffer]) -> tuple[torch.Tensor, ...]:
         return tuple(self._tensors[buffer.name] for buffer in buffers)
 

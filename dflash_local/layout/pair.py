@@ -24,8 +24,7 @@ def weight_buffers(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) 
     host_embedding = "embedding" in spec.offloaded
     yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
     if draft is not None:
-        own = stored_formats(draft.quantization)
-        yield from draft.weights(model.hidden_size, dtype, own, spec.precision)
+        yield from draft.weights(model.hidden_size, dtype, draft.formats, spec.precision)
         if target.head_format(model, format_of) == UNQUANTIZED:  # else the head is coarse already
             form = eight_bits(model.hidden_size) if spec.precision.head == "8bit" else UNQUANTIZED
             if form != UNQUANTIZED:

@@ -132,11 +132,15 @@ def weight_buffers(
     if head is not None:
         yield from head_spec(spec).linear(head)
     for index, layer in enumerate(model.layers):
-        at = f"{prefix}layers.{index}"
-        for config in (layer.mixer, layer.mlp):
-            part = part_layout(config)
-            yield from part.weights(f"{at}.{part.module}", spec)
-        yield from layer_norms(at, layer, spec).values()
+        yield from layer_buffers(f"{prefix}layers.{index}", layer, spec)
+
+
+def layer_buffers(at: str, layer: LayerConfig, spec: WeightSpec) -> Iterator[Buffer]:
+    """Describe one layer's weights."""
+    for config in (layer.mixer, layer.mlp):
+        part = part_layout(config)
+        yield from part.weights(f"{at}.{part.module}", spec)
+    yield from layer_norms(at, layer, spec).values()
 
 
 def shared_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> dict[str, Buffer]:

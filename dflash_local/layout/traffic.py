@@ -8,19 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, ModelConfig, MoEConfig
+from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, ModelConfig, MoEConfig
 from dflash_local.config.module_names import HEAD
 from dflash_local.layout.attention import position_bytes
-from dflash_local.layout.linear import (
-    FormatOf,
-    LinearSpec,
-    WeightFormat,
-    segments,
-    stored_formats,
-)
+from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, WeightFormat, eight_bits, segments, stored_formats
 from dflash_local.layout.moe import MoELayout
+from dflash_local.layout.part_layout import EngineSpec, WeightSpec
 from dflash_local.layout.target import head_format, head_product, part_layout, weight_spec
 
 PartKind = Literal["attention", "Gated-DeltaNet", "MLP", "experts"]
@@ -91,20 +86,44 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
     experts: Counter[ExpertTraffic] = Counter()
     parts: Counter[PartKind] = Counter()
     for index, layer in enumerate(model.layers):
-        for config in (layer.mixer, layer.mlp):
-            part = part_layout(config)
-            at = f"layers.{index}.{part.module}"
-            parts[_kind(config)] += 1
-            projections = part.projections(at, model.hidden_size)
-            if isinstance(config, MoEConfig):
-                layout = MoELayout(config)
-                experts[_experts(layout, at, model, format_of, dtype)] += 1
-                projections = projections[:1] if layout.fuses_shared_expert(at, format_of) else projections
-            products.update(_product_of(spec, format_of, dtype) for spec in projections)
+        one = layer_traffic(f"layers.{index}", layer, weight_spec(model, dtype, format_of))
+        products.update(one.products)
+        experts.update(one.experts)
+        parts.update(one.parts)
     head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
     products[weight_product(head_format(model, format_of), model.vocab_size, head.in_features, dtype)] += 1
     attentions = (layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig))
     return Traffic(products, experts, parts, *kv_traffic(attentions, kv_dtype))
+
+
+class LayerTraffic(NamedTuple):
+    """Count what one layer adds to ``Traffic``."""
+
+    products: Counter[ProductTraffic]
+    experts: Counter[ExpertTraffic]
+    parts: Counter[PartKind]
+
+
+def layer_traffic(at: str, layer: LayerConfig, spec: WeightSpec) -> LayerTraffic:
+    found = LayerTraffic(Counter(), Counter(), Counter())
+    for config in (layer.mixer, layer.mlp):
+        part = part_layout(config)
+        module = f"{at}.{part.module}"
+        found.parts[_kind(config)] += 1
+        projections = part.projections(module, spec.hidden_size)
+        if isinstance(config, MoEConfig):
+            layout = MoELayout(config)
+            found.experts[_experts(layout, module, spec)] += 1
+            projections = projections[:1] if layout.fuses_shared_expert(module, spec.format_of) else projections
+        found.products.update(product_traffic(each, spec) for each in projections)
+    return found
+
+
+def draft_head(target: ModelConfig, spec: EngineSpec) -> ProductTraffic:
+    """Describe the target's head as it gives a drafter's logits."""
+    stored = head_format(target, stored_formats(target.quantization))
+    form = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
+    return weight_product(form, target.vocab_size, target.hidden_size, spec.dtype)
 
 
 def kv_traffic(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int], int]:
@@ -129,11 +148,11 @@ def _kind(config: object) -> PartKind:
     return "attention" if isinstance(config, AttentionConfig) else "MLP"
 
 
-def _product_of(spec: LinearSpec, format_of: FormatOf, dtype: str) -> ProductTraffic:
+def product_traffic(product: LinearSpec, spec: WeightSpec) -> ProductTraffic:
     """Describe one launch: rows of another format ride along in that of the largest part."""
-    sizes = {segment.format.name: 0 for segment in segments(spec, format_of)}
-    for segment in segments(spec, format_of):
-        buffers = segment.buffers(spec.in_features, dtype, "target weights")
+    sizes = {segment.format.name: 0 for segment in segments(product, spec.format_of)}
+    for segment in segments(product, spec.format_of):
+        buffers = segment.buffers(product.in_features, spec.dtype, "target weights")
         sizes[segment.format.name] += sum(buffer.nbytes for buffer in buffers)
     return ProductTraffic(max(sizes, key=lambda name: sizes[name]), sum(sizes.values()))
 
@@ -143,11 +162,10 @@ def weight_product(form: WeightFormat, rows: int, columns: int, dtype: str) -> P
     return ProductTraffic(form.name, sum(buffer.nbytes for buffer in form.buffers("", rows, columns, dtype, "head")))
 
 
-def _experts(layout: MoELayout, at: str, model: ModelConfig, format_of: FormatOf, dtype: str) -> ExpertTraffic:
-    spec = weight_spec(model, dtype, format_of)
-    joined = layout.fuses_shared_expert(at, format_of)
+def _experts(layout: MoELayout, at: str, spec: WeightSpec) -> ExpertTraffic:
+    joined = layout.fuses_shared_expert(at, spec.format_of)
     buffers = [buffer for group in layout.expert_buffers(at, spec) for buffer in group]
     count = layout.config.num_experts
     each = sum(buffer.nbytes for buffer in buffers) // (count + joined)
-    form = format_of(f"{at}.experts.0.gate_proj").name
+    form = spec.format_of(f"{at}.experts.0.gate_proj").name
     return ExpertTraffic(ProductTraffic(form, each), count, layout.top_k, int(joined))

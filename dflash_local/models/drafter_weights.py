@@ -11,7 +11,7 @@ import torch
 from dflash_local.drafters.dflash import layout
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name
-from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, stored_formats, unquantized
+from dflash_local.layout.linear import UNQUANTIZED, FormatOf, LinearSpec, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_codes import check_codes, decode_codes
 from dflash_local.models.drafter_tensors import WEIGHT, check_tensors, coded_matrices, target_hidden_of
@@ -66,6 +66,10 @@ class DrafterWeights:
         layers = (getattr(layer, each.name) for layer in self.layers for each in fields(layer))
         return sum(part.nbytes for part in (self.fc, self.context_kv, *plain, *own, *layers) if part is not None)
 
+    def coded(self) -> DrafterWeights:
+        """Return the same drafter with its matrices in eight bits, beside what it is made of; those in codes stay."""
+        return with_matrices(self, in_eight_bits)
+
 
 class Allocated(NamedTuple):
     """A drafter's tensors, uninitialised, and where those of its checkpoint go: plain ones, and codes that are kept."""
@@ -94,11 +98,6 @@ def with_matrices(weights: DrafterWeights, change: Callable[[Matrix], Matrix]) -
         layers=tuple(map(layer, weights.layers)),
         own_matrices={name: change(matrix) for name, matrix in weights.own_matrices.items()},
     )
-
-
-def coded(weights: DrafterWeights) -> DrafterWeights:
-    """Return the same drafter with its matrices in eight bits, beside what it is made of; those in codes stay."""
-    return with_matrices(weights, in_eight_bits)
 
 
 def read_weights(
@@ -152,7 +151,7 @@ def random_on_device(
     """Return random weights made where they lie, for measuring, in the formats of the drafter's own: norms are one,
     matrices keep the scale of their input.
     """
-    room = allocate(config, target_hidden, device, dtype, stored_formats(config.quantization))
+    room = allocate(config, target_hidden, device, dtype, config.formats)
     generator = torch.Generator(device).manual_seed(seed)
 
     def randomized(weight: Matrix) -> Matrix:

@@ -91,7 +91,7 @@ def _held(
         "head for drafting": "8 bits, beside the head",
         "drafter weights": _drafter_note(drafter, spec),
         "target KV": f"{spec.capacity} rows{fewer if ring_bytes(target, spec) else ''}",
-        "drafter KV": f"{spec.drafter_capacity} rows{fewer if drafter and drafter.snapshot_bytes(spec) else ''}",
+        "drafter KV": f"at most {spec.drafter_capacity} rows",
         "rotation tables": "of every position",
         "recurrent state": "with two blocks' log",
         "attention partials": "split over the keys",
@@ -176,7 +176,7 @@ def prefill_steps(target: ModelConfig, drafter: Drafter | None, spec: EngineSpec
         steps[name] = max(steps.get(name, 0), beside + taken)
     if drafter is not None:
         kept = target.hidden_size * (2 + spec.num_taps)  # a drafter's own rows are as wide as its target's
-        taken = rows * (kept + drafter.context_size) * item
+        taken = rows * (kept + drafter.prefill_size) * item
         coded = spec.precision.weights == "8bit"
         steps["drafter's rows of a prompt chunk"] = taken + (decoding_bytes(spec, device) if coded else 0)
     return steps

@@ -249,7 +249,8 @@ def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: Sp
     step = pass_us(traffic, 1, load.context, table, scale)
     if step is None or drafter is None:
         return None if step is None else Times(load.context, step / 1e3, None, 1)
-    draft = draft_us(_draft_traffic(drafter, target, spec), drafter.draft_rows, load.context, table, scale)
+    of_pass = drafter.draft_rows // drafter.passes
+    draft = draft_us(_draft_traffic(drafter, target, spec), of_pass, load.context, table, scale)
     block, cycles = drafter.block_size, []
     for rows in (*(rows for rows in table.parts if 1 < rows < block), block):
         verify = pass_us(traffic, rows, load.context, table, scale)
@@ -261,7 +262,11 @@ def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: Sp
 
 
 def draft_us(traffic: Traffic, rows: int, context: int, table: SpeedTable, scale: Scale) -> float | None:
-    """Predict the microseconds of drafting so many rows, with the context rows that a cycle adds; see ``pass_us``."""
+    """Predict the microseconds of drafting, with the context rows that a cycle adds; see ``pass_us``.
+
+    Args:
+        rows: of each of the drafter's passes.
+    """
     once, each_layer = table.draft
     return pass_us(traffic, rows, context, table, scale, once + each_layer * traffic.parts["attention"])
 

@@ -115,12 +115,16 @@ def test_what_only_the_reference_engine_drafts_with_is_called_slow(cli: Cli, mon
     assert "slow" not in " ".join(cli("plan", name, "--gpu-memory", "80", "--engine", "reference").out.split()[:40])
 
 
-def test_a_targets_own_layer_is_planned_for_the_reference_engine(cli: Cli) -> None:
-    found = cli("plan", "Qwen/Qwen3.5-9B", "--drafter", "mtp", "--gpu-memory", "24", "--json").json["plan"]
-    sizes = {line["name"]: line["bytes"] for line in found["ledger"]["lines"]}
-    assert (found["engine"], found["block_size"]) == ("reference", 5) and sizes["drafter weights"] == 2 * 243_290_624
+def test_a_targets_own_layer_is_planned(cli: Cli) -> None:
+    norms = 5 * 4096 + 2 * 256  # which the fused engine keeps in float32
+    for engine, wider in (("auto", norms), ("reference", 0)):
+        asked = ("plan", "Qwen/Qwen3.5-9B", "--drafter", "mtp", "--gpu-memory", "24", "--engine", engine)
+        found = cli(*asked, "--json").json["plan"]
+        sizes = {line["name"]: line["bytes"] for line in found["ledger"]["lines"]}
+        assert (found["engine"], found["block_size"]) == ("fused" if wider else "reference", 5)
+        assert sizes["drafter weights"] == 2 * (243_290_624 + wider)
     told = " ".join(cli("plan", "Qwen/Qwen3.5-9B", "--drafter", "mtp", "--gpu-memory", "24").out.split())
-    assert "its drafter is of the kind mtp, which is slow" in told
+    assert "engine: fused" in told and "which is slow" not in told
     refused = cli("plan", "demo", "--drafter", "mtp")
     assert refused.code == 6 and "a layer of its own has a target of architecture Qwen3_5ForCausalLM" in refused.err
 

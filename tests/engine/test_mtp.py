@@ -16,29 +16,48 @@ from dflash_local import settings
 from dflash_local.app.resolve import Choice
 from dflash_local.app.server_command import server_command
 from dflash_local.drafters.engines import Drafts
+from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.drafters.mtp.reference import MTPProposer
 from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine.fused_runner import CycleKey, FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import UsageError
+from dflash_local.kernels.choose import Noise, RowChooser, drawn
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import Reply, ask, random_prompt
 from tests.mtp_checkpoints import FULL, Recipe, own_pair, save_target
+from tests.quantized_checkpoints import SIZES, quantize_checkpoint
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
 SIX = {"mtp_block_size": 6}
 HOT = SamplingParams(temperature=0.8, seed=3)
 PROMPT = random_prompt(24)
 MORE = (pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3_5_biased", "qwen3_5_wrapped"))
+ENGINES = pytest.mark.parametrize("engine", ["reference", "fused"])
 FAMILIES = ("qwen3_5", "qwen3_5_moe", *MORE)
 
 
-class Watched:
-    """The proposer, whose every proposal is compared with the recipe; what it hands on is partly right, as planted."""
+class Watch:
+    """Every proposal is compared with the recipe; what is handed on is partly right, as planted."""
 
-    def __init__(self, inner: MTPProposer, recipe: Recipe, text: Sequence[int]) -> None:
-        self.inner, self.recipe, self.text = inner, recipe, list(text)
-        self.seen: list[int] = []
+    def __init__(self, recipe: Recipe, text: Sequence[int]) -> None:
+        self.recipe, self.text, self.seen = recipe, list(text), list[int]()
+
+    def planted(self, ids: Sequence[int], found: list[int], noise: torch.Tensor | None, heat: float) -> list[int]:
+        count = len(found)
+        assert found == self.recipe.drafts(ids, count, noise, heat), f"behind {len(ids)}"
+        self.seen.append(count)
+        right = len(self.seen) % (count + 1)  # drafts that are accepted, where the text is the known one
+        known = self.text[len(ids) : len(ids) + count] if self.text[: len(ids)] == list(ids) else []
+        return [*known[:right], *found[len(known[:right]) :]]
+
+
+class Watched:
+    """The reference engine's proposer under watch."""
+
+    def __init__(self, inner: MTPProposer, watch: Watch) -> None:
+        self.inner, self.watch = inner, watch
 
     @property
     def length(self) -> int:
@@ -52,21 +71,61 @@ class Watched:
 
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         found, margins = self.inner.propose(ids, count, sampler, noise)
-        assert found.tolist() == self.recipe.drafts(ids, count, noise, sampler.params.temperature), f"behind {len(ids)}"
-        self.seen.append(count)
-        right = len(self.seen) % (count + 1)  # drafts that are accepted, where the text is the known one
-        known = self.text[len(ids) : len(ids) + count] if self.text[: len(ids)] == list(ids) else []
-        planted = known[:right]
-        return Drafts(torch.tensor([*planted, *found.tolist()[len(planted) :]]), margins)
+        planted = self.watch.planted(ids, found.tolist(), noise, sampler.params.temperature)
+        return Drafts(torch.tensor(planted), margins)
 
 
-def watched(folder: Path, text: Sequence[int] = (), normed: bool = True) -> tuple[Session, Watched]:
-    session = load(own_pair(folder), CPU32)
-    runner = cast(ReferenceRunner, session.runner)
+class WatchedBlocks(RowChooser):
+    """The fused engine's blocks under watch. The text is what the device has."""
+
+    def __init__(self, runner: FusedRunner, watch: Watch) -> None:
+        self.inner, self.runner, self.watch = cast(Any, runner.proposer), runner, watch
+        self.text: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def length(self) -> int:
+        return int(self.inner.length)
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self.inner.length = length
+
+    @property
+    def selector(self) -> RowChooser:
+        return self
+
+    def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
+        self.inner.write_context(taps, ids, start)
+        self.text |= dict(enumerate(ids.tolist(), start))
+
+    def inject(self, rows: int) -> None:
+        self.inner.inject(rows)
+        target, chosen = self.runner.target, self.runner.progress.chosen[:rows]
+        self.text |= dict(enumerate((int(target.tokens[0]), *chosen.tolist()), int(target.start)))
+
+    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+        self.inner._run(logits, out, noise, margins)
+        target = self.runner.target
+        ids = [*(self.text[at] for at in range(int(target.start))), int(target.tokens[0])]
+        drawn_noise, heat = (None, 1.0) if noise is None else (drawn(noise, logits), float(noise[0]))
+        out.copy_(torch.tensor(self.watch.planted(ids, out.tolist(), drawn_noise, heat)))
+
+
+def watched(
+    folder: Path, engine: str, text: Sequence[int] = (), normed: bool = True, twin: Path | None = None
+) -> tuple[Session, Watch]:
+    session, watch = load(own_pair(folder), replace(CPU32, engine=engine)), Watch(Recipe(twin or folder, normed), text)
+    runner = cast(Any, session.runner)
     runner.target.prefill_chunk = 7
-    proposer = Watched(cast(MTPProposer, runner.proposer), Recipe(folder, normed), text)
-    runner.proposer = proposer
-    return session, proposer
+    if isinstance(runner, FusedRunner):
+        assert isinstance(runner.proposer, MTPBlocks)
+        runner.proposer = cast(Any, WatchedBlocks(runner, watch))
+    else:
+        runner.proposer = Watched(cast(MTPProposer, runner.proposer), watch)
+    return session, watch
 
 
 @cache
@@ -78,36 +137,49 @@ def lengths(reply: Reply) -> tuple[int, ...]:
     return reply.finished.stats.acceptance_lengths
 
 
+@ENGINES
 @pytest.mark.parametrize("sampling", [SamplingParams(), HOT], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_proposals_are_those_of_the_recipe(family: str, sampling: SamplingParams, tmp_path: Path) -> None:
+def test_proposals_are_those_of_the_recipe(family: str, sampling: SamplingParams, engine: str, tmp_path: Path) -> None:
     """Behind a prompt in chunks and behind cycles that were accepted whole, in part and not at all."""
     folder = save_target(family, tmp_path / "target", SIX)
     expected = plain(folder, tuple(PROMPT), sampling)
-    session, proposer = watched(folder, [*PROMPT, *expected])
+    session, watch = watched(folder, engine, [*PROMPT, *expected])
     counts = set()
     for block in (6, 5, 4, 3, 2) if family == "qwen3_5" else (6,):
         reply = ask(session, PROMPT, 30, sampling=sampling, block_size=block)
         assert reply.ids == expected
         assert {1, block} <= set(lengths(reply)), "nothing accepted, and all"
-        counts |= set(proposer.seen)
+        counts |= set(watch.seen)
     assert counts >= ({1, 2, 3, 4, 5} if family == "qwen3_5" else {5})
 
 
-def test_hidden_states_may_be_taken_before_the_final_norm(tmp_path: Path) -> None:
+@ENGINES
+def test_hidden_states_may_be_taken_before_the_final_norm(engine: str, tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target", {"mtp_final_norm": False})
-    session, proposer = watched(folder, normed=False)
+    session, watch = watched(folder, engine, normed=False)
     assert ask(session, PROMPT, 12).ids == plain(folder, tuple(PROMPT), SamplingParams(seed=1))[:12]
     behind = Recipe(folder)
-    before = [proposer.recipe.drafts([*PROMPT[:-1], anchor], 4, None, 1.0) for anchor in range(6)]
+    before = [watch.recipe.drafts([*PROMPT[:-1], anchor], 4, None, 1.0) for anchor in range(6)]
     assert before != [behind.drafts([*PROMPT[:-1], anchor], 4, None, 1.0) for anchor in range(6)]
 
 
-def test_after_a_restored_snapshot_it_proposes_as_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dialect", ["fp8", "modelopt_nvfp4", "pack_quantized"])
+def test_the_fused_engine_drafts_by_codes_what_they_stand_for(dialect: str, tmp_path: Path) -> None:
+    twin = save_target("qwen3_5", tmp_path / "twin", **SIZES)
+    quantize_checkpoint(twin, tmp_path / "coded", dialect)
+    expected = plain(twin, tuple(PROMPT), SamplingParams())
+    session, watch = watched(tmp_path / "coded", "fused", [*PROMPT, *expected], twin=twin)
+    assert any(not isinstance(each.weight, torch.Tensor) for each in session.runner.proposer.matrices)
+    assert ask(session, PROMPT, 30, block_size=5).ids == expected and len(watch.seen) > 5
+
+
+@ENGINES
+def test_after_a_restored_snapshot_it_proposes_as_before(engine: str, tmp_path: Path) -> None:
     """Another id stands behind the last position that is kept: its row is another."""
     folder = save_target("qwen3_5", tmp_path / "target")
-    session, proposer = watched(folder)
-    runner = cast(ReferenceRunner, session.runner)
+    session, watch = watched(folder, engine)
+    runner = session.runner
     ask(session, PROMPT, 16)
     session.reset()
     sampler = Sampler(SamplingParams(), 0, runner.vocab_size, torch.tensor(PROMPT))
@@ -119,55 +191,64 @@ def test_after_a_restored_snapshot_it_proposes_as_before(tmp_path: Path) -> None
             points += [step.point for step in runner.prefill([*PROMPT, *tail], len(PROMPT)) if step.point is not None]
             for _ in range(5):
                 runner.launch()
-    assert len(points) == 1 and len(proposer.seen) >= 15
+                runner.collect()
+    assert len(points) == 1 and len(watch.seen) >= 15
 
 
-def test_a_text_that_is_cut_back_and_goes_on_otherwise(tmp_path: Path) -> None:
+@ENGINES
+def test_a_text_that_is_cut_back_and_goes_on_otherwise(engine: str, tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target", **FULL)
-    session, proposer = watched(folder)
+    session, watch = watched(folder, engine)
     text = [*PROMPT, *ask(session, PROMPT, 12).ids]
     for kept in (len(text) - 1, 30, 24, 23, 8, 1):
-        begun = len(proposer.seen)
+        begun = len(watch.seen)
         prompt = [*text[:kept], (text[kept] + 1) % 96, *random_prompt(kept % 3, kept)]
         assert ask(session, prompt, 6).ids == plain(folder, tuple(prompt), SamplingParams(seed=1))[:6]
-        assert len(proposer.seen) > begun
-    runner = cast(ReferenceRunner, session.runner)
-    runner.restart(0, None)
-    assert proposer.length == 0
+        assert len(watch.seen) > begun
+    session.runner.restart(0, None)
+    assert session.runner.proposer.length == 0
 
 
-def test_another_anchor_at_the_same_place_is_another_proposal(tmp_path: Path) -> None:
+@ENGINES
+def test_another_anchor_at_the_same_place_is_another_proposal(engine: str, tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target")
-    session, proposer = watched(folder)
-    runner = cast(ReferenceRunner, session.runner)
+    session, watch = watched(folder, engine)
+    runner = session.runner
     sampler = Sampler(SamplingParams(), 0, runner.vocab_size, torch.tensor(PROMPT))
     runner.begin(sampler, frozenset(), 5, True)
     with torch.inference_mode():
         list(runner.prefill(PROMPT, 0))
         for anchor in (3, 50, 3):
-            proposer.propose([*PROMPT, anchor], 4, sampler, None)
-    assert proposer.seen == [4, 4, 4]
+            if isinstance(runner, FusedRunner):
+                runner.set_anchor(anchor)
+                runner.draft(CycleKey(5, 4, True, False, 64))
+            else:
+                runner.proposer.propose([*PROMPT, anchor], 4, sampler, None)
+    assert watch.seen == [4, 4, 4]
 
 
-def test_tokens_that_were_decoded_plainly_are_caught_up_with(tmp_path: Path) -> None:
+@ENGINES
+def test_tokens_that_were_decoded_plainly_are_caught_up_with(engine: str, tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target")
-    session, proposer = watched(folder)
+    session, watch = watched(folder, engine)
     first = ask(session, PROMPT, 10, block_size=1)  # proposes nothing, and keeps the context
-    assert not proposer.seen and proposer.length >= len(PROMPT) + 8
+    assert not watch.seen and session.runner.proposer.length >= len(PROMPT) + 8
     prompt = [*PROMPT, *first.ids, 5]
     assert ask(session, prompt, 8).ids == plain(folder, tuple(prompt), SamplingParams(seed=1))[:8]
-    assert proposer.seen
+    assert watch.seen
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_drafted_text_is_the_plain_one(family: str, tmp_path: Path) -> None:
+    """And both engines accept the same drafts."""
     folder = save_target(family, tmp_path / "target", SIX)
-    session = load(own_pair(folder), CPU32)
-    assert session.facts.block_size == 6 and session.facts.engine == "reference"
+    sessions = [load(own_pair(folder), replace(CPU32, engine=engine)) for engine in ("reference", "fused")]
+    assert all(each.facts.block_size == 6 for each in sessions)
     for sampling in (SamplingParams(), HOT, replace(HOT, top_p=0.9, repetition_penalty=1.2)):
         for block in (None, 2, 4):
-            found = ask(session, PROMPT, 30, sampling=sampling, block_size=block)
-            assert found.ids == plain(folder, tuple(PROMPT), sampling), f"{sampling}, block {block}"
+            one, two = (ask(session, PROMPT, 30, sampling=sampling, block_size=block) for session in sessions)
+            assert one.ids == two.ids == plain(folder, tuple(PROMPT), sampling), f"{sampling}, block {block}"
+            assert block is None or lengths(one) == lengths(two)
 
 
 def test_a_layer_that_says_the_targets_own_ids_is_accepted(tmp_path: Path) -> None:
@@ -191,19 +272,17 @@ def test_a_layer_that_says_the_targets_own_ids_is_accepted(tmp_path: Path) -> No
     assert reply.ids == expected and max(lengths(reply)) > 2
 
 
-def test_in_bfloat16_too(tmp_path: Path) -> None:
+@ENGINES
+def test_in_bfloat16_too(engine: str, tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target")
     file = folder / "model.safetensors"
     save_file({name: each.bfloat16() for name, each in load_file(file).items()}, file, metadata={"format": "pt"})
-    session = load(own_pair(folder), replace(CPU32, dtype="bfloat16", draft_window=8))
+    session = load(own_pair(folder), replace(CPU32, engine=engine, dtype="bfloat16", draft_window=8))
     assert any("--draft-window" in notice for notice in session.facts.notices)
     assert len(ask(session, PROMPT, 12).ids) == 12
 
 
-def test_the_fused_engine_and_servers_say_that_they_cannot(tmp_path: Path) -> None:
+def test_servers_say_that_they_cannot(tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target")
-    with pytest.raises(UsageError, match="its drafter is of the kind mtp") as caught:
-        load(own_pair(folder), replace(CPU32, engine="fused"))
-    assert caught.value.hint == "use --engine reference"
     with pytest.raises(UsageError, match="vLLM runs no drafter of the kind mtp"):
         server_command("vllm", Choice("pair", folder, folder), settings.load())

@@ -106,7 +106,7 @@ def test_both_engines_draft_the_same(name: str) -> None:
     tables = {"tables": Tables(embedding, head, sure)} if own else {}
     text, target = torch.tensor(random_prompt(26)), fused_target(family, 100, config.block_size)
     blocks, at = make(config, weights, target, **tables), len(text) - 1
-    blocks.write_context(target.prefill(text[:20], True).taps, 0)
+    blocks.write_context(target.prefill(text[:20], True).taps, text[:20], 0)
     target.verify(text[20:-1], True)
     blocks.inject(at - 20)
     target.commit(at - 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from dflash_local.drafters.kinds import drafter_of_shape
 from dflash_local.drafters.mtp.reference import MTPProposer
 from dflash_local.engine import LoadConfig, load
 from dflash_local.errors import CheckpointError, PairError
+from dflash_local.layout.buffer import distinct
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import PairFacts, check_pair, open_drafter
+from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask, random_prompt
 from tests.families import save_model
 from tests.gguf_models import GOLDEN
 from tests.mtp_checkpoints import add, config_of, own_pair, random_layer, save_target
+from tests.planner.test_fused_ledger import held
 from tests.quantized_checkpoints import SIZES, quantize_checkpoint
 
 CPU32 = LoadConfig(device="cpu", dtype="float32")
@@ -109,12 +113,13 @@ def test_a_target_without_the_layer_says_what_to_do(tmp_path: Path) -> None:
     assert checked(folder, original).drafter.kind == "mtp"
 
 
-def test_a_gguf_file_takes_the_layer_of_its_original() -> None:
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_a_gguf_file_takes_the_layer_of_its_original(engine: str) -> None:
     file = GOLDEN / "qwen35.gguf"
     with pytest.raises(CheckpointError, match="kind mtp is not read out of a GGUF file") as caught:
         checked(file)
     assert "--drafter" in (caught.value.hint or "")
-    session = load(Pair("x", file, GOLDEN / "qwen35", bundled=False), CPU32)
+    session = load(Pair("x", file, GOLDEN / "qwen35", bundled=False), replace(CPU32, engine=engine))
     replies = [ask(session, random_prompt(9), 12, mode=mode).ids for mode in ("ar", "dflash")]
     assert session.facts.block_size == 5 and replies[0] == replies[1]
 
@@ -147,6 +152,40 @@ def test_each_expert_may_have_tensors_of_its_own(tmp_path: Path) -> None:
     drop(apart, f"{EXPERTS}.5.up_proj")
     with pytest.raises(CheckpointError, match=f"1 of 41 tensors are missing: {EXPERTS}.5.up_proj.weight"):
         checked(apart)
+
+
+def lengths_of(folder: Path, engine: str) -> list[tuple[int, ...]]:
+    """Acceptance lengths of replies, which are the plain ones."""
+    session, found = load(own_pair(folder), replace(CPU32, engine=engine)), []
+    for sampling in (SamplingParams(), SamplingParams(temperature=0.8, seed=3)):
+        plain, drafted = (
+            ask(session, random_prompt(24), 30, mode=mode, block_size=block, sampling=sampling)
+            for mode, block in (("ar", None), ("dflash", 5))
+        )
+        assert plain.ids == drafted.ids
+        found.append(drafted.finished.stats.acceptance_lengths)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "dialect"),
+    [*(("qwen3_5", each) for each in ("fp8", "modelopt_nvfp4", "pack_quantized", "gptq")), ("qwen3_5_moe", "fp8")],
+)
+def test_the_fused_engine_drafts_by_codes(family: str, dialect: str, tmp_path: Path) -> None:
+    """As the plain layer does that they stand for, in either engine; and they take the memory that is planned."""
+    sizes: dict[str, Any] = {**SIZES, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    twin = save_target(family, tmp_path / "twin", **(SIZES if family == "qwen3_5" else sizes))
+    if family == "qwen3_5_moe":
+        split_experts(twin)
+    quantize_checkpoint(twin, tmp_path / "coded", dialect)
+    session = load(own_pair(tmp_path / "coded"), replace(CPU32, engine="fused", context=100))
+    proposer = session.runner.proposer
+    assert any(not isinstance(each.weight, torch.Tensor) for each in proposer.matrices)
+    planned = proposer.config.weights(64, "float32", proposer.config.formats)
+    beside = sum(each.nbytes for each in distinct(planned).values()) - held(proposer._weights)
+    assert beside == 0 if dialect == "fp8" else beside > 0, "in other codes published files have none"
+    same = [lengths_of(twin, "fused"), *(lengths_of(tmp_path / "coded", engine) for engine in ("fused", "reference"))]
+    assert same[0] == same[1] == same[2]
 
 
 @pytest.mark.parametrize("dialect", ["fp8", "modelopt_nvfp4", "pack_quantized"])

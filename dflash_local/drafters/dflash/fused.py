@@ -7,6 +7,7 @@ its matrices and its head may be coarser than the checkpoint's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -49,8 +50,9 @@ class DFlashBlocks:
     Another kind overrides the methods named ``_own``.
     """
 
-    read_weights = staticmethod(read_weights)
+    read_weights = staticmethod(partial(read_weights, keeps_codes=True))
     random_weights = staticmethod(random_on_device)
+    mixtures = ()
 
     def __init__(
         self, config: DFlashConfig, weights: DrafterWeights, target: FusedTarget, draft_window: int | None = None
@@ -245,7 +247,7 @@ class DFlashBlocks:
         self._hidden_norm(feature, feature)
         self._write_cache(self._context_kv(feature, self._projected[:rows]), self.target.start)
 
-    def write_context(self, taps: torch.Tensor, start: int) -> None:
+    def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
         self._first = min(self._first, start)
         feature = self._fc.prefill(taps)
         self._hidden_norm(feature, feature)

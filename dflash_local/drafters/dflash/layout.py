@@ -28,12 +28,10 @@ from dflash_local.layout.linear import (
     eight_bits,
     linear_buffers,
     segments,
-    stored_formats,
     unquantized,
 )
 from dflash_local.layout.part_layout import EngineSpec
-from dflash_local.layout.target import head_format
-from dflash_local.layout.traffic import PartKind, ProductTraffic, Traffic, kv_traffic, weight_product
+from dflash_local.layout.traffic import PartKind, ProductTraffic, Traffic, draft_head, kv_traffic, weight_product
 from dflash_local.load_config import FREQUENT, DrafterPrecision
 
 # Options of other trainers that change the forward pass, with the value at which they change nothing.
@@ -259,13 +257,10 @@ class DFlashConfig(Drafter):
 
     def traffic(self, target: ModelConfig, spec: EngineSpec) -> Traffic:
         found: Counter[ProductTraffic] = Counter()
-        format_of = stored_formats(self.quantization)
         for product in products(self, target.hidden_size).all():
-            form = matrix_format(product, format_of, spec.precision)
+            form = matrix_format(product, self.formats, spec.precision)
             found[weight_product(form, product.out_features, product.in_features, spec.dtype)] += 1
-        stored = head_format(target, stored_formats(target.quantization))
-        head = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
-        found[weight_product(head, target.vocab_size, target.hidden_size, spec.dtype)] += 1
+        found[draft_head(target, spec)] += 1
         found.update(self.own_traffic(drafted_ids(spec, target.vocab_size), spec.dtype))
         parts: Counter[PartKind] = Counter({"attention": self.num_layers, "MLP": self.num_layers})
         attentions = (self.attention(index) for index in range(self.num_layers))

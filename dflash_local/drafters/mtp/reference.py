@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dflash_local.engine.sampling import Sampler
 
 RANDOM_STD = 0.02
-WHOLE = "the mtp layer attends as its target does: --draft-window and --attention-factor are left out"
 
 
 class MTPLayer(nn.Module):
@@ -78,8 +77,7 @@ class MTPProposer:
         layer.load_state_dict({name.removeprefix(PREFIX): each for name, each in tensors.items()}, assign=True)
         if packed:
             pack_linears(layer)
-        given = options.draft_window is not None or options.attention_factor is not None
-        return cls(config, layer, target), (WHOLE,) * given
+        return cls(config, layer, target), config.notices(options)
 
     @classmethod
     def random(cls, config: MTPConfig, target: TransformersTarget) -> MTPProposer:

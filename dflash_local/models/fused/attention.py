@@ -137,8 +137,7 @@ class Attention:
         """Compute ``out`` [M, H] = the layer's result (+ residual) of a block's rows at ``start ..``."""
         rows = len(normed)
         qkv, queries, attended = self._qkv[:rows], self._queries[:rows], self._attended[:rows]
-        self.weights.qkv(normed, qkv)
-        self._write(qkv, queries, self._start)
+        self.keep(normed)
         config, start = self.weights.config, self._start
         gates = qkv if config.gated else None
         decode_attention(
@@ -146,6 +145,17 @@ class Attention:
             sinks=self.weights.sinks,
         )  # fmt: skip
         return self.weights.output(attended, out, residual, self.weights.output_bias)
+
+    def keep(self, normed: torch.Tensor) -> None:
+        """Write keys and values of a block's rows [M, H] at ``start ..``; queries on the way."""
+        rows = len(normed)
+        self._write(self.weights.qkv(normed, self._qkv[:rows]), self._queries[:rows], self._start)
+
+    def keep_prefill(self, normed: torch.Tensor) -> None:
+        """Write keys and values of a prompt's rows [M, H] at ``start ..``."""
+        config = self.weights.config
+        queries = normed.new_empty(len(normed), config.num_heads, config.head_dim)
+        self._write(self.weights.qkv.prefill(normed), queries, self._start)
 
     def prefill(self, normed: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return its result [M, H] of a prompt's rows at ``start ..``; or ``residual`` with that added."""

@@ -85,6 +85,11 @@ class MoEWeights(PartWeights["MoE"]):
         PartWeights.finish(self)
         self.experts.finish()
 
+    def forget_places(self) -> None:
+        PartWeights.forget_places(self)
+        if self.shared is not None:
+            self.shared.forget_places()
+
     def randomize(self, generator: torch.Generator) -> None:
         PartWeights.randomize(self, generator)
         if self.router_bias is not None:

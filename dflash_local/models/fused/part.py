@@ -107,6 +107,12 @@ class PartWeights(Generic[Bound]):
         for each in self.joined:
             each.finish()
 
+    def forget_places(self) -> None:
+        """Let go of where tensors were read to: a weight that is replaced is free then."""
+        self.places.clear()
+        for each in self.joined:
+            each.places.clear()
+
     def randomize(self, generator: torch.Generator) -> None:
         """Fill the places so that activations keep their scale: for measuring without a download."""
         for each in self.joined:

@@ -62,6 +62,7 @@ class FusedTarget:
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
         on_residual: called with the residual stream [M, H], which the next part writes over, behind the embedding and
             behind each part of each layer; None for nobody, as in blocks that are recorded.
+        run: what its layers share, with all of its tensors; a layer that runs between its blocks may share it.
         run_recorded: runs the launches of ``verify`` by their key; a runner lends its graphs.
     """
 
@@ -106,8 +107,11 @@ class FusedTarget:
         self.tokens, self.logits, self.hidden, self.tapped = (shared[x] for x in ("tokens", "logits", "hidden", "taps"))
         self._x, self._normed, self._branch = shared["x"], shared["normed"], shared.get("branch")
         self._used = UsedRows()
-        run = RunState(layout.OWNER, tensors, self.spec, self.start, CycleState(self.cycle, self.kept), self._used)
-        self.layers = tuple(_bound(index, layer, run) for index, layer in enumerate(weights.layers))
+        cycle = CycleState(self.cycle, self.kept)
+        self.run = RunState(layout.OWNER, tensors, self.spec, self.start, cycle, self._used)
+        self.layers = tuple(
+            bound_layer(f"{layout.OWNER}.layers.{index}", layer, self.run) for index, layer in enumerate(weights.layers)
+        )
         self.states: dict[int, RecurrentMixer] = {
             index: layer.mixer for index, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentMixer)
         }
@@ -291,6 +295,6 @@ class FusedTarget:
         self.kept.zero_()
 
 
-def _bound(index: int, layer: LayerWeights, run: RunState) -> DecoderLayer:
-    at = f"{run.owner}.layers.{index}"
+def bound_layer(at: str, layer: LayerWeights, run: RunState) -> DecoderLayer:
+    """Return a layer over what it keeps of the sequence, ``at`` the name of that."""
     return DecoderLayer(layer.mixer.bind(f"{at}.mixer", run), layer.mlp.bind(f"{at}.mlp", run), *layer.norms)

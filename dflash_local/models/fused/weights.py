@@ -66,6 +66,18 @@ class LayerWeights:
     def products(self) -> tuple[Linear | GateUp, ...]:
         return (*self.mixer.products, *self.mlp.products)
 
+    def finish(self) -> None:
+        self.mixer.finish()
+        self.mlp.finish()
+        for norm in self.norms.present():
+            norm.finish()
+
+    def randomize(self, generator: torch.Generator) -> None:
+        self.mixer.randomize(generator)
+        self.mlp.randomize(generator)
+        for norm in self.norms.present():
+            norm.reset()
+
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
@@ -106,10 +118,7 @@ class TargetWeights:
 
     def finish(self) -> None:
         for layer in self.layers:
-            layer.mixer.finish()
-            layer.mlp.finish()
-            for norm in layer.norms.present():
-                norm.finish()
+            layer.finish()
         self.norm.finish()
         finish([self.head] if self.head is self.table else [self.head, self.table])
 
@@ -155,10 +164,7 @@ def random_weights(
     else:
         randomize([weights.table], generator)
     for layer in weights.layers:
-        layer.mixer.randomize(generator)
-        layer.mlp.randomize(generator)
-        for norm in layer.norms.present():
-            norm.reset()
+        layer.randomize(generator)
     weights.norm.reset()
     if weights.head is not weights.table:
         randomize([weights.head], generator)
@@ -192,7 +198,7 @@ def allocate(
     places: Places = {ends.norm.name: tensors[ends.norm.name]}
     table = _table(ends, source, places)
     head = _head(layout.head_product(model, prefix, embedding_rows), table, source, places)
-    layers = tuple(_layer(f"{prefix}layers.{i}", layer, source, places) for i, layer in enumerate(model.layers))
+    layers = tuple(layer_weights(f"{prefix}layers.{i}", layer, source, places) for i, layer in enumerate(model.layers))
     return TargetWeights(table, layers, source.norm(ends.norm), head, places)
 
 
@@ -215,7 +221,7 @@ def _head(product: LinearSpec | None, table: Linear, source: WeightTensors, plac
     return head
 
 
-def _layer(at: str, layer: LayerConfig, source: WeightTensors, places: Places) -> LayerWeights:
+def layer_weights(at: str, layer: LayerConfig, source: WeightTensors, places: Places) -> LayerWeights:
     """Return one layer's weights; adds where its tensors are read to."""
     mixer, mlp = (
         PARTS[type(config)].of(config, f"{at}.{layout.part_layout(config).module}", source)
