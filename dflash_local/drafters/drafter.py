@@ -138,6 +138,11 @@ class Drafter:
         return 0
 
     @property
+    def stored_name(self) -> str:
+        """Name the format of its coded matrices as a plan counts them; empty where it counts none."""
+        return "" if self.quantization is None else self.quantization.name
+
+    @property
     def formats(self) -> FormatOf:
         """Return the format of each of its matrices as its configuration alone tells."""
         return stored_formats(self.quantization)

@@ -124,7 +124,9 @@ class FusedDrafter(Protocol):
         """Return how many of so many committed tokens need not be run again for the context to be complete."""
 
     def snapshot(self) -> Any:
-        """Return what cannot be gone back to otherwise: the rings' rows that a block sees now. None: nothing."""
+        """Return what of the context cannot be gone back to otherwise, as the rings' rows that a block sees now. None:
+        nothing.
+        """
 
     def restore(self, point: Any) -> None:
         """Go back to a snapshot."""

@@ -109,9 +109,8 @@ def _format(target: ModelConfig, spec: EngineSpec) -> str:
 
 def _drafter_note(drafter: Drafter | None, spec: EngineSpec) -> str:
     rest = "8 bits" if spec.precision.weights == "8bit" else spec.dtype
-    if drafter is None or drafter.quantization is None:
-        return rest
-    return f"{drafter.quantization.name}, as stored; the rest {rest}"
+    stored = "" if drafter is None else drafter.stored_name
+    return f"{stored}, as stored; the rest {rest}" if stored else rest
 
 
 def _head_note(target: ModelConfig, spec: EngineSpec) -> str:

@@ -12,17 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_local import settings
+from dflash_local import load_config, settings
 from dflash_local.app.resolve import Choice
 from dflash_local.app.server_command import server_command
+from dflash_local.drafters.dflash import layout as dflash_layout
 from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.drafters.mtp.reference import MTPProposer
-from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine import LoadConfig, Session, drafter_precision, load
 from dflash_local.engine.fused_runner import CycleKey, FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import UsageError
+from dflash_local.events import Started
 from dflash_local.kernels.choose import Noise, RowChooser, drawn
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import Reply, ask, random_prompt
@@ -249,6 +251,41 @@ def test_a_drafted_text_is_the_plain_one(family: str, tmp_path: Path) -> None:
             one, two = (ask(session, PROMPT, 30, sampling=sampling, block_size=block) for session in sessions)
             assert one.ids == two.ids == plain(folder, tuple(PROMPT), sampling), f"{sampling}, block {block}"
             assert block is None or lengths(one) == lengths(two)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"exact": True}, {"drafter_precision": "8bit"}, {"drafter_precision": "8bit-frequent"}, {"kv_cache": "int8"}],
+    ids=["exact", "eight bits", "frequent", "int8 keys"],
+)
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_the_fused_engines_options_change_no_text(
+    family: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for room in (load_config, dflash_layout, drafter_precision):
+        monkeypatch.setattr(room, "FREQUENT", 80)
+    folder = save_target(family, tmp_path / "target", SIX)
+    session = load(own_pair(folder), replace(CPU32, engine="fused", **options))
+    assert session.runner.drafter_precision == options.get("drafter_precision", "full")
+    for sampling in (SamplingParams(), HOT):
+        for block in (3, 6):
+            one = ask(session, PROMPT, 20, sampling=sampling, mode="ar")
+            two = ask(session, PROMPT, 20, sampling=sampling, block_size=block)
+            assert one.ids == two.ids, f"{sampling}, block {block}"
+
+
+def test_a_chat_that_goes_on_keeps_all_that_it_has(tmp_path: Path) -> None:
+    """The recurrent state cannot go back a token: the hidden state of the last one is there."""
+    folder = save_target("qwen3_5", tmp_path / "target")
+    session, watch = watched(folder, "fused")
+    text = list(PROMPT)
+    for turn in range(4):
+        text += [7, turn]
+        reply = ask(session, text, 9)
+        (started,) = reply.find(Started)
+        assert started.reused_tokens == (len(text) - 3 if turn else 0)
+        text += reply.ids
+    assert len(watch.seen) > 20
 
 
 def test_a_layer_that_says_the_targets_own_ids_is_accepted(tmp_path: Path) -> None:

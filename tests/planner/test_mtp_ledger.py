@@ -77,6 +77,10 @@ def test_published_layers_are_planned_to_the_byte(name: str, precision: str) -> 
     assert found["drafter KV"] == held(*drafter._attention.cache)
     experts = [mixture.experts for mixture in drafter.mixtures]
     assert held(drafter.matrices, experts) < found["drafter weights"] < 1.02 * held(drafter.matrices, experts)
+    traffic = config.traffic(model, fused_memory.engine_spec(config, Load.of("cuda", load_config, 4099, 5)))
+    read = sum(each.bytes * count for each, count in traffic.products.items())
+    read += sum(each.product.bytes * (each.top_k + each.always) * count for each, count in traffic.experts.items())
+    assert precision == "8bit-frequent" or read == drafter.block_bytes(0) + drafter.inject_bytes()
 
 
 def test_on_a_card_the_fused_engine_is_planned() -> None:

@@ -242,10 +242,12 @@ class MTPBlocks(RowChooser):
 
     def inject(self, rows: int) -> None:
         """Write the rows that end with the one before the last: each has its id behind it in ``tokens``."""
-        self._kept.index_copy_(0, self._rows(0, rows), self._hidden(self.target.tapped[:rows], self._normed[:rows]))
-        x = self._join(self.target.tokens[:rows], self._kept[self._rows(-1, rows)])
+        normed = self._normed[:rows]
+        self._kept.index_copy_(0, self._rows(0, rows), self._hidden(self.target.tapped[:rows], normed))
+        before = torch.index_select(self._kept, 0, self._rows(-1, rows), out=normed)
+        x = self._join(self.target.tokens[:rows], before)
         self._begin()
-        self._attention.keep(self._layer.mixer_input(x, self._normed[:rows]))
+        self._attention.keep(self._layer.mixer_input(x, normed))
 
     def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
         rows, size = taps.shape
@@ -273,7 +275,9 @@ class MTPBlocks(RowChooser):
         return self._layer.mixer_input(x, x)
 
     def _join(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the layer takes [M, H] of a few ids [M] and the hidden states [M, H] before them."""
+        """Return what the layer takes [M, H] of a few ids [M] and the hidden states [M, H] before them, which may lie
+        in ``normed``.
+        """
         rows, weights = len(ids), self._weights
         x, normed, joined = self._x[:rows], self._normed[:rows], self._joined[:rows]
         embedding_rows(self.target.weights.embedding, ids, x)

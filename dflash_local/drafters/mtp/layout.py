@@ -137,6 +137,11 @@ class MTPConfig(Drafter):
         return self.model.hidden_size * ITEM_BYTES[spec.dtype]
 
     @property
+    def stored_name(self) -> str:
+        coded = isinstance(self.formats(f"{LAYER}.self_attn.q_proj"), Fp8Blocks)
+        return self.quantization.name if coded and self.quantization is not None else ""
+
+    @property
     def formats(self) -> FormatOf:
         """Return them as published files have them, whatever configurations forget: fp8 but for ``fc``, or plain."""
         of_target = stored_formats(self.quantization)
