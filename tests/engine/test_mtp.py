@@ -229,6 +229,24 @@ def test_another_anchor_at_the_same_place_is_another_proposal(engine: str, tmp_p
     assert watch.seen == [4, 4, 4]
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(), HOT], ids=["greedy", "sampled"])
+def test_both_engines_are_as_sure_of_their_drafts(sampling: SamplingParams, tmp_path: Path) -> None:
+    folder = save_target("qwen3_5", tmp_path / "target")
+    one, two = (
+        cast(Any, load(own_pair(folder), replace(CPU32, engine=each)).runner) for each in ("reference", "fused")
+    )
+    sampler = Sampler(sampling, 11, one.vocab_size, torch.tensor(PROMPT))
+    with torch.inference_mode():
+        for runner in (one, two):
+            runner.begin(sampler, frozenset(), 5, True)
+            list(runner.prefill(PROMPT, 0))
+        two.set_anchor(3)
+        two.draft(CycleKey(5, 4, True, not sampling.greedy, 64))
+        expected = one.proposer.propose([*PROMPT, 3], 4, sampler, sampler.noise(len(PROMPT) + 1, 4))
+    assert two.progress.tokens[1:5].tolist() == expected.ids.tolist()
+    torch.testing.assert_close(two.progress.margins[:4], expected.confidences, atol=1e-4, rtol=1e-4)
+
+
 @ENGINES
 def test_tokens_that_were_decoded_plainly_are_caught_up_with(engine: str, tmp_path: Path) -> None:
     folder = save_target("qwen3_5", tmp_path / "target")
