@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.gpu.rehearsal import CARDS, Rehearsal, rehearse
@@ -16,7 +18,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     card = config.getoption("--card", None)
     if card:
-        config.stash[REHEARSAL] = rehearse(card)
+        of_parent = getattr(config, "workerinput", {})  # of pytest-xdist, in a process that it started
+        config.stash[REHEARSAL] = rehearse(card, of_parent.get("ledger"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Have a process of pytest-xdist count with this one."""
+    rehearsal = node.config.stash.get(REHEARSAL, None)
+    if rehearsal is not None:
+        node.workerinput["ledger"] = rehearsal.ledger
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
