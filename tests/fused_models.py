@@ -68,6 +68,8 @@ class PlantedChoice(RowChooser):
 class PlantedBlocks:
     """A planted drafter as the fused runner takes one: its ids become logits."""
 
+    chained = False
+
     def __init__(self, planted: Planted, target: FusedTarget, rows: int = ROWS) -> None:
         self.planted, self.target = planted, target
         self.selector: RowChooser | None = PlantedChoice(planted)

@@ -243,7 +243,8 @@ def at_context(
 
     read, injected = drafter.block_bytes(context), drafter.inject_bytes()
     verify = {each: verify_of(each) for each in rows}
-    cycle = {each: cycle_of(each, drafts, read + injected) for each in rows if each > 1}
+    made = {each: each - 1 if drafter.chained else drafts for each in rows if each > 1}
+    cycle = {each: cycle_of(each, count, count * read // drafts + injected) for each, count in made.items()}
     return AtContext(
         context,
         step=cycle_of(1, 0),

@@ -70,6 +70,8 @@ class FusedDrafter(Protocol):
     """A drafter over static buffers, bound to its target: what the fused engine records.
 
     Attributes:
+        chained: each draft takes the one before, in a pass of its own; else all are made at once, however many are
+            verified.
         drafts: [block - 1, out_features of the head] logits of the drafted positions.
         stored_head: the drafter's own where it has one, else the target's.
         head: gives the logits; ``stored_head`` unless ``use_head`` brought another.
@@ -77,6 +79,7 @@ class FusedDrafter(Protocol):
     """
 
     target: FusedTarget
+    chained: bool
     drafts: torch.Tensor
     stored_head: Linear
     head: Linear

@@ -4,6 +4,7 @@ made.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,7 +49,9 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
         for index, rows in enumerate(lengths):
             progress(index / len(lengths))
             costs[rows], distinct[rows] = _measured(runner, rows, ids[length:])
-        if runner.proposer is not None:
+        if runner.proposer is not None and runner.proposer.chained:
+            runner.wait_ms = math.inf  # how many are made is chosen before there is any confidence
+        elif runner.proposer is not None:
             runner.wait_ms = max(0.0, _waiting_ms(runner, block, ids[length:]) - costs[block])
         if runner.num_experts is not None:
             ms = _of_an_expert(runner, block, ids[length:])

@@ -143,7 +143,6 @@ class FusedRunner(SequenceRunner):
         if len(stop_ids) > MAX_STOP_IDS:
             raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
         self._sampler, self._block, self._top = sampler, block, top
-        # Of each cycle that drafts, also of those that verify fewer.
         self._drafted = 0 if self.proposer is None else min(block - 1, len(self.proposer.drafts))
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
@@ -194,7 +193,7 @@ class FusedRunner(SequenceRunner):
         if self._drafting_host is not None and rows > 1:
             rows, made = self._draft_by(self._drafting_host, rows, cut)
             cut = None
-        drafts = self._drafted if rows > 1 and self._with_taps else 0
+        drafts = self._drafts_for(rows) if self._with_taps else 0
         # What is on its way may have moved on by a whole block each.
         max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
         self.target.written = max(self.target.written, max_seq_len)
@@ -202,6 +201,11 @@ class FusedRunner(SequenceRunner):
         if not self._plain:
             return self._step_by_step(key, cut, made)
         self._send(self._run("cycle", key, cut), made)
+
+    def _drafts_for(self, rows: int) -> int:
+        """Count the drafts of a cycle of so many rows; of a chain only those that are verified, as it pays for each."""
+        of_rows = rows - 1 if rows == 1 or (self.proposer is not None and self.proposer.chained) else self._drafted
+        return min(of_rows, self._drafted)
 
     def _draft_by(self, host: HostDrafter, rows: int, cut: Cut | None) -> tuple[int, int]:
         """Receive all that is under way, and let the host draft: return rows to verify, and drafts made."""
@@ -257,7 +261,7 @@ class FusedRunner(SequenceRunner):
 
     def replay(self, rows: int, cut: Cut | None = None) -> None:
         """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step. ``cut``: see ``launch``."""
-        drafts = self._drafted if rows > 1 else 0
+        drafts = self._drafts_for(rows)
         taps = rows > 1 and self.proposer is not None
         key = CycleKey(rows, drafts, taps, False, self.target.bucket(2 * self.target.rows))
         self._run(self._replayed, key, cut)

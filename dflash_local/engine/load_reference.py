@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -46,6 +47,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
         notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
     runner = ReferenceRunner(target, proposer, pair.context, threads)
     runner.free_drafts = not pair.contract.drafter.stored
+    if pair.contract.drafter.passes > 1:
+        runner.wait_ms = math.inf
     if packed and large:
         measure_cpu_costs(runner, pair.contract.block_size)
     end_team()

@@ -22,6 +22,7 @@ class OracleDrafter:
     """
 
     selector = None
+    chained = False
 
     def __init__(self, target: FusedTarget, text: Sequence[int]) -> None:
         self.target, self.length = target, 0

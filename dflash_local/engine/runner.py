@@ -97,7 +97,9 @@ class Runner(Protocol):
 
     @property
     def wait_ms(self) -> float:
-        """Return milliseconds that a cycle takes longer where its drafts' confidences are waited for."""
+        """Return milliseconds that a cycle takes longer where its drafts' confidences are waited for; infinite where
+        it is chosen before how many are made.
+        """
 
     @property
     def experts(self) -> MeasuredExperts | None:

@@ -218,10 +218,12 @@ class VerifyLength:
         return max(drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
 
     def _tokens_by_rows(self, confidences: Sequence[float]) -> list[float]:
-        """Return the tokens expected of cycles of 1, 2, ... rows; what has no confidence counts as one of 0."""
+        """Return the tokens expected of cycles of 1, 2, ... rows; a draft that was not made counts as one of all."""
         emitted, alive = [1.0], 1.0
         for slot, factor in enumerate(self._factors):
-            alive *= min(self._share(_bucket(confidences[slot] if slot < len(confidences) else 0.0)) * factor, MOST)
+            made = slot < len(confidences)
+            share = self._share(_bucket(confidences[slot])) if made else self._all.leaning_on(FIRST_SHARE)
+            alive *= min(share * factor, MOST)
             emitted.append(emitted[-1] + alive)
         return emitted
 

@@ -256,7 +256,8 @@ def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: Sp
         verify = pass_us(traffic, rows, load.context, table, scale)
         if verify is None or draft is None:
             return None
-        cycles.append((rows, (verify + draft) / 1e3))
+        share = (rows - 1) / drafter.passes if drafter.passes > 1 else 1.0  # of a chain as many as are verified
+        cycles.append((rows, (verify + share * draft) / 1e3))
     *shorter, (_, whole) = cycles
     return Times(load.context, step / 1e3, whole, block, tuple(shorter))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -24,7 +25,7 @@ from dflash_local.engine.fused_runner import CycleKey, FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import UsageError
-from dflash_local.events import Started
+from dflash_local.events import Started, Step
 from dflash_local.kernels.choose import Noise, RowChooser, drawn
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import Reply, ask, random_prompt
@@ -227,6 +228,20 @@ def test_another_anchor_at_the_same_place_is_another_proposal(engine: str, tmp_p
             else:
                 runner.proposer.propose([*PROMPT, anchor], 4, sampler, None)
     assert watch.seen == [4, 4, 4]
+
+
+@ENGINES
+def test_a_chain_is_as_long_as_what_is_verified(engine: str, tmp_path: Path) -> None:
+    """Its length is chosen before there is any confidence."""
+    folder = save_target("qwen3_5", tmp_path / "target")
+    expected = plain(folder, tuple(PROMPT), SamplingParams(seed=1))
+    session, watch = watched(folder, engine, [*PROMPT, *expected])
+    runner = session.runner
+    assert engine == "fused" or runner.wait_ms == math.inf
+    vars(runner).update(wait_ms=math.inf, costs={1: 1.0, 2: 1.1, 3: 1.2, 5: 4.0})
+    reply = ask(session, PROMPT, 30)
+    made = [step.rows - 1 for step in reply.find(Step) if step.rows > 1]
+    assert reply.ids == expected and watch.seen[: len(made)] == made and {*made} <= {1, 2} and made
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), HOT], ids=["greedy", "sampled"])

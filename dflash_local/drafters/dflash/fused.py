@@ -50,6 +50,7 @@ class DFlashBlocks:
     Another kind overrides the methods named ``_own``.
     """
 
+    chained = False
     read_weights = staticmethod(partial(read_weights, keeps_codes=True))
     random_weights = staticmethod(random_on_device)
     mixtures = ()

@@ -136,6 +136,7 @@ class MTPBlocks(RowChooser):
     is cut back further its last token is run again.
     """
 
+    chained = True
     read_weights = staticmethod(read_weights)
     random_weights = staticmethod(random_weights)
 
