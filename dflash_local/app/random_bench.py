@@ -162,7 +162,8 @@ def _measures(options: RandomOptions, pair: RandomPair, published: tuple[int, ..
     prefill = min(PREFILL, most) if options.prefill is None else options.prefill
     check_integer("prefill", prefill, 0, most)
     precision_of(options.load.drafter_precision, pair.facts.model.vocab_size)
-    rows = rows_of(block, published)
+    chained = pair.config.passes > 1  # each draft costs a pass: every length is another cycle
+    rows = tuple(range(1, block + 1)) if chained else rows_of(block, published)
     if options.block_size is not None:
         check_integer("block_size", options.block_size, 2, block)
         rows = (options.block_size,)

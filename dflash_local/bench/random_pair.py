@@ -18,7 +18,7 @@ from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.engines import BlockWeights, blocks_of
-from dflash_local.drafters.kinds import read_drafter
+from dflash_local.drafters.kinds import OWN, known_kind, read_drafter
 from dflash_local.engine.cpu_threads import settle_torch
 from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, precision_of
 from dflash_local.engine.fused_runner import FusedRunner
@@ -77,7 +77,7 @@ def read_pair(
     facts = _facts(known, target_name)
     if why := fused_refusal(facts.model):
         raise UsageError(f"the fused engine cannot run {target_name}: {why}", HINT)
-    filled_in, of_drafter = filled(wanted, ASSUMED)
+    filled_in, of_drafter = filled(wanted, {} if known_kind(wanted) == OWN else ASSUMED)
     config = read_drafter(filled_in, Path(drafter_name))
     if not config.stored:
         raise UsageError(f"a drafter of the kind {config.kind} has no weights to be random", "leave out --drafter")
