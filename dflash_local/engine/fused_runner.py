@@ -204,8 +204,9 @@ class FusedRunner(SequenceRunner):
 
     def _drafts_for(self, rows: int) -> int:
         """Count the drafts of a cycle of so many rows; of a chain only those that are verified, as it pays for each."""
-        of_rows = rows - 1 if rows == 1 or (self.proposer is not None and self.proposer.chained) else self._drafted
-        return min(of_rows, self._drafted)
+        if rows == 1 or (self.proposer is not None and self.proposer.chained):
+            return min(rows - 1, self._drafted)
+        return self._drafted
 
     def _draft_by(self, host: HostDrafter, rows: int, cut: Cut | None) -> tuple[int, int]:
         """Receive all that is under way, and let the host draft: return rows to verify, and drafts made."""

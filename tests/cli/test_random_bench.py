@@ -83,6 +83,14 @@ def test_a_bundled_pair_is_called_a_toy() -> None:
     assert "demo-hybrid's target" in shown and "generation v2" in shown and "toy pair" in shown
 
 
+def test_of_a_targets_own_layer_every_length_is_another_cycle() -> None:
+    report, shown = _run("demo-hybrid", RandomOptions(drafter="mtp", contexts=(64,), prefill=0))
+    cycle = report["measured"]["at"][0]["cycle"]
+    assert list(cycle) == ["2", "3", "4", "5"] and "assumed of the drafter" not in " ".join(" ".join(shown).split())
+    apart = {cycle[str(rows + 1)]["bytes"] - cycle[str(rows)]["bytes"] for rows in (2, 3, 4)}
+    assert max(apart) - min(apart) < min(apart), "each draft reads the layer and the head once more"
+
+
 @pytest.mark.parametrize(("stored", "name"), [("fp8", "fp8 128x128"), ("int4-g32", "int4 g32")])
 def test_a_quantised_target_is_measured_as_it_would_be_stored(folders: tuple[str, str], stored: str, name: str) -> None:
     options = RandomOptions(drafter=folders[1], contexts=(30,), prefill=0)
