@@ -171,9 +171,8 @@ class FusedRunner(SequenceRunner):
         self._reported_fault = self._graphs.fault
         return f"no CUDA graph could be recorded ({self._graphs.fault}): replies are slower than they could be"
 
-    def _extend(self, taps: torch.Tensor | None, start: int) -> None:
-        if taps is not None and self.proposer is not None:
-            ids = torch.tensor(self.ids[start : start + len(taps)], device=taps.device)
+    def _extend(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
+        if self.proposer is not None:
             self.proposer.write_context(taps, ids, start)
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:

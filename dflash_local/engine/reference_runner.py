@@ -82,8 +82,8 @@ class ReferenceRunner(SequenceRunner):
         self.ids.append(int(chosen))
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
-    def _extend(self, taps: torch.Tensor | None, start: int) -> None:
-        if taps is not None and self.proposer is not None:
+    def _extend(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
+        if self.proposer is not None:
             self.proposer.extend(taps, start)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,8 @@ class ReferenceRunner(SequenceRunner):
             return
         rows = length - start
         self.target.commit(rows)
-        self._extend(pending.taps[:rows] if pending.taps is not None else None, start)
+        if pending.taps is not None and self.proposer is not None:
+            self.proposer.extend(pending.taps[:rows], start)
         self.committed += self.ids[start:length]
 
     def restart(self, length: int, point: TargetSnapshot | None) -> None:

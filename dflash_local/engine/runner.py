@@ -259,7 +259,8 @@ class SequenceRunner:
         tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
         for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk):
             out = self.target.prefill(tensor[at:end], self._with_taps)
-            self._extend(out.taps, at)
+            if out.taps is not None:
+                self._extend(out.taps, tensor[at:end], at)
             self.committed += self.ids[at:end]
             first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
             del out  # the next chunk wants its memory
@@ -275,8 +276,8 @@ class SequenceRunner:
     def reusable(self, length: int) -> int:
         return min(length, self.proposer.length)
 
-    def _extend(self, taps: torch.Tensor | None, start: int) -> None:
-        """Give the drafter the taps [M, taps x H] of committed tokens at ``start ..``."""
+    def _extend(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
+        """Give the drafter the taps [M, taps x H] of committed tokens ``ids`` [M] at ``start ..``."""
         raise NotImplementedError
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
