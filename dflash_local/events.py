@@ -67,6 +67,7 @@ class Stats:
         draft_s, verify_s, other_s: decode time by phase (host clock; device synchronised).
         verify_rows: (rows verified, cycles) pairs, by rows; ``mean_verify_rows`` is their mean per cycle.
         undrafted_cycles: cycles that drafted nothing: every one in ``ar`` mode, some where drafting does not pay.
+        copied_cycles: cycles whose drafts were copied from the text, not the drafter's.
         distinct_experts: (rows verified, different routed experts of a layer that they took) pairs, by rows: means of
             all layers and of the cycles that were looked at, the first of each number of rows among them; none where
             the target has no experts or the engine does not count them.
@@ -93,6 +94,7 @@ class Stats:
     verify_rows: tuple[tuple[int, int], ...] = ()
     mean_verify_rows: float | None = None
     undrafted_cycles: int = 0
+    copied_cycles: int = 0
     distinct_experts: tuple[tuple[int, float], ...] = ()
     draft_counts: tuple[int, int, int] | None = None
 
@@ -158,6 +160,7 @@ class Step:
         drafts: cycles that proposed the drafted tokens: one, or more where a slow reader got several as one.
         experts: different routed experts of a layer that the rows took, the mean of all layers; None where that was not
             looked at, as in most cycles.
+        copied: of ``drafts``, those that were copied from the text.
     """
 
     pieces: tuple[Piece, ...]
@@ -169,6 +172,7 @@ class Step:
     logprobs: tuple[TokenLogprob, ...] = ()
     drafts: int = 1
     experts: float | None = None
+    copied: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ def figures(finished: Finished) -> str:
             parts.append(f"{stats.turn_acceptance_length:.2f} per turn ({cycles} cycles)")
     if stats.mode == "dflash" and stats.mean_verify_rows not in (None, stats.block_size):
         parts.append(f"{stats.mean_verify_rows:.1f} of {stats.block_size} rows verified")
+    if stats.copied_cycles and stats.copied_cycles < len(stats.acceptance_lengths):
+        parts.append(f"drafts of {stats.copied_cycles} cycles copied from the text")
     if stats.distinct_experts:
         counts = ", ".join(f"{count:.0f} at {rows}" for rows, count in stats.distinct_experts)
         parts.append(f"different experts a layer by rows: {counts}")

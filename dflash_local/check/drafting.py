@@ -68,10 +68,10 @@ def probe(session: Session, pair: Pair, progress: Callable[[float], None] = lamb
 
 
 def _without_drafts(session: Session) -> Finding | None:
-    if session.runner.free_drafts:
-        return Finding("drafter", "skipped", "its drafts are copies: how many are accepted says nothing of the pair")
-    if not session.runner.can_draft:
+    if not session.facts.drafting:
         return Finding("drafter", "skipped", "loaded without a drafter")
+    if session.runner.proposer is None:
+        return Finding("drafter", "skipped", "its drafts are copies: how many are accepted says nothing of the pair")
     if session.tokenizer is None:
         return Finding("drafter", "skipped", "the target has no tokenizer: no prompt can be given")
     return None

@@ -61,7 +61,7 @@ def check(session: Session, pair: Pair, planned: int | None, progress: Progress)
 
 def check_exactness(session: Session, pair: Pair) -> Finding:
     """The finding on what drafting changes: nothing, or near-ties outside of strict mode. UsageError: remote target."""
-    if not session.runner.can_draft:
+    if not session.facts.drafting:
         return Finding("exactness", "skipped", "loaded without a drafter: nothing to compare")
     if session.tokenizer is None:
         return Finding("exactness", "skipped", "the target has no tokenizer: dflash certify takes prompts as ids")

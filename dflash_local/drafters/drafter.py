@@ -33,9 +33,9 @@ class Servers:
 class Drafter:
     """One drafter by its configuration. A kind overrides what it has; one without tensors has none of it.
 
-    Its modules are ``drafters.<kind>.layout`` with ``CONFIG``, this class; ``reference`` with ``PROPOSER``, a
-    ``drafters.engines.LoadableProposer``; and, where the fused engine takes it, ``fused`` with ``BLOCKS``, a
-    ``FusedDrafter``, or of a kind that stores nothing ``HOST_DRAFTER``.
+    Its modules are ``drafters.<kind>.layout`` with ``CONFIG``, this class; of a kind that stores tensors ``reference``
+    with ``PROPOSER``, a ``drafters.engines.LoadableProposer``; and, where the fused engine takes it, ``fused`` with
+    ``BLOCKS``, a ``FusedDrafter``.
 
     Attributes:
         block_size: rows that are verified of a trained block, anchor included.
@@ -49,7 +49,7 @@ class Drafter:
 
     kind: ClassVar[str]
     servers: ClassVar[Servers | None] = None  # None: no server runs it
-    stored: ClassVar[bool] = True  # False: its checkpoint is its config.json alone
+    stored: ClassVar[bool] = True  # False: its checkpoint is its config.json alone, and drafts are copies of the text
     first_draft: ClassVar[int] = 1  # the row of its block that predicts the token behind the anchor
     prefix: ClassVar[str] = ""  # of its tensors' names; others in its checkpoint are not its own
     untapped: ClassVar[int] = 1  # of the target's last layers: how many it never taps

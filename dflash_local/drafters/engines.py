@@ -45,9 +45,7 @@ class Proposer(Protocol):
         """Forget context after ``length``."""
 
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
-        """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor; perhaps fewer where drafts
-        are free (``engine.runner.Runner``).
-        """
+        """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""
 
 
 class LoadableProposer(Protocol):
@@ -144,16 +142,6 @@ class FusedDrafter(Protocol):
         """Return bytes of the matrices that context rows alone go through."""
 
 
-class HostDrafter(Protocol):
-    """Drafts that the host makes of the text alone, for the fused engine; there may be fewer than are asked for."""
-
-    def draft(self, ids: Sequence[int], count: int) -> tuple[list[int], float]:
-        """Return at most ``count`` ids behind the whole text, and how sure it is of them (``Drafts``)."""
-
-    def truncate(self, length: int) -> None:
-        """Forget the text from ``length`` on."""
-
-
 class BlockWeights(Protocol):
     """A drafter's weights as the fused engine reads them."""
 
@@ -196,12 +184,6 @@ class BindableBlocks(Protocol):
 def proposer_of(config: Drafter) -> LoadableProposer:
     """Import the reference engine's side of a kind."""
     found: LoadableProposer = import_module(f"dflash_local.drafters.{config.kind}.reference").PROPOSER
-    return found
-
-
-def host_drafter_of(config: Drafter) -> HostDrafter:
-    """Import and make the fused engine's side of a kind that stores nothing."""
-    found: HostDrafter = import_module(f"dflash_local.drafters.{config.kind}.fused").HOST_DRAFTER()
     return found
 
 

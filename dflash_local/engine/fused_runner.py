@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from dflash_local.drafters.engines import FusedDrafter, HostDrafter
+from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.cycle_records import CycleRecords
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
@@ -63,6 +63,15 @@ class CycleKey:
     max_seq_len: int
 
 
+class Launched(NamedTuple):
+    """Hold what the host needs to know of a cycle whose record comes later: ``key``, and whether its drafts were given
+    (``copied``).
+    """
+
+    key: CycleKey
+    copied: bool
+
+
 class FusedRunner(SequenceRunner):
     """Holds the token sequence as the host knows it; see ``Runner``.
 
@@ -75,12 +84,9 @@ class FusedRunner(SequenceRunner):
     drafter_precision = "full"
     peak_before = 0
 
-    def __init__(
-        self, target: FusedTarget, proposer: FusedDrafter | None, context: int, host: HostDrafter | None = None
-    ) -> None:
-        """Bind a target to what drafts for it: a drafter on its device, or one on the host, or neither."""
-        self.target, self._proposer, self.context, self._host = target, proposer, context, host
-        self.free_drafts = host is not None
+    def __init__(self, target: FusedTarget, proposer: FusedDrafter | None, context: int) -> None:
+        """Bind a target to its drafter, if there is one."""
+        self.target, self._proposer, self.context = target, proposer, context
         self.ids: list[int] = []
         self.committed: list[int] = []
         buffers = cycle_buffers(target.rows, target.vocab_size)
@@ -92,13 +98,14 @@ class FusedRunner(SequenceRunner):
         self._temperature, self._seed = tensors.take(buffers.sampling)
         self._temperature.fill_(1.0)
         self._seed.zero_()
-        self._records: CycleRecords[CycleKey] = CycleRecords(self.progress, target.distinct_experts)
+        self._records: CycleRecords[Launched] = CycleRecords(self.progress, target.distinct_experts)
         self._graphs = Graphs(target.device.type == "cuda")
         target.run_recorded = self._graphs.run  # a certificate scores thousands of rows
         self._ready: list[Cycle] = []
         self._block, self._drafted, self._with_taps = 1, 0, False
         self._reported_fault = ""
         self.costs: Mapping[int, float] = {}
+        self.verify_costs: Mapping[int, float] = {}
         self.wait_ms = 0.0
         self.experts: MeasuredExperts | None = None
         self._replayed = "cycle"  # the name of what ``replay`` records
@@ -142,11 +149,11 @@ class FusedRunner(SequenceRunner):
         """Begin as ``Runner.begin`` says. Raise EngineError where stop ids are more than the device has room for."""
         if len(stop_ids) > MAX_STOP_IDS:
             raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
-        self._sampler, self._block, self._top = sampler, block, top
+        self._sampler, self._top = sampler, top
+        self._block = block if self.proposer is not None else 1
         self._drafted = 0 if self.proposer is None else min(block - 1, len(self.proposer.drafts))
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
-        self._drafting_host = self._host if with_drafts and self.proposer is None else None
         self._noisy = not params.greedy
         # Filters, penalties and log-probabilities are the sampler's business: the host takes part in each cycle.
         self._plain = top is None and not params.penalised and (params.greedy or not params.filtered)
@@ -187,19 +194,24 @@ class FusedRunner(SequenceRunner):
         self.ids.append(int(chosen))
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
-    def launch(self, cut: Cut | None = None) -> None:
-        rows, made = max(1, self._block), 0
-        if self._drafting_host is not None and rows > 1:
-            rows, made = self._draft_by(self._drafting_host, rows, cut)
-            cut = None
-        drafts = self._drafts_for(rows) if self._with_taps else 0
+    def launch(self, cut: Cut | None = None, copied: Sequence[int] = ()) -> None:
+        rows = len(copied) + 1 if copied else max(1, self._block)
+        drafts = self._drafts_for(rows) if self._with_taps and not copied else 0
+        if copied:
+            self.set_tokens((self.ids[-1], *copied))
         # What is on its way may have moved on by a whole block each.
         max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
         self.target.written = max(self.target.written, max_seq_len)
         key = CycleKey(rows, drafts, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
-        if not self._plain:
-            return self._step_by_step(key, cut, made)
-        self._send(self._run("cycle", key, cut), made)
+        if self._plain:
+            self._send(Launched(self._run("cycle", key, cut), bool(copied)))
+        else:
+            self._step_by_step(key, cut, bool(copied))
+
+    def settle(self, newest: int = 0) -> None:
+        while len(self._records) > newest:
+            if (cycle := self._receive()) is not None:
+                self._ready.append(cycle)
 
     def _drafts_for(self, rows: int) -> int:
         """Count the drafts of a cycle of so many rows; of a chain only those that are verified, as it pays for each."""
@@ -207,23 +219,14 @@ class FusedRunner(SequenceRunner):
             return min(rows - 1, self._drafted)
         return self._drafted
 
-    def _draft_by(self, host: HostDrafter, rows: int, cut: Cut | None) -> tuple[int, int]:
-        """Receive all that is under way, and let the host draft: return rows to verify, and drafts made."""
-        self._receive_all_but(0)
-        drafts, confidence = host.draft(self.ids, rows - 1)
-        rows = min(rows if cut is None or not drafts else cut([confidence] * len(drafts)), len(drafts) + 1)
-        if drafts:
-            self.progress.tokens[1:rows] = torch.tensor(drafts[: rows - 1])
-            self.progress.margins[: len(drafts)] = confidence
-        return rows, len(drafts)
-
     def _run(self, name: str, key: CycleKey, cut: Cut | None) -> CycleKey:
         """Run a cycle as one graph of this name, or as two where its drafts may be cut; returns the key of its rows."""
         if cut is None or not key.drafts:
             self._graphs.run((name, key), lambda: self._cycle(key))
             return key
         shorter = self._cut(key, cut)
-        self._graphs.run(("rest", shorter), lambda: self._rest(shorter))
+        rest = replace(shorter, drafts=0)  # as a cycle whose drafts are given
+        self._graphs.run((name, rest), lambda: self._rest(rest))
         return shorter
 
     def _cut(self, key: CycleKey, cut: Cut) -> CycleKey:
@@ -231,15 +234,14 @@ class FusedRunner(SequenceRunner):
         self._graphs.run(("draft", key), lambda: self.draft(key))
         return replace(key, rows=min(cut(self.progress.margins[: key.drafts].tolist()), key.rows))
 
-    def _send(self, key: CycleKey, made: int) -> None:
-        """Have its record copied, and its counts of experts where another number of rows began, or now and then.
-        ``made``: drafts of the host, which no launch depends on.
-        """
+    def _send(self, launched: Launched) -> None:
+        """Have its record copied, and its counts of experts where another number of rows began, or now and then."""
+        key = launched.key
         self._uncounted = self._uncounted + 1 if key.rows == self._counted_rows else COUNTED
         self._counted_rows = key.rows
         counted = self.target.distinct_experts is not None and self._uncounted >= COUNTED
         self._uncounted = 0 if counted else self._uncounted
-        self._records.send(replace(key, drafts=made) if made else key, counted)
+        self._records.send(launched, counted)
 
     @contextmanager
     def idle(self, ids: Sequence[int]) -> Iterator[None]:
@@ -255,13 +257,17 @@ class FusedRunner(SequenceRunner):
         finally:
             self.restart(0, None)
 
-    def set_anchor(self, token: int) -> None:
-        """Let the next cycles begin with an id."""
-        self.progress.tokens[:1] = token
+    def set_tokens(self, ids: Sequence[int]) -> None:
+        """Let the next cycles begin with an id, and with drafts behind it."""
+        self.progress.tokens[: len(ids)] = torch.tensor(ids)
 
-    def replay(self, rows: int, cut: Cut | None = None) -> None:
-        """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step. ``cut``: see ``launch``."""
-        drafts = self._drafts_for(rows)
+    def replay(self, rows: int, cut: Cut | None = None, given: bool = False) -> None:
+        """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step.
+
+        Args:
+            cut: see ``launch``. given: its drafts are what stands in ``tokens``.
+        """
+        drafts = 0 if given else self._drafts_for(rows)
         taps = rows > 1 and self.proposer is not None
         key = CycleKey(rows, drafts, taps, False, self.target.bucket(2 * self.target.rows))
         self._run(self._replayed, key, cut)
@@ -318,8 +324,8 @@ class FusedRunner(SequenceRunner):
         else:
             chooser.greedy(logits, out, margins)
 
-    def _step_by_step(self, key: CycleKey, cut: Cut | None, made: int) -> None:
-        """Run the same cycle with the sampler between its halves; the host waits for it. ``made``: see ``_send``."""
+    def _step_by_step(self, key: CycleKey, cut: Cut | None, copied: bool) -> None:
+        """Run the same cycle with the sampler between its halves; the host waits for it."""
         if key.drafts and cut is not None:
             key = self._cut(key, cut)
         elif key.drafts:
@@ -333,7 +339,7 @@ class FusedRunner(SequenceRunner):
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, self.progress.tokens[1:rows], noise))
         self._graphs.run(("close", key), lambda: self._close(key))
-        self._send(key, made)
+        self._send(Launched(key, copied))
         if (cycle := self._receive()) is not None:
             emitted = chosen[: len(cycle.ids)]
             self._sampler.emitted(emitted)
@@ -341,14 +347,9 @@ class FusedRunner(SequenceRunner):
 
     def collect(self) -> list[Cycle]:
         """Return cycles that have become known: all but the last few that were launched."""
-        self._receive_all_but(self._ahead)
+        self.settle(self._ahead)
         cycles, self._ready = self._ready, []
         return cycles
-
-    def _receive_all_but(self, newest: int) -> None:
-        while len(self._records) > newest:
-            if (cycle := self._receive()) is not None:
-                self._ready.append(cycle)
 
     def _receive(self) -> Cycle | None:
         """Wait for the oldest cycle under way; None when the sequence had ended before it."""
@@ -362,13 +363,14 @@ class FusedRunner(SequenceRunner):
             return None
         self.ids += ids  # the last cycle's may reach behind the limit; ``rewind`` cuts them
         self.committed = self.ids[: before + self._kept]
-        if record.mark.taps and self.proposer is not None:
+        key, copied = record.mark
+        if key.taps and self.proposer is not None:
             self.proposer.length = len(self.committed)
-        drafted = record.rows - 1 if record.mark.drafts else 0
+        drafted = record.rows - 1 if key.drafts or copied else 0
         experts = None if record.experts is None else _mean(self.target.distinct_of(record.rows, record.experts))
-        told = record.margins[: record.mark.drafts]
-        accepted = min(record.accepted, drafted)
-        return Cycle(ids, drafted, accepted, record.rows, 0.0, 0.0, experts=experts, confidences=told)
+        told = record.margins[: key.drafts]
+        counts = drafted, min(record.accepted, drafted), record.rows
+        return Cycle(ids, *counts, 0.0, 0.0, experts=experts, confidences=told, copied=copied)
 
     def rewind(self, length: int) -> None:
         """Go back; a recurrent target by its last cycle's rows at most, rings by what they hold, else the next prompt
@@ -391,8 +393,6 @@ class FusedRunner(SequenceRunner):
         """Set the device to ``length`` committed tokens of ``ids``."""
         self.committed = self.ids[:length]
         self.target.set_length(length)
-        if self._host is not None:
-            self._host.truncate(length)
         if self.proposer is not None:
             self.proposer.length = min(self.proposer.length, length)
         if length < len(self.ids):

@@ -16,6 +16,7 @@ from dflash_local.chat.text_stream import TextStream
 from dflash_local.engine.reply_figures import ALARM_CYCLES, ReplyFigures, likely_causes
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Likelihood, Sampler
+from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
     Bytes,
@@ -59,7 +60,8 @@ class GenerationLoop:
         self.limit = min(request.limits.max_new_tokens, room)
         self.emitted = 0
         self.shown = False  # a token whose likelihood was reported is in the text
-        self.control = self._control()
+        self.scheduler = self._scheduler() if self.drafting else None
+        self.control = None if self.scheduler is None else self.scheduler.control
         self.drafts = self.control is None or self.control.drafts  # as last announced
         self.announced: set[bool] = set()
         trained = session.facts.block_size
@@ -69,16 +71,17 @@ class GenerationLoop:
             channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)
             self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
 
-    def _control(self) -> VerifyLength | None:
-        """Return what chooses the verify length; None where the request names it or where the costs are unknown."""
-        runner = self.runner
-        usable = [rows for rows in runner.costs if rows <= self.block]
-        if not self.drafting or self.request.block_size is not None or 1 not in usable or len(usable) < 2:
-            return None
-        known, greedy = self.session.verify_lengths, self.request.sampling.greedy
+    def _scheduler(self) -> Scheduler:
+        """Return what chooses the cycles: what was learnt goes on, unless the request names the block size or the costs
+        are unknown.
+        """
+        session, runner = self.session, self.runner
+        if self.request.block_size is not None or not Scheduler.adapts(runner, self.block):
+            return Scheduler(runner, self.block, session.index, fixed=True)
+        known, greedy = session.schedulers, self.request.sampling.greedy
         if greedy not in known:
-            known[greedy] = VerifyLength(runner.costs, self.block, runner.experts, runner.wait_ms, runner.free_drafts)
-            known[greedy].recall(self.session.confidences.read(greedy))
+            known[greedy] = Scheduler(runner, self.block, session.index)
+            known[greedy].recall(session.confidences.read(greedy))
         known[greedy].begin()
         return known[greedy]
 
@@ -111,15 +114,14 @@ class GenerationLoop:
             if self.cancelled():
                 reason = "cancelled"
                 break
-            cut = None
-            if self.control is not None:
-                self.runner.set_block(self.control.next_rows())
-                cut = self.control.cut if self.control.waits else None
-            self.runner.launch(cut)
+            if self.scheduler is None:
+                self.runner.launch()
+            else:
+                self.scheduler.launch()
             for cycle in self.runner.collect():
                 self.figures.add(cycle)
-                if self.control is not None:
-                    self.control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
+                if self.scheduler is not None:
+                    self.scheduler.add(cycle)
                 reason = yield from self._emit(cycle)
             yield from self._watch()
         self.runner.rewind(len(prompt) + self.emitted)
@@ -154,7 +156,8 @@ class GenerationLoop:
         self.emitted += len(ids)
         found = tuple(map(self._named, cycle.likelihoods[: len(ids)]))
         counts = cycle.drafted, cycle.accepted, cycle.rows
-        yield Step(pieces, ids, *counts, self.figures.elapsed(), found, experts=cycle.experts)
+        copied = int(cycle.copied)
+        yield Step(pieces, ids, *counts, self.figures.elapsed(), found, experts=cycle.experts, copied=copied)
         return reason
 
     def _named(self, found: Likelihood) -> TokenLogprob:
@@ -178,9 +181,9 @@ class GenerationLoop:
             return
         if self.control is not None:
             yield from self._drafting_notice(self.control)
-        if self.block > 1 and self.figures.misses >= HOPELESS_CYCLES and not self.runner.free_drafts:
+        if self.scheduler is not None and self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:
             self.block, self.control = 1, None
-            self.runner.set_block(1)
+            self.scheduler.stop_drafting()
             yield Notice(
                 f"no draft was accepted in {HOPELESS_CYCLES} cycles: continuing without drafts; "
                 "is this the drafter of this target?",

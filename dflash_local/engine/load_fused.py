@@ -9,7 +9,7 @@ import torch
 from dflash_local.catalog import engine_rule
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.drafters.drafter import Drafter
-from dflash_local.drafters.engines import BlockWeights, FusedDrafter, blocks_of, host_drafter_of
+from dflash_local.drafters.engines import BlockWeights, FusedDrafter, blocks_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.cpu_threads import settle_torch
@@ -85,8 +85,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     facts, contract, config = pair.facts, pair.contract, pair.config
     draft = None if contract is None else contract.drafter.with_attention_factor(config.attention_factor)
     device, dtype = torch.device(pair.where.device), pair.where.dtype
-    host = None if draft is None or draft.stored else host_drafter_of(draft)
-    read = draft if host is None else None  # the drafter that has weights
+    read = draft if draft is not None and draft.stored else None  # the drafter that has weights
     precision = None if read is None else precision_of(config.drafter_precision, facts.embedding_rows)
     offloaded = OFFLOADS.get(config.offload, ())
     notices: list[str] = []
@@ -136,7 +135,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     choose_experts(mixtures, target.rows, config.exact, lambda text, part: progress(text, 0.88), timer)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
-    runner = FusedRunner(target, drafter, pair.context, host)
+    runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
         chosen = choose_precision(
             drafter, config.drafter_precision, target.rows, lambda text, part: progress(text, 0.88 + 0.02 * part), timer

@@ -91,7 +91,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
         dtype=str(where.dtype).removeprefix("torch."),
         device=where.device,
         context=context,
-        draft=runner.can_draft,
+        draft=contract is not None,
         drafter_precision=runner.drafter_precision,
         offload="none" if config.offload not in OFFLOADS else config.offload,
     )

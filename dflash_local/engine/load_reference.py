@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from dflash_local.catalog import engine_rule
-from dflash_local.drafters.engines import proposer_of
+from dflash_local.drafters.engines import Proposer, proposer_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_cpu_costs
 from dflash_local.engine.cpu_threads import SMALL_MODEL, CpuThreads, end_team, settle_torch
@@ -37,19 +37,18 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     threads = CpuThreads() if packed and large else None
     taps = pair.contract.drafter.taps if pair.contract else ()
     target = TransformersTarget(model, taps, prefill_chunk=pair.config.prefill_chunk or PREFILL_CHUNK)
-    if pair.contract is None or pair.drafter_files is None:
-        end_team()
-        return ReferenceRunner(target, None, pair.context, threads), ()
-    progress("drafter", 0.8)
-    proposer, notices = proposer_of(pair.contract.drafter).load(pair.drafter_files, target, pair.config, packed)
-    precision = pair.config.drafter_precision
-    if precision not in ("auto", "full"):
-        notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
+    proposer: Proposer | None = None
+    notices: tuple[str, ...] = ()
+    if pair.contract is not None and pair.drafter_files is not None and pair.contract.drafter.stored:
+        progress("drafter", 0.8)
+        proposer, notices = proposer_of(pair.contract.drafter).load(pair.drafter_files, target, pair.config, packed)
+        precision = pair.config.drafter_precision
+        if precision not in ("auto", "full"):
+            notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
     runner = ReferenceRunner(target, proposer, pair.context, threads)
-    runner.free_drafts = not pair.contract.drafter.stored
-    if pair.contract.drafter.passes > 1:
+    if pair.contract is not None and pair.contract.drafter.passes > 1:
         runner.wait_ms = math.inf
-    if packed and large:
+    if pair.contract is not None and packed and large:
         measure_cpu_costs(runner, pair.contract.block_size)
     end_team()
     return runner, notices

@@ -54,6 +54,7 @@ class ReferenceRunner(SequenceRunner):
         self.ids: list[int] = []
         self.committed: list[int] = []  # ids whose state the target holds
         self.costs: Mapping[int, float] = {}
+        self.verify_costs: Mapping[int, float] = {}
         self._pending: Forward | None = None
         self._cycles: list[Cycle] = []
         self._stop_ids: frozenset[int] = frozenset()
@@ -63,7 +64,8 @@ class ReferenceRunner(SequenceRunner):
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
-        self._sampler, self._stop_ids, self._block, self._top = sampler, stop_ids, block, top
+        self._sampler, self._stop_ids, self._top = sampler, stop_ids, top
+        self._block = block if self.proposer is not None else 1
         self._with_taps = with_drafts and self.proposer is not None
         self._cycles.clear()
 
@@ -92,19 +94,26 @@ class ReferenceRunner(SequenceRunner):
             raise not_finite()
         return logits
 
-    def launch(self, cut: Cut | None = None) -> None:
+    def settle(self, newest: int = 0) -> None:
+        """Do nothing: each cycle is known before the next one begins."""
+
+    def launch(self, cut: Cut | None = None, copied: Sequence[int] = ()) -> None:
         self._commit_pending(len(self.ids) - 1)
         start = len(self.committed)
-        rows = min(self._block, self.context - start)
+        rows = min(len(copied) + 1 if copied else self._block, self.context - start)
         if self._threads is not None:
             self._threads.settle()
         clock = time.perf_counter()
         # One noise for drafter and target: where both find the same token likeliest, the draft is accepted.
         noise = self._sampler.noise(start + 1, rows)
-        drafts, made = self._drafts(rows - 1, noise)
-        confidences = tuple(made.tolist())
-        rows = min(rows if cut is None or not confidences else cut(confidences), len(drafts) + 1)
-        drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
+        confidences: tuple[float, ...] = ()
+        if copied:
+            drafts = torch.tensor(copied[: rows - 1], dtype=torch.long, device=self.target.device)
+        else:
+            drafts, made = self._drafts(rows - 1, noise)
+            confidences = tuple(made.tolist())
+            rows = min(rows if cut is None or not confidences else cut(confidences), len(drafts) + 1)
+            drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
         drafted = self._now()
         anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
         out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
@@ -123,15 +132,16 @@ class ReferenceRunner(SequenceRunner):
         self.ids += ids
         found = likelihoods(logits, chosen[: len(ids)], self._top)
         times = drafted - clock, done - drafted
-        self._cycles.append(Cycle(tuple(ids), rows - 1, accepted, rows, *times, found, confidences=confidences))
+        counts = rows - 1, accepted, rows
+        self._cycles.append(Cycle(tuple(ids), *counts, *times, found, confidences=confidences, copied=bool(copied)))
 
     def _drafts(self, count: int, noise: torch.Tensor | None) -> Drafts:
         if count == 0 or self.proposer is None:
             return Drafts(torch.empty(0, dtype=torch.long, device=self.target.device), torch.empty(0))
         drafts, confidences = self.proposer.propose(self.ids, count, self._sampler, noise)
-        if drafts.shape != (count,) and not (self.free_drafts and len(drafts) < count):
+        if drafts.shape != (count,):
             raise EngineError(f"the drafter proposed a tensor of shape {tuple(drafts.shape)}, {(count,)} was asked for")
-        low, high = torch.stack((drafts.min(), drafts.max())).tolist() if len(drafts) else (0, 0)
+        low, high = torch.stack((drafts.min(), drafts.max())).tolist()
         if low < 0 or high >= self.target.vocab_size:
             wrong = low if low < 0 else high
             raise EngineError(f"the drafter proposed token {wrong}, the vocabulary has {self.target.vocab_size}")

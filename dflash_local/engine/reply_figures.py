@@ -29,12 +29,12 @@ class ReplyFigures:
     def __init__(self, engine: str, mode: Mode, block: int, seed: int, judged_rows: int) -> None:
         """Begin. ``judged_rows``: only cycles that verify as many are compared with the band."""
         self.engine, self.mode, self.block, self.seed = engine, mode, block, seed
-        self.misses = 0  # drafting cycles in a row that accepted nothing
+        self.misses = 0  # cycles of the drafter's drafts in a row that accepted nothing
         self._judged_rows = judged_rows
         self._judged: deque[int] = deque(maxlen=ALARM_CYCLES)  # acceptance lengths
         self._rows: Counter[int] = Counter()
         self._experts: dict[int, list[float]] = {}  # of the cycles that were looked at, by their rows
-        self._undrafted = 0
+        self._undrafted = self._copied = 0
         self.prefill_s = 0.0
         self._started = time.perf_counter()
         self._decoding = self._started
@@ -63,6 +63,9 @@ class ReplyFigures:
         length = cycle.accepted + 1  # not that of ``ids``, which end at a stop id
         self._lengths.append(length)
         self._drafts.append((cycle.drafted, cycle.accepted))
+        if cycle.copied:  # says nothing of the drafter
+            self._copied += 1
+            return
         if max(cycle.rows, len(cycle.confidences) + 1) >= self._judged_rows:
             self._judged.append(length)
         self.misses = 0 if cycle.accepted else self.misses + 1
@@ -104,6 +107,7 @@ class ReplyFigures:
             verify_rows=tuple(sorted(self._rows.items())),
             mean_verify_rows=sum(rows * n for rows, n in self._rows.items()) / cycles if cycles else None,
             undrafted_cycles=self._undrafted,
+            copied_cycles=self._copied,
             distinct_experts=tuple((rows, sum(seen) / len(seen)) for rows, seen in sorted(self._experts.items())),
         )
 

@@ -84,16 +84,14 @@ class Runner(Protocol):
         """Return what drafts are computed with, see ``engine.drafter_precision``."""
 
     @property
-    def can_draft(self) -> bool:
-        """Return True where something drafts, wherever its drafts come from."""
-
-    @property
-    def free_drafts(self) -> bool:
-        """Return True where drafts cost nothing, and where there may be fewer than were asked for, or none."""
-
-    @property
     def costs(self) -> Mapping[int, float]:
-        """Return milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured."""
+        """Return milliseconds of a cycle by its verified rows, 1 being the plain step; empty when not measured, or
+        where there is no drafter.
+        """
+
+    @property
+    def verify_costs(self) -> Mapping[int, float]:
+        """Return the same of cycles whose drafts are given; empty when not measured."""
 
     @property
     def wait_ms(self) -> float:
@@ -134,10 +132,16 @@ class Runner(Protocol):
             stable: position to take a snapshot at, if it lies in the part to process.
         """
 
-    def launch(self, cut: Cut | None = None) -> None:
-        """Start one cycle; ``collect`` hands it out when it is known. ``cut``: called with the confidences of its
-        drafts, if there are any.
+    def launch(self, cut: Cut | None = None, copied: Sequence[int] = ()) -> None:
+        """Start one cycle; ``collect`` hands it out when it is known.
+
+        Args:
+            cut: called with the confidences of its drafts, if there are any.
+            copied: drafts to verify in place of the proposer's; all of the sequence must be known (``settle``).
         """
+
+    def settle(self, newest: int = 0) -> None:
+        """Wait until all of the sequence is known here, but for what the ``newest`` cycles emit."""
 
     def collect(self) -> list[Cycle]:
         """Return cycles that have become known since the last call."""
@@ -177,7 +181,7 @@ class Cycle:
 
     Attributes:
         experts: different routed experts of a layer that the rows took, the mean of all layers; None where not counted.
-        confidences: of all drafts that were made, see ``drafters.engines.Drafts``.
+        confidences: of all drafts that were made, see ``drafters.engines.Drafts``. copied: they were given.
     """
 
     ids: tuple[int, ...]
@@ -189,6 +193,7 @@ class Cycle:
     likelihoods: tuple[Likelihood, ...] = ()
     experts: float | None = None
     confidences: tuple[float, ...] = ()
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +227,6 @@ class SequenceRunner:
 
     target: Any  # of the engine's own kind
     proposer: Any
-    free_drafts = False
     ids: list[int]
     committed: list[int]  # ids whose state the target holds
     _block: int
@@ -236,10 +240,6 @@ class SequenceRunner:
     def device(self) -> torch.device:
         device: torch.device = self.target.device
         return device
-
-    @property
-    def can_draft(self) -> bool:
-        return self.proposer is not None or self.free_drafts
 
     @property
     def takes_snapshots(self) -> bool:

@@ -13,7 +13,8 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine import device_faults
 from dflash_local.engine.generation_loop import GenerationLoop
 from dflash_local.engine.runner import Runner, Snapshot
-from dflash_local.engine.verify_length import VerifyLength
+from dflash_local.engine.scheduler import Scheduler
+from dflash_local.engine.text_index import TextIndex
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done
@@ -36,7 +37,8 @@ class Session:
         self, runner: Runner, facts: SessionFacts, tokenizer: Tokenizer | None, stop_ids: frozenset[int]
     ) -> None:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
-        self.verify_lengths: dict[bool, VerifyLength] = {}  # what was learnt, by whether sampling is greedy
+        self.index = TextIndex()  # of the runner's sequence
+        self.schedulers: dict[bool, Scheduler] = {}  # what was learnt, by whether sampling is greedy
         self.drafts = True
         self.observe: Callable[[Stats], None] = lambda _stats: None
         self.confidences = ConfidenceRecord(None)
@@ -92,8 +94,8 @@ class Session:
                 self.reset()
         if whole:
             self.observe(loop.stats)
-            if loop.control is not None:
-                self.confidences.keep(request.sampling.greedy, loop.control.learnt)
+            if (scheduler := self.schedulers.get(request.sampling.greedy)) is not None:
+                self.confidences.keep(request.sampling.greedy, scheduler.learnt)
         else:  # its frames are gone, and with them what they held
             yield from self._shrink(held)
 
@@ -145,7 +147,7 @@ class Session:
         if request.limits.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer", f"{self.facts.target} has none")
         if request.mode == "dflash":
-            if not self.runner.can_draft:
+            if not self.facts.drafting:
                 raise UsageError(f"{self.facts.target} was loaded without a drafter", "pass --drafter or --mode ar")
             if request.block_size is not None and request.block_size > self.facts.block_size:
                 raise UsageError(
@@ -167,6 +169,7 @@ class Session:
             point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
             common = point.length if point else 0
         runner.restart(common, point)
+        self.index.truncate(common)
         self._snapshots = [s for s in self._snapshots if s.length <= common]
         return common
 

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
+from dflash_local.engine.survival import MEMORY, Survival
 
 GAIN = 1.02  # what drafting must promise, relative to the plain step, to go on
-FIRST_SHARE = 0.8  # the guess for a draft of any confidence
-LOWEST, HIGHEST, STEP = -2.0, 7.0, 0.5  # of the buckets of confidence
-MOST = 0.995  # share of drafts accepted that is believed
-MEMORY = 64.0  # drafts or cycles that a mean remembers
 RATE_MEMORY = 128.0  # cycles of the rate that a longer cycle has to be worth
 PROMISE_MEMORY = 16.0  # cycles that drafting is compared with the plain step by
 PROBE_MEMORY = 8.0  # drafts, where only probes look: what was seen long ago may have changed
-LEAN = 4.0  # drafts that the guess counts for which a bucket or a slot leans on
-FORGET = 1 / 256  # of what is known of a slot, with each cycle that could have verified it
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # cycles from one streak of probes to the next; doubled when nothing came of it
 STREAK = 3  # probes that follow one another
-
-
-class _Share:
-    """Of drafts, the part that was accepted, of so many as were ``expected`` to be if all were alike; old ones fade."""
-
-    def __init__(self) -> None:
-        self.expected = self.accepted = 0.0
-
-    def add(self, expected: float, accepted: bool, memory: float) -> None:
-        if self.expected:
-            self.forget(max(0.0, 1.0 - (memory - 1.0) / self.expected))
-        self.expected += expected
-        self.accepted += accepted
-
-    def forget(self, part: float) -> None:
-        self.expected *= 1.0 - part
-        self.accepted *= 1.0 - part
-
-    def leaning_on(self, guess: float) -> float:
-        """Return the share, as if a guess had come true in a few drafts besides."""
-        return (self.accepted + LEAN * guess) / (self.expected + LEAN)
 
 
 class _Rate:
@@ -60,18 +33,16 @@ class _Rate:
 class VerifyLength:
     """The verify length of a session, cycle by cycle.
 
-    A drafter says how sure it is of each draft. What that is worth is learnt: of drafts whose predecessors were
-    accepted, a share is accepted too, which is that of its bucket of confidence times a factor of its slot in the
-    block. The product of the first k shares is the survival s_k, and a cycle of M rows is expected to emit
-    1 + s_1 + ... + s_(M-1) tokens. Of the lengths whose costs are known that one is verified which is worth most above
-    what its time brings elsewhere: expected tokens - rate x cost, with the rate of the last cycles.
+    A drafter says how sure it is of each draft; what that is worth is learnt (``engine.survival``). Of the lengths
+    whose costs are known that one is verified which is worth most above what its time brings elsewhere: expected
+    tokens - rate x cost, with the rate of the last cycles.
 
     A draft is accepted where it equals the target's own choice, which is made from the target's logits and the
     position's noise alone. So the text is the same whatever is cut off, and by whatever signal.
 
     Where the length is chosen from this cycle's confidences, the engine has to wait for them. It does where that is
     worth more than the wait; else it verifies the length that was best of late. Confidences are learnt from in both
-    cases, and slots that are not verified are slowly forgotten, so that their guess comes from the slots before them.
+    cases.
 
     Where drafting pays less than the plain step, it stops. Now and then three cycles draft again, as probes; while
     nothing comes of them, the wait doubles, from 32 up to 512 cycles.
@@ -87,7 +58,6 @@ class VerifyLength:
         block: int,
         experts: MeasuredExperts | None = None,
         wait_ms: float = 0.0,
-        free_drafts: bool = False,
     ) -> None:
         """Begin a controller that knows nothing of the pair yet.
 
@@ -96,7 +66,6 @@ class VerifyLength:
             block: rows of the longest cycle allowed; longer ones of ``costs`` are left out.
             experts: what the costs were measured with; None for a target without experts.
             wait_ms: milliseconds that a cycle takes longer where its confidences are waited for.
-            free_drafts: drafts are made in any case and cost nothing, so a cycle may also verify none of them.
 
         Raises:
             ValueError: nothing is left, or a cost is not above 0.
@@ -105,14 +74,11 @@ class VerifyLength:
         if 1 not in self.costs or len(self.costs) < 2 or not min(self.costs.values()) > 0:
             raise ValueError(f"no usable costs for a block of {block}: {dict(costs)}")
         self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
-        self._wait_ms, self._free = wait_ms, free_drafts
+        self._wait_ms = wait_ms
         self.longest = max(self.costs)
-        self._all = _Share()
-        self._buckets = [_Share() for _ in range(_bucket(HIGHEST) + 1)]
-        self._slots = [_Share() for _ in range(self.longest - 1)]
-        self._factors = [1.0] * (self.longest - 1)
+        self._survival = Survival(self.longest - 1)
         self._emitted = _Rate(1.0, self.costs[1], RATE_MEMORY)  # by all cycles
-        self._expected = self._tokens_by_rows(())  # of the cycles of late that drafted
+        self._expected = self._survival.tokens_by_rows(())  # of the cycles of late that drafted
         self._gain = 0.0  # tokens that a cycle's own confidences add, the mean
         self.drafts = True
         self._patience = FIRST_WAIT
@@ -126,24 +92,15 @@ class VerifyLength:
         self._probing = False  # one is on its way
 
     @property
-    def _shares(self) -> tuple[_Share, ...]:
-        return self._all, *self._buckets, *self._slots
-
-    @property
     def learnt(self) -> list[float]:
         """Return what ``recall`` of a later controller takes."""
-        counts = (count for share in self._shares for count in (share.expected, share.accepted))
-        return [max(self._gain, 0.0), *self._expected, *counts]  # rounding may leave a gain below 0
+        return [max(self._gain, 0.0), *self._expected, *self._survival.learnt]  # rounding may leave a gain below 0
 
     def recall(self, learnt: Sequence[float]) -> None:
-        """Begin with what was learnt before; with nothing where that is of another block, or cannot be."""
-        if len(learnt) != len(self.learnt) or not all(0.0 <= each < math.inf for each in learnt):
-            return
-        numbers = iter(learnt)
-        self._gain, self._expected = next(numbers), [next(numbers) for _ in self._expected]
-        for share in self._shares:
-            share.expected, share.accepted = next(numbers), next(numbers)
-        self._weigh_slots()
+        """Begin with what was learnt before, of blocks as long."""
+        self._gain, behind = learnt[0], 1 + len(self._expected)
+        self._expected = list(learnt[1:behind])
+        self._survival.recall(learnt[behind:])
 
     def begin(self) -> None:
         """Begin a reply: what was on its way of another is lost, and its text may be easier."""
@@ -152,7 +109,7 @@ class VerifyLength:
     @property
     def waits(self) -> bool:
         """Return whether ``cut`` chooses the length of cycles that draft."""
-        return not self.drafts or self._free or self._gain >= self._wait_ms * self._rate()
+        return not self.drafts or self._gain >= self._wait_ms * self.rate
 
     def next_rows(self) -> int:
         """Return the rows of the cycle that is launched now, before any are cut; ask once per launch."""
@@ -166,7 +123,7 @@ class VerifyLength:
 
     def cut(self, confidences: Sequence[float]) -> int:
         """Return how many rows of a block with these drafts are to be verified."""
-        return self._best(self._tokens_by_rows(confidences), most=len(confidences) + 1)
+        return self._best(self._survival.tokens_by_rows(confidences))
 
     def add(self, rows: int, accepted: int, confidences: Sequence[float] = (), experts: float | None = None) -> None:
         """Learn from a cycle that verified ``rows`` and accepted that many drafts.
@@ -179,18 +136,14 @@ class VerifyLength:
             self.costs = self._expert_costs.current()
         self._emitted.add(accepted + 1, self.costs[rows])
         if rows == 1:
-            if confidences:  # cut off as a whole: what is known of such drafts is slowly forgotten
-                for share in (self._all, self._buckets[_bucket(confidences[0])]):
-                    share.forget(FORGET)
             return
-        tokens = self._tokens_by_rows(confidences)
+        tokens = self._survival.tokens_by_rows(confidences)
         best, usual = self._best(tokens), self._best(self._expected)
-        gain = tokens[best - 1] - tokens[usual - 1] - self._rate() * (self.costs[best] - self.costs[usual])
+        gain = tokens[best - 1] - tokens[usual - 1] - self.rate * (self.costs[best] - self.costs[usual])
         self._gain += (gain - self._gain) / MEMORY
         self._expected = [mean + (new - mean) / MEMORY for mean, new in zip(self._expected, tokens)]
-        if not self._free:
-            self._judge(tokens, rows, accepted + 1)
-        self._learn(rows, accepted, confidences)
+        self._judge(tokens, rows, accepted + 1)
+        self._survival.learn(rows, accepted, confidences, MEMORY if self.drafts else PROBE_MEMORY)
 
     def expected(self, rows: int) -> float:
         """Count tokens that a cycle of so many rows is expected to emit."""
@@ -201,52 +154,24 @@ class VerifyLength:
         return max(self._drafting, key=lambda rows: (self._expected[rows - 1] / self.costs[rows], rows))
 
     @property
-    def _drafting(self) -> Iterable[int]:
-        return (rows for rows in self.costs if rows > 1 or self._free)
-
-    def _rate(self) -> float:
+    def rate(self) -> float:
         """Return tokens a millisecond: of the last cycles, or of the plain step where that brings more."""
         return max(self._emitted.value, 1.0 / self.costs[1])
 
-    def _best(self, tokens: Sequence[float], rate: float | None = None, most: int | None = None) -> int:
-        """Return the drafting length that is worth most at a rate, the present one if not given; the longer of two.
-        ``most``: rows that there are drafts for.
-        """
-        price, drafting = self._rate() if rate is None else rate, self._drafting
-        if most is not None:
-            drafting = [rows for rows in drafting if rows <= most]
-        return max(drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
+    @property
+    def value(self) -> float:
+        """Return tokens that the next cycle is expected to emit above what its time brings at ``rate``."""
+        rows = self._best(self._expected) if self.drafts else 1
+        return self._expected[rows - 1] - self.rate * self.costs[rows]
 
-    def _tokens_by_rows(self, confidences: Sequence[float]) -> list[float]:
-        """Return the tokens expected of cycles of 1, 2, ... rows; a draft that was not made counts as one of all."""
-        emitted, alive = [1.0], 1.0
-        for slot, factor in enumerate(self._factors):
-            made = slot < len(confidences)
-            share = self._share(_bucket(confidences[slot])) if made else self._all.leaning_on(FIRST_SHARE)
-            alive *= min(share * factor, MOST)
-            emitted.append(emitted[-1] + alive)
-        return emitted
+    def _best(self, tokens: Sequence[float], rate: float | None = None) -> int:
+        """Return the drafting length that is worth most at a rate, the present one if not given; the longer of two."""
+        price = self.rate if rate is None else rate
+        return max(self._drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
 
-    def _share(self, bucket: int) -> float:
-        return self._buckets[bucket].leaning_on(self._all.leaning_on(FIRST_SHARE))
-
-    def _learn(self, rows: int, accepted: int, confidences: Sequence[float]) -> None:
-        memory = MEMORY if self.drafts else PROBE_MEMORY
-        for slot in range(min(accepted + 1, rows - 1)):
-            hit, factor = slot < accepted, self._factors[slot]
-            bucket = _bucket(confidences[slot] if slot < len(confidences) else 0.0)
-            self._slots[slot].add(self._share(bucket), hit, MEMORY)
-            self._buckets[bucket].add(factor, hit, memory)
-            self._all.add(factor, hit, memory)
-        if accepted == rows - 1:
-            for share in self._slots[accepted:]:
-                share.forget(FORGET)
-        self._weigh_slots()
-
-    def _weigh_slots(self) -> None:
-        before = 1.0
-        for slot, share in enumerate(self._slots):
-            before = self._factors[slot] = share.leaning_on(before)
+    @property
+    def _drafting(self) -> list[int]:
+        return [rows for rows in self.costs if rows > 1]
 
     def _judge(self, tokens: Sequence[float], rows: int, emitted: int) -> None:
         """Compare what a cycle promised at the best length, or what a probe brought if that is more, with the plain
@@ -271,7 +196,3 @@ class VerifyLength:
                 self.drafts = self._promise.value > plain
                 self._patience = FIRST_WAIT if self.drafts else min(2 * self._patience, LONGEST_WAIT)
                 self._begin_drafting()
-
-
-def _bucket(confidence: float) -> int:
-    return int((min(max(LOWEST, confidence), HIGHEST) - LOWEST) / STEP)  # one that is no number is the lowest

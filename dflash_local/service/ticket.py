@@ -42,6 +42,7 @@ class _Merged:
     t_s: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     experts: float | None = None
+    copied: int = 0
 
     def add(self, step: Step) -> None:
         for piece in step.pieces:
@@ -57,12 +58,13 @@ class _Merged:
         self.t_s = step.t_s
         self.logprobs.extend(step.logprobs)
         self.experts = self.experts if step.experts is None else step.experts
+        self.copied += step.copied
 
     def as_step(self) -> Step:
         pieces = tuple(Piece("".join(texts), channel, origin) for channel, origin, texts in self.runs)
         ids, logprobs = tuple(self.token_ids), tuple(self.logprobs)
         counts = self.drafted, self.accepted, self.rows
-        return Step(pieces, ids, *counts, self.t_s, logprobs, self.drafts, self.experts)
+        return Step(pieces, ids, *counts, self.t_s, logprobs, self.drafts, self.experts, self.copied)
 
 
 class Ticket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class DraftedBonus(ReferenceRunner):
         self.last = super()._drafts(count, noise)
         return self.last
 
-    def launch(self, cut: Cut | None = None) -> None:
-        super().launch(cut)
+    def launch(self, cut: Cut | None = None, copied: Sequence[int] = ()) -> None:
+        super().launch(cut, copied)
         cycle = self._cycles[-1]
         if cycle.accepted < cycle.drafted and len(cycle.ids) == cycle.accepted + 1:
             wrong = int(self.last.ids[cycle.accepted])

@@ -32,7 +32,7 @@ def new_session(request: pytest.FixtureRequest) -> Callable[..., Session]:
         if request.param == "fused":
             return fused_session(family, proposer, context, stop_ids=stop_ids)
         load = LoadConfig(engine="reference", dtype="float32", device="cpu", context=context)
-        facts = SessionFacts(family, "planted", BLOCK, False, load)
+        facts = SessionFacts(family, "planted" if proposer is not None else None, BLOCK, False, load)
         target = target_of(family)
         target.clear()
         drafter = proposer if isinstance(proposer, Planted | None) else proposer(target)

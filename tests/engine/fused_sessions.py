@@ -34,5 +34,5 @@ def fused_session(
     else:
         blocks = None if proposer is None else proposer(target)
     load = LoadConfig(engine="fused", dtype="float32", device=device, context=context)
-    known = SessionFacts(family, "planted", BLOCK, False, load, **facts)
+    known = SessionFacts(family, None if proposer is None else "planted", BLOCK, False, load, **facts)
     return Session(FusedRunner(target, blocks, context), known, None, stop_ids)

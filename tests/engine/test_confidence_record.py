@@ -7,11 +7,16 @@ import random
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from dflash_local import settings
 from dflash_local.app import loading
 from dflash_local.catalog import bundled
+from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.session import Session
+from dflash_local.engine.survival import Survival
+from dflash_local.engine.text_index import TextIndex
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Message, Request, SamplingParams
@@ -32,6 +37,11 @@ def controller(cycles: int, block: int = 16) -> VerifyLength:
     return control
 
 
+def scheduler() -> Scheduler:
+    runner: Any = SimpleNamespace(proposer=True, costs=COSTS, verify_costs=COSTS, experts=None, wait_ms=0.0)
+    return Scheduler(runner, 16, TextIndex())
+
+
 def test_a_controller_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     record, before, again = ConfidenceRecord(tmp_path, "pair"), controller(500), VerifyLength(COSTS, 16)
     assert record.read(True) == []
@@ -47,25 +57,26 @@ def test_a_controller_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 
 
 def test_what_is_of_another_block_or_no_record_is_passed_over(tmp_path: Path) -> None:
-    record, known = ConfidenceRecord(tmp_path, "pair"), controller(100).learnt
+    record, known = ConfidenceRecord(tmp_path, "pair"), [*controller(100).learnt, *Survival(15).learnt]
     changed = [[first, *known[1:]] for first in (-1.0, float("nan"), None)]
-    wrong: list[object] = [controller(100, 8).learnt, *changed, 3]
+    wrong: list[object] = [[*controller(100, 8).learnt, *Survival(7).learnt], known[:-1], *changed, 3]
     texts = [json.dumps({"pair, greedy": entry}) for entry in wrong]
     for text in (*texts, "[", "[3]", "3"):
         (tmp_path / "confidences.json").write_text(text)
-        fresh = VerifyLength(COSTS, 16)
+        fresh = scheduler()
         fresh.recall(record.read(True))
-        assert fresh.learnt == VerifyLength(COSTS, 16).learnt, text
-        record.keep(True, known)
-        assert record.read(True) == known
+        assert fresh.learnt == scheduler().learnt, text
+    fresh.recall(known)
+    assert fresh.learnt == known
+    record.keep(True, known)
+    assert record.read(True) == known
 
 
 def learnt_of(session: Session, request: Request) -> list[float]:
     """What a reply at planted costs leaves in its controller."""
     vars(session.runner)["costs"] = {rows: cost for rows, cost in COSTS.items() if rows <= 8}
     assert list(session.generate(request))
-    (control,) = session.verify_lengths.values()
-    return control.learnt
+    return session.schedulers[request.sampling.greedy].learnt
 
 
 def test_a_load_begins_with_what_the_last_one_learnt_and_measuring_with_nothing() -> None:

@@ -24,7 +24,7 @@ def test_replayed_cycles_move_nothing(family: str) -> None:
     with runner.idle(ids), torch.inference_mode():
         assert runner.committed == ids
         for anchor in (3, 9):
-            runner.set_anchor(anchor)
+            runner.set_tokens([anchor])
             runner.replay(1)
             assert (int(target.start), int(target.kept), int(target.tokens[0])) == (20, 0, anchor)
     assert (runner.ids, runner.committed, int(target.start)) == ([], [], 0)

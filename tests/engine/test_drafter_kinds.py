@@ -1,28 +1,25 @@
-"""Kinds of drafters: what stands in the table, and a planted one that stores nothing and reads the text."""
+"""Kinds of drafters: what stands in the table, and a planted one that stores nothing."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from dflash_local import drafters, settings
 from dflash_local.app.resolve import Choice
 from dflash_local.app.server_command import server_command
 from dflash_local.bench.random_pair import read_pair
-from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import find
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters import kinds
 from dflash_local.drafters.drafter import Drafter
-from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.kinds import KINDS, LOOKUP, config_of, folder_of, read_drafter
 from dflash_local.engine import LoadConfig, load
 from dflash_local.errors import UsageError
@@ -31,23 +28,23 @@ from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import plan
 from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.server_checks import WantedModel, probe
-from dflash_local.request import Limits, Request
 from tests.remote.openai_fake import Fake, running
 
 CPU32 = LoadConfig(device="cpu", dtype="float32")
-NEEDED = {"layout.py", "reference.py"}
 LOOKED_UP = folder_of(LOOKUP)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_a_folder_of_at_most_three_modules(kind: str) -> None:
     folder = Path(str(drafters.__file__)).parent / kind
-    assert NEEDED <= {path.name for path in folder.glob("*.py")} <= NEEDED | {"fused.py"}
-    assert config_of(kind).kind == kind
+    config = config_of(kind)
+    needed = {"layout.py", "reference.py"} if config.stored else {"layout.py"}
+    assert needed <= {path.name for path in folder.glob("*.py")} <= needed | {"fused.py"}
+    assert config.kind == kind
 
 
 class Repeating(Drafter):
-    """Drafts the last two tokens again and again."""
+    """A kind that the fused engine lacks."""
 
     kind: ClassVar[str] = "repeating"
     stored: ClassVar[bool] = False
@@ -57,61 +54,23 @@ class Repeating(Drafter):
         return cls(block_size=config["block_size"], source=source)
 
 
-class RepeatingProposer:
-    """What it proposes; keeps the texts that it was given."""
-
-    def __init__(self) -> None:
-        self.length, self.texts = 0, list[list[int]]()
-
-    def load(self, files: Checkpoint, *_beside: object) -> tuple[RepeatingProposer, tuple[str, ...]]:
-        assert not files.tensors
-        return self, ("nothing was read",)
-
-    def extend(self, taps: torch.Tensor, start: int) -> None:
-        assert start == self.length and taps.shape[1] == 0
-        self.length = start + len(taps)
-
-    def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
-
-    def propose(self, ids: Sequence[int], count: int, *_beside: object) -> Drafts:
-        assert len(ids) == self.length + 1
-        self.texts.append(list(ids))
-        return Drafts(torch.tensor([ids[-2 + i % 2] for i in range(count)]), torch.zeros(count))
-
-
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, RepeatingProposer]:
-    """The folder of a drafter that is a config.json alone, and what its kind proposes."""
-    proposer = RepeatingProposer()
-    for name, parts in (("layout", {"CONFIG": Repeating}), ("reference", {"PROPOSER": proposer})):
-        monkeypatch.setitem(sys.modules, f"dflash_local.drafters.repeating.{name}", SimpleNamespace(**parts))  # type: ignore[arg-type]
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a drafter that is a config.json alone."""
+    name = "dflash_local.drafters.repeating.layout"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(CONFIG=Repeating))  # type: ignore[arg-type]
     monkeypatch.setitem(kinds.ARCHITECTURES, "RepeatingDrafter", "repeating")
     monkeypatch.setitem(KINDS, "repeating", ("RepeatingDrafter",))  # type: ignore[arg-type]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["RepeatingDrafter"], "block_size": 6}))
-    return tmp_path, proposer
-
-
-@pytest.mark.parametrize("model", ["demo", "demo-hybrid"])
-def test_a_drafter_that_stores_nothing_drafts_from_the_text(
-    model: str, planted: tuple[Path, RepeatingProposer]
-) -> None:
-    folder, proposer = planted
-    session = load(find(model, str(folder)), CPU32)
-    assert session.facts.block_size == 6 and session.facts.notices == ("nothing was read",)
-    prompt = (7, 8, 9, 7, 8, 9, 7)
-    replies = [write(session, Request(prompt_ids=prompt, limits=Limits(24), mode=mode)) for mode in ("ar", "dflash")]
-    assert replies[0].ids == replies[1].ids
-    whole = [*prompt, *replies[1].ids]
-    assert proposer.texts and all(text == whole[: len(text)] for text in proposer.texts)
+    return tmp_path
 
 
 def test_it_is_planned_without_memory_and_for_the_reference_engine_alone(
-    planted: tuple[Path, RepeatingProposer],
+    planted: Path,
 ) -> None:
-    pair = find("demo", str(planted[0]))
+    pair = find("demo", str(planted))
     target = read_model(Checkpoint.open(pair.target).config, "demo")
-    drafter = read_drafter(json.loads((planted[0] / "config.json").read_text()), "x")
+    drafter = read_drafter(json.loads((planted / "config.json").read_text()), "x")
     machine = Machine("CPU", "cpu", 2**34, 2**34, "")
     asked = replace(CPU32, context=256)
     found, alone = plan(target, drafter, machine, asked), plan(target, None, machine, asked)
@@ -133,9 +92,9 @@ def test_a_kind_that_the_fused_engine_has_is_planned_on_a_card_without_memory() 
 
 
 def test_a_kind_that_no_server_has_is_launched_on_none_and_known_of_none(
-    planted: tuple[Path, RepeatingProposer],
+    planted: Path,
 ) -> None:
     with pytest.raises(UsageError, match="vLLM runs no drafter of the kind repeating"):
-        server_command("vllm", Choice("pair", find("demo").target, planted[0]), settings.load())
+        server_command("vllm", Choice("pair", find("demo").target, planted), settings.load())
     with running(Fake(program="sglang", info={"speculative_algorithm": "EAGLE3"})) as fake:
         assert "drafts with EAGLE3" in probe(endpoint(fake.url, fake.token), WantedModel()).notices[0]

@@ -223,7 +223,7 @@ def test_another_anchor_at_the_same_place_is_another_proposal(engine: str, tmp_p
         list(runner.prefill(PROMPT, 0))
         for anchor in (3, 50, 3):
             if isinstance(runner, FusedRunner):
-                runner.set_anchor(anchor)
+                runner.set_tokens([anchor])
                 runner.draft(CycleKey(5, 4, True, False, 64))
             else:
                 runner.proposer.propose([*PROMPT, anchor], 4, sampler, None)
@@ -255,7 +255,7 @@ def test_both_engines_are_as_sure_of_their_drafts(sampling: SamplingParams, tmp_
         for runner in (one, two):
             runner.begin(sampler, frozenset(), 5, True)
             list(runner.prefill(PROMPT, 0))
-        two.set_anchor(3)
+        two.set_tokens([3])
         two.draft(CycleKey(5, 4, True, not sampling.greedy, 64))
         expected = one.proposer.propose([*PROMPT, 3], 4, sampler, sampler.noise(len(PROMPT) + 1, 4))
     assert two.progress.tokens[1:5].tolist() == expected.ids.tolist()

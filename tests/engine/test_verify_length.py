@@ -250,7 +250,7 @@ def session_of(name: str) -> Session:
 
 def planted(session: Session, costs: Mapping[int, float]) -> Session:
     """The session with these costs and nothing learnt."""
-    session.verify_lengths.clear()
+    session.schedulers.clear()
     session.runner.costs = costs  # type: ignore[misc]
     return session
 
@@ -287,9 +287,9 @@ def test_what_is_learnt_stays_with_the_session_and_the_kind_of_sampling() -> Non
     assert "drafting does not pay here" in notice.message and "one per 4.6 ms" in notice.message
     again = ask(session, random_prompt(9), 30)
     assert again.find(Step)[1].rows == 1 and not again.find(Notice)
-    assert list(session.verify_lengths) == [True]
+    assert list(session.schedulers) == [True]
     ask(session, random_prompt(9), 5, sampling=SamplingParams(temperature=1.0, seed=1))
-    assert list(session.verify_lengths) == [True, False]
+    assert list(session.schedulers) == [True, False]
 
 
 def test_drafting_that_pays_again_is_said_once() -> None:
@@ -317,4 +317,4 @@ def test_an_asked_block_size_and_unknown_costs_are_not_touched() -> None:
         session = planted(fused_session("qwen3", Oracle(VOCAB, text, 3), 2000), costs)
         reply = ask(session, random_prompt(9), 40, block_size=asked)
         assert {rows for rows, _ in reply.finished.stats.verify_rows} == {asked or BLOCK}
-        assert not session.verify_lengths
+        assert not session.schedulers

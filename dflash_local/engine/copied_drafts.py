@@ -1,0 +1,81 @@
+"""Drafts that are copied from the text: whether they are worth a cycle, and how many of them. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
+from dflash_local.engine.survival import Survival
+from dflash_local.engine.text_index import Copies, TextIndex
+from dflash_local.engine.verify_length import VerifyLength
+
+
+class CopiedDrafts:
+    """What copies of a session's text are worth, learnt from all that were found, verified or not: soon the text itself
+    tells how far they were right.
+    """
+
+    def __init__(
+        self, index: TextIndex, costs: Mapping[int, float], block: int, experts: MeasuredExperts | None = None
+    ) -> None:
+        """Begin with nothing known.
+
+        Args:
+            index: of the sequence, whoever else uses it. costs: milliseconds of a cycle without a drafter's pass, by
+                its verified rows; empty where they are unknown: then all copies are verified.
+            block: rows of the longest cycle allowed. experts: what the costs were measured with.
+        """
+        self._index, self._drafts = index, block - 1
+        self.costs = {rows: costs[rows] for rows in sorted(costs) if rows <= block}
+        self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
+        self._survival = Survival(block - 1)
+        self._unknown: list[Copies] = []  # those of which the text has yet to tell
+
+    @property
+    def learnt(self) -> list[float]:
+        """Return what ``recall`` of later ones takes."""
+        return self._survival.learnt
+
+    def recall(self, learnt: Sequence[float]) -> None:
+        """Begin with what was learnt before, of blocks as long."""
+        self._survival.recall(learnt)
+
+    def begin(self) -> None:
+        """Begin a reply: what another one's text was to tell is never known."""
+        self._unknown.clear()
+
+    def find(self, ids: Sequence[int]) -> Copies:
+        """Return what may follow a text, and learn how far earlier copies were right."""
+        unknown = self._unknown
+        self._unknown = [each for each in unknown if not self._known(each, ids)]
+        found = self._index.find(ids, self._drafts)
+        if found.ids and (not unknown or unknown[-1].behind < found.behind):
+            self._unknown.append(found)
+        return found
+
+    def rows(self, copies: Copies, control: VerifyLength | None) -> int:
+        """Return how many rows to verify of a cycle with these copies; 1 where they do not pay. ``control``: of the
+        drafter's cycle that would run instead; None: it is the plain step.
+        """
+        if not self.costs:
+            return len(copies.ids) + 1
+        rate, rival = (1.0 / self.costs[1], 0.0) if control is None else (control.rate, control.value)
+        tokens = self._survival.tokens_by_rows([copies.confidence] * len(copies.ids))
+        worth = {rows: tokens[rows - 1] - rate * self.costs[rows] for rows in self.costs if rows <= len(copies.ids) + 1}
+        best = max(worth, key=lambda rows: (worth[rows], rows))
+        return best if worth[best] > rival else 1
+
+    def add(self, rows: int, experts: float | None) -> None:
+        """Learn what a cycle of copies cost. ``experts``: of ``Cycle``."""
+        if experts is not None and self._expert_costs is not None:
+            self._expert_costs.add(rows, experts)
+            self.costs = self._expert_costs.current()
+
+    def _known(self, copies: Copies, ids: Sequence[int]) -> bool:
+        """Learn from copies; returns False while the text has not told how far they were right."""
+        followed = ids[copies.behind : copies.behind + len(copies.ids)]
+        right = next((at for at, (one, other) in enumerate(zip(followed, copies.ids)) if one != other), len(followed))
+        if right == len(followed) < len(copies.ids):
+            return False
+        self._survival.learn(len(copies.ids) + 1, right, [copies.confidence] * len(copies.ids))
+        return True
