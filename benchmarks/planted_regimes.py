@@ -1,4 +1,5 @@
-"""What is a block cut by its drafts' confidences worth? Milliseconds a token on a GPU, random weights of true shapes.
+"""What are blocks cut by their drafts' confidences worth, and copies of the text beside them? Milliseconds a token on a
+GPU, random weights of true shapes.
 
     PYTHONPATH=. python benchmarks/planted_regimes.py qwen3.5-35b-a3b --stored int4-g128 > FILE.json
 
@@ -7,6 +8,10 @@ by cycle. The regimes: log odds of a draft around a mean that changes with the t
 through noise; and blocks that always accept as many, whose confidences say nothing. Beside the controller stand the
 plain step, the best fixed length of those that the controller has (chosen with hindsight), and the controller with
 confidences that belong to other drafts. A mixture's experts are drawn.
+
+What copies are worth is planted by position: ``copy`` is a file that is written again, ``chat`` text with a short match
+at every fifth place, of which each id is right in half of the cases, ``agent`` has 200 tokens of each by turns. Beside
+the scheduler stand each of its methods alone.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -31,8 +36,10 @@ from dflash_local.bench.provenance import machine, versions
 from dflash_local.config.quantizers import USUAL
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
-from dflash_local.engine.verify_length import VerifyLength
+from dflash_local.engine.scheduler import Scheduler
+from dflash_local.engine.text_index import LONGEST, Copies, TextIndex
 from dflash_local.kernels.choose import Noise, RowChooser
 from dflash_local.kernels.timing import span_ms
 from dflash_local.load_config import LoadConfig
@@ -64,6 +71,7 @@ REGIMES = {
     "code, sure or not": Regime(2.5, 0.8, 3.0, 0.5, 60),
     "agent": Regime(1.8, 2.0, 2.0, 0.7, 15),
 }
+COPIED = {"copy": "code", "chat": "chat", "agent": "agent"}  # kinds of text, and the regime of the drafter's drafts
 PlantedCycle = tuple[list[float], int]  # confidences; drafts that are right
 
 
@@ -113,7 +121,7 @@ class Working(RowChooser):
 
 
 class PlantedDrafts(Working):
-    """Drafts by position, with the planted confidences of the present cycle."""
+    """Drafts by position but for the first that is to be wrong, with the planted confidences of the present cycle."""
 
     def __init__(self, real: RowChooser, runner: FusedRunner, count: int) -> None:
         super().__init__(real, runner)
@@ -131,12 +139,14 @@ class PlantedDrafts(Working):
 
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         super()._run(logits, out, noise, margins)
+        wrong = self.accepted[self.cycle()] == self._rows[: len(out)]
+        out.add_(wrong).remainder_(self._vocab)
         if margins is not None:
             margins.copy_(self.confidences[self.cycle()][0, : len(margins)])
 
 
 class PlantedChoice(Working):
-    """The target's: the same ids, but for the row behind the last draft that is to be accepted. Ends a cycle."""
+    """The target's: ids by position. Ends a cycle."""
 
     def __init__(self, real: RowChooser, runner: FusedRunner, drafts: PlantedDrafts) -> None:
         super().__init__(real, runner)
@@ -144,37 +154,50 @@ class PlantedChoice(Working):
 
     def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
         super()._run(logits, out, noise, margins)
-        wrong = self._drafts.accepted[self._drafts.cycle()] == self._rows[: len(out)]
-        out.add_(wrong).remainder_(self._vocab)
         self._drafts.at.add_(1)
 
 
+class PlantedCopies(TextIndex):
+    """Finds what is planted for a position of a text of some kind, which is right or not."""
+
+    def __init__(self, kind: str, vocab_size: int) -> None:
+        super().__init__()
+        self._kind, self._vocab = kind, vocab_size
+
+    def find(self, ids: Sequence[int], count: int) -> Copies:
+        behind, draw = len(ids), random.Random(len(ids))
+        match = LONGEST
+        if self._kind == "chat" or (self._kind == "agent" and behind // 200 % 2):
+            match = draw.randrange(3, 7) if draw.random() < 0.2 else 0
+        right = [match == LONGEST or draw.random() < 0.5 for _ in range(min(count, match))]
+        found = tuple(((behind + at) * SPREAD + (not each)) % self._vocab for at, each in enumerate(right))
+        return Copies(behind, found, math.log2(max(match, 1)))
+
+
 class Fixed:
-    """A length that never changes, in the place of a controller."""
+    """A length that never changes, in the place of a scheduler."""
 
-    waits = False
+    def __init__(self, runner: FusedRunner, rows: int) -> None:
+        self._runner, self._rows = runner, rows
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def launch(self) -> None:
+        self._runner.set_block(self._rows)
+        self._runner.launch()
 
-    def next_rows(self) -> int:
-        return self._rows
-
-    def add(self, *_cycle: object) -> None:
+    def add(self, _cycle: Cycle) -> None:
         """Learn nothing."""
 
 
 class EachLength(Fixed):
     """Cuts to one length after the other, three cycles to each: the first compiles, the second records."""
 
-    waits = True
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        super().__init__(max(lengths))
+    def __init__(self, runner: FusedRunner, lengths: Sequence[int]) -> None:
+        super().__init__(runner, max(lengths))
         self._turns = cycle([length for length in lengths for _ in range(3)])
 
-    def cut(self, _confidences: Sequence[float]) -> int:
-        return next(self._turns)
+    def launch(self) -> None:
+        self._runner.set_block(self._rows)
+        self._runner.launch(lambda _confidences: next(self._turns))
 
 
 class Replies:
@@ -182,15 +205,15 @@ class Replies:
 
     def __init__(self, runner: FusedRunner, count: int) -> None:
         assert runner.proposer is not None
-        self._runner, self._count = runner, count
+        self.runner, self._count = runner, count
         chooser = runner.proposer.selector or runner._draft_chooser
         self._drafts = runner.proposer.selector = PlantedDrafts(chooser, runner, count)
         runner._chooser = PlantedChoice(runner._chooser, runner, self._drafts)  # type: ignore[assignment]
         runner._graphs.clear()
 
-    def ms(self, cycles: Sequence[PlantedCycle], control: Any) -> tuple[float, dict[int, int]]:
+    def ms(self, cycles: Sequence[PlantedCycle], scheduler: Scheduler | Fixed) -> tuple[float, dict[int, int]]:
         """Milliseconds a token, and cycles by rows."""
-        runner, lengths, tokens = self._runner, Counter[int](), 0
+        runner, lengths, tokens = self.runner, Counter[int](), 0
         ids = ids_of(runner, PROMPT)
         runner.restart(0, None)
         prompt = torch.tensor(ids, device=runner.device)
@@ -202,33 +225,51 @@ class Replies:
         torch.cuda.synchronize()
         began = time.perf_counter()
         while lengths.total() < self._count - 3:  # those on their way read the rest
-            runner.set_block(control.next_rows())
-            runner.launch(control.cut if control.waits else None)
+            scheduler.launch()
             for done in runner.collect():
                 tokens += len(done.ids)
                 lengths[done.rows] += 1
-                control.add(done.rows, done.accepted, done.confidences, done.experts)
+                scheduler.add(done)
         runner.rewind(len(runner.ids))
         return 1e3 * (time.perf_counter() - began) / tokens, dict(sorted(lengths.items()))
 
 
 def record_graphs(replies: Replies, lengths: Sequence[int], cycles: Sequence[PlantedCycle]) -> None:
     """Run each length as one graph and as two."""
-    for control in (*map(Fixed, lengths), EachLength(lengths)):
-        replies.ms(cycles, control)
+    runner = replies.runner
+    for scheduler in (*(Fixed(runner, rows) for rows in lengths), EachLength(runner, lengths)):
+        replies.ms(cycles, scheduler)
 
 
-def compare(
-    replies: Replies, cycles: Sequence[PlantedCycle], costs: dict[int, float], new: Callable[[], VerifyLength]
-) -> Any:
+def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "") -> Scheduler:
+    """One that chooses among these methods and the plain step; ``copies``: the kind of text, or empty."""
+    found = Scheduler(runner, runner.target.rows, PlantedCopies(copies, runner.vocab_size))
+    if not drafter:
+        found.stop_drafting()
+    if not copies:
+        found._copied = None
+    return found
+
+
+def compare(replies: Replies, cycles: Sequence[PlantedCycle], costs: dict[int, float]) -> Any:
     """Time one regime."""
     emitted = {rows: sum(min(right, rows - 1) + 1 for _, right in cycles) for rows in costs if rows > 1}
     best = max(emitted, key=lambda rows: emitted[rows] / costs[rows])
-    plain, fixed = (replies.ms(cycles, Fixed(rows))[0] for rows in (1, best))
-    ours, lengths = replies.ms(cycles, new())
-    others, _ = replies.ms(shuffled(cycles), new())
+    plain, fixed = (replies.ms(cycles, Fixed(replies.runner, rows))[0] for rows in (1, best))
+    ours, lengths = replies.ms(cycles, scheduler_of(replies.runner, True))
+    others, _ = replies.ms(shuffled(cycles), scheduler_of(replies.runner, True))
     found = {"plain_ms": plain, "fixed_rows": best, "fixed_ms": fixed, "ms": ours, "shuffled_ms": others}
     return found | {"over_fixed": min(plain, fixed) / ours, "cycles_by_rows": lengths}
+
+
+def compare_methods(replies: Replies, cycles: Sequence[PlantedCycle], copies: str) -> Any:
+    """Time one kind of text that may be copied."""
+    runner = replies.runner
+    found = {"plain_ms": replies.ms(cycles, Fixed(runner, 1))[0]}
+    for name, drafter, text in (("drafter", True, ""), ("copies", False, copies), ("both", True, copies)):
+        found[f"{name}_ms"], _ = replies.ms(cycles, scheduler_of(runner, drafter, text))
+    least = min(ms for name, ms in found.items() if name != "both_ms")
+    return found | {"over_drafter": found["drafter_ms"] / found["both_ms"], "over_best": least / found["both_ms"]}
 
 
 @torch.inference_mode()
@@ -245,7 +286,7 @@ def main() -> None:
     load = LoadConfig(drafter_precision="8bit")
     runner, _ = random_pair.build(pair, CONTEXT, torch.device("cuda"), torch.bfloat16, load)
     measure_costs(runner, runner.target.rows)
-    measured, drafts, regimes = dict(runner.costs), runner.target.rows - 1, {}
+    measured, drafts, regimes, methods = dict(runner.costs), runner.target.rows - 1, {}, {}
     replies = Replies(runner, args.cycles)
     with fixed_routing(runner.target.mixtures, runner.target.rows, "uniform"):
         with runner.idle(ids_of(runner, 1024)):
@@ -255,11 +296,14 @@ def main() -> None:
         planted = {name: cycles_of(regime, drafts, args.cycles) for name, regime in REGIMES.items()}
         planted |= {f"always {accepted}": equal_cycles(accepted, drafts, args.cycles) for accepted in EQUAL}
         for name, cycles in planted.items():
-            new = partial(VerifyLength, measured, drafts + 1, runner.experts, runner.wait_ms)
-            regimes[name] = compare(replies, list(cycles), costs, new)
+            regimes[name] = compare(replies, list(cycles), costs)
             print(name, regimes[name], file=sys.stderr, flush=True)
+        for name, regime in COPIED.items():
+            methods[name] = compare_methods(replies, list(cycles_of(REGIMES[regime], drafts, args.cycles)), name)
+            print(name, methods[name], file=sys.stderr, flush=True)
     record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}
     record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "regimes": regimes}
+    record |= {"given_at_load": dict(runner.verify_costs), "methods": methods}
     print(json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2))
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
 from dflash_local.catalog.bundled import find
 from dflash_local.drafters.kinds import LOOKUP, folder_of
 from dflash_local.engine import LoadConfig, load
-from tests.engine.test_lookup import REPEATED, SAMPLINGS, asked
+from dflash_local.request import user_request
+from tests.engine.test_lookup import REPEATED, SAMPLINGS, TEXTS, Foreseen, asked, cycles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+STRICT = LoadConfig(device="cuda", dtype="bfloat16", exact=True)
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-hybrid"])
 def test_no_text_changes(model: str) -> None:
-    session = load(find(model, str(folder_of(LOOKUP))), LoadConfig(device="cuda", dtype="bfloat16", exact=True))
-    assert session.facts.engine == "fused" and session.runner.costs
+    session = load(find(model, str(folder_of(LOOKUP))), STRICT)
+    assert session.facts.engine == "fused" and session.runner.verify_costs and not session.runner.costs
     accepted = dict.fromkeys(SAMPLINGS, 0)
     for how, sampling in SAMPLINGS.items():
         prompt = REPEATED
@@ -29,4 +33,19 @@ def test_no_text_changes(model: str) -> None:
             accepted[how] += sum(cycle.accepted for cycle in drafted.cycles)
             prompt = (*prompt, *plain.ids, 7, 8, 9)
     session.close()
-    assert accepted["greedy"] > 0 and accepted["sampled"] > 0
+    assert accepted["greedy"] > 0
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-hybrid"])
+def test_no_text_changes_beside_a_drafter(model: str) -> None:
+    session, found = load(find(model), STRICT), Counter[bool]()
+    assert set(session.runner.verify_costs) > set(session.runner.costs) > {1}, "strict cycles are all as dear"
+    for sampling in SAMPLINGS.values():
+        for text in TEXTS:
+            prompt = session.render(user_request(text)).ids
+            plain = asked(session, "ar", prompt, sampling)
+            session.index = Foreseen((*prompt, *plain.ids))
+            session.schedulers.clear()
+            found += cycles(session, prompt, sampling, plain)
+    session.close()
+    assert found[True] and found[False]
