@@ -28,7 +28,7 @@ struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
-struct Index { int x; };
+struct Index { int x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
@@ -54,6 +54,7 @@ static int block_threads, running;
 static jmp_buf scheduler;
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> block_barriers, warp_barriers;
+static std::vector<int> votes;
 static std::vector<Operands> operands;
 static std::vector<std::vector<u8>> shared_memories;
 static std::function<void()> work;
@@ -79,6 +80,15 @@ static void wait_at(std::vector<Barrier>& barriers, int which, int expected) {
 }
 static int warp() { return (blockIdx.x * block_threads + threadIdx.x) / 32; }
 static void __syncthreads() { wait_at(block_barriers, blockIdx.x, block_threads); }
+static int __syncthreads_or(int vote) {
+  votes[blockIdx.x] |= vote;
+  __syncthreads();
+  const int any = votes[blockIdx.x];
+  __syncthreads();
+  votes[blockIdx.x] = 0;
+  __syncthreads();
+  return any;
+}
 static void __syncwarp() { wait_at(warp_barriers, warp(), 32); }
 static void __threadfence() {}
 static int atomicAdd(int* p, int value) {
@@ -94,6 +104,7 @@ template <class T> static T __ldcg(const T* p) { return *p; }
 template <class T> static void __stcg(T* p, T value) { *p = value; }
 #define __expf expf
 #define __fmaf_rn fmaf
+static float __fdividef(float a, float b) { return a / b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fadd_rn(float a, float b) { return a + b; }
 static u32 __float_as_uint(float value) {
@@ -185,6 +196,67 @@ template <class T> static T __shfl_up_sync(u32, T value, int distance) {
   return of_lane(value, lane < distance ? lane : lane - distance);
 }
 
+template <class T> static T __shfl_sync(u32, T value, int lane) { return of_lane(value, lane); }
+
+// Of Hopper. Shared memory is named by the distance from its begin; copies and products are done at once.
+static size_t __cvta_generic_to_shared(const void* p) { return (const u8*)p - shared_memory; }
+static void begin_products() {}
+static void commit_products() {}
+static void wait_for_products() {}
+static void wait_for_earlier() {}
+static void commit_copies() {}
+static void wait_for_copies() {}
+static int hidden(int number) { return number; }
+static float power(float x) { return exp2f(x); }
+static void copy_16_bytes(u32 to, const void* from, int size) {
+  memset(shared_memory + to, 0, 16), memcpy(shared_memory + to, from, size);
+}
+static void copy_4_bytes(u32 to, const void* from, int size) {
+  memset(shared_memory + to, 0, 4), memcpy(shared_memory + to, from, size);
+}
+static u32 subtract_pairs(u32 a, u32 b) {
+  const float low = bfloat16_value(a & 0xffff) - bfloat16_value(b & 0xffff);
+  return to_pair(low, bfloat16_value(a >> 16) - bfloat16_value(b >> 16));
+}
+// stmatrix with four transposed matrices.
+static void store_transposed(u32 to, const u32 (&pairs)[4]) {
+  const int lane = threadIdx.x & 31;
+  for (int i = 0; i < 8; i++) {
+    const u16 number = pairs[i / 2] >> 16 * (i % 2);
+    memcpy(shared_memory + of_lane(to, i / 2 * 8 + lane % 4 * 2 + i % 2) + lane / 4 * 2, &number, 2);
+  }
+}
+// A byte of a wgmma's operand in rows of 128 bytes, swizzled. ``matrix``: its descriptor.
+static const u8* swizzled(unsigned long long matrix, int row, int byte) {
+  const u32 at = u32(matrix & 0x3fff) * 16 + row * 128 + byte;
+  return shared_memory + (at ^ (at >> 7 & 7) << 4);
+}
+static int column_of(int i) { return i / 4 * 8 + (threadIdx.x & 3) * 2 + i % 2; }  // of a thread's i-th sum
+template <int N> static void score_product(int (&sums)[N], unsigned long long a, unsigned long long b, int onto) {
+  for (int i = 0; i < N; i++) {
+    const int row = (threadIdx.x & 127) / 32 * 16 + (threadIdx.x & 31) / 4 + i / 2 % 2 * 8;
+    int sum = onto ? sums[i] : 0;
+    for (int k = 0; k < 32; k++) sum += (signed char)*swizzled(a, row, k) * (signed char)*swizzled(b, column_of(i), k);
+    sums[i] = sum;
+  }
+}
+template <int N> static void output_product(float (&sums)[N], const u32* a, unsigned long long b) {
+  const int lane = threadIdx.x & 31;
+  Operands& all = operands[warp()];
+  std::copy(a, a + 4, all.a[lane]);
+  __syncwarp();
+  for (int i = 0; i < N; i++) {
+    double sum = sums[i];
+    for (int k = 0; k < 16; k++) {
+      const u32 left = all.a[lane / 4 * 4 + k % 8 / 2][i / 2 % 2 + k / 8 * 2];
+      const u16 right = *(const u16*)swizzled(b, column_of(i), k * 2);
+      sum += (double)bfloat16_value(left >> 16 * (k & 1) & 0xffff) * bfloat16_value(right);
+    }
+    sums[i] = sum;
+  }
+  __syncwarp();
+}
+
 static u32 warp_max(u32 value) {
   for (int mask = 16; mask; mask >>= 1) value = std::max(value, __shfl_xor_sync(~0u, value, mask));
   return value;
@@ -211,9 +283,10 @@ static bool rests(u32 seed, u32 warp, u32 turn) {
 
 // All blocks run at a time; what they share is not initialised, so it is filled with NaN.
 static bool run_grid(int blocks, int threads, int shared_bytes, int seed, std::function<void()> kernel) {
-  gridDim.x = blocks, block_threads = threads, work = kernel;
+  gridDim = {blocks, 1}, block_threads = threads, work = kernel;
   fibers = std::vector<Fiber>(blocks * threads);
   block_barriers.assign(blocks, Barrier());
+  votes.assign(blocks, 0);
   warp_barriers.assign(blocks * threads / 32, Barrier());
   operands.resize(blocks * threads / 32);
   shared_memories.assign(blocks, std::vector<u8>(shared_bytes + 16, 0xff));

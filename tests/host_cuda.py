@@ -19,7 +19,7 @@ from dflash_local.kernels.cuda_driver import Argument
 
 HEADER = Path(__file__).with_name("host_cuda.h")
 KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(.*?\)\s*(\w+)\((.*?)\)\s*{', re.DOTALL)
-SHARED = re.compile(r"extern __shared__ __align__\(16\) u8 (\w+)\[\];")
+SHARED = re.compile(r"extern __shared__ __align__\(\d+\) u8 (\w+)\[\];")
 FLAGS = ("-O1", "-w", "-fno-strict-aliasing", "-fPIC")
 FUNCTION = re.compile(r"^__device__ __forceinline__ [^;{}]*{.*?(?:}\n|^}\n)", re.DOTALL | re.MULTILINE)
 

@@ -100,6 +100,7 @@ def check(result: int) -> None:
         raise kind(f"the CUDA driver: {(text.value or b'').decode() or result}")
 
 
-def cubin(source: str, options: Sequence[str], device: torch.device) -> bytes:
+def cubin(source: str, options: Sequence[str], device: torch.device, own_instructions: bool = False) -> bytes:
     """Compile a source for a device, see ``nvrtc.cubin``. ``options``: of the compiler, but for the card."""
-    return nvrtc.cubin(source, options, torch.cuda.get_device_capability(device), driver_version())
+    capability = torch.cuda.get_device_capability(device)
+    return nvrtc.cubin(source, options, capability, driver_version(), own_instructions)

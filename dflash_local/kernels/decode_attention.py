@@ -2,6 +2,7 @@
 
 The first attends over the splits of the cache, a program for each; the second combines partial results in order. A
 row's result depends on the splits, never on other rows; splits are even, or fixed for all lengths (``SplitKV``).
+Over int8 codes Hopper has a first launch of its own (``attend_codes``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_local.kernels import attend_codes
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.jit import (
     jit,
@@ -105,26 +107,35 @@ def decode_attention(
     keys, values = cache[:2]
     num_kv_heads, capacity = keys.shape[:2]
     block_d = max(power_of_two(head_dim), MIN_DOT_DIM)
-    of_group = rows * (num_heads // num_kv_heads)
-    config = decode_config(of_group, block_d, keys.element_size(), device.shared_memory)
-    tiles = -(-of_group // config.block_m)
     max_rows = partials.outputs.shape[1]
-    max_splits = config.programs_per_sm * device.num_sms // (num_kv_heads * tiles)
-    count = partials.num_splits(max_seq_len, max_splits)
     split_size = FIXED_SPLIT_SIZE if partials.fixed else MIN_EVEN_SPLIT
     splits_per_doubling = SPLITS_PER_DOUBLING if partials.fixed else 0
-    _attend_split_kernel[(num_kv_heads, count, tiles)](
-        queries, keys, values, *(cache[2:] or cache), start, partials.outputs, partials.softmax_stats, rows, max_rows,
-        scale or head_dim**-0.5, capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, config.block_m,
-        splits_per_doubling, config.block_kv, mask.causal, mask.sliding_window, mask.context_window,
-        capacity < max_seq_len, len(cache) > 2, num_warps=config.num_warps, num_stages=config.num_stages,
-        enable_fp_fusion=False,  # a row's bits do not depend on which keys need a mask
-    )  # fmt: skip
+    scale = scale or head_dim**-0.5
+    native = None
+    if attend_codes.takes(queries, cache) and mask == AttentionMask() and capacity >= max_seq_len:
+        native = attend_codes.kernel(queries.device, rows, num_heads, num_kv_heads, splits_per_doubling)
+    if native is not None:
+        block_kv, count = attend_codes.STEP, partials.num_splits(max_seq_len, device.num_sms // num_kv_heads)
+        results = partials.outputs, partials.softmax_stats
+        attend_codes.launch(native, queries, cache, start, results, count, split_size, scale)
+    else:
+        of_group = rows * (num_heads // num_kv_heads)
+        config = decode_config(of_group, block_d, keys.element_size(), device.shared_memory)
+        tiles = -(-of_group // config.block_m)
+        max_splits = config.programs_per_sm * device.num_sms // (num_kv_heads * tiles)
+        block_kv, count = config.block_kv, partials.num_splits(max_seq_len, max_splits)
+        _attend_split_kernel[(num_kv_heads, count, tiles)](
+            queries, keys, values, *(cache[2:] or cache), start, partials.outputs, partials.softmax_stats, rows,
+            max_rows, scale, capacity, split_size, num_heads, num_kv_heads, head_dim, block_d, config.block_m,
+            splits_per_doubling, block_kv, mask.causal, mask.sliding_window, mask.context_window,
+            capacity < max_seq_len, len(cache) > 2, num_warps=config.num_warps, num_stages=config.num_stages,
+            enable_fp_fusion=False,  # a row's bits do not depend on which keys need a mask
+        )  # fmt: skip
     gate_stride = 0 if gates is None else gates.shape[1]
     _combine_splits_kernel[(rows, num_heads)](
         partials.outputs, partials.softmax_stats, partials.softmax_stats if sinks is None else sinks, start, out,
         out if gates is None else gates, gate_stride, rows, max_rows, count, split_size, num_heads, head_dim, block_d,
-        splits_per_doubling, config.block_kv, BLOCK_SPLITS, mask.sliding_window, mask.context_window,
+        splits_per_doubling, block_kv, BLOCK_SPLITS, mask.sliding_window, mask.context_window,
         gates is not None, sinks is not None, num_warps=4,
     )  # fmt: skip
     return out

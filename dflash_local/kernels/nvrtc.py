@@ -104,11 +104,13 @@ def why_not(capability: tuple[int, int]) -> MissingDependencyError | None:
     )
 
 
-def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driver: int) -> bytes:
+def cubin(
+    source: str, options: Sequence[str], capability: tuple[int, int], driver: int, own_instructions: bool = False
+) -> bytes:
     """Compile a source for a card, or take it from the disk where it was compiled before.
 
     Args:
-        driver: its version, as the driver says it.
+        driver: its version, as the driver says it. own_instructions: with those that no later card has.
 
     Raises:
         MissingDependencyError: NVRTC is missing, or older than the card; names the wheel.
@@ -117,7 +119,7 @@ def cubin(source: str, options: Sequence[str], capability: tuple[int, int], driv
     if unmet is not None:
         raise unmet
     compiler, card = nvrtc(), capability[0] * 10 + capability[1]
-    every = [f"--gpu-architecture=sm_{card}", *options]
+    every = [f"--gpu-architecture=sm_{card}{'a' if own_instructions else ''}", *options]
     key = hashlib.sha256("\0".join([source, *every, str(compiler.version), str(driver)]).encode()).hexdigest()
     folder = cubin_folder()
     path = folder / f"{key}.cubin" if folder else None

@@ -12,7 +12,7 @@ import torch
 
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import MissingDependencyError
-from dflash_local.kernels import delta_step, fragment_gemm, nvrtc
+from dflash_local.kernels import attend_codes, delta_step, fragment_gemm, nvrtc
 from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import PLAIN, FragmentFormat, FragmentWeight
 from dflash_local.kernels.skinny_gemm import RESERVED_SHARED_MEMORY
@@ -117,16 +117,17 @@ def test_what_is_compiled_is_kept_for_the_same_source_options_and_driver(
     monkeypatch.setattr(nvrtc, "nvrtc", Compiler)
     first = nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER)
     assert nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER) == first and len(asked) == 1
-    assert asked[0] == ["--gpu-architecture=sm_90", "-DN=1"]
+    nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER, own_instructions=True)
+    assert [options[0][-6:] for options in asked] == ["=sm_90", "sm_90a"] and asked[0][1:] == ["-DN=1"]
     nvrtc.cubin("two", ["-DN=1"], (9, 0), DRIVER)
     nvrtc.cubin("one", ["-DN=2"], (9, 0), DRIVER)
     nvrtc.cubin("one", ["-DN=1"], (8, 0), DRIVER)
     nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER + 10)
     monkeypatch.setattr(Compiler, "version", (13, 1))
     nvrtc.cubin("one", ["-DN=1"], (9, 0), DRIVER)
-    assert len(asked) == 6
+    assert len(asked) == 7
     folder = nvrtc.cubin_folder()
-    assert folder is not None and len(list(folder.iterdir())) == 6
+    assert folder is not None and len(list(folder.iterdir())) == 7
     with pytest.raises(MissingDependencyError, match=r"13\.1 does not know this card .*12\.0") as caught:
         nvrtc.cubin("one", [], (12, 0), DRIVER)
     assert "pip install --upgrade nvidia-cuda-nvrtc" in caught.value.hint
@@ -152,6 +153,17 @@ def test_the_recurrence_compiles_for_every_card(compiler: nvrtc.Nvrtc, card: int
     source = delta_step.SOURCE.read_text(encoding="utf-8")
     cubin, log = compiler.compile(source, [f"--gpu-architecture=sm_{card}", "--ptxas-options=-v", *options])
     assert cubin and "0 bytes spill stores, 0 bytes spill loads" in log
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("queries", [16, 32, 48, 64, 80, 96])
+def test_attention_over_codes_compiles_for_hopper(compiler: nvrtc.Nvrtc, queries: int) -> None:
+    options = attend_codes.compile_options(24, 4, queries, 0)
+    source = attend_codes.SOURCE.read_text(encoding="utf-8")
+    cubin, log = compiler.compile(source, ["--gpu-architecture=sm_90a", "--ptxas-options=-v", *options])
+    spilled = re.findall(r"(\d+) bytes spill stores", log)
+    assert cubin and [int(number) <= 64 for number in spilled] == [True], log
+    assert "serialized" not in log and attend_codes.shared_bytes(queries) + RESERVED_SHARED_MEMORY <= 227 * 1024
 
 
 def test_what_does_not_compile_says_why(compiler: nvrtc.Nvrtc) -> None:
