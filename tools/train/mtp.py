@@ -1,20 +1,19 @@
-"""A layer for multi-token prediction for a target that has none, trained on text that the target writes itself.
+"""A layer for multi-token prediction for a target, trained on text that the target writes itself.
 
 First on single drafts, which cost a fifth, then on chains, each draft on the output of the one before. A toy takes
-minutes of a CPU. Writes the target's folder with the layer beside it; measures that and a random layer.
+minutes of a CPU. Writes the target's folder with the layer in it; measures that and a random layer.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import time
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from dflash_local.bench.prompts import held_out
@@ -32,7 +31,6 @@ from dflash_local.models.transformers_target import KVCache, LayerInputs, Transf
 from dflash_local.request import Limits, SamplingParams, user_request
 from tools.train.own_text import frame_of
 
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 CPU32 = LoadConfig(device="cpu", dtype="float32")
 LENGTH, TOGETHER = 224, 128  # tokens of a text, and texts that are written together
 BATCH, DRAFTS, RATE = 8, 4, 3e-3
@@ -109,14 +107,11 @@ def train(args: argparse.Namespace) -> MTPLayer:
 
 
 def save(layer: MTPLayer, args: argparse.Namespace) -> None:
-    """Write the target's folder with the layer, in bfloat16, in a file of its own."""
+    """Write the target's folder with the layer, in bfloat16, among its tensors."""
     shutil.copytree(args.target, args.out)
-    (args.out / "model.safetensors").rename(args.out / SHARDS[0])
     tensors = {f"{PREFIX}{name}": each.detach().bfloat16() for name, each in layer.state_dict().items()}
-    save_file(tensors, args.out / SHARDS[1], metadata={"format": "pt"})
-    names = {**dict.fromkeys(Checkpoint.open(args.target).tensors, SHARDS[0]), **dict.fromkeys(tensors, SHARDS[1])}
-    index = {"metadata": {}, "weight_map": dict(sorted(names.items()))}
-    (args.out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    file = args.out / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file, metadata={"format": "pt"})
 
 
 def acceptance(session: Session, prompts: Path) -> float:
