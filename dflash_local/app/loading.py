@@ -107,12 +107,21 @@ def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify)
     """
     with held(pair, user):
         notify = _naming(pair, notify)
-        session = open_session(pair, fitted(pair, load, user, notify), notify)
+        session = open_session(_as_measured(pair, load, user), fitted(pair, load, user, notify), notify)
         warn_of(session, notify)
         try:
             yield session
         finally:
             session.close()
+
+
+def _as_measured(pair: Pair, load: LoadConfig, user: Settings) -> Pair:
+    """Give a pair what a check found out of its drafter. CheckpointError: an unreadable file."""
+    if pair.drafter is None or not load.draft or user.cache_dir is None:
+        return pair
+    from dflash_local.check.record import measured_keys
+
+    return replace(pair, drafter_keys=measured_keys(user.cache_dir, pair.drafter))
 
 
 def _naming(pair: Pair, notify: Notify) -> Notify:
@@ -230,7 +239,7 @@ def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps:
     def opened(load: LoadConfig) -> EngineSession:
         planned = fitted(pair, load, user, notify)
         with steps.loading(pair.name, planned):
-            return open_session(pair, planned, notify)
+            return open_session(_as_measured(pair, load, user), planned, notify)
 
     try:
         return opened(load)

@@ -11,11 +11,10 @@ from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.trial import prompt_ids, write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.findings import Finding, State
+from dflash_local.check.first_cycles import better_taps, settle_final_norm
 from dflash_local.check.text import PROMPTS, prompts_of
 from dflash_local.engine.reply_figures import likely_causes
 from dflash_local.engine.session import Session
-from dflash_local.models.fused.target import FusedTarget
-from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import Limits, Request
 
 TOKENS = 64  # of a reply at most
@@ -25,11 +24,6 @@ TOY_BAND = 7.0  # of bundled pairs here, also quantised: 7.57 to 7.84; 6.5 with 
 ON, OFF = "thinking", "no thinking"
 MODES = {ON: True, OFF: False}
 TRAINED = {"required": (ON,), "off": (OFF,)}  # how a drafter was trained -> modes in which the band holds
-SHIFTS = (-1, 1)
-REPLY = 48  # tokens of the target's own reply, of which parts lengthen a prompt
-PARTS = 4  # cycles that a prompt is good for
-ONE_CYCLE = 2  # tokens: the prompt's, and one of a cycle, whose acceptance is counted uncut
-BETTER = 0.3  # tokens of acceptance length: less may be chance
 SECONDS = 60.0  # after which a probe begins no further prompt
 Lengths = Mapping[str, Mapping[str, Sequence[int]]]  # acceptance lengths of cycles by mode and kind of prompt
 
@@ -39,9 +33,10 @@ def check_drafter(session: Session, pair: Pair) -> Finding:
     if (skipped := _without_drafts(session)) is not None:
         return skipped
     prompts = prompts_of(pair)
+    settled = settle_final_norm(session, pair, prompts)
     lengths, _ = reply_lengths(session, prompts)
     means = _means(lengths)
-    found = judged(means, pair)
+    found = _joined(judged(means, pair), settled)
     if found.state not in ("warning", "failed"):
         return found
     cause = better_taps(session, prompts, _best(means) == ON)
@@ -56,15 +51,23 @@ def probe(session: Session, pair: Pair, progress: Callable[[float], None] = lamb
     if (skipped := _without_drafts(session)) is not None:
         return skipped
     prompts = prompts_of(pair)
+    settled = settle_final_norm(session, pair, prompts)
     lengths, count = reply_lengths(session, prompts, SECONDS, progress)
     means = _means(lengths)
-    found = judged(means, pair, count)
+    found = _joined(judged(means, pair, count), settled)
     kinds = {kind: {mode: _mean(of[kind]) for mode, of in lengths.items() if of[kind]} for kind in lengths[OFF]}
     found = _with_costs(replace(found, figures={**found.figures, "kinds": kinds, "prompts": count}), session)
     if found.state not in ("warning", "failed") or found.remedy.startswith("drafts are accepted with"):
         return found
     shifted = better_taps(session, prompts[:1], _best(means) == ON)
     return replace(found, remedy=shifted or _causes_of_load(session, pair, ON in means, found.state))
+
+
+def _joined(found: Finding, more: Finding | None) -> Finding:
+    """The finding with what else was found of the drafter."""
+    if more is None:
+        return found
+    return replace(found, text=f"{found.text}; {more.text}", figures={**found.figures, **more.figures})
 
 
 def _without_drafts(session: Session) -> Finding | None:
@@ -131,13 +134,16 @@ def judged(lengths: Mapping[str, float | None], pair: Pair, prompts: int = PROMP
     known = {name: length for name, length in lengths.items() if length is not None}
     if not known:
         return Finding("drafter", "skipped", "every reply ended before a draft")
-    bundled = pair.toy and pair.tuned_from is None
-    band = TOY_BAND if bundled else pair.acceptance_band or UNKNOWN_BAND
+    band = TOY_BAND if pair.bundled else pair.acceptance_band or UNKNOWN_BAND
     trained = [name for name in TRAINED.get(pair.thinking or "", tuple(known)) if name in known] or list(known)
     best = max(known[name] for name in trained)
     means = ", ".join(f"{length:.2f} ({name})" if len(known) > 1 else f"{length:.2f}" for name, length in known.items())
     text = f"acceptance length {means} over {prompts} prompt{'s' * (prompts != 1)}, expected at least {band:g}"
-    figures = {"acceptance_length": lengths, "band": band, "band_known": bundled or pair.acceptance_band is not None}
+    figures = {
+        "acceptance_length": lengths,
+        "band": band,
+        "band_known": pair.bundled or pair.acceptance_band is not None,
+    }
     if best >= band:
         return Finding("drafter", "ok", text, "", figures)
     return Finding("drafter", "failed" if best < NEAR_ONE else "warning", text, _causes(known, band, trained), figures)
@@ -173,52 +179,3 @@ def _causes_of_load(session: Session, pair: Pair, can_think: bool, state: State)
     causes = likely_causes(session.facts, can_think if pair.thinking == "required" else None)
     listed = f"likely causes: {'; '.join(causes)}" if causes else "this load gives no likely cause"
     return f"{listed}; try another --drafter, or --mode ar" if state == "failed" else listed
-
-
-def better_taps(session: Session, prompts: Sequence[Prompt], thinking: bool) -> str:
-    """What to say when taps one layer off are accepted better; empty where none are, or the target is elsewhere.
-
-    Of the first cycle after a prompt alone: the fused engine's blocks are recorded with the taps they were loaded with.
-
-    Raises:
-        DFlashError: a request failed.
-    """
-    target = session.runner.target
-    if not isinstance(target, TransformersTarget | FusedTarget):
-        return ""
-    texts = [text for prompt in prompts for text in _beginnings(session, prompt_ids(session, prompt, thinking))]
-    own = target.taps
-    lengths = {own: _first_cycles(session, texts)}
-    try:
-        for shift in SHIFTS:
-            moved = tuple(tap + shift for tap in own)
-            if all(0 <= tap < target.num_layers for tap in moved):
-                target.use_taps(moved)
-                lengths[moved] = _first_cycles(session, texts)
-    finally:
-        target.use_taps(own)
-        session.reset()
-    best = max(lengths, key=lambda taps: lengths[taps])
-    if lengths[best] < lengths[own] + BETTER:
-        return ""
-    return (
-        f"target_layer_ids are likely off by one: with {list(best)} instead of {list(own)} first cycles have "
-        f"{lengths[best]:.2f} instead of {lengths[own]:.2f}"
-    )
-
-
-def _beginnings(session: Session, prompt: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The prompt alone, and with parts of the target's own reply."""
-    reply = write(session, Request(prompt_ids=prompt, limits=Limits(REPLY), mode="ar")).ids
-    cuts = sorted({len(reply) * part // PARTS for part in range(PARTS)})
-    return [(*prompt, *reply[:cut]) for cut in cuts]
-
-
-def _first_cycles(session: Session, texts: Sequence[tuple[int, ...]]) -> float:
-    """Mean acceptance length of the first cycle after each text; 0 where none drafted."""
-    block = session.facts.block_size
-    lengths: list[int] = []
-    for text in texts:
-        request = Request(prompt_ids=text, limits=Limits(ONE_CYCLE), mode="dflash", block_size=block)
-        lengths += write(session, request).stats.acceptance_lengths[:1]
-    return sum(lengths) / len(lengths) if lengths else 0.0

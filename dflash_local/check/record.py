@@ -15,10 +15,11 @@ from dflash_local.check.findings import Finding, Subject, worst
 from dflash_local.json_text import parse_json
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.loaded import Verdict
-from dflash_local.store.kept import keep
+from dflash_local.store.kept import keep, read_kept
 from dflash_local.store.paths import CHECKS
 
 SCHEMA = 1
+KEYS = "drafter_keys.json"  # beside the reports: what loads are to know of drafters, by the state of their files
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,11 @@ def _files(path: Path) -> dict[str, Any]:
 
 def path_of(cache: Path | None, facts: dict[str, Any]) -> Path | None:
     """Where the report of these facts lies; None without a cache folder."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-    return cache / CHECKS / f"{digest}.json" if cache is not None else None
+    return cache / CHECKS / f"{_digest(facts)}.json" if cache is not None else None
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def remembered(path: Path | None) -> Report | None:
@@ -104,3 +108,23 @@ def remember(path: Path | None, report: Report) -> None:
     """Keep a report; nothing is kept where that is impossible."""
     if path is not None:
         keep(path, json.dumps(report.as_dict(), indent=1) + "\n")
+
+
+def remember_keys(path: Path | None, pair: Pair, report: Report) -> None:
+    """Keep what was measured of the drafter and its config.json does not say, in the place of what was before.
+
+    Args:
+        path: of the report.
+    """
+    for keys in (each.figures["drafter_keys"] for each in report.findings if "drafter_keys" in each.figures):
+        if path is not None and pair.drafter is not None:
+            file, digest = path.with_name(KEYS), _digest(_files(pair.drafter))
+            entries = read_kept(file, dict) or {}
+            if entries.pop(digest, {}) != keys:
+                keep(file, json.dumps({**entries, **({digest: keys} if keys else {})}, indent=1) + "\n")
+
+
+def measured_keys(cache: Path, drafter: Path) -> dict[str, Any]:
+    """What was measured of a drafter; empty where nothing was. CheckpointError: an unreadable file."""
+    entries = read_kept(cache / CHECKS / KEYS, dict)
+    return dict(entries.get(_digest(_files(drafter)), {})) if entries else {}

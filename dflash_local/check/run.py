@@ -20,7 +20,7 @@ from dflash_local.check.findings import Finding, Subject
 from dflash_local.check.layers import check_layers
 from dflash_local.check.likelihood import check_likelihood
 from dflash_local.check.products import check_products
-from dflash_local.check.record import Report, facts_of, path_of, remember, remembered
+from dflash_local.check.record import Report, facts_of, path_of, remember, remember_keys, remembered
 from dflash_local.check.template import check_template
 from dflash_local.check.text import prompts_of
 from dflash_local.engine.session import Session
@@ -112,6 +112,7 @@ def _reported(session: Session, pair: Pair, path: Path | None, run: Callable[[],
     seconds, checked = time.monotonic() - begin, datetime.now(timezone.utc).isoformat(timespec="seconds")
     report = Report(pair.name, session.facts.loaded_as, checked, round(seconds, 2), found)
     remember(path, report)
+    remember_keys(path, pair, report)
     return report
 
 

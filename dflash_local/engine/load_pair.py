@@ -68,6 +68,7 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
     drafter_files = open_drafter(pair.drafter) if pair.drafter is not None and config.draft else None
     contract: PairFacts | None = None
     if drafter_files is not None:
+        drafter_files = replace(drafter_files, config={**(pair.drafter_keys or {}), **drafter_files.config})
         contract = check_pair(
             target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )

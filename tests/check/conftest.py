@@ -34,10 +34,10 @@ def own_toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer prompts, and fewer tokens of each reply."""
-    from dflash_local.check import drafting, run, text
+    from dflash_local.check import drafting, first_cycles, run, text
 
     monkeypatch.setattr(text, "PROMPTS", 2)
     monkeypatch.setattr(drafting, "TOKENS", 24)
     monkeypatch.setattr(run, "TOKENS", 6)
-    monkeypatch.setattr(drafting, "PARTS", 1)
-    monkeypatch.setattr(drafting, "REPLY", 24)
+    monkeypatch.setattr(first_cycles, "PARTS", 1)
+    monkeypatch.setattr(first_cycles, "REPLY", 24)

@@ -13,13 +13,12 @@ import torch
 
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
-from dflash_local.check import drafting, findings, likelihood, record, text
-from dflash_local.check.drafting import better_taps, check_drafter
+from dflash_local.check import drafting, findings, first_cycles, likelihood, record, text
+from dflash_local.check.drafting import check_drafter
 from dflash_local.check.findings import Finding, Subject
 from dflash_local.check.likelihood import Band, check_likelihood
 from dflash_local.check.run import check, check_exactness, guarded
 from dflash_local.check.template import check_template
-from dflash_local.check.text import prompts_of
 from dflash_local.engine import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import CheckpointError
@@ -76,8 +75,8 @@ IN_FILES = [pytest.param(each, marks=pytest.mark.slow if is_like_another(each) e
 def test_a_fault_in_files_is_named(fault: faults.Fault, own_toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault.where == "drafter":  # a target is told by all of them
         monkeypatch.setattr(text, "PROMPTS", 2)
-    monkeypatch.setattr(drafting, "PARTS", 1)  # a quarter of the texts
-    monkeypatch.setattr(drafting, "REPLY", 24)
+    monkeypatch.setattr(first_cycles, "PARTS", 1)  # a quarter of the texts
+    monkeypatch.setattr(first_cycles, "REPLY", 24)
     pair, folder = replace(bundled.find(fault.of), generations=()), own_toys / fault.of / fault.where
 
     def found(dtype: str = "float32") -> Finding:
@@ -199,15 +198,3 @@ def test_a_check_that_the_memory_does_not_suffice_for_is_no_fault() -> None:
 
     found = guarded("target", full)
     assert found.state == "skipped" and "memory" in found.text and findings.exit_code([found]) == 0
-
-
-# The taps are the drafter's, the same in both; the faults above are told by the reference engine.
-@pytest.mark.parametrize("engine", [pytest.param("reference", marks=pytest.mark.slow), "fused"])
-def test_taps_that_are_right_have_no_better_ones_beside_them(engine: str, short: None) -> None:
-    pair = bundled.find("demo")
-    with session_of(pair, engine=engine, context=512) as session:
-        target = session.runner.target
-        assert better_taps(session, prompts_of(pair)[:1], thinking=False) == ""
-        target.use_taps((0, 2, 4, 5))
-        assert "with [1, 3, 5, 6] instead of [0, 2, 4, 5]" in better_taps(session, prompts_of(pair)[:2], thinking=False)
-        assert target.taps == (0, 2, 4, 5), "they are put back"

@@ -42,6 +42,7 @@ from dflash_local.load_config import DrafterPrecision, LoadConfig
 # Published targets have been measured with 2 to 5 drafts; behind the fourth few are accepted.
 BLOCK, MAX_BLOCK = 5, 6
 PREFIX = "mtp."
+FINAL_NORM = "mtp_final_norm"  # the key that says whether hidden states are taken behind the target's final norm
 LAYER, FC = f"{PREFIX}layers.0", f"{PREFIX}fc"
 NORMS = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
 WHOLE = "the mtp layer attends as its target does: --draft-window and --attention-factor are left out"
@@ -53,7 +54,7 @@ ON_THEIR_WAY, GONE_BACK = 3, 2
 class MTPConfig(Drafter):
     """The layer, by its target's configuration. Two keys may be added to that: ``mtp_block_size`` (2 to 6, 5 where it
     is not given), and ``mtp_final_norm`` false where the layer takes the target's hidden states from before the final
-    norm.
+    norm; without it ``dflash check`` measures that (``check.first_cycles``).
 
     Attributes:
         model: the target's, with this layer in place of its own ones. normed: it takes hidden states behind the norm.
@@ -87,7 +88,7 @@ class MTPConfig(Drafter):
             source=source,
             inferred=model.inferred,
             model=replace(model, layers=(LayerConfig(mixer, model.layers[-1].mlp),)),
-            normed=fields.optional_flag("mtp_final_norm") is not False,
+            normed=fields.optional_flag(FINAL_NORM) is not False,
         )
 
     @property
