@@ -15,6 +15,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.drafters.kinds import read_drafter
 from dflash_local.drafters.mtp.layout import MTPConfig
 from tests.families import HIDDEN, save_model
+from tests.quantized_checkpoints import SIZES, quantize_checkpoint
 
 FULL: dict[str, Any] = {"layer_types": ["full_attention"] * 4}  # a target that can be cut back anywhere
 Tensors = dict[str, torch.Tensor]
@@ -46,6 +47,35 @@ def save_target(family: str, folder: Path, keys: dict[str, Any] | None = None, *
 def add(folder: Path, tensors: Tensors) -> None:
     file = folder / "model.safetensors"
     save_file({**load_file(file), **tensors}, file, metadata={"format": "pt"})
+
+
+def split_experts(folder: Path) -> None:
+    """Give every expert of a checkpoint its own tensors, as quantised files have them."""
+    tensors = load_file(folder / "model.safetensors")
+    apart: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".experts.gate_up_proj"):
+            for index, both in enumerate(tensor):
+                gate, up = both.chunk(2)
+                module = f"{name.removesuffix('.gate_up_proj')}.{index}"
+                apart |= {f"{module}.gate_proj.weight": gate.clone(), f"{module}.up_proj.weight": up.clone()}
+        elif name.endswith(".experts.down_proj"):
+            module = name.removesuffix(".down_proj")
+            apart |= {f"{module}.{index}.down_proj.weight": each.clone() for index, each in enumerate(tensor)}
+        else:
+            apart[name] = tensor
+    save_file(apart, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_quantized(family: str, dialect: str, folder: Path) -> tuple[Path, Path]:
+    """A target in a quantiser's dialect, with its layer, and its twin of the numbers that its codes stand for."""
+    mixture = family == "qwen3_5_moe"
+    inner: dict[str, Any] = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32} if mixture else {}
+    twin = save_target(family, folder / "twin", **SIZES, **inner)
+    if mixture:
+        split_experts(twin)
+    quantize_checkpoint(twin, folder / "coded", dialect)
+    return folder / "coded", twin
 
 
 def own_pair(folder: Path) -> Pair:
@@ -136,11 +166,16 @@ class Recipe:
         shared = self._linear(f"{module}.shared_expert_gate", x).sigmoid() * self._mlp(f"{module}.shared_expert", x)
         chances, chosen = self._linear(f"{module}.gate", x).softmax(-1).topk(self.config.num_experts_per_tok)
         chances = chances / chances.sum(-1, keepdim=True)
-        gate_up, down = (self.tensors[f"{module}.experts.{name}_proj"] for name in ("gate_up", "down"))
         for row, slot in ((row, slot) for row in range(len(x)) for slot in range(chosen.shape[1])):
-            gate, up = (gate_up[chosen[row, slot]] @ x[row]).chunk(2)
-            shared[row] += chances[row, slot] * (down[chosen[row, slot]] @ (functional.silu(gate) * up))
+            shared[row] += chances[row, slot] * self._expert(int(chosen[row, slot]), x[row])
         return shared
+
+    def _expert(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        module = "layers.0.mlp.experts"
+        if f"{module}.gate_up_proj" not in self.tensors:
+            return self._mlp(f"{module}.{index}", x)
+        gate, up = (self.tensors[f"{module}.gate_up_proj"][index] @ x).chunk(2)
+        return self.tensors[f"{module}.down_proj"][index] @ (functional.silu(gate) * up)
 
     def _mlp(self, module: str, x: torch.Tensor) -> torch.Tensor:
         gated = functional.silu(self._linear(f"{module}.gate_proj", x)) * self._linear(f"{module}.up_proj", x)

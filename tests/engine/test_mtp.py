@@ -14,23 +14,26 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local import load_config, settings
-from dflash_local.app.resolve import Choice
+from dflash_local.app.resolve import Choice, resolve
 from dflash_local.app.server_command import server_command
+from dflash_local.bench.prompts import held_out
+from dflash_local.bench.trial import write
+from dflash_local.catalog import bundled
 from dflash_local.drafters.dflash import layout as dflash_layout
 from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.drafters.mtp.reference import MTPProposer
 from dflash_local.engine import LoadConfig, Session, drafter_precision, load
 from dflash_local.engine.fused_runner import CycleKey, FusedRunner
-from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import UsageError
 from dflash_local.events import Started, Step
 from dflash_local.kernels.choose import Noise, RowChooser, drawn
-from dflash_local.request import SamplingParams
+from dflash_local.layout.buffer import distinct
+from dflash_local.request import Limits, SamplingParams, user_request
 from tests.engine_sessions import Reply, ask, random_prompt
-from tests.mtp_checkpoints import FULL, Recipe, own_pair, save_target
-from tests.quantized_checkpoints import SIZES, quantize_checkpoint
+from tests.mtp_checkpoints import FULL, Recipe, own_pair, save_quantized, save_target
+from tests.planner.test_fused_ledger import held
 
 CPU32 = LoadConfig(dtype="float32", device="cpu")
 SIX = {"mtp_block_size": 6}
@@ -167,13 +170,20 @@ def test_hidden_states_may_be_taken_before_the_final_norm(engine: str, tmp_path:
     assert before != [behind.drafts([*PROMPT[:-1], anchor], 4, None, 1.0) for anchor in range(6)]
 
 
-@pytest.mark.parametrize("dialect", ["fp8", "modelopt_nvfp4", "pack_quantized"])
-def test_the_fused_engine_drafts_by_codes_what_they_stand_for(dialect: str, tmp_path: Path) -> None:
-    twin = save_target("qwen3_5", tmp_path / "twin", **SIZES)
-    quantize_checkpoint(twin, tmp_path / "coded", dialect)
+@pytest.mark.parametrize(
+    ("family", "dialect"),
+    [*(("qwen3_5", each) for each in ("fp8", "modelopt_nvfp4", "pack_quantized", "gptq")), ("qwen3_5_moe", "fp8")],
+)
+def test_the_fused_engine_drafts_by_codes_what_they_stand_for(family: str, dialect: str, tmp_path: Path) -> None:
+    """And they take the memory that is planned."""
+    coded, twin = save_quantized(family, dialect, tmp_path)
     expected = plain(twin, tuple(PROMPT), SamplingParams())
-    session, watch = watched(tmp_path / "coded", "fused", [*PROMPT, *expected], twin=twin)
-    assert any(not isinstance(each.weight, torch.Tensor) for each in session.runner.proposer.matrices)
+    session, watch = watched(coded, "fused", [*PROMPT, *expected], twin=twin)
+    blocks = session.runner.proposer.inner
+    assert any(not isinstance(each.weight, torch.Tensor) for each in blocks.matrices)
+    planned = blocks.config.weights(64, "float32", blocks.config.formats)
+    beside = sum(each.nbytes for each in distinct(planned).values()) - held(blocks._weights)
+    assert beside == 0 if dialect == "fp8" else beside > 0, "in other codes published files have none"
     assert ask(session, PROMPT, 30, block_size=5).ids == expected and len(watch.seen) > 5
 
 
@@ -321,25 +331,28 @@ def test_a_chat_that_goes_on_keeps_all_that_it_has(tmp_path: Path) -> None:
     assert len(watch.seen) > 20
 
 
-def test_a_layer_that_says_the_targets_own_ids_is_accepted(tmp_path: Path) -> None:
-    """Each id has the target's likeliest next one by heart: the drafts are right where the text is."""
-    folder = save_target("qwen3_5", tmp_path / "target")
-    session = load(own_pair(folder), CPU32)
-    proposer = cast(MTPProposer, cast(ReferenceRunner, session.runner).proposer)
-    expected = plain(folder, tuple(PROMPT), SamplingParams())
-    text = [*PROMPT, *expected]
-    known = {text[i]: text[i + 1] for i in range(len(PROMPT) - 1, len(text) - 1)}
-    head, embedding = (cast(Any, proposer.target)._head.weight, cast(Any, proposer.target)._embed.weight)
-    with torch.no_grad():
-        table = {tuple(embedding[one].tolist()): head[two] for one, two in known.items()}
-
-    def by_heart(embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.stack([table.get(tuple(row.tolist()), row) for row in embeddings])
-
-    proposer.layer.join = by_heart  # type: ignore[method-assign]
-    proposer.layer.forward = lambda x, inputs, cache: 100 * x  # type: ignore[method-assign]
-    reply = ask(session, PROMPT, 30, sampling=SamplingParams())
-    assert reply.ids == expected and max(lengths(reply)) > 2
+def test_a_trained_layer_is_accepted_as_its_recipe_is() -> None:
+    """Of the bundled pair, ``--drafter mtp``: replies are the plain ones, and cycles as long as of the recipe."""
+    pair = resolve("demo-hybrid", "mtp", settings.load(), lambda _: None)
+    one, two = (load(pair, replace(CPU32, engine=engine)) for engine in ("reference", "fused"))
+    recipe, seen = Recipe(pair.target), list[int]()
+    for prompt in held_out(bundled.FOLDER / "heldout.json")[::8]:
+        for sampling in (SamplingParams(), HOT):
+            asked = user_request(prompt.text, sampling=sampling, limits=Limits(32), mode="dflash", block_size=5)
+            expected = write(one, replace(asked, mode="ar", block_size=None)).ids
+            replies = [write(session, asked) for session in (one, two)]
+            assert [each.ids for each in replies] == [expected] * 2
+            found = [each.stats.acceptance_lengths for each in replies]
+            assert found[0] == found[1]
+            if sampling.greedy:
+                text, at = [*one.render(asked).ids, *expected], len(one.render(asked).ids) + 1
+                for length in found[0][:-1]:  # the last one ends with the reply
+                    drafts = recipe.drafts(text[:at], 4, None, 1.0)
+                    right = next((i for i in range(4) if drafts[i] != text[at + i]), 4)
+                    assert length == right + 1
+                    at += length
+                seen += found[0]
+    assert sum(seen) / len(seen) > 3
 
 
 @ENGINES

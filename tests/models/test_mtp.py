@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,16 +17,13 @@ from dflash_local.drafters.kinds import drafter_of_shape
 from dflash_local.drafters.mtp.reference import MTPProposer
 from dflash_local.engine import LoadConfig, load
 from dflash_local.errors import CheckpointError, PairError
-from dflash_local.layout.buffer import distinct
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import PairFacts, check_pair, open_drafter
-from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask, random_prompt
 from tests.families import save_model
 from tests.gguf_models import GOLDEN
-from tests.mtp_checkpoints import add, config_of, own_pair, random_layer, save_target
-from tests.planner.test_fused_ledger import held
-from tests.quantized_checkpoints import SIZES, quantize_checkpoint
+from tests.mtp_checkpoints import add, config_of, own_pair, random_layer, save_quantized, save_target, split_experts
+from tests.quantized_checkpoints import SIZES
 
 CPU32 = LoadConfig(device="cpu", dtype="float32")
 EXPERTS = "mtp.layers.0.mlp.experts"
@@ -51,24 +47,6 @@ def drop(folder: Path, *names: str) -> None:
     file = folder / "model.safetensors"
     kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith(names)}
     save_file(kept, file, metadata={"format": "pt"})
-
-
-def split_experts(folder: Path) -> None:
-    """Give every expert of a checkpoint its own tensors, as quantised files have them."""
-    tensors = load_file(folder / "model.safetensors")
-    apart: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if name.endswith(".experts.gate_up_proj"):
-            for index, both in enumerate(tensor):
-                gate, up = both.chunk(2)
-                module = f"{name.removesuffix('.gate_up_proj')}.{index}"
-                apart |= {f"{module}.gate_proj.weight": gate.clone(), f"{module}.up_proj.weight": up.clone()}
-        elif name.endswith(".experts.down_proj"):
-            module = name.removesuffix(".down_proj")
-            apart |= {f"{module}.{index}.down_proj.weight": each.clone() for index, each in enumerate(tensor)}
-        else:
-            apart[name] = tensor
-    save_file(apart, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -154,65 +132,22 @@ def test_each_expert_may_have_tensors_of_its_own(tmp_path: Path) -> None:
         checked(apart)
 
 
-def lengths_of(folder: Path, engine: str) -> list[tuple[int, ...]]:
-    """Acceptance lengths of replies, which are the plain ones."""
-    session, found = load(own_pair(folder), replace(CPU32, engine=engine)), []
-    for sampling in (SamplingParams(), SamplingParams(temperature=0.8, seed=3)):
-        plain, drafted = (
-            ask(session, random_prompt(24), 30, mode=mode, block_size=block, sampling=sampling)
-            for mode, block in (("ar", None), ("dflash", 5))
-        )
-        assert plain.ids == drafted.ids
-        found.append(drafted.finished.stats.acceptance_lengths)
-    return found
-
-
 @pytest.mark.parametrize(
     ("family", "dialect"),
-    [*(("qwen3_5", each) for each in ("fp8", "modelopt_nvfp4", "pack_quantized", "gptq")), ("qwen3_5_moe", "fp8")],
+    [*(("qwen3_5", each) for each in ("fp8", "modelopt_nvfp4", "pack_quantized")), ("qwen3_5_moe", "fp8")],
 )
-def test_the_fused_engine_drafts_by_codes(family: str, dialect: str, tmp_path: Path) -> None:
-    """As the plain layer does that they stand for, in either engine; and they take the memory that is planned."""
-    sizes: dict[str, Any] = {**SIZES, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-    twin = save_target(family, tmp_path / "twin", **(SIZES if family == "qwen3_5" else sizes))
-    if family == "qwen3_5_moe":
-        split_experts(twin)
-    quantize_checkpoint(twin, tmp_path / "coded", dialect)
-    session = load(own_pair(tmp_path / "coded"), replace(CPU32, engine="fused", context=100))
-    proposer = session.runner.proposer
-    assert any(not isinstance(each.weight, torch.Tensor) for each in proposer.matrices)
-    planned = proposer.config.weights(64, "float32", proposer.config.formats)
-    beside = sum(each.nbytes for each in distinct(planned).values()) - held(proposer._weights)
-    assert beside == 0 if dialect == "fp8" else beside > 0, "in other codes published files have none"
-    same = [lengths_of(twin, "fused"), *(lengths_of(tmp_path / "coded", engine) for engine in ("fused", "reference"))]
-    assert same[0] == same[1] == same[2]
-
-
-@pytest.mark.parametrize("dialect", ["fp8", "modelopt_nvfp4", "pack_quantized"])
-def test_quantised_layers_are_decoded_as_their_targets(dialect: str, tmp_path: Path) -> None:
+def test_quantised_layers_are_decoded_as_their_targets(family: str, dialect: str, tmp_path: Path) -> None:
     """In a file of codes the fc stays plain, and so may all of the layer."""
-    twin = save_target("qwen3_5", tmp_path / "twin", **SIZES)
-    quantize_checkpoint(twin, tmp_path / "coded", dialect)
-    own = load_file(twin / "model.safetensors")
-    layer = proposer_of(tmp_path / "coded").layer.state_dict()
-    stored = load_file(tmp_path / "coded/model.safetensors")
+    coded, twin = save_quantized(family, dialect, tmp_path)
+    own, layer = (proposer_of(each).layer.state_dict() for each in (twin, coded))
+    stored = load_file(coded / "model.safetensors")
     assert "mtp.layers.0.self_attn.q_proj.weight" not in stored or dialect.endswith(("fp8", "nvfp4"))
-    assert all(torch.equal(layer[name], own[f"mtp.{name}"]) for name in layer)
+    assert all(torch.equal(layer[name], own[name]) for name in own)
     plain = random_layer(config_of(twin), 64, seed=5)
-    drop(tmp_path / "coded", "mtp.")
-    add(tmp_path / "coded", plain)
-    layer = proposer_of(tmp_path / "coded").layer.state_dict()
-    assert all(torch.equal(layer[name], plain[f"mtp.{name}"]) for name in layer)
-
-
-def test_quantised_experts_are_decoded_too(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {**SIZES, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-    twin = save_target("qwen3_5_moe", tmp_path / "twin", **sizes)
-    split_experts(twin)
-    quantize_checkpoint(twin, tmp_path / "coded", "fp8")
-    one, two = (proposer_of(each) for each in (twin, tmp_path / "coded"))
-    mine, other = one.layer.state_dict(), two.layer.state_dict()
-    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    drop(coded, "mtp.")
+    add(coded, plain)
+    layer = proposer_of(coded).layer.state_dict()
+    assert all(torch.equal(layer[name.removeprefix("mtp.")], each) for name, each in plain.items())
 
 
 def test_a_random_layer_drafts(tmp_path: Path) -> None:
