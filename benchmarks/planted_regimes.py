@@ -113,10 +113,17 @@ class Working(RowChooser):
         self._unused = torch.zeros(rows, dtype=torch.int64, device=device), torch.zeros(rows, device=device)
         self._rows = torch.arange(rows, device=device)
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
         rows = len(out)
         ids, told = self._unused
-        self._real._run(logits, ids[:rows], noise, None if margins is None else told[:rows])
+        self._real._run(logits, ids[:rows], noise, None if margins is None else told[:rows], head_ids)
         out.copy_((self._start.long() + 1 + self._rows[:rows]) * SPREAD % self._vocab)
 
 
@@ -137,8 +144,15 @@ class PlantedDrafts(Working):
     def cycle(self) -> torch.Tensor:
         return self.at % len(self.accepted)
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
-        super()._run(logits, out, noise, margins)
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
+        super()._run(logits, out, noise, margins, head_ids)
         wrong = self.accepted[self.cycle()] == self._rows[: len(out)]
         out.add_(wrong).remainder_(self._vocab)
         if margins is not None:
@@ -152,8 +166,15 @@ class PlantedChoice(Working):
         super().__init__(real, runner)
         self._drafts = drafts
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
-        super()._run(logits, out, noise, margins)
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
+        super()._run(logits, out, noise, margins, head_ids)
         self._drafts.at.add_(1)
 
 

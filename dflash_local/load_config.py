@@ -30,9 +30,10 @@ class DrafterPrecision:
 
     Attributes:
         weights: the drafter's matrices, as they are stored or in eight bits.
-        head: the target's own; a copy of it in eight bits; or its first ``FREQUENT`` rows, which take no memory. Low
-            ids are frequent ones, as byte pairs are numbered as merged; others are never drafted, which costs
-            acceptance.
+        head: the target's own; a copy of it in eight bits; or of its rows of the ``FREQUENT`` ids that replies say most
+            (``store.said_record``), then of the lowest, which are frequent ones as byte pairs are numbered as merged.
+            That copy is in eight bits where the weights or the target's own are in codes. Other ids are never drafted,
+            which costs acceptance.
     """
 
     weights: Literal["full", "8bit"] = "full"
@@ -52,6 +53,7 @@ DRAFTER_PRECISIONS: Mapping[str, DrafterPrecision] = {
     "frequent": DrafterPrecision("full", "frequent"),
     "8bit-frequent": DrafterPrecision("8bit", "frequent"),
 }
+FREQUENT_HEADS = tuple(name for name, precision in DRAFTER_PRECISIONS.items() if precision.head == "frequent")
 
 
 @dataclass(frozen=True, slots=True)

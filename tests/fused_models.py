@@ -59,7 +59,14 @@ class PlantedChoice(RowChooser):
     def __init__(self, planted: Planted) -> None:
         self.planted = planted
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        _head_ids: torch.Tensor | None,
+    ) -> None:
         out.copy_(logits.argmax(-1))
         if margins is not None:
             margins.copy_(self.planted.confidences(len(margins)))
@@ -69,6 +76,7 @@ class PlantedBlocks:
     """A planted drafter as the fused runner takes one: its ids become logits."""
 
     chained = False
+    head_ids = None
 
     def __init__(self, planted: Planted, target: FusedTarget, rows: int = ROWS) -> None:
         self.planted, self.target = planted, target

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
     from dflash_local.service.backend import Backend
     from dflash_local.service.load_steps import LoadSteps
+    from dflash_local.store.said_record import SaidRecord
 
 CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would take minutes
 
@@ -44,8 +45,13 @@ def named_when_missing() -> Iterator[None]:
         raise MissingDependencyError(f"{library} is not installed", f"pip install {library}") from error
 
 
-def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress], None] | None = None) -> EngineSession:
-    """Load a pair; takes seconds to minutes.
+def open_session(
+    pair: Pair,
+    load: LoadConfig,
+    progress: Callable[[LoadProgress], None] | None = None,
+    said: SaidRecord | None = None,
+) -> EngineSession:
+    """Load a pair; takes seconds to minutes. ``said``: as of ``engine.load``.
 
     Raises:
         UsageError: drafting was wanted and no drafter is known.
@@ -59,7 +65,7 @@ def open_session(pair: Pair, load: LoadConfig, progress: Callable[[LoadProgress]
     settings.quiet_libraries()
     with named_when_missing():
         from dflash_local import engine
-    return engine.load(pair, load, progress)
+    return engine.load(pair, load, progress, said)
 
 
 @contextmanager
@@ -192,7 +198,9 @@ def _refusal_to_draft(pair: Pair, checks: Iterable[Verdict]) -> str:
     )
 
 
-def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> EngineSession:
+def open_stepwise(
+    pair: Pair, load: LoadConfig, user: Settings, notify: Notify, said: SaidRecord | None = None
+) -> EngineSession:
     """Load a pair for replies: a step slower where an earlier load of it on the card ended the program.
 
     Where drafting was asked for and is not done, the session answers all requests without drafts.
@@ -213,7 +221,7 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
     before = _probed_before(pair, load, user)
     if _refusal_to_draft(pair, before):
         load = replace(load, draft=False)
-    session = _opened(pair, load, user, notify, steps)
+    session = _opened(pair, load, user, notify, steps, said)
     if not user.safe:
         checked(session, pair, load, user, lambda text, part: notify(LoadProgress(text, part)))
         if session.facts.device.startswith(CHECKED_DEVICE):
@@ -232,14 +240,16 @@ def open_stepwise(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
     return session
 
 
-def _opened(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps) -> EngineSession:
+def _opened(
+    pair: Pair, load: LoadConfig, user: Settings, notify: Notify, steps: LoadSteps, said: SaidRecord | None
+) -> EngineSession:
     """Load what fits. Kernels that fail leave the reference engine, unless the user took an option of the others."""
     from dflash_local.service import load_steps
 
     def opened(load: LoadConfig) -> EngineSession:
         planned = fitted(pair, load, user, notify)
         with steps.loading(pair.name, planned):
-            return open_session(_as_measured(pair, load, user), planned, notify)
+            return open_session(_as_measured(pair, load, user), planned, notify, said)
 
     try:
         return opened(load)
@@ -272,15 +282,18 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> E
     from dflash_local.chat import template
     from dflash_local.planner.acceptance_record import AcceptanceRecord
     from dflash_local.store.confidence_record import ConfidenceRecord
+    from dflash_local.store.said_record import SaidRecord
 
     with ExitStack() as stack:
         stack.enter_context(held(pair, user))
         template.PROCESS.begin()  # while the weights are read, so that the first message need not wait for it
-        session = open_stepwise(pair, load, user, notify)
+        said = SaidRecord(speeds_folder(user)) if pair.counted else None
+        session = open_stepwise(pair, load, user, notify, said)
         if pair.counted:
             folder, facts = speeds_folder(user), session.facts
             session.observe = partial(AcceptanceRecord(folder).add_reply, pair.name, facts.block_size)
             session.confidences = ConfidenceRecord(folder, f"{pair.name} with {facts.drafter}, {facts.engine}")
+            session.said = said
         session.locks = stack.pop_all()
         return session
 

@@ -6,12 +6,14 @@ Plain text can never become a control token: in the child those tokens carry ran
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,14 @@ class Tokenizer:
                     "tokenizer.json and its added tokens belong to different models; fetch them again",
                 )
         self.begin = self._begin(greeting["around"])
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """Name the meaning of its ids: equal for tokenizers that have the same texts at the same ids, but for added
+        tokens.
+        """
+        texts = json.dumps(sorted(self._texts.items())).encode()
+        return hashlib.sha256(texts).hexdigest()[:16]
 
     def close(self) -> None:
         """End the child process; the next text starts another one."""

@@ -72,7 +72,8 @@ class FusedDrafter(Protocol):
             verified.
         drafts: [block - 1, out_features of the head] logits of the drafted positions.
         stored_head: the drafter's own where it has one, else the target's.
-        head: gives the logits; ``stored_head`` unless ``use_head`` brought another.
+        head: gives the logits; ``stored_head`` unless ``use_head`` brought another. head_ids: the ids [out_features]
+            int32, ascending, that its rows stand for; None: the first ones.
         length: committed context rows, as the host knows.
     """
 
@@ -81,6 +82,7 @@ class FusedDrafter(Protocol):
     drafts: torch.Tensor
     stored_head: Linear
     head: Linear
+    head_ids: torch.Tensor | None
     length: int
 
     @property
@@ -108,8 +110,8 @@ class FusedDrafter(Protocol):
     def quantize(self) -> None:
         """Replace the matrices by their codes, one after the other. Nothing may have been recorded yet."""
 
-    def use_head(self, head: Linear) -> None:
-        """Draft ids below a head's out_features by that head [<= V, H]. Nothing may have been recorded yet."""
+    def use_head(self, head: Linear, head_ids: torch.Tensor | None = None) -> None:
+        """Draft the ids of a head's rows [<= V, H], see ``head_ids``. Nothing may have been recorded yet."""
 
     def block(self, max_seq_len: int) -> None:
         """Draft behind the target's ``tokens[0]``: fills ``drafts``, all of the trained block, or with a ``selector``

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_local.load_config import LoadConfig
@@ -14,7 +15,7 @@ from dflash_local.models.target_facts import TargetFacts
 @dataclass(frozen=True, slots=True)
 class CheckedPair:
     """Hold what is to be loaded. ``drafter_files``, ``contract``: None without a drafter. ``where``: no longer
-    ``auto``.
+    ``auto``. ``said``: ids that replies say, the most frequent one first, as far as that is known.
     """
 
     target_files: Checkpoint
@@ -24,3 +25,4 @@ class CheckedPair:
     where: Placement
     context: int
     config: LoadConfig
+    said: Sequence[int] = ()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 
 from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.errors import UsageError
+from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.kernel_trial import OnProgress
 from dflash_local.kernels.timing import KernelTimer, replay_ms
+from dflash_local.layout.draft_head import head_ids_buffer
 from dflash_local.load_config import DRAFTER_PRECISIONS, FREQUENT, DrafterPrecision
 from dflash_local.models.fused.kernel_choice import choose_configs
-from dflash_local.models.fused.linear import Linear, first_out_features, int8_copy
+from dflash_local.models.fused.linear import Linear, gathered_rows, int8_copy
 
 GAIN = 0.02  # of a cycle, that a coarser precision must bring
 MAX_SEQ_LEN = 2048  # positions that measured drafts may look back on
 REPLAYS = 9
 MEASURED = ("8bit-head", "8bit")  # by ``auto``; heads without all tokens are for the user to choose
+NOTHING_SAID = "no reply of this vocabulary was counted before, so its first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class ChosenPrecision:
 
     Attributes:
         name: in ``DRAFTER_PRECISIONS``. draft_ms: a draft's milliseconds by name, empty when nothing was measured.
-        cycle_ms: a whole draft and verify with full precision. fault: why a candidate was left out, or empty.
+        cycle_ms: a whole draft and verify with full precision. fault: why a candidate was left out, or what is not
+            known of a requested one; or empty.
         peak_before: bytes that torch's allocator had held at most before any was tried; its peak counts anew since.
             What is tried takes room that is free, and gives way where there is none: no plan counts it.
     """
@@ -79,6 +84,7 @@ def choose_precision(
     rows: int,
     progress: OnProgress = lambda text, part: None,
     timer: KernelTimer | None = None,
+    said: Sequence[int] = (),
 ) -> ChosenPrecision:
     """Give a drafter, fresh from loading, the requested precision; ``auto`` measures and chooses.
 
@@ -86,7 +92,7 @@ def choose_precision(
     ``auto`` is ``full`` without CUDA and in float32.
 
     Args:
-        rows: verified in a cycle. progress, timer: see ``choose_configs``.
+        rows: verified in a cycle. progress, timer: see ``choose_configs``. said: see ``frequent_ids``.
 
     Raises:
         UsageError: not for this target. torch.OutOfMemoryError: a precision that was requested by name does not fit.
@@ -94,22 +100,39 @@ def choose_precision(
     target = drafter.target
     precision = precision_of(name, target.vocab_size)
     if precision is not None:
-        apply(drafter, precision)
+        apply(drafter, precision, said)
         if name != "full":
             choose_configs(drafter.products, rows, progress, timer)
-        return ChosenPrecision(name, {})
+        unknown = precision.head == "frequent" and not said
+        return ChosenPrecision(name, {}, fault=f"{NOTHING_SAID} {FREQUENT:,} ids are drafted" if unknown else "")
     if target.device.type != "cuda" or target.dtype == torch.float32:
         return ChosenPrecision("full", {})
     return _measured(drafter, rows, progress, timer or KernelTimer())
 
 
-def apply(drafter: FusedDrafter, precision: DrafterPrecision) -> None:
+def apply(drafter: FusedDrafter, precision: DrafterPrecision, said: Sequence[int] = ()) -> None:
     """Draft with that precision from now on, by the library's products until others are chosen. What it takes from the
-    drafter's matrices cannot be brought back. Nothing may have been recorded yet.
+    drafter's matrices cannot be brought back. Nothing may have been recorded yet. ``said``: see ``frequent_ids``.
     """
-    if precision.weights == "8bit":
+    coarse = precision.weights == "8bit"
+    if coarse:
         drafter.quantize()
-    _use_head(drafter, precision.head)
+    if precision.head != "frequent":
+        return _use_head(drafter, precision.head)
+    own, device = drafter.stored_head, drafter.target.device
+    ids = frequent_ids(said, own.out_features)
+    buffer = head_ids_buffer(len(ids))
+    head_ids = Tensors([buffer], device)[buffer.name].copy_(torch.tensor(ids))
+    coarse = coarse or not isinstance(own.weight, torch.Tensor)
+    drafter.use_head(gathered_rows(own, head_ids.long(), coarse), head_ids)
+
+
+def frequent_ids(said: Sequence[int], vocab_size: int) -> list[int]:
+    """Return the ids that a frequent head drafts, ascending: of those ``said``, from the most frequent one on, then the
+    lowest that are left.
+    """
+    known = (each for each in said if each < vocab_size)
+    return sorted(islice(dict.fromkeys(chain(known, range(vocab_size))), FREQUENT))
 
 
 def release_head_copy(drafter: FusedDrafter, name: str) -> str:
@@ -122,9 +145,8 @@ def release_head_copy(drafter: FusedDrafter, name: str) -> str:
 def _use_head(drafter: FusedDrafter, head: str, coarse: Linear | None = None) -> None:
     own = drafter.stored_head
     if head == "8bit":
-        drafter.use_head(int8_copy(own) if coarse is None else coarse)
-    else:
-        drafter.use_head(own if head == "full" else first_out_features(own, FREQUENT))
+        own = int8_copy(own) if coarse is None else coarse
+    drafter.use_head(own)
 
 
 def _measured(drafter: FusedDrafter, rows: int, progress: OnProgress, timer: KernelTimer) -> ChosenPrecision:

@@ -302,7 +302,8 @@ class FusedRunner(SequenceRunner):
             proposer.block(key.max_seq_len)
             drafts = self.progress.tokens[1 : key.drafts + 1]
             chooser = proposer.selector or self._draft_chooser
-            self._choose(proposer.drafts[: len(drafts)], drafts, key, chooser, self.progress.margins[: len(drafts)])
+            margins = self.progress.margins[: len(drafts)]
+            self._choose(proposer.drafts[: len(drafts)], drafts, key, chooser, margins, proposer.head_ids)
 
     def _close(self, key: CycleKey) -> None:
         # Context rows are written for the whole block before ``accept`` moves ``start``: those of rejected rows lie
@@ -318,11 +319,12 @@ class FusedRunner(SequenceRunner):
         key: CycleKey,
         chooser: RowChooser,
         margins: torch.Tensor | None = None,
+        head_ids: torch.Tensor | None = None,
     ) -> None:
         if key.noisy:
-            chooser.sample(logits, out, self._temperature, self._seed, self.progress.start, margins)
+            chooser.sample(logits, out, self._temperature, self._seed, self.progress.start, margins, head_ids)
         else:
-            chooser.greedy(logits, out, margins)
+            chooser.greedy(logits, out, margins, head_ids)
 
     def _step_by_step(self, key: CycleKey, cut: Cut | None, copied: bool) -> None:
         """Run the same cycle with the sampler between its halves; the host waits for it."""

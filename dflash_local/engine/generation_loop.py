@@ -45,7 +45,7 @@ class GenerationLoop:
     """The state of one reply. Use ``events()`` once.
 
     Attributes:
-        stats: its figures, once it has ended.
+        stats: its figures, once it has ended. said: its ids so far.
     """
 
     stats: Stats
@@ -58,7 +58,7 @@ class GenerationLoop:
         self.seed = request.sampling.seed if request.sampling.seed is not None else fresh_seed()
         room = session.facts.context - len(rendered.ids)
         self.limit = min(request.limits.max_new_tokens, room)
-        self.emitted = 0
+        self.said: list[int] = []
         self.shown = False  # a token whose likelihood was reported is in the text
         self.scheduler = self._scheduler() if self.drafting else None
         self.control = None if self.scheduler is None else self.scheduler.control
@@ -124,7 +124,7 @@ class GenerationLoop:
                     self.scheduler.add(cycle)
                 reason = yield from self._emit(cycle)
             yield from self._watch()
-        self.runner.rewind(len(prompt) + self.emitted)
+        self.runner.rewind(len(prompt) + len(self.said))
         if self.stream is not None and (held_back := self.stream.finish()):  # for a stop string or a split character
             yield Step(held_back, (), 0, 0, 0, self.figures.elapsed())
         yield self._finish(reason)
@@ -140,10 +140,10 @@ class GenerationLoop:
     def _emit(self, cycle: Cycle) -> Generator[Event, None, FinishReason | None]:
         """Hand out a cycle's tokens as a ``Step``; returns why the reply ends here, if it does."""
         reason: FinishReason | None = None
-        ids = cycle.ids[: self.limit - self.emitted]
+        ids = cycle.ids[: self.limit - len(self.said)]
         if ids[-1] in self.session.stop_ids:
             reason = "stop"
-        elif self.emitted + len(ids) == self.limit:
+        elif len(self.said) + len(ids) == self.limit:
             reason = "length"
         pieces: tuple[Piece, ...] = ()
         if self.stream is not None:
@@ -153,7 +153,7 @@ class GenerationLoop:
             pieces = pushed.pieces
             if pushed.stop_at is not None:
                 ids, reason = ids[: pushed.stop_at], "stop"
-        self.emitted += len(ids)
+        self.said += ids
         found = tuple(map(self._named, cycle.likelihoods[: len(ids)]))
         counts = cycle.drafted, cycle.accepted, cycle.rows
         copied = int(cycle.copied)
@@ -226,5 +226,5 @@ class GenerationLoop:
             yield Notice(text)
 
     def _finish(self, reason: FinishReason) -> Finished:
-        self.stats = self.figures.stats(self.emitted)
-        return Finished(reason, Usage(len(self.rendered.ids), self.emitted), self.stats)
+        self.stats = self.figures.stats(len(self.said))
+        return Finished(reason, Usage(len(self.rendered.ids), len(self.said)), self.stats)

@@ -138,7 +138,12 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     runner = FusedRunner(target, drafter, pair.context)
     if drafter is not None:
         chosen = choose_precision(
-            drafter, config.drafter_precision, target.rows, lambda text, part: progress(text, 0.88 + 0.02 * part), timer
+            drafter,
+            config.drafter_precision,
+            target.rows,
+            lambda text, part: progress(text, 0.88 + 0.02 * part),
+            timer,
+            pair.said,
         )
         runner.drafter_precision, runner.peak_before = chosen.name, chosen.peak_before
         notices += [chosen.notice] if chosen.fault else []

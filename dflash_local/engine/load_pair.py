@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,7 @@ from dflash_local.engine.engines import load_runner
 from dflash_local.engine.session import Session
 from dflash_local.errors import DeviceLostError, DoesNotFitError, DriverError, UsageError
 from dflash_local.events import LoadProgress
-from dflash_local.load_config import OFFLOADS, LoadConfig
+from dflash_local.load_config import FREQUENT_HEADS, OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import DTYPES, placement
@@ -26,14 +26,21 @@ from dflash_local.models.target_facts import TargetFacts
 from dflash_local.planner.formats import cpu_dtype
 from dflash_local.planner.hardware import computes_bfloat16
 from dflash_local.planner.torch_build import FOR_OLD_CARDS
+from dflash_local.store.said_record import SaidRecord
 
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
 
 
 def load(
-    pair: Pair, config: LoadConfig | None = None, progress: Callable[[LoadProgress], None] | None = None
+    pair: Pair,
+    config: LoadConfig | None = None,
+    progress: Callable[[LoadProgress], None] | None = None,
+    said: SaidRecord | None = None,
 ) -> Session:
     """Check, read and place a pair.
+
+    Args:
+        said: what a drafter with the frequent ids' head drafts; nothing is added to it.
 
     Raises:
         CheckpointError, PairError: a file or the combination is not what it must be (exit 6).
@@ -42,7 +49,7 @@ def load(
         UsageError: options this machine or family cannot take.
     """
     try:
-        return _load(pair, config or LoadConfig(), progress)
+        return _load(pair, config or LoadConfig(), progress, said)
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             torch.cuda.empty_cache()
@@ -60,7 +67,9 @@ def load(
         ) from error
 
 
-def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], None] | None) -> Session:
+def _load(
+    pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], None] | None, said: SaidRecord | None
+) -> Session:
     notify = progress or (lambda _: None)
     notify(LoadProgress("checking", 0.0))
     where = placement(config.device, config.dtype, config.bitsandbytes)
@@ -79,7 +88,10 @@ def _load(pair: Pair, config: LoadConfig, progress: Callable[[LoadProgress], Non
     if tokenizer is not None:
         check_tokenizer_size(facts, tokenizer.vocab_size)
     context = _context(facts, contract, config.context)
-    checked = CheckedPair(target_files, drafter_files, facts, contract, where, context, config)
+    ids: Sequence[int] = ()
+    if said is not None and tokenizer is not None and config.drafter_precision in FREQUENT_HEADS:
+        ids = said.read(tokenizer.vocabulary)
+    checked = CheckedPair(target_files, drafter_files, facts, contract, where, context, config, ids)
     runner, notices = load_runner(checked, lambda stage, fraction: notify(LoadProgress(stage, fraction)))
     if tokenizer is not None:
         tokenizer.check()

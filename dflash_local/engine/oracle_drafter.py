@@ -21,7 +21,7 @@ class OracleDrafter:
         text: ids of prompt and reply.
     """
 
-    selector = None
+    selector = head_ids = None
     chained = False
 
     def __init__(self, target: FusedTarget, text: Sequence[int]) -> None:

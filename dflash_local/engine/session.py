@@ -20,6 +20,7 @@ from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request
 from dflash_local.store.confidence_record import ConfidenceRecord
+from dflash_local.store.said_record import SaidRecord
 
 KEPT_SNAPSHOTS = 2
 
@@ -29,7 +30,8 @@ class Session:
 
     Attributes:
         drafts: False where the drafter is not to be used: every request is answered in mode ``ar``.
-        observe: told the figures of each reply that ended. confidences: what is learnt of them is kept there then.
+        observe: told the figures of each reply that ended. confidences, said: what is learnt of them, and the ids that
+            they say, are kept there then.
         locks: released behind the model, when it is closed.
     """
 
@@ -42,6 +44,7 @@ class Session:
         self.drafts = True
         self.observe: Callable[[Stats], None] = lambda _stats: None
         self.confidences = ConfidenceRecord(None)
+        self.said: SaidRecord | None = None
         self.locks = ExitStack()
         self._snapshots: list[Snapshot] = []
         self._lost = False  # the device's context is
@@ -96,6 +99,8 @@ class Session:
             self.observe(loop.stats)
             if (scheduler := self.schedulers.get(request.sampling.greedy)) is not None:
                 self.confidences.keep(request.sampling.greedy, scheduler.learnt)
+            if self.said is not None and self.tokenizer is not None:
+                self.said.add(self.tokenizer.vocabulary, loop.said)
         else:  # its frames are gone, and with them what they held
             yield from self._shrink(held)
 

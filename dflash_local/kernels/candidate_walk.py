@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.drafters.dflash2.layout import SelectorConfig
-from dflash_local.kernels.choose import Noise, RowChooser, best_with_margin, drawn, gumbel_of_word
+from dflash_local.kernels.choose import Noise, RowChooser, best_with_margin, drawn, gumbel_of_word, ids_of, word_of
 from dflash_local.kernels.jit import (
     jit,
     overlapping,
@@ -54,20 +54,30 @@ class CandidateWalk(RowChooser):
         self._projected, self._anchor = projected, anchor
         self._values, self._places, self._scores, self._ids, self._followers = buffers
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
         rows, vocab = logits.shape
         projected, config = self._projected[:rows], self._config
         if not runs_kernels(logits):
-            found = candidates(config, logits)
-            ids, leads = walk(*found, projected, self.codebooks, self._anchor, _chosen_with(noise, logits))
+            scores, columns = candidates(config, logits)
+            choose = _chosen_with(noise, logits, columns, head_ids)
+            found = scores, ids_of(columns, head_ids)
+            ids, leads = walk(*found, projected, self.codebooks, self._anchor, choose)
             out.copy_(ids)
             if margins is not None:
                 margins.copy_(leads)
             return
         blocks, wide, top_k = -(-vocab // CHOICE_BLOCK), self._scores.shape[1], min(config.top_k, vocab)
         _block_candidates_kernel[(rows, blocks)](
-            logits, self._values, self._places, vocab, blocks, top_k, CHOICE_BLOCK, wide, num_warps=4
-        )
+            logits, out if head_ids is None else head_ids, self._values, self._places, vocab, blocks, top_k,
+            CHOICE_BLOCK, wide, head_ids is not None, num_warps=4,
+        )  # fmt: skip
         temperature, seed, start = noise or (logits, out, out)
         tile = min(power_of_two(config.rank), TILE // wide)
         cap = config.softcap
@@ -119,11 +129,13 @@ def walk(
     return torch.cat(found), torch.cat(margins)
 
 
-def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
+def _chosen_with(
+    noise: Noise | None, logits: torch.Tensor, columns: torch.Tensor, head_ids: torch.Tensor | None
+) -> Choose:
     if noise is None:
         return lambda _row, scores, _ids: best_with_margin(scores)
-    temperature, added = noise[0], drawn(noise, logits)
-    return lambda row, scores, ids: best_with_margin(scores / temperature + added[row, ids])
+    temperature, added = noise[0], drawn(noise, logits, head_ids).gather(1, columns)
+    return lambda row, scores, _ids: best_with_margin(scores / temperature + added[row])
 
 
 @jit
@@ -136,7 +148,8 @@ def _largest(value, at):
 # fmt: off
 @jit
 def _block_candidates_kernel(
-    logits, values, places, vocab, blocks, top_k, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    logits, head_ids, values, places, vocab, blocks, top_k, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    NAMED: tl.constexpr,
 ):
     # fmt: on
     # One program: BLOCK logits of one row, read once and kept in registers, of which the largest is taken out ``top_k``
@@ -155,6 +168,8 @@ def _block_candidates_kernel(
         best = tl.where(slot == number, top, best)
         ids = tl.where(slot == number, place, ids)
         value = tl.where(at == place, float("-inf"), value)
+    if NAMED:
+        ids = tl.load(head_ids + ids, mask=ids < vocab, other=0)
     to = (row * blocks + block) * WIDE + slot
     tl.store(values + to, best)
     tl.store(places + to, ids)
@@ -191,11 +206,7 @@ def _candidates_kernel(
         score = cap * (1.0 - 2.0 / (tl.exp(2.0 * score / cap) + 1.0))  # tanh
     score = tl.where((slot < top_k) & (best > float("-inf")), score, float("-inf"))
     if NOISY:
-        group = chosen // 4
-        zero = group * 0
-        position = tl.load(start) + 1 + row
-        w0, w1, w2, w3 = tl.philox(tl.load(seed), group, zero + position, zero, zero)
-        word = tl.where(chosen % 4 == 0, w0, tl.where(chosen % 4 == 1, w1, tl.where(chosen % 4 == 2, w2, w3)))
+        word = word_of(chosen, tl.load(seed), tl.load(start) + 1 + row)
         score = score / tl.load(temperature) + gumbel_of_word(word)
     tl.store(scores + row * WIDE + slot, score)
     tl.store(ids + row * WIDE + slot, chosen)

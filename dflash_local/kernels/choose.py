@@ -28,12 +28,19 @@ class RowChooser:
     """Chooses an id for each row of logits: greedily, or as a sample.
 
     ``margins`` [M] float32, where they are asked for, get how far the chosen score, noise included, lies above the next
-    one; 0 where a row is not finite.
+    one; 0 where a row is not finite. ``head_ids`` [V] int32, ascending, are what the columns stand for; None: a
+    column stands for the id of its number. Ties and noise are by id.
     """
 
-    def greedy(self, logits: torch.Tensor, out: torch.Tensor, margins: torch.Tensor | None = None) -> None:
+    def greedy(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        margins: torch.Tensor | None = None,
+        head_ids: torch.Tensor | None = None,
+    ) -> None:
         """Write the best id of each row of ``logits`` [M, V] to ``out`` [M] int64; the first of equal ones."""
-        self._run(logits, out, None, margins)
+        self._run(logits, out, None, margins, head_ids)
 
     def sample(
         self,
@@ -43,11 +50,19 @@ class RowChooser:
         seed: torch.Tensor,
         start: torch.Tensor,
         margins: torch.Tensor | None = None,
+        head_ids: torch.Tensor | None = None,
     ) -> None:
         """Sample at ``temperature`` [1] float32 by ``seed`` [1] int64; row i is at ``start`` [1] int32 + 1 + i."""
-        self._run(logits, out, (temperature, seed, start), margins)
+        self._run(logits, out, (temperature, seed, start), margins, head_ids)
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
         raise NotImplementedError
 
 
@@ -69,15 +84,22 @@ class Chooser(RowChooser):
         buffers = choice_buffers("", rows, vocab_size)
         return cls(Tensors(buffers, device).take(buffers), not_finite_id)
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
         if not runs_kernels(logits):
-            return _reference(logits, out, noise, margins, self._not_finite_id)
+            return _reference(logits, out, noise, margins, head_ids, self._not_finite_id)
         rows, vocab = logits.shape
-        blocks = self._best.values.shape[1]
+        blocks = -(-vocab // CHOICE_BLOCK)
         temperature, seed, start = noise or (logits, out, out)
         _block_argmax_kernel[(rows, blocks)](
-            logits, temperature, seed, start, *self._best, vocab, blocks, CHOICE_BLOCK, noise is not None,
-            margins is not None, num_warps=4,
+            logits, out if head_ids is None else head_ids, temperature, seed, start, *self._best, vocab, blocks,
+            CHOICE_BLOCK, noise is not None, margins is not None, head_ids is not None, num_warps=4,
         )  # fmt: skip
         argmax_of_blocks(self._best, out, margins, blocks, self._not_finite_id)
 
@@ -114,25 +136,37 @@ def best_with_margin(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids[:, 0], (top - following)[:, 0].float()
 
 
-def drawn(noise: Noise, logits: torch.Tensor) -> torch.Tensor:
-    """Return the noise [M, V] of all ``logits``, in plain PyTorch."""
+def drawn(noise: Noise, logits: torch.Tensor, head_ids: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the noise [M, V] of all ``logits``, in plain PyTorch. ``head_ids``: see ``RowChooser``."""
     _, seed, start = noise
-    return gumbel(int(seed) % 2**64, int(start) + 1, len(logits), logits.shape[1], logits.device)
+    vocab = logits.shape[1] if head_ids is None else int(head_ids[-1]) + 1
+    found = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), vocab, logits.device)
+    return found if head_ids is None else found[:, head_ids.long()]
+
+
+def ids_of(columns: torch.Tensor, head_ids: torch.Tensor | None) -> torch.Tensor:
+    """Return the ids int64 that columns of logits stand for, in plain PyTorch. ``head_ids``: see ``RowChooser``."""
+    return columns if head_ids is None else head_ids.long()[columns]
 
 
 def _reference(
-    logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None, not_finite_id: int
+    logits: torch.Tensor,
+    out: torch.Tensor,
+    noise: Noise | None,
+    margins: torch.Tensor | None,
+    head_ids: torch.Tensor | None,
+    not_finite_id: int,
 ) -> None:
     scores = logits.float()
     if noise is not None:
-        scores = scores / noise[0] + drawn(noise, logits)
+        scores = scores / noise[0] + drawn(noise, logits, head_ids)
     finite = torch.isfinite(logits).all(-1)
     if margins is None:
-        ids = scores.argmax(-1)
+        columns = scores.argmax(-1)
     else:
-        ids, leads = best_with_margin(scores)
+        columns, leads = best_with_margin(scores)
         margins.copy_(torch.where(finite, leads, 0.0))
-    out.copy_(torch.where(finite, ids, not_finite_id))
+    out.copy_(torch.where(finite, ids_of(columns, head_ids), not_finite_id))
 
 
 @jit
@@ -143,6 +177,15 @@ def gumbel_of_word(word):
     rest = 1.0 - uniform
     ratio = tl.where(rest == 1.0, 1.0, tl.log(rest) / tl.where(rest == 1.0, 1.0, rest - 1.0))
     return -tl.log(uniform * ratio)
+
+
+@jit
+def word_of(ids, seed, position):
+    """Return the generator's words of ids that need not be neighbours, int32: each is one of four of a call."""
+    group = ids // 4
+    zero = group * 0
+    w0, w1, w2, w3 = tl.philox(seed, group, zero + position, zero, zero)
+    return tl.where(ids % 4 == 0, w0, tl.where(ids % 4 == 1, w1, tl.where(ids % 4 == 2, w2, w3)))
 
 
 @jit
@@ -159,12 +202,13 @@ def _part(logits, at, vocab, word, temperature, NOISY: tl.constexpr):
 # fmt: off
 @jit
 def _block_argmax_kernel(
-    logits, temperature, seed, start, values, places, next_values, vocab, blocks, BLOCK: tl.constexpr,
-    NOISY: tl.constexpr, MARGIN: tl.constexpr,
+    logits, head_ids, temperature, seed, start, values, places, next_values, vocab, blocks, BLOCK: tl.constexpr,
+    NOISY: tl.constexpr, MARGIN: tl.constexpr, NAMED: tl.constexpr,
 ):
     # fmt: on
     # One program: BLOCK logits of one row. They are read once, as four strided quarters since a call of the generator
-    # gives four words; the best of them, its id, and for a margin the next one are written.
+    # gives four words; the best of them, its id, and for a margin the next one are written. NAMED: ids of the columns
+    # are read as well, and each takes a call of its own.
     start_next_kernel()
     row = tl.program_id(0)
     block = tl.program_id(1)
@@ -181,17 +225,32 @@ def _block_argmax_kernel(
         w1 = zero
         w2 = zero
         w3 = zero
+    i0 = group * 4
+    i1 = group * 4 + 1
+    i2 = group * 4 + 2
+    i3 = group * 4 + 3
+    if NAMED:
+        i0 = tl.load(head_ids + i0, mask=i0 < vocab, other=0)
+        i1 = tl.load(head_ids + i1, mask=i1 < vocab, other=0)
+        i2 = tl.load(head_ids + i2, mask=i2 < vocab, other=0)
+        i3 = tl.load(head_ids + i3, mask=i3 < vocab, other=0)
+        if NOISY:
+            seed_value = tl.load(seed)
+            w0 = word_of(i0, seed_value, position)
+            w1 = word_of(i1, seed_value, position)
+            w2 = word_of(i2, seed_value, position)
+            w3 = word_of(i3, seed_value, position)
     s0, f0 = _part(source, group * 4, vocab, w0, temperature_value, NOISY)
     s1, f1 = _part(source, group * 4 + 1, vocab, w1, temperature_value, NOISY)
     s2, f2 = _part(source, group * 4 + 2, vocab, w2, temperature_value, NOISY)
     s3, f3 = _part(source, group * 4 + 3, vocab, w3, temperature_value, NOISY)
     best = s0
-    place = group * 4
-    place = tl.where(s1 > best, group * 4 + 1, place)
+    place = i0
+    place = tl.where(s1 > best, i1, place)
     best = tl.maximum(best, s1)
-    place = tl.where(s2 > best, group * 4 + 2, place)
+    place = tl.where(s2 > best, i2, place)
     best = tl.maximum(best, s2)
-    place = tl.where(s3 > best, group * 4 + 3, place)
+    place = tl.where(s3 > best, i3, place)
     best = tl.maximum(best, s3)
     top = tl.max(best, 0)
     first = tl.min(tl.where(best == top, place, 2147483647), 0)
@@ -199,8 +258,8 @@ def _block_argmax_kernel(
     tl.store(values + row * blocks + block, tl.where(finite == 1, top, float("inf")))
     tl.store(places + row * blocks + block, tl.where(finite == 1, first, -1))
     if MARGIN:
-        rest = tl.maximum(_but(s0, group * 4, first), _but(s1, group * 4 + 1, first))
-        rest = tl.maximum(rest, tl.maximum(_but(s2, group * 4 + 2, first), _but(s3, group * 4 + 3, first)))
+        rest = tl.maximum(_but(s0, i0, first), _but(s1, i1, first))
+        rest = tl.maximum(rest, tl.maximum(_but(s2, i2, first), _but(s3, i3, first)))
         tl.store(next_values + row * blocks + block, tl.max(rest, 0))
 
 

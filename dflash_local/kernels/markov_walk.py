@@ -19,6 +19,8 @@ from dflash_local.kernels.choose import (
     best_with_margin,
     drawn,
     gumbel_of_word,
+    ids_of,
+    word_of,
 )
 from dflash_local.kernels.jit import (
     jit,
@@ -63,7 +65,7 @@ class ConfidenceHead(NamedTuple):
 
 class MarkovWalk(RowChooser):
     """Each row's best id by its logits and by the id before it. A row that is not finite gets the id 0: drafts are
-    verified anyway. Logits may be of fewer ids than the weights, the first ones.
+    verified anyway. Logits may be of fewer ids than the weights, the first ones or ``head_ids``.
 
     Args:
         anchor: [1] int64, the id before the first row. buffers: of ``DSparkConfig.own_buffers``.
@@ -83,16 +85,33 @@ class MarkovWalk(RowChooser):
         self._best = BlockBest(*buffers)
         self._confidence, self._hidden = confidence, hidden
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
         if margins is None or self._confidence is None or self._hidden is None:
-            return self._walk(logits, out, noise, margins)
-        self._walk(logits, out, noise, None)
+            return self._walk(logits, out, noise, margins, head_ids)
+        self._walk(logits, out, noise, None, head_ids)
         margins.copy_(self._confidence.of_drafts(self._hidden[: len(out)], self.weights, self._anchor, out))
 
-    def _walk(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _walk(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
         rows, vocab = logits.shape
         if not runs_kernels(logits):
-            ids, leads = walk(logits, self.weights, self._anchor, _chosen_with(noise, logits))
+            weights = self.weights
+            if head_ids is not None:
+                weights = weights._replace(following=weights.following[head_ids.long()])
+            ids, leads = walk(logits, weights, self._anchor, _chosen_with(noise, logits, head_ids))
             out.copy_(ids)
             if margins is not None:
                 margins.copy_(leads)
@@ -106,8 +125,9 @@ class MarkovWalk(RowChooser):
             # stand behind one program, and read their weights while it is at work.
             early = overlapping(logits) if row else {}
             _block_row_kernel[(blocks,)](
-                logits, previous, following, self._anchor, temperature, seed, start, out, *self._best, row, vocab, rank,
-                MARKOV_BLOCK, tile, noise is not None, margins is not None, num_warps=8, num_stages=1, **early,
+                logits, out if head_ids is None else head_ids, previous, following, self._anchor, temperature, seed,
+                start, out, *self._best, row, vocab, rank, MARKOV_BLOCK, tile, noise is not None, margins is not None,
+                head_ids is not None, num_warps=8, num_stages=1, **early,
             )  # fmt: skip
             margin = None if margins is None else margins[row : row + 1]
             argmax_of_blocks(self._best, out[row : row + 1], margin, blocks, not_finite_id=0)
@@ -119,7 +139,8 @@ def walk(
     """Choose ids [M] row by row, each by the one before it, in plain PyTorch; returns their margins [M] beside them.
 
     Args:
-        logits: [M, V] of the drafted positions, for the first V ids. anchor: [1] the id before the first.
+        logits: [M, V] of the drafted positions, for the first V rows of ``weights.following``. anchor: [1] the id
+            before the first.
         choose: of a row's number and its scores [1, V] in float32, the id [1] and its margin [1].
     """
     previous, found, margins = anchor, [anchor[:0]], [logits.new_empty(0, dtype=torch.float32)]
@@ -131,13 +152,13 @@ def walk(
     return torch.cat(found), torch.cat(margins)
 
 
-def _chosen_with(noise: Noise | None, logits: torch.Tensor) -> Choose:
-    added = None if noise is None else drawn(noise, logits)
+def _chosen_with(noise: Noise | None, logits: torch.Tensor, head_ids: torch.Tensor | None) -> Choose:
+    added = None if noise is None else drawn(noise, logits, head_ids)
 
     def choose(row: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         finite = torch.isfinite(scores).all(-1)
-        ids, margin = best_with_margin(scores if noise is None or added is None else scores / noise[0] + added[row])
-        return torch.where(finite, ids, 0), torch.where(finite, margin, 0.0)
+        best, margin = best_with_margin(scores if noise is None or added is None else scores / noise[0] + added[row])
+        return torch.where(finite, ids_of(best, head_ids), 0), torch.where(finite, margin, 0.0)
 
     return choose
 
@@ -151,8 +172,9 @@ def _in_order(w0, w1, w2, w3, BLOCK: tl.constexpr):
 # fmt: off
 @jit(do_not_specialize=("row",))
 def _block_row_kernel(
-    logits, previous, following, anchor, temperature, seed, start, out, values, places, next_values, row, vocab,
-    RANK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NOISY: tl.constexpr, MARGIN: tl.constexpr,
+    logits, head_ids, previous, following, anchor, temperature, seed, start, out, values, places, next_values, row,
+    vocab, RANK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, NOISY: tl.constexpr, MARGIN: tl.constexpr,
+    NAMED: tl.constexpr,
 ):
     # fmt: on
     # One program: BLOCK ids of one row, whose weights are read from memory once, [BLOCK, TILE] at a time, where all
@@ -164,7 +186,10 @@ def _block_row_kernel(
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocab
     column = tl.arange(0, TILE)
-    source = following + at.to(tl.int64)[:, None] * RANK + column[None, :]
+    ids = at
+    if NAMED:
+        ids = tl.load(head_ids + at, mask=inside, other=0)
+    source = following + ids.to(tl.int64)[:, None] * RANK + column[None, :]
     there = column < RANK
     part = tl.load(source, mask=inside[:, None] & there[None, :], other=0.0)
     wait_for_earlier_kernels()
@@ -180,17 +205,20 @@ def _block_row_kernel(
     score += tl.load(logits + row * vocab + at, mask=inside, other=0.0).to(tl.float32)
     finite = tl.abs(score) < float("inf")
     if NOISY:
-        # A call of the generator serves four ids.
-        group = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
-        zero = group * 0
         position = tl.load(start) + 1 + row
-        w0, w1, w2, w3 = tl.philox(tl.load(seed), group, zero + position, zero, zero)
-        score = score / tl.load(temperature) + gumbel_of_word(_in_order(w0, w1, w2, w3, BLOCK))
+        if NAMED:
+            word = word_of(ids, tl.load(seed), position)
+        else:  # a call of the generator serves four ids
+            group = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+            zero = group * 0
+            w0, w1, w2, w3 = tl.philox(tl.load(seed), group, zero + position, zero, zero)
+            word = _in_order(w0, w1, w2, w3, BLOCK)
+        score = score / tl.load(temperature) + gumbel_of_word(word)
     score = tl.where(inside & finite, score, float("-inf"))
     top = tl.max(score, 0)
-    best = tl.min(tl.where(score == top, at, 2147483647), 0)
+    best = tl.min(tl.where(score == top, ids, 2147483647), 0)
     whole = tl.min(finite.to(tl.int32), 0)
     tl.store(values + block, tl.where(whole == 1, top, float("inf")))
     tl.store(places + block, tl.where(whole == 1, best, -1))
     if MARGIN:
-        tl.store(next_values + block, tl.max(tl.where(at == best, float("-inf"), score), 0))
+        tl.store(next_values + block, tl.max(tl.where(ids == best, float("-inf"), score), 0))

@@ -6,8 +6,8 @@ Dialects of checkpoints are undone where they are read, and what a kernel wants 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from dflash_local.layout.linear import DEQUANTIZED_SLICE, WORD_BITS
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of GGUF's IQ4_NL and IQ4_XS
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4_ZERO = 8  # the code that stands for zero where no zero points are given
+
+Coded = TypeVar("Coded", bound="CodedWeight")
 
 
 class _Shaped(Protocol):
@@ -51,6 +53,12 @@ class CodedWeight:
 
     def numel(self: _Shaped) -> int:
         return self.shape.numel()
+
+    def gathered(self: Coded, ids: torch.Tensor) -> Coded:
+        """Return rows by ids [n] int64, copied."""
+        tensors = {each.name: getattr(self, each.name) for each in fields(self)}
+        rows: dict[str, Any] = {name: each[ids] for name, each in tensors.items() if isinstance(each, torch.Tensor)}
+        return replace(self, **rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,10 @@ class Fp8Weight(CodedWeight):
     @property
     def shape(self) -> torch.Size:
         return self.codes.shape
+
+    def gathered(self, ids: torch.Tensor) -> Fp8Weight:
+        scales = self.scales[ids // self.block[0]]
+        return replace(self, codes=self.codes[ids], scales=scales, block=(1, self.block[1]))
 
     def dequantized(self, rows: slice = slice(None)) -> torch.Tensor:
         """Return what some rows [n, K] stand for, in float32."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from dflash_local.config.features import ModelConfig
 from dflash_local.layout import cycle, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
-from dflash_local.layout.linear import UNQUANTIZED, eight_bits, stored_formats
+from dflash_local.layout.draft_head import draft_head_buffers
+from dflash_local.layout.linear import stored_formats
 from dflash_local.layout.part_layout import EngineSpec
 
 if TYPE_CHECKING:
@@ -19,16 +20,13 @@ if TYPE_CHECKING:
 
 
 def weight_buffers(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> Iterator[Buffer]:
-    """Return what both models are loaded with, and a copy of the head for drafting."""
+    """Return what both models are loaded with, and a head for drafting."""
     dtype, format_of = spec.dtype, stored_formats(model.quantization)
     host_embedding = "embedding" in spec.offloaded
     yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
     if draft is not None:
         yield from draft.weights(model.hidden_size, dtype, draft.formats, spec.precision)
-        if target.head_format(model, format_of) == UNQUANTIZED:  # else the head is coarse already
-            form = eight_bits(model.hidden_size) if spec.precision.head == "8bit" else UNQUANTIZED
-            if form != UNQUANTIZED:
-                yield from form.buffers("draft_head", model.vocab_size, model.hidden_size, dtype, "head for drafting")
+        yield from draft_head_buffers(model, spec)
 
 
 @lru_cache(maxsize=2048)  # a registry of pairs, each in some 80 formats, variants, drafter precisions and offloads

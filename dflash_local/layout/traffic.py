@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple, get_args
 from dflash_local.config.features import AttentionConfig, GatedDeltaNetConfig, LayerConfig, ModelConfig, MoEConfig
 from dflash_local.config.module_names import HEAD
 from dflash_local.layout.attention import position_bytes
-from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, WeightFormat, eight_bits, segments, stored_formats
+from dflash_local.layout.draft_head import draft_head_format, drafted_ids
+from dflash_local.layout.linear import LinearSpec, WeightFormat, segments, stored_formats
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import EngineSpec, WeightSpec
 from dflash_local.layout.target import head_format, head_product, part_layout, weight_spec
@@ -120,10 +121,9 @@ def layer_traffic(at: str, layer: LayerConfig, spec: WeightSpec) -> LayerTraffic
 
 
 def draft_head(target: ModelConfig, spec: EngineSpec) -> ProductTraffic:
-    """Describe the target's head as it gives a drafter's logits."""
-    stored = head_format(target, stored_formats(target.quantization))
-    form = eight_bits(target.hidden_size) if stored == UNQUANTIZED and spec.precision.head == "8bit" else stored
-    return weight_product(form, target.vocab_size, target.hidden_size, spec.dtype)
+    """Describe the head that gives a drafter's logits."""
+    form, ids = draft_head_format(target, spec), drafted_ids(spec, target.vocab_size)
+    return weight_product(form, ids, target.hidden_size, spec.dtype)
 
 
 def kv_traffic(attentions: Iterable[AttentionConfig], dtype: str) -> tuple[int, Counter[int], int]:

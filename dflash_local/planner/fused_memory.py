@@ -17,6 +17,7 @@ from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.linear import DECODED_SLICE, DEQUANTIZED_BYTES, DEQUANTIZED_SLICE
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.target import part_layout, parts
+from dflash_local.load_config import FREQUENT
 from dflash_local.planner import memory
 from dflash_local.planner.ledger import RINGS, Ledger, MemoryLine
 from dflash_local.planner.load import Load
@@ -48,7 +49,7 @@ def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
     held = _held(target, drafter, spec, sums)
     standing = Ledger(tuple(held), MemoryLine("loading", 0)).running or 0
     # The slice of the head that is held while its copy for drafting is made; a drafter's are made before the rest.
-    copied = drafter is not None and spec.precision.head == "8bit"
+    copied = drafter is not None and spec.precision.head != "full"
     beside = max(_making_tables(target, drafter, spec), DEQUANTIZED_SLICE * DEQUANTIZED_BYTES if copied else 0)
     loading = _loading(target, held, standing + beside)
     moments = [Ledger((*held, *_moment(target, drafter, spec, load, phase)), loading) for phase in PHASES]
@@ -85,10 +86,11 @@ def _held(
 ) -> list[MemoryLine]:
     """Return what stands from load to close."""
     fewer = ", fewer where a layer has a window"
+    copied = f"rows of {FREQUENT:,} ids" if spec.precision.head == "frequent" else "8 bits"
     notes: dict[Group, str] = {
         "target weights": _format(target, spec),
         "head": _head_note(target, spec),
-        "head for drafting": "8 bits, beside the head",
+        "head for drafting": f"{copied}, beside the head",
         "drafter weights": _drafter_note(drafter, spec),
         "target KV": f"{spec.capacity} rows{fewer if ring_bytes(target, spec) else ''}",
         "drafter KV": f"at most {spec.drafter_capacity} rows",

@@ -98,7 +98,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, toys: Path) -> Opened:
     record = Opened([], [], [], lambda _pair: ScriptedSession())
     real = loading.open_session
 
-    def open_session(pair: Pair, config: LoadConfig, progress: object = None) -> ScriptedSession:
+    def open_session(pair: Pair, config: LoadConfig, *_more: object) -> ScriptedSession:
         record.pairs.append(pair)
         record.loads.append(config)
         if config.draft and pair.drafter is None:

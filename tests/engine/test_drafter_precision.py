@@ -12,19 +12,28 @@ import torch
 from dflash_local.catalog import bundled
 from dflash_local.drafters.dflash.fused import DFlashBlocks
 from dflash_local.engine import drafter_precision, load_fused
-from dflash_local.engine.drafter_precision import ChosenPrecision, apply, choose_precision, precision_of
+from dflash_local.engine.drafter_precision import (
+    ChosenPrecision,
+    apply,
+    choose_precision,
+    frequent_ids,
+    precision_of,
+)
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
+from dflash_local.kernels.choose import Chooser
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
+from dflash_local.models.fused.linear import int8_copy
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask, random_prompt
 
 PAIRS = ("demo", "demo-hybrid")
 FEW = 256  # of the toys' 1,024 ids
+SAID = tuple(range(1000, 20, -7))  # ids from the most frequent one on
 SAMPLINGS = (
     SamplingParams(),
     SamplingParams(temperature=1.5, seed=5),
@@ -63,7 +72,7 @@ def test_l1_no_drafter_precision_changes_a_reply(pair: str, word: str, monkeypat
     monkeypatch.setattr(drafter_precision, "FREQUENT", FEW)
     session = fresh(pair)
     drafter = drafter_of(session)
-    choose_precision(drafter, word, session.facts.block_size)
+    choose_precision(drafter, word, session.facts.block_size, said=SAID)
     for how, want in zip(SAMPLINGS, alone(pair), strict=True):
         reply = ask(session, random_prompt(13), 20, sampling=how, mode="dflash")
         assert reply.ids == want, (word, how)
@@ -77,17 +86,58 @@ def test_a_drafter_precision_is_what_drafts_are_computed_with(word: str, monkeyp
     drafter = drafter_of(session)
     drafter.block(200)
     before, head = drafter.drafts.clone(), drafter.target.weights.head
-    choose_precision(drafter, word, session.facts.block_size)
+    chosen = choose_precision(drafter, word, session.facts.block_size, said=SAID)
     drafter.block(200)
     side = DRAFTER_PRECISIONS[word]
+    ids = torch.arange(before.shape[1]) if drafter.head_ids is None else drafter.head_ids.long()
+    assert not chosen.notice
     assert {isinstance(matrix.weight, IntWeight) for matrix in drafter.matrices} == {side.weights == "8bit"}
-    assert isinstance(drafter.head.weight, IntWeight) == (side.head == "8bit")
-    width = FEW if side.head == "frequent" else before.shape[1]
-    assert drafter.drafts.shape == (len(before), width)
-    change = float((drafter.drafts - before[:, :width]).abs().max() / before.abs().max())
+    assert isinstance(drafter.head.weight, IntWeight) == (side.head == "8bit" or word == "8bit-frequent")
+    assert ids.tolist() == (frequent_ids(SAID, 1024) if side.head == "frequent" else list(range(1024)))
+    assert drafter.drafts.shape == (len(before), len(ids))
+    change = float((drafter.drafts - before[:, ids]).abs().max() / before.abs().max())
     assert change < 1e-6 if "8bit" not in word else 1e-5 < change < 0.05
     assert isinstance(head.weight, torch.Tensor) and drafter.target.weights.head is head, "the target keeps its own"
     assert any(product is drafter.head for product in drafter.products) == (drafter.head is not head)
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_frequent_head_drafts_what_the_whole_one_does_where_it_has_it(
+    coded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also sampled, as noise is by id; of a head in codes, whose rows are taken out of them."""
+    monkeypatch.setattr(drafter_precision, "FREQUENT", 512)
+    drafter = drafter_of(fresh("demo"))
+    if coded:
+        drafter.stored_head = int8_copy(drafter.stored_head)
+        drafter.use_head(drafter.stored_head)
+    hidden = torch.randn(48, drafter.target.hidden_size, generator=torch.Generator().manual_seed(1))
+    chooser, noise = Chooser.allocate(48, 1024, torch.device("cpu")), (torch.tensor([0.9]), torch.tensor([5]))
+
+    def drafts() -> torch.Tensor:
+        logits = drafter.head(hidden, torch.empty(48, drafter.head.out_features))
+        out = torch.empty(2, 48, dtype=torch.int64)
+        chooser.greedy(logits, out[0], head_ids=drafter.head_ids)
+        chooser.sample(logits, out[1], *noise, torch.tensor([7], dtype=torch.int32), head_ids=drafter.head_ids)
+        return out
+
+    whole = drafts()
+    apply(drafter, DRAFTER_PRECISIONS["frequent"], SAID)
+    few, kept = drafts(), torch.isin(whole, torch.tensor(frequent_ids(SAID, 1024)))
+    assert torch.equal(few[kept], whole[kept])
+    for found, there in zip(whole, kept, strict=True):
+        assert 5 < int(there.sum()) < 43, "some are kept, some are not"
+        assert (found[there] > 512).any(), "and these are not only the first"
+    assert not torch.equal(whole[0], whole[1])
+
+
+def test_frequent_ids_are_those_said_most_then_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_precision, "FREQUENT", 4)
+    assert frequent_ids((), 9) == [0, 1, 2, 3]
+    assert frequent_ids((8, 2, 99), 9) == [0, 1, 2, 8]
+    assert frequent_ids((8, 7, 6, 5, 4), 9) == [5, 6, 7, 8]
+    unknown = choose_precision(drafter_of(fresh("demo")), "frequent", 8)
+    assert "its first 4 ids are drafted" in unknown.notice
 
 
 def test_eight_bits_give_the_matrices_memory_back() -> None:

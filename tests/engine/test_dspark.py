@@ -14,13 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_local import load_config
 from dflash_local.catalog.bundled import find
-from dflash_local.drafters.dflash import layout
 from dflash_local.drafters.dflash.fused import DFlashBlocks
 from dflash_local.drafters.dspark.layout import EMBEDDING, HEAD
 from dflash_local.engine import LoadConfig, Session, drafter_precision, load
 from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.layout import draft_head
 from dflash_local.request import SamplingParams
 from tests.dspark_checkpoints import DRAFTS, TARGET, VOCAB, raw, save_drafter
 from tests.engine_sessions import Reply, ask
@@ -113,7 +112,7 @@ def test_both_engines_accept_the_same_drafts(rank: int, own: bool, tmp_path: Pat
 def test_the_fused_engines_options_change_no_text(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for room in (load_config, layout, drafter_precision):
+    for room in (draft_head, drafter_precision):
         monkeypatch.setattr(room, "FREQUENT", VOCAB - 16)
     session = session_with(learnt(tmp_path / "drafter", SamplingParams()), "fused", **options)
     for sampling in SAMPLINGS[1::-1]:

@@ -13,13 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_local import load_config, settings
+from dflash_local import settings
 from dflash_local.app.resolve import Choice, resolve
 from dflash_local.app.server_command import server_command
 from dflash_local.bench.prompts import held_out
 from dflash_local.bench.trial import write
 from dflash_local.catalog import bundled
-from dflash_local.drafters.dflash import layout as dflash_layout
 from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.drafters.mtp.reference import MTPProposer
@@ -29,6 +28,7 @@ from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import UsageError
 from dflash_local.events import Started, Step
 from dflash_local.kernels.choose import Noise, RowChooser, drawn
+from dflash_local.layout import draft_head
 from dflash_local.layout.buffer import distinct
 from dflash_local.request import Limits, SamplingParams, user_request
 from tests.engine_sessions import Reply, ask, random_prompt
@@ -112,11 +112,18 @@ class WatchedBlocks(RowChooser):
         target, chosen = self.runner.target, self.runner.progress.chosen[:rows]
         self.text |= dict(enumerate((int(target.tokens[0]), *chosen.tolist()), int(target.start)))
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
-        self.inner._run(logits, out, noise, margins)
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
+        self.inner._run(logits, out, noise, margins, head_ids)
         target = self.runner.target
         ids = [*(self.text[at] for at in range(int(target.start))), int(target.tokens[0])]
-        drawn_noise, heat = (None, 1.0) if noise is None else (drawn(noise, logits), float(noise[0]))
+        drawn_noise, heat = (None, 1.0) if noise is None else (drawn(noise, logits, head_ids), float(noise[0]))
         out.copy_(torch.tensor(self.watch.planted(ids, out.tolist(), drawn_noise, heat)))
 
 
@@ -305,7 +312,7 @@ def test_a_drafted_text_is_the_plain_one(family: str, tmp_path: Path) -> None:
 def test_the_fused_engines_options_change_no_text(
     family: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for room in (load_config, dflash_layout, drafter_precision):
+    for room in (draft_head, drafter_precision):
         monkeypatch.setattr(room, "FREQUENT", 80)
     folder = save_target(family, tmp_path / "target", SIX)
     session = load(own_pair(folder), replace(CPU32, engine="fused", **options))

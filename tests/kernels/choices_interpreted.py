@@ -18,15 +18,28 @@ Results = tuple[torch.Tensor, ...]
 Checks = Iterator[tuple[str, Callable[[], Results]]]
 
 
-def chosen(chooser: RowChooser, logits: torch.Tensor, out: torch.Tensor, noisy: bool, told: bool = True) -> Results:
+def chosen(
+    chooser: RowChooser,
+    logits: torch.Tensor,
+    out: torch.Tensor,
+    noisy: bool,
+    told: bool = True,
+    head_ids: torch.Tensor | None = None,
+) -> Results:
     """``out`` once the ids are in it, and their margins as far as they count, where they are asked for."""
     margins = torch.full((len(out),), -9.0) if told else None
     if noisy:
         start = torch.tensor([17], dtype=torch.int32)
-        chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start, margins)
+        chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start, margins, head_ids)
     else:
-        chooser.greedy(logits, out, margins)
+        chooser.greedy(logits, out, margins, head_ids)
     return (out,) if margins is None else (out, margins.clamp(max=100.0))
+
+
+def named(logits: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of so many ids of all, and these ids, ascending."""
+    ids = torch.randperm(logits.shape[1])[:columns].sort().values
+    return logits[:, ids].contiguous(), ids.to(torch.int32)
 
 
 def choices() -> Checks:
@@ -39,14 +52,24 @@ def choices() -> Checks:
         chooser = choose.Chooser.allocate(4, 5001, torch.device("cpu"), not_finite_id)
         return chosen(chooser, logits, out, noisy, told)
 
+    def some(noisy: bool) -> Results:
+        logits, head_ids = named(torch.randn(4, 5001), 2500)
+        logits[1, 7] = logits[1, 2400] = 9.0
+        logits[2, 2499] = float("nan")
+        chooser = choose.Chooser.allocate(4, 5001, torch.device("cpu"), 0)
+        return chosen(chooser, logits, torch.zeros(4, dtype=torch.int64), noisy, True, head_ids)
+
     for noisy in (False, True):
+        yield f"choice of drafts, some ids, noisy {noisy}", partial(some, noisy)
         for poisoned in (False, True):
             yield f"choice, noisy {noisy}, poisoned {poisoned}", partial(run, noisy, poisoned)
         yield f"choice of drafts, poisoned, noisy {noisy}", partial(run, noisy, True, 0, True)
 
 
 def walks() -> Checks:
-    def run(noisy: bool, config: SelectorConfig, rows: int = 5, vocab: int = 5001, poisoned: bool = False) -> Results:
+    def run(
+        noisy: bool, config: SelectorConfig, rows: int = 5, vocab: int = 5001, poisoned: bool = False, some: int = 0
+    ) -> Results:
         logits = 3 * torch.randn(rows + 2, vocab)
         if poisoned:
             logits[:, 1:] = float("-inf")
@@ -56,10 +79,13 @@ def walks() -> Checks:
         projected, anchor = torch.randn(rows + 2, config.rank), torch.tensor([7])
         walk = candidate_walk.CandidateWalk(config, books, projected, anchor, room)
         out = torch.full((rows,), -9)
-        return chosen(walk, logits[:rows], out, noisy)
+        logits, head_ids = named(logits, some) if some else (logits, None)
+        return chosen(walk, logits[:rows], out, noisy, head_ids=head_ids)
 
     for noisy in (False, True):
         yield f"choice of candidates, noisy {noisy}", partial(run, noisy, SelectorConfig(12, 6, 5001))
+        few = SelectorConfig(8, 6, 5001)
+        yield f"choice of candidates, some ids, noisy {noisy}", partial(run, noisy, few, 3, some=2500)
         capped = SelectorConfig(16, 8, 5001, output_multiplier=0.6, softcap=4.0)
         yield f"choice of candidates, capped, noisy {noisy}", partial(run, noisy, capped, 7)
     yield "choice of one candidate", partial(run, False, SelectorConfig(8, 1, 5001), 1)
@@ -82,10 +108,12 @@ def markov_walks() -> Checks:
             weights = markov_walk.MarkovWeights(before.float(), behind.float())
         walk = markov_walk.MarkovWalk(weights, torch.tensor([vocab - 1]), room)
         out = torch.full((rows,), -9)
-        return chosen(walk, logits[:rows], out, noisy)
+        logits, head_ids = named(logits, more["some"]) if "some" in more else (logits, None)
+        return chosen(walk, logits[:rows], out, noisy, head_ids=head_ids)
 
     for noisy in (False, True):
         yield f"choice by the id before, noisy {noisy}", partial(run, noisy, 12)
+        yield f"choice by the id before, some ids, noisy {noisy}", partial(run, noisy, 12, some=300)
         yield f"choice by the id before, poisoned, noisy {noisy}", partial(run, noisy, 12, poisoned=True)
     yield "choice by the id before, wide", partial(run, True, 300, 3, 200)
     yield "choice by the id before, 16 bits", partial(run, False, 256, 7, dtype=torch.bfloat16)

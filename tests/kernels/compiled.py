@@ -128,9 +128,10 @@ def small(most: int | None) -> Iterator[Work]:
         constants = {**layout, **kind, "BIASED": cache == BF16, "CODED": cache != BF16, "ROWS": together}
         yield f"heads {cache}", kernel, types, constants, warps, 1
     types = {"temperature": "*fp32", "seed": "*i64", "start": "*i32", "values": "*fp32", "places": "*i32"}
-    types |= dict.fromkeys(("next_values", "margins"), "*fp32")
-    choice = {"BLOCK": CHOICE_BLOCK, "NOISY": True, "MARGIN": True}
-    yield "choice", choose._block_argmax_kernel, types, choice, 4, 1
+    types |= {**dict.fromkeys(("next_values", "margins"), "*fp32"), "head_ids": "*i32"}
+    for named in (False, True):
+        choice = {"BLOCK": CHOICE_BLOCK, "NOISY": True, "MARGIN": True, "NAMED": named}
+        yield f"choice, named {named}", choose._block_argmax_kernel, types, choice, 4, 1
     convolution = {"KERNEL_SIZE": 2, "BLOCK": block_convolution.MAX_BLOCK, "ADD": True}
     yield "convolution", block_convolution._block_convolution_kernel, {}, convolution, 4, 1
     yield from choice_of_candidates(types, most)
@@ -155,7 +156,7 @@ def choice_of_candidates(types: dict[str, str], most: int | None) -> Iterator[Wo
         sizes = {"WIDE": top_k, "TILE": min(256, candidate_walk.TILE // top_k), "NOISY": True}
         floats = dict.fromkeys(("multiplier", "cap"), "fp32") | dict.fromkeys(("scores", "followers"), "*fp32")
         kinds = {**types, **floats, "ids": "*i32", "anchor": "*i64", "rows": "i32", "out": "*i64"}
-        block = {"BLOCK": CHOICE_BLOCK, "WIDE": top_k}
+        block = {"BLOCK": CHOICE_BLOCK, "WIDE": top_k, "NAMED": True}
         yield "candidates of a block", candidate_walk._block_candidates_kernel, kinds, block, 4, 1
         every = {**sizes, "ALL": power_of_two(blocks * top_k), "CAPPED": True}
         yield "candidates", candidate_walk._candidates_kernel, kinds, every, 8, 1
@@ -168,7 +169,9 @@ def choice_by_the_id_before(types: dict[str, str], most: int | None) -> Iterator
         tile = min(power_of_two(rank), markov_walk.TILE_BYTES // size)
         kinds = {**types, **dict.fromkeys(("logits", "previous", "following"), kind), "anchor": "*i64", "out": "*i64"}
         sizes = {"RANK": rank, "BLOCK": MARKOV_BLOCK, "TILE": tile, "NOISY": True, "MARGIN": True}
-        yield f"row {kind} {rank}", markov_walk._block_row_kernel, {**kinds, "row": "i32"}, sizes, 8, 1
+        for named in (False, True):
+            name, work = f"row {kind} {rank}, named {named}", {**sizes, "NAMED": named}
+            yield name, markov_walk._block_row_kernel, {**kinds, "row": "i32"}, work, 8, 1
     blocks = {"BLOCKS": power_of_two(-(-151_936 // MARKOV_BLOCK)), "NOT_FINITE_ID": 0, "MARGIN": True}
     yield "best of many blocks", choose._argmax_kernel, {**types, "out": "*i64"}, blocks, 8, 1
 

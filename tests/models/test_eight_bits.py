@@ -8,7 +8,7 @@ import torch
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.kernels.skinny_gemm import swiglu_reference
 from dflash_local.models.fused.kernel_choice import choose_configs
-from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, first_out_features, int8_copy, quantise_layer
+from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, gathered_rows, int8_copy, quantise_layer
 
 
 def random(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -53,12 +53,12 @@ def test_a_gated_layer_multiplies_with_what_its_codes_stand_for() -> None:
 
 def test_other_heads_leave_the_first_one_as_it_is() -> None:
     head, x = Linear(random(64, 32)), random(3, 32, seed=1)
-    copy, first = int8_copy(head), first_out_features(head, 24)
-    assert isinstance(head.weight, torch.Tensor) and isinstance(first.weight, torch.Tensor)
-    assert first.weight.data_ptr() == head.weight.data_ptr(), "no memory of its own"
-    assert torch.allclose(first.prefill(x), head.prefill(x)[:, :24])
+    ids = torch.tensor([3, 4, 40, 63])
+    copy, some, coded = int8_copy(head), gathered_rows(head, ids, False), gathered_rows(head, ids, True)
+    assert isinstance(head.weight, torch.Tensor) and isinstance(some.weight, torch.Tensor)
+    assert torch.equal(some.weight, head.weight[ids])
     assert codes(copy).shape == head.weight.shape and int8_copy(copy) is copy
-    assert torch.equal(first_out_features(copy, 24).prefill(x), copy.prefill(x)[:, :24])
+    assert torch.equal(coded.prefill(x), copy.prefill(x)[:, ids]), "each row has a scale of its own"
 
 
 def test_inputs_that_fill_no_words_stay_plain() -> None:

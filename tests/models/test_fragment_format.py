@@ -23,7 +23,7 @@ from dflash_local.kernels.timing import TIMED_AGAIN
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import fragment_kernels, kernel_choice
 from dflash_local.models.fused.kernel_choice import candidates, choose_configs, without_kernel
-from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, first_out_features
+from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, finish, gathered_rows
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
@@ -85,8 +85,9 @@ def test_a_weight_is_packed_over_its_own_memory_and_multiplies_as_before(made: o
     assert torch.allclose(single.prefill(x), want, atol=in_bfloat16 * float(want.abs().max()))
     assert torch.allclose(pair(x, torch.empty(5, 48)), gated, atol=in_bfloat16 * float(gated.abs().max()))
     assert torch.allclose(pair.prefill(x), gated, atol=in_bfloat16 * float(gated.abs().max()))
-    first = first_out_features(single, 32)
-    assert torch.allclose(first(x, torch.empty(5, 32)), want[:, :32], **in_order)
+    ids = torch.tensor([0, 5, 40, 87])
+    decoded = single.weight.dequantized().to(weight.dtype)[ids]
+    assert torch.equal(gathered_rows(single, ids, False).weight, decoded), "rows of other tiles"  # type: ignore[arg-type]
     finish([single])
     assert torch.allclose(single(x, torch.empty(5, 96)), want, **in_order), "once is enough"
 

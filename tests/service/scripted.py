@@ -31,6 +31,7 @@ from dflash_local.loaded import SessionFacts
 from dflash_local.request import Request
 from dflash_local.service.backend import Backend, Model
 from dflash_local.store.confidence_record import ConfidenceRecord
+from dflash_local.store.said_record import SaidRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class ScriptedSession:
             comes while the prompt is prepared.
         end: the reason of replies that come to their end.
         gate: when given, each step waits for it (a slow engine). on_step: called before each step.
-        drafts, observe, confidences, locks: as the engine's session has them.
+        drafts, observe, confidences, said, locks: as the engine's session has them.
     """
 
     facts: ScriptedFacts = field(default_factory=ScriptedFacts)
@@ -102,6 +103,7 @@ class ScriptedSession:
     drafts: bool = True
     observe: Callable[[Stats], None] = lambda _stats: None
     confidences: ConfidenceRecord = field(default_factory=lambda: ConfidenceRecord(None))
+    said: SaidRecord | None = None
     locks: ExitStack = field(default_factory=ExitStack)
     closed: bool = False
 

@@ -215,8 +215,8 @@ class DFlashBlocks:
         for matrix in self.matrices:
             quantise_layer(matrix)
 
-    def use_head(self, head: Linear) -> None:
-        self.head = head
+    def use_head(self, head: Linear, head_ids: torch.Tensor | None = None) -> None:
+        self.head, self.head_ids = head, head_ids
         buffer = layout.draft_logits(self.config.block_size, head.out_features, self.target.spec.dtype)
         self.drafts = Tensors([buffer], self.target.device)[buffer.name]
 

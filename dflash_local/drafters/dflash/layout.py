@@ -19,6 +19,7 @@ from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.drafters.drafter import FULL, MAX_BLOCK, MIN_BLOCK, Drafter, Servers, Shapes
 from dflash_local.layout import attention, mlp
 from dflash_local.layout.buffer import Buffer, Group
+from dflash_local.layout.draft_head import drafted_ids
 from dflash_local.layout.linear import (
     UNQUANTIZED,
     FormatOf,
@@ -32,7 +33,7 @@ from dflash_local.layout.linear import (
 )
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.traffic import PartKind, ProductTraffic, Traffic, draft_head, kv_traffic, weight_product
-from dflash_local.load_config import FREQUENT, DrafterPrecision
+from dflash_local.load_config import DrafterPrecision
 
 # Options of other trainers that change the forward pass, with the value at which they change nothing.
 NOT_SUPPORTED = {"sample_from_anchor": False, "noise_embed_scale": 1}
@@ -410,11 +411,6 @@ def look_back(config: DFlashConfig, spec: EngineSpec) -> int:
 def partial_buffers(config: DFlashConfig, spec: EngineSpec) -> tuple[Buffer, Buffer]:
     heads = heads_of(config)
     return attention.partial_buffers(OWNER, heads.num_heads, heads.head_dim, config.draft_rows, spec.drafter_capacity)
-
-
-def drafted_ids(spec: EngineSpec, vocab_size: int) -> int:
-    """Count ids that can be drafted: the first so many."""
-    return min(vocab_size, FREQUENT) if spec.precision.head == "frequent" else vocab_size
 
 
 def draft_logits(block_size: int, drafted_ids: int, dtype: str) -> Buffer:

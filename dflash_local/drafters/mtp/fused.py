@@ -190,8 +190,8 @@ class MTPBlocks(RowChooser):
     def quantize(self) -> None:
         self._weights.coded()
 
-    def use_head(self, head: Linear) -> None:
-        self.head = head
+    def use_head(self, head: Linear, head_ids: torch.Tensor | None = None) -> None:
+        self.head, self.head_ids = head, head_ids
         buffer = draft_logits(self.config.block_size, head.out_features, self.target.spec.dtype)
         self.drafts = Tensors([buffer], self.target.device)[buffer.name]
 
@@ -220,7 +220,14 @@ class MTPBlocks(RowChooser):
         torch.index_select(self._kept, 0, self._rows(-1, 1), out=self._last)
         self._draft(self.target.tokens[:1], self.drafts[:1])
 
-    def _run(self, logits: torch.Tensor, out: torch.Tensor, noise: Noise | None, margins: torch.Tensor | None) -> None:
+    def _run(
+        self,
+        logits: torch.Tensor,
+        out: torch.Tensor,
+        noise: Noise | None,
+        margins: torch.Tensor | None,
+        head_ids: torch.Tensor | None,
+    ) -> None:
         """Choose an id for each row of ``drafts``, and make the next row with it."""
         for row in range(len(out)):
             here = slice(row, row + 1)
@@ -228,10 +235,10 @@ class MTPBlocks(RowChooser):
                 self._draft(out[row - 1 : row], logits[here])
             margin = None if margins is None else margins[here]
             if noise is None:
-                self._chooser.greedy(logits[here], out[here], margin)
+                self._chooser.greedy(logits[here], out[here], margin, head_ids)
             else:
                 temperature, seed, _ = noise
-                self._chooser.sample(logits[here], out[here], temperature, seed, self._at, margin)
+                self._chooser.sample(logits[here], out[here], temperature, seed, self._at, margin, head_ids)
 
     def _draft(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
         """Run the row that joins ``last`` with an id [1], which takes its place; gives its logits [1, V]."""

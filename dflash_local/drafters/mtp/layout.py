@@ -15,13 +15,14 @@ from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.features import AttentionConfig, FeedForward, LayerConfig, MLPConfig, ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
-from dflash_local.drafters.dflash.layout import GROUP, OWNER, draft_logits, drafted_ids
+from dflash_local.drafters.dflash.layout import GROUP, OWNER, draft_logits
 from dflash_local.drafters.drafter import FULL, MIN_BLOCK, Drafter, Shapes
 from dflash_local.errors import CheckpointError
 from dflash_local.layout import target
 from dflash_local.layout.attention import AttentionLayout
 from dflash_local.layout.buffer import ITEM_BYTES, Buffer
 from dflash_local.layout.cycle import choice_buffers
+from dflash_local.layout.draft_head import drafted_ids
 from dflash_local.layout.linear import (
     UNQUANTIZED,
     FormatOf,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -15,11 +15,13 @@ from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat, FragmentWeight
 from dflash_local.kernels.gather_rows import gather_rows
 from dflash_local.kernels.quantize_weight import quantize
+from dflash_local.kernels.quantized_weight import IntWeight, slices
 from dflash_local.kernels.skinny_gemm import MAX_ROWS
 from dflash_local.kernels.timing import LIBRARY
-from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, eight_bits, segments
+from dflash_local.layout.linear import UNQUANTIZED, LinearSpec, WeightFormat, eight_bits, segments
 from dflash_local.models.fused.formats import FORMATS, KernelConfig, Weight, form_of, format_of
 from dflash_local.models.fused.fragment_kernels import product_of
+from dflash_local.models.fused.quantized_formats import INT
 from dflash_local.models.fused.weight_tensors import WeightTensors
 from dflash_local.models.place import Places
 
@@ -222,20 +224,37 @@ def in_eight_bits(plain: Weight) -> Weight:
     """
     if not isinstance(plain, torch.Tensor):
         return plain
-    out_features, in_features = plain.shape
-    form = eight_bits(in_features)
+    form = eight_bits(plain.shape[1])
     if form == UNQUANTIZED:
         return plain
-    buffers = form.buffers("coarse", out_features, in_features, dtype_name(plain.dtype), "drafter weights")
-    weight = FORMATS[type(form)].weight(form, Tensors(buffers, plain.device).take(buffers), plain.dtype)
+    weight = _allocated(form, len(plain), plain)
     quantize(plain, weight)
     finished: Weight = format_of(weight).finish(weight)
     return finished
 
 
-def first_out_features(layer: Linear, out_features: int) -> Linear:
-    """Return a layer with the first features of that one's result; it takes no memory of its own."""
-    return Linear(format_of(layer.weight).rows(layer.weight, out_features))
+def gathered_rows(layer: Linear, ids: torch.Tensor, coarse: bool) -> Linear:
+    """Return a layer with a copy of that one's rows by ids [n] int64; beside both a slice is held.
+
+    Args:
+        coarse: coded as ``layout.linear.eight_bits`` keeps it, else plain.
+    """
+    table, columns = layer.weight, layer.weight.shape[1]
+    weight = _allocated(eight_bits(columns) if coarse else UNQUANTIZED, len(ids), table)
+    for rows in slices(len(ids), columns):
+        room = torch.empty(rows.stop - rows.start, columns, dtype=table.dtype, device=ids.device)
+        plain = embedding_rows(table, ids[rows], room)
+        if isinstance(weight, IntWeight):
+            quantize(plain, INT.rows_of(weight, rows))
+        else:
+            weight[rows] = plain
+    return Linear(format_of(weight).finish(weight))
+
+
+def _allocated(form: WeightFormat, rows: int, like: Weight) -> Any:
+    """Return a weight of so many rows in one format, else as another one, to be filled."""
+    buffers = form.buffers("coarse", rows, like.shape[1], dtype_name(like.dtype), "drafter weights")
+    return FORMATS[type(form)].weight(form, Tensors(buffers, like.device).take(buffers), like.dtype)
 
 
 def embedding_rows(table: Weight, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -244,6 +263,4 @@ def embedding_rows(table: Weight, ids: torch.Tensor, out: torch.Tensor) -> torch
         return gather_rows(table, ids, out)
     if isinstance(table, FragmentWeight):
         return fragment_decode.gather(table, ids, out)
-    tensors = {each.name: getattr(table, each.name) for each in fields(table)}
-    rows: dict[str, Any] = {name: each[ids] for name, each in tensors.items() if isinstance(each, torch.Tensor)}
-    return out.copy_(replace(table, **rows).dequantized())
+    return out.copy_(table.gathered(ids).dequantized())
