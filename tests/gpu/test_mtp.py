@@ -45,7 +45,7 @@ def test_recorded_drafts_are_those_of_the_reference_engine(
             list(runner.prefill(PROMPT, 0))
     key = CycleKey(rows, rows - 1, True, not sampling.greedy, two.target.bucket(64))
     for anchor in anchors:
-        two.set_anchor(anchor)
+        two.set_tokens([anchor])
         with torch.inference_mode():
             two._graphs.run(("draft", key), lambda: two.draft(key))
             expected = one.proposer.propose([*PROMPT, anchor], rows - 1, sampler, noises[0])
