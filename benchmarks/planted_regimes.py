@@ -125,6 +125,11 @@ class Working(RowChooser):
         ids, told = self._unused
         self._real._run(logits, ids[:rows], noise, None if margins is None else told[:rows], head_ids)
         out.copy_((self._start.long() + 1 + self._rows[:rows]) * SPREAD % self._vocab)
+        self._plant(out, margins)
+
+    def _plant(self, out: torch.Tensor, margins: torch.Tensor | None) -> None:
+        """Go on from ids by position."""
+        raise NotImplementedError
 
 
 class PlantedDrafts(Working):
@@ -144,15 +149,7 @@ class PlantedDrafts(Working):
     def cycle(self) -> torch.Tensor:
         return self.at % len(self.accepted)
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
-        super()._run(logits, out, noise, margins, head_ids)
+    def _plant(self, out: torch.Tensor, margins: torch.Tensor | None) -> None:
         wrong = self.accepted[self.cycle()] == self._rows[: len(out)]
         out.add_(wrong).remainder_(self._vocab)
         if margins is not None:
@@ -166,15 +163,7 @@ class PlantedChoice(Working):
         super().__init__(real, runner)
         self._drafts = drafts
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
-        super()._run(logits, out, noise, margins, head_ids)
+    def _plant(self, out: torch.Tensor, margins: torch.Tensor | None) -> None:
         self._drafts.at.add_(1)
 
 

@@ -190,6 +190,8 @@ class Session:
     def close(self) -> None:
         self._snapshots.clear()
         if self.tokenizer is not None:
+            if self.said is not None:
+                self.said.write(self.tokenizer.vocabulary)
             self.tokenizer.close()
         with self.locks:
             try:

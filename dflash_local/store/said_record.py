@@ -12,6 +12,7 @@ from dflash_local.store.kept import keep, read_kept
 
 MANY = 2**20  # ids said that a file counts; beyond them all counts are halved, so that the latest weigh more
 MOST = 65_536  # ids of which a file has counts: those that are said most
+AT_ONCE = 8192  # ids after which a file is written anew, which takes up to 0.1 s
 
 
 class SaidRecord:
@@ -19,6 +20,7 @@ class SaidRecord:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._fresh = Counter[int]()  # not written yet
 
     def read(self, vocabulary: str) -> list[int]:
         """Return the ids that were said, the most frequent one first, and the lowest of equally frequent ones."""
@@ -26,11 +28,17 @@ class SaidRecord:
         return sorted(counts, key=lambda each: (-counts[each], each))
 
     def add(self, vocabulary: str, ids: Iterable[int]) -> None:
-        """Count a reply in."""
-        if self._folder is None:
+        """Count a reply in, to be written with others."""
+        self._fresh.update(ids)
+        if self._fresh.total() >= AT_ONCE:
+            self.write(vocabulary)
+
+    def write(self, vocabulary: str) -> None:
+        """Write what was counted."""
+        if self._folder is None or not self._fresh:
             return
-        counts = self._counts(vocabulary)
-        counts.update(ids)
+        counts = self._counts(vocabulary) + self._fresh
+        self._fresh.clear()
         while counts.total() > MANY:
             counts = Counter({each: count // 2 for each, count in counts.items() if count > 1})
         keep(self._path(self._folder, vocabulary), json.dumps(dict(counts.most_common(MOST))) + "\n")
