@@ -22,6 +22,7 @@ class Readings:
     Attributes:
         now, mean: tokens per second. speeds: samples of ``now``, for a sparkline.
         cycles: those that drafted; acceptance is of them (``events.Stats``). rows: what the last cycle verified.
+        copying: its drafts were copied from the text.
         experts: different routed experts of a layer that so many rows took when that was last looked at.
         per_position: share of cycles in which draft slot k (1-based) was accepted.
         ar_speed: tokens per second of the last reply without drafting by this loaded pair.
@@ -39,6 +40,7 @@ class Readings:
     acceptance_mean: float | None = None
     cycles: int = 0
     rows: int = 0
+    copying: bool = False
     experts: float | None = None
     stats: Stats | None = None
     used: int = 0
@@ -69,6 +71,7 @@ class Readings:
         self.tokens = self.cycles = self.rows = self._accepted = self._single = 0
         self.now = self.mean = self.acceptance_now = self.acceptance_mean = self._first = None
         self.stats = self.experts = None
+        self.copying = False
         for samples in (self.speeds, self._times, self._lengths):
             samples.clear()
         self._kept = []
@@ -100,7 +103,8 @@ class Readings:
     @property
     def verifying(self) -> tuple[str, ...]:
         """Says in lines what a cycle verifies at the moment."""
-        rows = (f"verifying {self.rows} rows a cycle",) if self.rows else ()
+        what = "copying" if self.copying else "verifying"
+        rows = (f"{what} {self.rows} rows a cycle",) if self.rows else ()
         return rows if self.experts is None else (*rows, f"{self.experts:.0f} different experts a layer")
 
     @property
@@ -135,7 +139,7 @@ class Readings:
         if step.rows and step.drafts <= 1:
             if step.rows != self.rows or step.experts is not None:
                 self.experts = step.experts
-            self.rows = step.rows
+            self.rows, self.copying = step.rows, step.copied > 0
         if step.drafted:
             self._cycle(step)
 

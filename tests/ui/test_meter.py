@@ -46,7 +46,7 @@ def test_the_line_has_the_alarm_before_what_may_be_cut() -> None:
     assert one_line(readings) == expected
 
 
-def test_different_experts_stand_beside_the_rows_that_took_them() -> None:
+def test_a_cycle_is_shown_by_its_rows_their_experts_and_where_drafts_come_from() -> None:
     readings = Readings(block_size=8)
     readings.begin("dflash")
     found = []
@@ -55,6 +55,8 @@ def test_different_experts_stand_beside_the_rows_that_took_them() -> None:
         found.append(shown(readings, "Acceptance length")[1:])
     both, waiting = ["verifying 8 rows a cycle", "41 different experts a layer"], ["verifying 4 rows a cycle"]
     assert found == [both, both, waiting, [*waiting, "19 different experts a layer"]]
+    readings.take(Step((), (1, 2), 7, 1, 8, 1.0, copied=1))
+    assert readings.verifying == ("copying 8 rows a cycle",)
     readings.begin("dflash")
     assert readings.verifying == ()
 
