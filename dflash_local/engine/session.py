@@ -152,7 +152,7 @@ class Session:
         if request.limits.stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer", f"{self.facts.target} has none")
         if request.mode == "dflash":
-            if not self.facts.drafting:
+            if self.runner.proposer is None and not self.facts.drafting:
                 raise UsageError(f"{self.facts.target} was loaded without a drafter", "pass --drafter or --mode ar")
             if request.block_size is not None and request.block_size > self.facts.block_size:
                 raise UsageError(

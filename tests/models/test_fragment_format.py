@@ -66,7 +66,7 @@ def card(record: KernelRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "why_not", lambda capability: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(cuda_driver, "driver_version", lambda: 13000)
-    monkeypatch.setattr(nvrtc, "cubin", lambda source, options, capability, driver: b"")
+    monkeypatch.setattr(nvrtc, "cubin", lambda *_of_a_card: b"")
 
 
 @pytest.mark.parametrize("made", WHOLE)
