@@ -121,7 +121,8 @@ class ReferenceRunner(SequenceRunner):
         chosen = self._sampler.choose(logits, drafts, noise)
         accepted, ids = accept(drafts, chosen)
         done = self._now()
-        if self._threads is not None:
+        # A cycle without the drafter's pass would look as if its threads were better.
+        if self._threads is not None and not copied:
             self._threads.add(rows, done - clock)
         self._pending = out
         for i, token in enumerate(ids):
