@@ -57,7 +57,7 @@ class CopiedDrafts:
         """Return how many rows to verify of a cycle with these copies; 1 where they do not pay. ``control``: of the
         drafter's cycle that would run instead; None: it is the plain step.
         """
-        if not self.costs:
+        if not self.costs or not copies.ids:
             return len(copies.ids) + 1
         rate, rival = (1.0 / self.costs[1], 0.0) if control is None else (control.rate, control.value)
         tokens = self._survival.tokens_by_rows([copies.confidence] * len(copies.ids))

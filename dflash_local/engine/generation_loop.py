@@ -61,7 +61,6 @@ class GenerationLoop:
         self.said: list[int] = []
         self.shown = False  # a token whose likelihood was reported is in the text
         self.scheduler = self._scheduler() if self.drafting else None
-        self.control = None if self.scheduler is None else self.scheduler.control
         self.drafts = self.control is None or self.control.drafts  # as last announced
         self.announced: set[bool] = set()
         trained = session.facts.block_size
@@ -70,6 +69,11 @@ class GenerationLoop:
         if session.tokenizer is not None:
             channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)
             self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
+
+    @property
+    def control(self) -> VerifyLength | None:
+        """Return what chooses the drafter's verify lengths, where something does."""
+        return None if self.scheduler is None else self.scheduler.control
 
     def _scheduler(self) -> Scheduler:
         """Return what chooses the cycles: what was learnt goes on, unless the request names the block size or the costs
@@ -182,7 +186,7 @@ class GenerationLoop:
         if self.control is not None:
             yield from self._drafting_notice(self.control)
         if self.scheduler is not None and self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:
-            self.block, self.control = 1, None
+            self.block = 1
             self.scheduler.stop_drafting()
             yield Notice(
                 f"no draft was accepted in {HOPELESS_CYCLES} cycles: continuing without drafts; "

@@ -22,7 +22,8 @@ class Scheduler:
     again. So text that does not repeat costs no time.
 
     Attributes:
-        control: of the drafter's cycles; None where there is no drafter, or where their length is fixed.
+        control: of the drafter's cycles; None where there is no drafter, where their length is fixed, and where the
+            drafter is used no more in this reply.
     """
 
     def __init__(self, runner: Runner, block: int, index: TextIndex, fixed: bool = False) -> None:
@@ -32,15 +33,16 @@ class Scheduler:
             block: rows of the longest cycle. index: of the runner's sequence.
             fixed: all cycles of a drafter have ``block`` rows, and of copies all are verified.
         """
-        self._runner, self._drafts = runner, runner.proposer is not None
-        self.control: VerifyLength | None = None
+        self._runner, drafts = runner, runner.proposer is not None
+        self._lengths: VerifyLength | None = None
         self._copied: CopiedDrafts | None = None
-        if not fixed and self._drafts:
-            self.control = VerifyLength(runner.costs, block, runner.experts, runner.wait_ms)
+        if not fixed and drafts:
+            self._lengths = VerifyLength(runner.costs, block, runner.experts, runner.wait_ms)
         if not fixed and runner.verify_costs:
             self._copied = CopiedDrafts(index, runner.verify_costs, block, runner.experts)
-        elif not self._drafts:
+        elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
+        self.control = self._lengths
 
     @staticmethod
     def adapts(runner: Runner, block: int) -> bool:
@@ -52,19 +54,19 @@ class Scheduler:
     @property
     def learnt(self) -> list[float]:
         """Return what ``recall`` of a later one takes."""
-        return [each for part in (self.control, self._copied) if part is not None for each in part.learnt]
+        return [each for part in (self._lengths, self._copied) if part is not None for each in part.learnt]
 
     def recall(self, learnt: Sequence[float]) -> None:
         """Begin with what was learnt before; with nothing where that is of another block, or cannot be."""
         if len(learnt) == len(self.learnt) and all(0.0 <= each < math.inf for each in learnt):
             numbers = iter(learnt)
-            for part in (self.control, self._copied):
+            for part in (self._lengths, self._copied):
                 if part is not None:
                     part.recall([next(numbers) for _ in part.learnt])
 
     def begin(self) -> None:
         """Begin a reply."""
-        self._drafts = self._runner.proposer is not None
+        self.control = self._lengths
         if self.control is not None:
             self.control.begin()
         if self._copied is not None:
@@ -72,7 +74,7 @@ class Scheduler:
 
     def stop_drafting(self) -> None:
         """Use the drafter no more in this reply."""
-        self._drafts = False
+        self.control = None
         self._runner.set_block(1)
 
     def launch(self) -> None:
@@ -80,7 +82,7 @@ class Scheduler:
         if copied := self._copies():
             return self._runner.launch(copied=copied)
         cut = None
-        if self.control is not None and self._drafts:
+        if self.control is not None:
             self._runner.set_block(self.control.next_rows())
             cut = self.control.cut if self.control.waits else None
         self._runner.launch(cut)
@@ -89,7 +91,7 @@ class Scheduler:
         """Learn from a cycle that has become known."""
         if cycle.copied and self._copied is not None:
             self._copied.add(cycle.rows, cycle.experts)
-        elif not cycle.copied and self.control is not None and self._drafts:
+        elif not cycle.copied and self.control is not None:
             self.control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
 
     def _copies(self) -> tuple[int, ...]:
@@ -97,11 +99,12 @@ class Scheduler:
         copied, runner = self._copied, self._runner
         if copied is None:
             return ()
-        control = self.control if self._drafts else None
-        if copied.costs:
-            runner.settle(newest=1)
-            if copied.rows(copied.find(runner.ids), control) == 1:
-                return ()
-        runner.settle()
+        runner.settle(newest=1 if copied.costs else 0)
         found = copied.find(runner.ids)
-        return found.ids[: copied.rows(found, control) - 1]
+        rows = copied.rows(found, self.control)
+        if rows > 1:
+            runner.settle()
+            if found.behind < len(runner.ids):
+                found = copied.find(runner.ids)
+                rows = copied.rows(found, self.control)
+        return found.ids[: rows - 1]
