@@ -40,7 +40,7 @@ from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.text_index import LONGEST, Copies, TextIndex
-from dflash_local.kernels.choose import Noise, RowChooser
+from dflash_local.kernels.choose import GREEDY, Choosing, RowChooser
 from dflash_local.kernels.timing import span_ms
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused.moe import fixed_routing
@@ -113,19 +113,12 @@ class Working(RowChooser):
         self._unused = torch.zeros(rows, dtype=torch.int64, device=device), torch.zeros(rows, device=device)
         self._rows = torch.arange(rows, device=device)
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
         rows = len(out)
         ids, told = self._unused
-        self._real._run(logits, ids[:rows], noise, None if margins is None else told[:rows], head_ids)
+        self._real.choose(logits, ids[:rows], how._replace(margins=None if how.margins is None else told[:rows]))
         out.copy_((self._start.long() + 1 + self._rows[:rows]) * SPREAD % self._vocab)
-        self._plant(out, margins)
+        self._plant(out, how.margins)
 
     def _plant(self, out: torch.Tensor, margins: torch.Tensor | None) -> None:
         """Go on from ids by position."""

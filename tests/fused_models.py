@@ -12,7 +12,7 @@ import torch
 
 from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.engine.sampling import Sampler
-from dflash_local.kernels.choose import Noise, RowChooser
+from dflash_local.kernels.choose import GREEDY, Choosing, RowChooser
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import TargetWeights, read_weights
@@ -59,17 +59,10 @@ class PlantedChoice(RowChooser):
     def __init__(self, planted: Planted) -> None:
         self.planted = planted
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        _head_ids: torch.Tensor | None,
-    ) -> None:
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
         out.copy_(logits.argmax(-1))
-        if margins is not None:
-            margins.copy_(self.planted.confidences(len(margins)))
+        if how.margins is not None:
+            how.margins.copy_(self.planted.confidences(len(how.margins)))
 
 
 class PlantedBlocks:

@@ -158,7 +158,7 @@ def _measured(drafter: FusedDrafter, rows: int, progress: OnProgress, timer: Ker
     def draft() -> None:
         drafter.block(max_seq_len)
         if drafter.selector is not None:
-            drafter.selector.greedy(drafter.drafts, target.tokens[1 : len(drafter.drafts) + 1])
+            drafter.selector.choose(drafter.drafts, target.tokens[1 : len(drafter.drafts) + 1])
 
     def draft_ms() -> float:
         return replay_ms(draft, REPLAYS)

@@ -24,7 +24,7 @@ from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.choose import Chooser, RowChooser
+from dflash_local.kernels.choose import Chooser, Choosing, Noise
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
 from dflash_local.models.fused.moe import FixedRouting, fixed_routing
 from dflash_local.models.fused.target import FusedTarget
@@ -293,7 +293,7 @@ class FusedRunner(SequenceRunner):
         """Run what of a cycle stands behind its drafts."""
         rows = key.rows
         self.target.block(rows, key.max_seq_len, key.taps)
-        self._choose(self.target.logits[:rows], self.progress.chosen[:rows], key, self._chooser)
+        self._chooser.choose(self.target.logits[:rows], self.progress.chosen[:rows], Choosing(self._noise(key)))
         self._close(key)
 
     def draft(self, key: CycleKey) -> None:
@@ -302,8 +302,8 @@ class FusedRunner(SequenceRunner):
             proposer.block(key.max_seq_len)
             drafts = self.progress.tokens[1 : key.drafts + 1]
             chooser = proposer.selector or self._draft_chooser
-            margins = self.progress.margins[: len(drafts)]
-            self._choose(proposer.drafts[: len(drafts)], drafts, key, chooser, margins, proposer.head_ids)
+            how = Choosing(self._noise(key), self.progress.margins[: len(drafts)], proposer.head_ids)
+            chooser.choose(proposer.drafts[: len(drafts)], drafts, how)
 
     def _close(self, key: CycleKey) -> None:
         # Context rows are written for the whole block before ``accept`` moves ``start``: those of rejected rows lie
@@ -312,19 +312,8 @@ class FusedRunner(SequenceRunner):
             self.proposer.inject(key.rows)
         accept(self.progress, key.rows)
 
-    def _choose(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        key: CycleKey,
-        chooser: RowChooser,
-        margins: torch.Tensor | None = None,
-        head_ids: torch.Tensor | None = None,
-    ) -> None:
-        if key.noisy:
-            chooser.sample(logits, out, self._temperature, self._seed, self.progress.start, margins, head_ids)
-        else:
-            chooser.greedy(logits, out, margins, head_ids)
+    def _noise(self, key: CycleKey) -> Noise | None:
+        return (self._temperature, self._seed, self.progress.start) if key.noisy else None
 
     def _step_by_step(self, key: CycleKey, cut: Cut | None, copied: bool) -> None:
         """Run the same cycle with the sampler between its halves; the host waits for it."""

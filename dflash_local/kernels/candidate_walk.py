@@ -11,7 +11,17 @@ from typing import NamedTuple
 import torch
 
 from dflash_local.drafters.dflash2.layout import SelectorConfig
-from dflash_local.kernels.choose import Noise, RowChooser, best_with_margin, drawn, gumbel_of_word, ids_of, word_of
+from dflash_local.kernels.choose import (
+    GREEDY,
+    Choosing,
+    Noise,
+    RowChooser,
+    best_with_margin,
+    drawn,
+    gumbel_of_word,
+    ids_of,
+    word_of,
+)
 from dflash_local.kernels.jit import (
     jit,
     overlapping,
@@ -54,14 +64,8 @@ class CandidateWalk(RowChooser):
         self._projected, self._anchor = projected, anchor
         self._values, self._places, self._scores, self._ids, self._followers = buffers
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
+        noise, margins, head_ids = how
         rows, vocab = logits.shape
         projected, config = self._projected[:rows], self._config
         if not runs_kernels(logits):

@@ -21,48 +21,33 @@ from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.cycle import CHOICE_BLOCK, choice_buffers
 
 NOT_FINITE = -1  # instead of an id, for a row with NaN or infinity in it
-Noise = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # temperature, seed, start: of ``Chooser.sample``
+# Temperature [1] float32, seed [1] int64, start [1] int32: row i is at start + 1 + i.
+Noise = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Choosing(NamedTuple):
+    """Say how rows are chosen: greedily, or with ``noise`` as a sample.
+
+    Attributes:
+        margins: [M] float32, get how far the chosen score, noise included, lies above the next one; 0 where a row is
+            not finite.
+        head_ids: [V] int32, ascending, what the columns stand for; None: a column stands for the id of its number. Ties
+            and noise are by id.
+    """
+
+    noise: Noise | None = None
+    margins: torch.Tensor | None = None
+    head_ids: torch.Tensor | None = None
+
+
+GREEDY = Choosing()
 
 
 class RowChooser:
-    """Chooses an id for each row of logits: greedily, or as a sample.
+    """Chooses an id for each row of logits."""
 
-    ``margins`` [M] float32, where they are asked for, get how far the chosen score, noise included, lies above the next
-    one; 0 where a row is not finite. ``head_ids`` [V] int32, ascending, are what the columns stand for; None: a
-    column stands for the id of its number. Ties and noise are by id.
-    """
-
-    def greedy(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        margins: torch.Tensor | None = None,
-        head_ids: torch.Tensor | None = None,
-    ) -> None:
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
         """Write the best id of each row of ``logits`` [M, V] to ``out`` [M] int64; the first of equal ones."""
-        self._run(logits, out, None, margins, head_ids)
-
-    def sample(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        temperature: torch.Tensor,
-        seed: torch.Tensor,
-        start: torch.Tensor,
-        margins: torch.Tensor | None = None,
-        head_ids: torch.Tensor | None = None,
-    ) -> None:
-        """Sample at ``temperature`` [1] float32 by ``seed`` [1] int64; row i is at ``start`` [1] int32 + 1 + i."""
-        self._run(logits, out, (temperature, seed, start), margins, head_ids)
-
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
         raise NotImplementedError
 
 
@@ -84,16 +69,10 @@ class Chooser(RowChooser):
         buffers = choice_buffers("", rows, vocab_size)
         return cls(Tensors(buffers, device).take(buffers), not_finite_id)
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
         if not runs_kernels(logits):
-            return _reference(logits, out, noise, margins, head_ids, self._not_finite_id)
+            return _reference(logits, out, how, self._not_finite_id)
+        noise, margins, head_ids = how
         rows, vocab = logits.shape
         blocks = -(-vocab // CHOICE_BLOCK)
         temperature, seed, start = noise or (logits, out, out)
@@ -137,7 +116,7 @@ def best_with_margin(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def drawn(noise: Noise, logits: torch.Tensor, head_ids: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the noise [M, V] of all ``logits``, in plain PyTorch. ``head_ids``: see ``RowChooser``."""
+    """Return the noise [M, V] of all ``logits``, in plain PyTorch. ``head_ids``: see ``Choosing``."""
     _, seed, start = noise
     vocab = logits.shape[1] if head_ids is None else int(head_ids[-1]) + 1
     found = gumbel(int(seed) % 2**64, int(start) + 1, len(logits), vocab, logits.device)
@@ -145,18 +124,12 @@ def drawn(noise: Noise, logits: torch.Tensor, head_ids: torch.Tensor | None = No
 
 
 def ids_of(columns: torch.Tensor, head_ids: torch.Tensor | None) -> torch.Tensor:
-    """Return the ids int64 that columns of logits stand for, in plain PyTorch. ``head_ids``: see ``RowChooser``."""
+    """Return the ids int64 that columns of logits stand for, in plain PyTorch. ``head_ids``: see ``Choosing``."""
     return columns if head_ids is None else head_ids.long()[columns]
 
 
-def _reference(
-    logits: torch.Tensor,
-    out: torch.Tensor,
-    noise: Noise | None,
-    margins: torch.Tensor | None,
-    head_ids: torch.Tensor | None,
-    not_finite_id: int,
-) -> None:
+def _reference(logits: torch.Tensor, out: torch.Tensor, how: Choosing, not_finite_id: int) -> None:
+    noise, margins, head_ids = how
     scores = logits.float()
     if noise is not None:
         scores = scores / noise[0] + drawn(noise, logits, head_ids)

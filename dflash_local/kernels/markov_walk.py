@@ -12,7 +12,9 @@ from torch.nn import functional
 
 from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.kernels.choose import (
+    GREEDY,
     BlockBest,
+    Choosing,
     Noise,
     RowChooser,
     argmax_of_blocks,
@@ -85,27 +87,14 @@ class MarkovWalk(RowChooser):
         self._best = BlockBest(*buffers)
         self._confidence, self._hidden = confidence, hidden
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
-        if margins is None or self._confidence is None or self._hidden is None:
-            return self._walk(logits, out, noise, margins, head_ids)
-        self._walk(logits, out, noise, None, head_ids)
-        margins.copy_(self._confidence.of_drafts(self._hidden[: len(out)], self.weights, self._anchor, out))
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
+        if how.margins is None or self._confidence is None or self._hidden is None:
+            return self._walk(logits, out, how)
+        self._walk(logits, out, how._replace(margins=None))
+        how.margins.copy_(self._confidence.of_drafts(self._hidden[: len(out)], self.weights, self._anchor, out))
 
-    def _walk(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
+    def _walk(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing) -> None:
+        noise, margins, head_ids = how
         rows, vocab = logits.shape
         if not runs_kernels(logits):
             weights = self.weights

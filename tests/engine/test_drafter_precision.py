@@ -23,7 +23,7 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.load_pair import load
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
-from dflash_local.kernels.choose import Chooser
+from dflash_local.kernels.choose import Chooser, Choosing
 from dflash_local.kernels.quantized_weight import IntWeight
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import DRAFTER_PRECISIONS, DrafterPrecision, LoadConfig
@@ -117,8 +117,8 @@ def test_a_frequent_head_drafts_what_the_whole_one_does_where_it_has_it(
     def drafts() -> torch.Tensor:
         logits = drafter.head(hidden, torch.empty(48, drafter.head.out_features))
         out = torch.empty(2, 48, dtype=torch.int64)
-        chooser.greedy(logits, out[0], head_ids=drafter.head_ids)
-        chooser.sample(logits, out[1], *noise, torch.tensor([7], dtype=torch.int32), head_ids=drafter.head_ids)
+        chooser.choose(logits, out[0], Choosing(head_ids=drafter.head_ids))
+        chooser.choose(logits, out[1], Choosing((*noise, torch.tensor([7], dtype=torch.int32)), None, drafter.head_ids))
         return out
 
     whole = drafts()

@@ -27,7 +27,7 @@ from dflash_local.engine.fused_runner import CycleKey, FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import UsageError
 from dflash_local.events import Started, Step
-from dflash_local.kernels.choose import Noise, RowChooser, drawn
+from dflash_local.kernels.choose import GREEDY, Choosing, RowChooser, drawn
 from dflash_local.layout import draft_head
 from dflash_local.layout.buffer import distinct
 from dflash_local.request import Limits, SamplingParams, user_request
@@ -112,15 +112,9 @@ class WatchedBlocks(RowChooser):
         target, chosen = self.runner.target, self.runner.progress.chosen[:rows]
         self.text |= dict(enumerate((int(target.tokens[0]), *chosen.tolist()), int(target.start)))
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
-        self.inner._run(logits, out, noise, margins, head_ids)
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
+        self.inner.choose(logits, out, how)
+        noise, _, head_ids = how
         target = self.runner.target
         ids = [*(self.text[at] for at in range(int(target.start))), int(target.tokens[0])]
         drawn_noise, heat = (None, 1.0) if noise is None else (drawn(noise, logits, head_ids), float(noise[0]))

@@ -16,7 +16,7 @@ from dflash_local.drafters.dflash2.reference import DFlash2Proposer
 from dflash_local.drafters.dspark.fused import DSparkBlocks
 from dflash_local.drafters.dspark.reference import DSparkProposer, Tables
 from dflash_local.engine.sampling import Sampler
-from dflash_local.kernels.choose import Chooser
+from dflash_local.kernels.choose import Chooser, Choosing
 from dflash_local.kernels.markov_walk import ConfidenceHead
 from dflash_local.models.drafter_weights import random_weights
 from dflash_local.models.transformers_target import TransformersTarget
@@ -87,10 +87,11 @@ def chosen(blocks: Any, params: SamplingParams, at: int) -> tuple[list[int], tor
     chooser = blocks.selector or Chooser.allocate(count, vocab, torch.device("cpu"))
     out, margins = torch.empty(count, dtype=torch.int64), torch.empty(count)
     if params.greedy:
-        chooser.greedy(blocks.drafts, out, margins)
+        chooser.choose(blocks.drafts, out, Choosing(None, margins))
     else:
         start = torch.tensor([at], dtype=torch.int32)
-        chooser.sample(blocks.drafts, out, torch.tensor([params.temperature]), torch.tensor([11]), start, margins)
+        noise = torch.tensor([params.temperature]), torch.tensor([11]), start
+        chooser.choose(blocks.drafts, out, Choosing(noise, margins))
     return out.tolist(), margins
 
 

@@ -9,7 +9,7 @@ from dflash_local.drafters.dflash2.layout import SelectorConfig, candidate_buffe
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.block_convolution import block_convolution, block_convolution_reference
 from dflash_local.kernels.candidate_walk import CandidateWalk, Codebooks, candidates, walk
-from dflash_local.kernels.choose import best_with_margin
+from dflash_local.kernels.choose import Choosing, best_with_margin
 from dflash_local.kernels.noise import gumbel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -58,9 +58,9 @@ def test_the_walk_equals_its_reference(config: SelectorConfig, dtype: torch.dtyp
     for _ in range(4):
         logits = likely(config.top_k, dtype)
         for rows in (ROWS, 3):
-            chooser.greedy(logits[:rows], out[:rows])
+            chooser.choose(logits[:rows], out[:rows])
             assert out[:rows].tolist() == expected(config, books, projected, anchor, logits[:rows], 0.0)
-            chooser.sample(logits[:rows], out[:rows], torch.tensor([0.8]).cuda(), seed, start)
+            chooser.choose(logits[:rows], out[:rows], Choosing((torch.tensor([0.8]).cuda(), seed, start)))
             assert out[:rows].tolist() == expected(config, books, projected, anchor, logits[:rows], 0.8)
         found |= set(out.tolist())
     assert len(found) > 2 * ROWS
@@ -74,10 +74,10 @@ def test_a_replayed_walk_reads_the_anchor_anew() -> None:
     buffers, logits = candidate_buffers(config, ROWS, VOCAB), likely(config.top_k, torch.bfloat16)
     room = Tensors(buffers, torch.device("cuda")).take(buffers)
     chooser, out = CandidateWalk(config, books, projected, anchor, room), torch.empty(ROWS, dtype=torch.int64).cuda()
-    chooser.greedy(logits, out)
+    chooser.choose(logits, out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        chooser.greedy(logits, out)
+        chooser.choose(logits, out)
     found = []
     for first in range(0, 200_000, 20_000):
         anchor.fill_(first)

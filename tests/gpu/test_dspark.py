@@ -11,7 +11,7 @@ from dflash_local.catalog.bundled import find
 from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.choose import best_with_margin
+from dflash_local.kernels.choose import Choosing, best_with_margin
 from dflash_local.kernels.markov_walk import MarkovWalk, MarkovWeights, walk
 from dflash_local.kernels.noise import gumbel
 from dflash_local.layout.cycle import best_buffers
@@ -36,7 +36,7 @@ def chooser_of(weights: MarkovWeights, anchor: torch.Tensor) -> MarkovWalk:
 
 def sample(chooser: MarkovWalk, logits: torch.Tensor, out: torch.Tensor) -> None:
     seed, start = torch.tensor([SEED - 2**64]).cuda(), torch.tensor([START], dtype=torch.int32).cuda()
-    chooser.sample(logits, out, torch.tensor([TEMPERATURE]).cuda(), seed, start)
+    chooser.choose(logits, out, Choosing((torch.tensor([TEMPERATURE]).cuda(), seed, start)))
 
 
 def check(
@@ -65,7 +65,7 @@ def test_the_walk_equals_its_reference(rank: int, dtype: torch.dtype) -> None:
         logits = torch.randn(ROWS, ids, device="cuda").mul_(4).to(dtype)
         for rows in (ROWS, 3, 1):
             out.fill_(-9)
-            chooser.greedy(logits[:rows], out[:rows])
+            chooser.choose(logits[:rows], out[:rows])
             check(out[:rows].tolist(), weights, anchor, logits[:rows], 0.0)
             assert set(out[rows:].tolist()) <= {-9}
             sample(chooser, logits[:rows], out[:rows])
@@ -86,9 +86,9 @@ def test_a_replayed_walk_reads_anchor_and_logits_anew(noisy: bool) -> None:
 
     def work() -> None:
         if noisy:
-            chooser.sample(logits, out, temperature, seed, start)
+            chooser.choose(logits, out, Choosing((temperature, seed, start)))
         else:
-            chooser.greedy(logits, out)
+            chooser.choose(logits, out)
 
     work()
     graph = torch.cuda.CUDAGraph()

@@ -16,7 +16,7 @@ from dflash_local.engine.drafter_precision import choose_precision
 from dflash_local.engine.load_pair import load
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.candidate_walk import CandidateWalk, Codebooks
-from dflash_local.kernels.choose import Chooser, RowChooser
+from dflash_local.kernels.choose import Chooser, Choosing, RowChooser
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.markov_walk import MarkovWalk, MarkovWeights
 from dflash_local.layout.cycle import best_buffers
@@ -67,9 +67,9 @@ def test_columns_of_some_ids_give_what_all_columns_give(chooser_of: Callable[...
 
         def run() -> None:
             if noisy:
-                chooser.sample(of, out, temperature, seed, start, margins, head_ids)
+                chooser.choose(of, out, Choosing((temperature, seed, start), margins, head_ids))
             else:
-                chooser.greedy(of, out, margins, head_ids)
+                chooser.choose(of, out, Choosing(None, margins, head_ids))
 
         run()
         torch.cuda.synchronize()

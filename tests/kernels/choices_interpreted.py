@@ -12,7 +12,7 @@ from dflash_local.drafters.dflash2.layout import SelectorConfig, candidate_buffe
 from dflash_local.drafters.dspark.layout import MARKOV_BLOCK
 from dflash_local.kernels import candidate_walk, choose, markov_walk
 from dflash_local.kernels.allocate import Tensors
-from dflash_local.kernels.choose import RowChooser
+from dflash_local.kernels.choose import Choosing, RowChooser
 
 Results = tuple[torch.Tensor, ...]
 Checks = Iterator[tuple[str, Callable[[], Results]]]
@@ -30,9 +30,10 @@ def chosen(
     margins = torch.full((len(out),), -9.0) if told else None
     if noisy:
         start = torch.tensor([17], dtype=torch.int32)
-        chooser.sample(logits, out, torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start, margins, head_ids)
+        noise = torch.tensor([0.8]), torch.tensor([-(2**62) + 5]), start
+        chooser.choose(logits, out, Choosing(noise, margins, head_ids))
     else:
-        chooser.greedy(logits, out, margins, head_ids)
+        chooser.choose(logits, out, Choosing(None, margins, head_ids))
     return (out,) if margins is None else (out, margins.clamp(max=100.0))
 
 

@@ -17,7 +17,7 @@ from dflash_local.drafters.dflash.layout import LOGITS, OWNER, draft_logits
 from dflash_local.drafters.mtp import layout
 from dflash_local.drafters.mtp.layout import LAYER, MTPConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name, on_host
-from dflash_local.kernels.choose import Chooser, Noise, RowChooser
+from dflash_local.kernels.choose import GREEDY, Chooser, Choosing, RowChooser
 from dflash_local.layout.linear import FormatOf, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places
@@ -220,25 +220,15 @@ class MTPBlocks(RowChooser):
         torch.index_select(self._kept, 0, self._rows(-1, 1), out=self._last)
         self._draft(self.target.tokens[:1], self.drafts[:1])
 
-    def _run(
-        self,
-        logits: torch.Tensor,
-        out: torch.Tensor,
-        noise: Noise | None,
-        margins: torch.Tensor | None,
-        head_ids: torch.Tensor | None,
-    ) -> None:
+    def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:
         """Choose an id for each row of ``drafts``, and make the next row with it."""
         for row in range(len(out)):
             here = slice(row, row + 1)
             if row:
                 self._draft(out[row - 1 : row], logits[here])
-            margin = None if margins is None else margins[here]
-            if noise is None:
-                self._chooser.greedy(logits[here], out[here], margin, head_ids)
-            else:
-                temperature, seed, _ = noise
-                self._chooser.sample(logits[here], out[here], temperature, seed, self._at, margin, head_ids)
+            noise = None if how.noise is None else (*how.noise[:2], self._at)
+            margins = None if how.margins is None else how.margins[here]
+            self._chooser.choose(logits[here], out[here], Choosing(noise, margins, how.head_ids))
 
     def _draft(self, ids: torch.Tensor, logits: torch.Tensor) -> None:
         """Run the row that joins ``last`` with an id [1], which takes its place; gives its logits [1, V]."""
