@@ -113,7 +113,7 @@ def timing(session: Session, context: int) -> dict[str, Any]:
     clock = random_run.replay_ms if runner.device.type == "cuda" else random_run.host_ms
     place = random_run.Place(runner.device, runner.target.dtype, clock)
     with torch.inference_mode():
-        return asdict(random_run.at_context(runner, context, (runner.target.rows,), place))
+        return asdict(random_run.at_context(runner, context, (session.facts.block_size,), place))
 
 
 def measure(folder: Path, config: LoadConfig, runs: int, timed: int, samplings: Sequence[str]) -> dict[str, Any]:

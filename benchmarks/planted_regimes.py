@@ -246,7 +246,7 @@ def record_graphs(replies: Replies, lengths: Sequence[int], cycles: Sequence[Pla
 
 def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "") -> Scheduler:
     """One that chooses among these methods and the plain step; ``copies``: the kind of text, or empty."""
-    found = Scheduler(runner, runner.target.rows, PlantedCopies(copies, runner.vocab_size))
+    found = Scheduler(runner, max(runner.costs), PlantedCopies(copies, runner.vocab_size))
     if not drafter:
         found.stop_drafting()
     if not copies:
@@ -288,8 +288,8 @@ def main() -> None:
         pair = random_pair.read_pair((pair.target, config), (pair.drafter, pair.drafter_config))
     load = LoadConfig(drafter_precision="8bit")
     runner, _ = random_pair.build(pair, CONTEXT, torch.device("cuda"), torch.bfloat16, load)
-    measure_costs(runner, runner.target.rows)
-    measured, drafts, regimes, methods = dict(runner.costs), runner.target.rows - 1, {}, {}
+    measure_costs(runner, pair.config.block_size)
+    measured, drafts, regimes, methods = dict(runner.costs), pair.config.block_size - 1, {}, {}
     replies = Replies(runner, args.cycles)
     with fixed_routing(runner.target.mixtures, runner.target.rows, "uniform"):
         with runner.idle(ids_of(runner, 1024)):

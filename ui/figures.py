@@ -30,7 +30,8 @@ def figures(readings: Readings) -> list[Figure]:
     drafted = Figure("Acceptance length", (NO_DRAFTS,))
     if readings.mode != "ar":
         now, mean = (NONE if n is None else f"{n:.2f}" for n in (readings.acceptance_now, readings.acceptance_mean))
-        unit = f"of {readings.block_size}" if readings.block_size else ""
+        longest = max(readings.block_size, len(readings.per_position) + 1)  # copies may be longer than a block
+        unit = f"of {longest}" if readings.block_size else ""
         drafted = Figure("Acceptance length", readings.verifying, main=(now, mean, unit))
     unknown = "not known of this reply"
     places = tuple((f"{slot}", share) for slot, share in enumerate(readings.per_position, 1))

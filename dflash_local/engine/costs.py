@@ -16,6 +16,7 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.timing import span_ms
+from dflash_local.layout.part_layout import LEAST_ROWS
 from dflash_local.models.fused.moe import FixedRouting
 from dflash_local.request import SamplingParams
 
@@ -39,11 +40,13 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
     """
     if runner.device.type != "cuda" or block == 1:
         return
-    lengths, proposer = _lengths(block), runner.proposer
+    proposer, longest = runner.proposer, runner.target.rows
+    lengths = _lengths(longest)
     # In strict mode of a dense target every forward has the same rows.
-    drafting = [] if proposer is None else [1, block] if runner.exact and runner.num_experts is None else lengths
+    same = runner.exact and runner.num_experts is None
+    drafting = [] if proposer is None else [1, block] if same else _lengths(block)
     length = min(AT, runner.context // 2)
-    ids = varied_ids(length + REPLAYS + 2 + block, runner.vocab_size)
+    ids = varied_ids(length + REPLAYS + 2 + longest, runner.vocab_size)
     with runner.idle(ids[:length]):
         given: dict[int, tuple[float, float]] = {}
         for rows in lengths:
@@ -59,7 +62,7 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
             runner.wait_ms = max(0.0, _waiting_ms(runner, block, ids[length:]) - costs[block])
         if runner.num_experts is not None:
             distinct = {rows: count for rows, (_, count) in given.items()}
-            ms = _of_an_expert(runner, block, ids[length:])
+            ms = _of_an_expert(runner, longest, ids[length:])
             runner.experts = MeasuredExperts(runner.num_experts, distinct[1], distinct, ms)
     runner.costs, runner.verify_costs = costs, {rows: ms for rows, (ms, _) in given.items()}
 
@@ -69,13 +72,13 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
     """Fill ``runner.costs`` and ``runner.verify_costs`` on a CPU. Of each length the fastest cycle counts: other
     programs only make them slower. The runner must be fresh.
     """
-    ids, lengths = varied_ids(min(CPU_AT, runner.context // 2), runner.vocab_size), _lengths(block)
+    ids, lengths = varied_ids(min(CPU_AT, runner.context // 2), runner.vocab_size), _lengths(max(block, LEAST_ROWS))
     sampler = Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, torch.tensor(ids))
     runner.begin(sampler, frozenset(), 1, True)
     for _ in runner.prefill(ids, 0):
         pass
     given: dict[int, list[float]] = {length: [] for length in lengths}
-    drafted: dict[int, list[float]] = {length: [] for length in lengths[1:] if runner.proposer is not None}
+    drafted: dict[int, list[float]] = {length: [] for length in _lengths(block)[1:] if runner.proposer is not None}
     kinds = [(rows, spent) for spent in (given, drafted) for rows in spent]
     until = time.perf_counter() + CPU_S
     for done, (rows, spent) in enumerate([kinds[0], *kinds * CPU_ROUNDS]):  # the first builds oneDNN's kernels besides
@@ -129,7 +132,7 @@ def _of_an_expert(runner: FusedRunner, rows: int, ids: Sequence[int]) -> float:
     found = []
     for routing in FEWEST_AND_MOST:
         with runner.routed(rows, routing):
-            found.append(_measured(runner, rows, ids))
+            found.append(_measured(runner, rows, ids, given=True))
     (short, few), (long, many) = found
     return max(0.0, (long - short) / (many - few)) if many > few else 0.0
 

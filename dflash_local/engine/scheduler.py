@@ -30,8 +30,8 @@ class Scheduler:
         """Begin with nothing known.
 
         Args:
-            block: rows of the longest cycle. index: of the runner's sequence.
-            fixed: all cycles of a drafter have ``block`` rows, and of copies all are verified.
+            block: rows of a drafter's longest cycle; one of copies may be longer. index: of the runner's sequence.
+            fixed: a drafter's cycles have ``block`` rows, and those of copies all that there are, up to ``block``.
         """
         self._runner, drafts = runner, runner.proposer is not None
         self._lengths: VerifyLength | None = None
@@ -39,7 +39,7 @@ class Scheduler:
         if not fixed and drafts:
             self._lengths = VerifyLength(runner.costs, block, runner.experts, runner.wait_ms)
         if not fixed and runner.verify_costs:
-            self._copied = CopiedDrafts(index, runner.verify_costs, block, runner.experts)
+            self._copied = CopiedDrafts(index, runner.verify_costs, max(runner.verify_costs), runner.experts)
         elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
         self.control = self._lengths

@@ -83,7 +83,9 @@ class PartLayout:
         return 0
 
 
-EXACT_ROWS = 16  # of every forward in exact mode, at least: of one row as of a block
+# Rows at least of every forward in exact mode, and of a block's buffers where there are drafts: copies of the text may
+# be longer than a drafter's block.
+LEAST_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ class EngineSpec:
 
     @property
     def rows(self) -> int:
-        """Count rows of the target's block buffers."""
-        return max(self.block_size, EXACT_ROWS) if self.exact else self.block_size
+        """Count rows of the target's block buffers: of the longest cycle, drafted or copied."""
+        return max(self.block_size, LEAST_ROWS) if self.exact or self.block_size > 1 else 1
 
     @property
     def capacity(self) -> int:

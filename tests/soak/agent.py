@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ REPLY, SIDE_REPLY = 48, 16  # tokens
 SIDE_PROMPT = 300
 SIDE_EVERY, CANCELLED_EVERY = 12, 8  # turns, about
 BINS = 5  # of the context, each with a row
+Cycles = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,14 @@ class Turn:
 
     Attributes:
         conversation: its number. context: tokens before it. reused: of these, those that were in the caches.
-        cycle_ms: the median of its cycles. memory: bytes of torch's allocator on a GPU, of the process elsewhere.
+        cycles: their milliseconds, by verified rows. memory: bytes of torch's allocator on a GPU, of the process
+            elsewhere.
     """
 
     conversation: int
     context: int
     reused: int
-    cycle_ms: float
+    cycles: Cycles
     memory: int
 
 
@@ -71,15 +73,15 @@ def with_positions(name: str, context: int, folder: Path) -> Pair:
     return Pair(name, folder / "target", folder / "drafter", bundled=False)
 
 
-def reply(session: Session, ids: Sequence[int], most: int, stop_after: int = 0) -> tuple[list[int], int, float]:
-    """Ids of a drafted reply, cancelled after so many cycles if any; prompt tokens that were in the caches; and the
-    median of its cycles in ms.
+def reply(session: Session, ids: Sequence[int], most: int, stop_after: int = 0) -> tuple[list[int], int, Cycles]:
+    """Ids of a drafted reply, cancelled after so many cycles if any; prompt tokens that were in the caches; and its
+    cycles.
     """
     request = Request(prompt_ids=tuple(ids), limits=Limits(most))
-    found, spans, reused, began = list[int](), list[float](), 0, time.perf_counter()
+    found, cycles, reused, began = list[int](), defaultdict[int, list[float]](list), 0, time.perf_counter()
 
     def stopped() -> bool:
-        return 0 < stop_after <= len(spans)
+        return 0 < stop_after <= sum(map(len, cycles.values()))
 
     for event in session.generate(request, stopped):
         now = time.perf_counter()
@@ -87,9 +89,10 @@ def reply(session: Session, ids: Sequence[int], most: int, stop_after: int = 0) 
             reused = event.reused_tokens
         elif isinstance(event, Step):
             found += event.token_ids
-            spans += [1e3 * (now - began)] if event.rows else []
+            if event.rows:
+                cycles[event.rows].append(1e3 * (now - began))
         began = now
-    return found, reused, median(spans)
+    return found, reused, cycles
 
 
 def memory_of(session: Session) -> int:
@@ -113,25 +116,37 @@ def converse(session: Session, seconds: float, told: Callable[[str], None]) -> I
             told(f"{turns} turns, {number} conversations, {memory_of(session) / 2**20:.0f} MiB")
         text += more
         stopped = draw.randrange(1, 6) if draw.randrange(CANCELLED_EVERY) == 0 else 0
-        said, reused, cycle_ms = reply(session, text, REPLY, stopped)
+        said, reused, cycles = reply(session, text, REPLY, stopped)
         turns += 1
-        yield Turn(number, len(text), reused, cycle_ms, memory_of(session))
+        yield Turn(number, len(text), reused, cycles, memory_of(session))
         text += said
         if draw.randrange(SIDE_EVERY) == 0:
             reply(session, ids(SIDE_PROMPT), SIDE_REPLY)
 
 
 def rows_of(turns: Sequence[Turn], context: int) -> Iterator[tuple[str, ...]]:
-    """Medians by context: of the first conversation, of the later ones, and how they compare."""
+    """Medians by context: of the first conversation, of the later ones, and how they compare. Of cycles with as many
+    rows, those that the first one had most of.
+    """
     groups: dict[int, tuple[list[Turn], list[Turn]]] = defaultdict(lambda: ([], []))
     for turn in turns:
         groups[BINS * turn.context // context][turn.conversation > 0].append(turn)
     for place, parts in sorted(groups.items()):
         if all(parts):
-            first, later = (median(turn.cycle_ms for turn in part) for part in parts)
+            first, later = (pooled(part) for part in parts)
+            rows = max(first.keys() & later.keys(), key=lambda each: len(first[each]))
+            before, after = median(first[rows]), median(later[rows])
             memory = (f"{max(turn.memory for turn in part) / 2**20:.0f}" for part in parts)
-            times = f"{first:.2f}", f"{later:.2f}", f"{later / first:.2f}"
+            times = str(rows), f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"
             yield f"{context * place // BINS:,}", *times, str(len(parts[1])), *memory
+
+
+def pooled(turns: Sequence[Turn]) -> Cycles:
+    found = defaultdict[int, list[float]](list)
+    for turn in turns:
+        for rows, spans in turn.cycles.items():
+            found[rows] += spans
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -158,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         session.close()
     count, kept = turns[-1].conversation + 1, sum(turn.reused for turn in turns) / sum(turn.context for turn in turns)
     print(f"{len(turns)} turns in {count} conversations, {kept:.0%} of their prompts were in the caches")
-    heads = ("context from", "first, ms a cycle", "later, ms", "ratio", "turns", "first, MiB", "later, MiB")
+    heads = ("context from", "rows", "first, ms a cycle", "later, ms", "ratio", "turns", "first, MiB", "later, MiB")
     print("\n".join(report.table(heads, list(rows_of(turns, args.context)))))
 
 

@@ -202,7 +202,7 @@ class MTPBlocks(RowChooser):
     @length.setter
     def length(self, length: int) -> None:
         self._length = length
-        self._first = max(self._first, length - layout.GONE_BACK * self.config.block_size)
+        self._first = max(self._first, length - layout.GONE_BACK * self.target.rows)
 
     def reusable(self, length: int) -> int:
         return length if length > self._first else max(length - 1, 0)

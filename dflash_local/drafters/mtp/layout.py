@@ -227,17 +227,17 @@ class MTPBuffers(NamedTuple):
 
 
 def own_buffers(config: MTPConfig, vocab_size: int, spec: EngineSpec) -> MTPBuffers:
-    block, hidden = config.block_size, config.model.hidden_size
+    rows, hidden = spec.rows, config.model.hidden_size
 
     def buffer(name: str, *shape: int, dtype: str = spec.dtype, zeroed: bool = False) -> Buffer:
         return Buffer(f"{OWNER}.{name}", shape, dtype, "buffers", zeroed)
 
     return MTPBuffers(
-        (buffer("x", block, hidden), buffer("normed", block, hidden), buffer("joined", block, 2 * hidden)),
+        (buffer("x", rows, hidden), buffer("normed", rows, hidden), buffer("joined", rows, 2 * hidden)),
         last=buffer("last", 1, hidden),
-        kept=buffer("kept", (ON_THEIR_WAY + GONE_BACK) * block, hidden, zeroed=True),
+        kept=buffer("kept", (ON_THEIR_WAY + GONE_BACK) * rows, hidden, zeroed=True),
         at=buffer("at", 1, dtype="int32"),
-        steps=buffer("steps", block, dtype="int64"),
+        steps=buffer("steps", rows, dtype="int64"),
         choice=choice_buffers(f"{OWNER}.choice", 1, vocab_size),
     )
 
