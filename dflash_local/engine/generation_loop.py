@@ -17,6 +17,7 @@ from dflash_local.engine.reply_figures import ALARM_CYCLES, ReplyFigures, likely
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.engine.scheduler import Scheduler
+from dflash_local.engine.text_kind import TextKind
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
     Bytes,
@@ -60,6 +61,7 @@ class GenerationLoop:
         self.limit = min(request.limits.max_new_tokens, room)
         self.said: list[int] = []
         self.shown = False  # a token whose likelihood was reported is in the text
+        self.kind = TextKind("thinking" if rendered.opens_thinking else "final")
         self.scheduler = self._scheduler() if self.drafting else None
         self.drafts = self.control is None or self.control.drafts  # as last announced
         self.announced: set[bool] = set()
@@ -86,7 +88,7 @@ class GenerationLoop:
         if greedy not in known:
             known[greedy] = Scheduler(runner, self.block, session.index)
             known[greedy].recall(session.confidences.read(greedy))
-        known[greedy].begin()
+        known[greedy].begin(self.kind.name)
         return known[greedy]
 
     @torch.inference_mode()
@@ -121,6 +123,7 @@ class GenerationLoop:
             if self.scheduler is None:
                 self.runner.launch()
             else:
+                self.scheduler.enter(self.kind.name)
                 self.scheduler.launch()
             for cycle in self.runner.collect():
                 self.figures.add(cycle)
@@ -155,6 +158,8 @@ class GenerationLoop:
             shown = ids[:-1] if reason == "stop" else ids  # a stop id has no text
             pushed = self.stream.push(shown, origins[: len(shown)])
             pieces = pushed.pieces
+            for piece in pieces:
+                self.kind.add(piece)
             if pushed.stop_at is not None:
                 ids, reason = ids[: pushed.stop_at], "stop"
         self.said += ids

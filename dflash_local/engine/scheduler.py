@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from dflash_local.engine.copied_drafts import CopiedDrafts
 from dflash_local.engine.runner import Cycle, Runner
 from dflash_local.engine.text_index import TextIndex
 from dflash_local.engine.verify_length import VerifyLength
+
+ANSWER = "final"  # the kind of text whose controller is kept from load to load
 
 
 class Scheduler:
@@ -21,9 +24,12 @@ class Scheduler:
     more than what the drafter's cycles of late brought, the scheduler waits until all of the text is known, and looks
     again. So text that does not repeat costs no time.
 
+    What a drafter is worth differs by the kind of text (``engine.text_kind``): one that was trained on answers may not
+    pay while the target thinks. So each kind has a controller of its own.
+
     Attributes:
-        control: of the drafter's cycles; None where there is no drafter, where their length is fixed, and where the
-            drafter is used no more in this reply.
+        control: of the drafter's cycles in the present kind of text; None where there is no drafter, where their length
+            is fixed, and where the drafter is used no more in this reply.
     """
 
     def __init__(self, runner: Runner, block: int, index: TextIndex, fixed: bool = False) -> None:
@@ -34,15 +40,19 @@ class Scheduler:
             fixed: a drafter's cycles have ``block`` rows, and those of copies all that there are, up to ``block``.
         """
         self._runner, drafts = runner, runner.proposer is not None
-        self._lengths: VerifyLength | None = None
+        self._block, self._lengths = block, dict[str, VerifyLength]()  # by kind of text
+        self._launched = deque[VerifyLength | None]()  # what chose the cycles on their way
         self._copied: CopiedDrafts | None = None
         if not fixed and drafts:
-            self._lengths = VerifyLength(runner.costs, block, runner.experts, runner.wait_ms)
+            self._lengths[ANSWER] = self._fresh()
         if not fixed and runner.verify_costs:
             self._copied = CopiedDrafts(index, runner.verify_costs, max(runner.verify_costs), runner.experts)
         elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
-        self.control = self._lengths
+        self.control = self._lengths.get(ANSWER)
+
+    def _fresh(self) -> VerifyLength:
+        return VerifyLength(self._runner.costs, self._block, self._runner.experts, self._runner.wait_ms)
 
     @staticmethod
     def adapts(runner: Runner, block: int) -> bool:
@@ -53,24 +63,36 @@ class Scheduler:
 
     @property
     def learnt(self) -> list[float]:
-        """Return what ``recall`` of a later one takes."""
-        return [each for part in (self._lengths, self._copied) if part is not None for each in part.learnt]
+        """Return what ``recall`` of a later one takes: of answers, and of copies."""
+        return [each for part in self._parts for each in part.learnt]
 
     def recall(self, learnt: Sequence[float]) -> None:
         """Begin with what was learnt before; with nothing where that is of another block, or cannot be."""
         if len(learnt) == len(self.learnt) and all(0.0 <= each < math.inf for each in learnt):
             numbers = iter(learnt)
-            for part in (self._lengths, self._copied):
-                if part is not None:
-                    part.recall([next(numbers) for _ in part.learnt])
+            for part in self._parts:
+                part.recall([next(numbers) for _ in part.learnt])
 
-    def begin(self) -> None:
-        """Begin a reply."""
-        self.control = self._lengths
-        if self.control is not None:
-            self.control.begin()
-        if self._copied is not None:
-            self._copied.begin()
+    @property
+    def _parts(self) -> list[VerifyLength | CopiedDrafts]:
+        return [part for part in (self._lengths.get(ANSWER), self._copied) if part is not None]
+
+    def begin(self, kind: str) -> None:
+        """Begin a reply, in this kind of text."""
+        self._launched.clear()
+        self.control = self._lengths.get(ANSWER)
+        for part in (*self._lengths.values(), self._copied):
+            if part is not None:
+                part.begin()
+        self.enter(kind)
+
+    def enter(self, kind: str) -> None:
+        """Go on in this kind of text."""
+        if self.control is None:
+            return
+        if kind not in self._lengths:
+            self._lengths[kind] = self._fresh()
+        self.control = self._lengths[kind]
 
     def stop_drafting(self) -> None:
         """Use the drafter no more in this reply."""
@@ -79,7 +101,9 @@ class Scheduler:
 
     def launch(self) -> None:
         """Launch the next cycle."""
-        if copied := self._copies():
+        copied = self._copies()
+        self._launched.append(None if copied else self.control)
+        if copied:
             return self._runner.launch(copied=copied)
         cut = None
         if self.control is not None:
@@ -88,11 +112,12 @@ class Scheduler:
         self._runner.launch(cut)
 
     def add(self, cycle: Cycle) -> None:
-        """Learn from a cycle that has become known."""
+        """Learn from a cycle that has become known, the oldest that was launched."""
+        control = self._launched.popleft()
         if cycle.copied and self._copied is not None:
             self._copied.add(cycle.rows, cycle.experts)
-        elif not cycle.copied and self.control is not None:
-            self.control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
+        elif control is not None:
+            control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
 
     def _copies(self) -> tuple[int, ...]:
         """Return ids to verify in place of the drafter's; none where these promise more."""
