@@ -247,6 +247,7 @@ def record_graphs(replies: Replies, lengths: Sequence[int], cycles: Sequence[Pla
 def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "") -> Scheduler:
     """One that chooses among these methods and the plain step; ``copies``: the kind of text, or empty."""
     found = Scheduler(runner, max(runner.costs), PlantedCopies(copies, runner.vocab_size))
+    found.begin("final")
     if not drafter:
         found.stop_drafting()
     if not copies:

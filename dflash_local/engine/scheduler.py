@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from dflash_local.engine.copied_drafts import CopiedDrafts
 from dflash_local.engine.runner import Cycle, Runner
 from dflash_local.engine.text_index import TextIndex
+from dflash_local.engine.text_kind import KINDS
 from dflash_local.engine.verify_length import VerifyLength
 
-ANSWER = "final"  # the kind of text whose controller is kept from load to load
+COPIES = "copies"  # what their worth is kept by, beside the kinds of text
 
 
 class Scheduler:
@@ -40,19 +41,17 @@ class Scheduler:
             fixed: a drafter's cycles have ``block`` rows, and those of copies all that there are, up to ``block``.
         """
         self._runner, drafts = runner, runner.proposer is not None
-        self._block, self._lengths = block, dict[str, VerifyLength]()  # by kind of text
+        self._lengths: dict[str, VerifyLength] = {}  # by kind of text
         self._launched = deque[VerifyLength | None]()  # what chose the cycles on their way
         self._copied: CopiedDrafts | None = None
         if not fixed and drafts:
-            self._lengths[ANSWER] = self._fresh()
+            measured = runner.costs, block, runner.experts, runner.wait_ms
+            self._lengths = {kind: VerifyLength(*measured) for kind in KINDS}
         if not fixed and runner.verify_costs:
             self._copied = CopiedDrafts(index, runner.verify_costs, max(runner.verify_costs), runner.experts)
         elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
-        self.control = self._lengths.get(ANSWER)
-
-    def _fresh(self) -> VerifyLength:
-        return VerifyLength(self._runner.costs, self._block, self._runner.experts, self._runner.wait_ms)
+        self.control: VerifyLength | None = None
 
     @staticmethod
     def adapts(runner: Runner, block: int) -> bool:
@@ -62,37 +61,32 @@ class Scheduler:
         return 1 in usable and len(usable) > 1
 
     @property
-    def learnt(self) -> list[float]:
-        """Return what ``recall`` of a later one takes: of answers, and of copies."""
-        return [each for part in self._parts for each in part.learnt]
+    def learnt(self) -> dict[str, list[float]]:
+        """Return what ``recall`` of a later one takes: by kind of text, and of copies."""
+        return {name: part.learnt for name, part in self._parts.items()}
 
-    def recall(self, learnt: Sequence[float]) -> None:
+    def recall(self, learnt: Mapping[str, list[float]]) -> None:
         """Begin with what was learnt before; with nothing where that is of another block, or cannot be."""
-        if len(learnt) == len(self.learnt) and all(0.0 <= each < math.inf for each in learnt):
-            numbers = iter(learnt)
-            for part in self._parts:
-                part.recall([next(numbers) for _ in part.learnt])
+        for name, part in self._parts.items():
+            numbers = learnt.get(name, [])
+            if len(numbers) == len(part.learnt) and all(0.0 <= each < math.inf for each in numbers):
+                part.recall(numbers)
 
     @property
-    def _parts(self) -> list[VerifyLength | CopiedDrafts]:
-        return [part for part in (self._lengths.get(ANSWER), self._copied) if part is not None]
+    def _parts(self) -> dict[str, VerifyLength | CopiedDrafts]:
+        return self._lengths | ({} if self._copied is None else {COPIES: self._copied})
 
     def begin(self, kind: str) -> None:
         """Begin a reply, in this kind of text."""
         self._launched.clear()
-        self.control = self._lengths.get(ANSWER)
-        for part in (*self._lengths.values(), self._copied):
-            if part is not None:
-                part.begin()
-        self.enter(kind)
+        for part in self._parts.values():
+            part.begin()
+        self.control = self._lengths.get(kind)
 
     def enter(self, kind: str) -> None:
         """Go on in this kind of text."""
-        if self.control is None:
-            return
-        if kind not in self._lengths:
-            self._lengths[kind] = self._fresh()
-        self.control = self._lengths[kind]
+        if self.control is not None:
+            self.control = self._lengths[kind]
 
     def stop_drafting(self) -> None:
         """Use the drafter no more in this reply."""

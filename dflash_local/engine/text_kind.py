@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from dflash_local.events import Channel, Piece
 
 FENCE = "```"
+CODE = "code"
+KINDS: tuple[str, ...] = (*get_args(Channel), CODE)
 
 
 class TextKind:
     """The kind of a reply's text where it ends now.
 
     Attributes:
-        name: its channel, or ``code`` between two fences of Markdown.
+        name: of ``KINDS``: its channel, or ``code`` between two fences of Markdown.
     """
 
     def __init__(self, channel: Channel = "final") -> None:
@@ -25,4 +29,4 @@ class TextKind:
             self._line = ""
         *lines, self._line = f"{self._line}{piece.text}".split("\n")
         if sum(line.lstrip().startswith(FENCE) for line in lines) % 2:
-            self.name = self._channel if self.name == "code" else "code"
+            self.name = self._channel if self.name == CODE else CODE

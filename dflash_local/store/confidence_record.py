@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_local.store.kept import keep, read_kept
@@ -15,11 +15,15 @@ class ConfidenceRecord:
     def __init__(self, folder: Path | None, name: str = "") -> None:
         self._path, self._name = None if folder is None else folder / "confidences.json", name
 
-    def read(self, greedy: bool) -> list[float]:
+    def read(self, greedy: bool) -> dict[str, list[float]]:
         """Read what was learnt; of numbers that are none, and of another file, nothing."""
-        return read_kept(self._path, lambda entries: [float(each) for each in entries[self._key(greedy)]]) or []
 
-    def keep(self, greedy: bool, learnt: Sequence[float]) -> None:
+        def numbers(entries: Mapping[str, Mapping[str, list[float]]]) -> dict[str, list[float]]:
+            return {name: [float(each) for each in learnt] for name, learnt in entries[self._key(greedy)].items()}
+
+        return read_kept(self._path, numbers) or {}
+
+    def keep(self, greedy: bool, learnt: Mapping[str, list[float]]) -> None:
         """Keep what was learnt by now, in the place of what was before."""
         if self._path is not None:
             entries = read_kept(self._path, dict) or {}

@@ -44,12 +44,12 @@ def scheduler() -> Scheduler:
 
 def test_a_controller_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     record, before, again = ConfidenceRecord(tmp_path, "pair"), controller(500), VerifyLength(COSTS, 16)
-    assert record.read(True) == []
-    record.keep(True, controller(5).learnt)
-    record.keep(True, before.learnt)
-    record.keep(False, controller(20).learnt)
-    ConfidenceRecord(tmp_path, "other").keep(True, controller(20).learnt)
-    again.recall(record.read(True))
+    assert record.read(True) == {}
+    record.keep(True, {"code": controller(5).learnt})
+    record.keep(True, {"code": before.learnt})
+    record.keep(False, {"code": controller(20).learnt})
+    ConfidenceRecord(tmp_path, "other").keep(True, {"code": controller(20).learnt})
+    again.recall(record.read(True)["code"])
     assert again.learnt == before.learnt
     for told in ([6.0] * 15, [0.2] * 15, [6.0, 6.0, 6.0, 0.2] + [6.0] * 11):
         assert again.cut(told) == before.cut(told)
@@ -57,10 +57,11 @@ def test_a_controller_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
 
 
 def test_what_is_of_another_block_or_no_record_is_passed_over(tmp_path: Path) -> None:
-    record, known = ConfidenceRecord(tmp_path, "pair"), [*controller(100).learnt, *Survival(15).learnt]
-    changed = [[first, *known[1:]] for first in (-1.0, float("nan"), None)]
-    wrong: list[object] = [[*controller(100, 8).learnt, *Survival(7).learnt], known[:-1], *changed, 3]
-    texts = [json.dumps({"pair, greedy": entry}) for entry in wrong]
+    record, known = ConfidenceRecord(tmp_path, "pair"), scheduler().learnt | {"tool": controller(100).learnt}
+    right, other = known["tool"], {"final": controller(100, 8).learnt, "copies": Survival(7).learnt}
+    changed = [[first, *right[1:]] for first in (-1.0, float("nan"), None)]
+    entries: list[object] = [other, {"other": right}, *({"tool": each} for each in (right[:-1], *changed, 3)), right, 3]
+    texts = [json.dumps({"pair, greedy": entry}) for entry in entries]
     for text in (*texts, "[", "[3]", "3"):
         (tmp_path / "confidences.json").write_text(text)
         fresh = scheduler()
@@ -72,7 +73,7 @@ def test_what_is_of_another_block_or_no_record_is_passed_over(tmp_path: Path) ->
     assert record.read(True) == known
 
 
-def learnt_of(session: Session, request: Request) -> list[float]:
+def learnt_of(session: Session, request: Request) -> dict[str, list[float]]:
     """What a reply at planted costs leaves in its controller."""
     vars(session.runner)["costs"] = {rows: cost for rows, cost in COSTS.items() if rows <= 8}
     assert list(session.generate(request))
