@@ -23,10 +23,10 @@ class CopiedDrafts:
         Args:
             index: of the sequence, whoever else uses it. costs: milliseconds of a cycle without a drafter's pass, by
                 its verified rows; empty where they are unknown: then all copies are verified.
-            block: rows of the longest cycle allowed. experts: what the costs were measured with.
+            block: rows of the longest cycle, as of ``costs``. experts: what the costs were measured with.
         """
         self._index, self._drafts = index, block - 1
-        self.costs = {rows: costs[rows] for rows in sorted(costs) if rows <= block}
+        self.costs = dict(costs)
         self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
         self._survival = Survival(block - 1)
         self._unknown: list[Copies] = []  # those of which the text has yet to tell

@@ -123,7 +123,6 @@ class GenerationLoop:
             if self.scheduler is None:
                 self.runner.launch()
             else:
-                self.scheduler.enter(self.kind.name)
                 self.scheduler.launch()
             for cycle in self.runner.collect():
                 self.figures.add(cycle)
@@ -158,8 +157,10 @@ class GenerationLoop:
             shown = ids[:-1] if reason == "stop" else ids  # a stop id has no text
             pushed = self.stream.push(shown, origins[: len(shown)])
             pieces = pushed.pieces
-            for piece in pieces:
-                self.kind.add(piece)
+            if self.scheduler is not None:
+                for piece in pieces:
+                    self.kind.add(piece)
+                self.scheduler.enter(self.kind.name)
             if pushed.stop_at is not None:
                 ids, reason = ids[: pushed.stop_at], "stop"
         self.said += ids

@@ -134,10 +134,12 @@ def rows_of(turns: Sequence[Turn], context: int) -> Iterator[tuple[str, ...]]:
     for place, parts in sorted(groups.items()):
         if all(parts):
             first, later = (pooled(part) for part in parts)
-            rows = max(first.keys() & later.keys(), key=lambda each: len(first[each]))
-            before, after = median(first[rows]), median(later[rows])
             memory = (f"{max(turn.memory for turn in part) / 2**20:.0f}" for part in parts)
-            times = str(rows), f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"
+            times = ("", "", "", "")  # where no cycles had as many rows
+            if shared := first.keys() & later.keys():
+                rows = max(shared, key=lambda each: len(first[each]))
+                before, after = median(first[rows]), median(later[rows])
+                times = str(rows), f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"
             yield f"{context * place // BINS:,}", *times, str(len(parts[1])), *memory
 
 
