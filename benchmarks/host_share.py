@@ -44,8 +44,8 @@ class Corrected(OracleDrafter):
         self._real.block(max_seq_len)
         super().block(max_seq_len)
 
-    def inject(self, rows: int) -> None:
-        self._real.inject(rows)
+    def inject(self, taps: torch.Tensor) -> None:
+        self._real.inject(taps)
 
     def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
         self._real.write_context(taps, ids, start)

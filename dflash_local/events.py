@@ -68,6 +68,7 @@ class Stats:
         verify_rows: (rows verified, cycles) pairs, by rows; ``mean_verify_rows`` is their mean per cycle.
         undrafted_cycles: cycles that drafted nothing: every one in ``ar`` mode, some where drafting does not pay.
         copied_cycles: cycles whose drafts were copied from the text, not the drafter's.
+        mtp_cycles: cycles with drafts of the target's own layer, which drafts beside the drafter (``--mtp``).
         distinct_experts: (rows verified, different routed experts of a layer that they took) pairs, by rows: means of
             all layers and of the cycles that were looked at, the first of each number of rows among them; none where
             the target has no experts or the engine does not count them.
@@ -95,6 +96,7 @@ class Stats:
     mean_verify_rows: float | None = None
     undrafted_cycles: int = 0
     copied_cycles: int = 0
+    mtp_cycles: int = 0
     distinct_experts: tuple[tuple[int, float], ...] = ()
     draft_counts: tuple[int, int, int] | None = None
 
@@ -160,7 +162,8 @@ class Step:
         drafts: cycles that proposed the drafted tokens: one, or more where a slow reader got several as one.
         experts: different routed experts of a layer that the rows took, the mean of all layers; None where that was not
             looked at, as in most cycles.
-        copied: of ``drafts``, those that were copied from the text.
+        copied, mtp: of ``drafts``, those that were copied from the text, and those of the target's own layer beside the
+            drafter.
     """
 
     pieces: tuple[Piece, ...]
@@ -173,6 +176,7 @@ class Step:
     drafts: int = 1
     experts: float | None = None
     copied: int = 0
+    mtp: int = 0
 
 
 @dataclass(frozen=True, slots=True)

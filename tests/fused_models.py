@@ -97,7 +97,7 @@ class PlantedBlocks:
     def snapshot(self) -> None:
         """There is no context."""
 
-    def inject(self, rows: int) -> None:
+    def inject(self, taps: torch.Tensor) -> None:
         """The planted ones read no taps."""
 
     def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:

@@ -22,7 +22,7 @@ class Readings:
     Attributes:
         now, mean: tokens per second. speeds: samples of ``now``, for a sparkline.
         cycles: those that drafted; acceptance is of them (``events.Stats``). rows: what the last cycle verified.
-        copying: its drafts were copied from the text.
+        copying, of_mtp: its drafts were copied from the text, or are those of the target's own layer.
         experts: different routed experts of a layer that so many rows took when that was last looked at.
         per_position: share of cycles in which draft slot k (1-based) was accepted.
         ar_speed: tokens per second of the last reply without drafting by this loaded pair.
@@ -41,6 +41,7 @@ class Readings:
     cycles: int = 0
     rows: int = 0
     copying: bool = False
+    of_mtp: bool = False
     experts: float | None = None
     stats: Stats | None = None
     used: int = 0
@@ -71,7 +72,7 @@ class Readings:
         self.tokens = self.cycles = self.rows = self._accepted = self._single = 0
         self.now = self.mean = self.acceptance_now = self.acceptance_mean = self._first = None
         self.stats = self.experts = None
-        self.copying = False
+        self.copying = self.of_mtp = False
         for samples in (self.speeds, self._times, self._lengths):
             samples.clear()
         self._kept = []
@@ -104,7 +105,7 @@ class Readings:
     def verifying(self) -> tuple[str, ...]:
         """Says in lines what a cycle verifies at the moment."""
         what = "copying" if self.copying else "verifying"
-        rows = (f"{what} {self.rows} rows a cycle",) if self.rows else ()
+        rows = (f"{what} {self.rows} rows {'of mtp' if self.of_mtp else 'a cycle'}",) if self.rows else ()
         return rows if self.experts is None else (*rows, f"{self.experts:.0f} different experts a layer")
 
     @property
@@ -139,7 +140,7 @@ class Readings:
         if step.rows and step.drafts <= 1:
             if step.rows != self.rows or step.experts is not None:
                 self.experts = step.experts
-            self.rows, self.copying = step.rows, step.copied > 0
+            self.rows, self.copying, self.of_mtp = step.rows, step.copied > 0, step.mtp > 0
         if step.drafted:
             self._cycle(step)
 

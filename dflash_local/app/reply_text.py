@@ -18,6 +18,8 @@ def figures(finished: Finished) -> str:
         parts.append(f"{stats.mean_verify_rows:.1f} of {stats.block_size} rows verified")
     if stats.copied_cycles and stats.copied_cycles < len(stats.acceptance_lengths):
         parts.append(f"drafts of {stats.copied_cycles} cycles copied from the text")
+    if stats.mtp_cycles:
+        parts.append(f"of {stats.mtp_cycles} cycles by the target's MTP layer")
     if stats.distinct_experts:
         counts = ", ".join(f"{count:.0f} at {rows}" for rows, count in stats.distinct_experts)
         parts.append(f"different experts a layer by rows: {counts}")

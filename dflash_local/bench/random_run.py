@@ -249,7 +249,7 @@ def at_context(
         context,
         step=cycle_of(1, 0),
         draft=MeasuredFigure(timed(lambda: runner.draft(CycleKey(block, drafts, True, False, max_seq_len)), 0), read),
-        inject=MeasuredFigure(timed(lambda: drafter.inject(block), 0), injected),
+        inject=MeasuredFigure(timed(lambda: drafter.inject(target.tapped[:block]), 0), injected),
         verify=verify,
         cycle=cycle,
         experts=experts,

@@ -48,6 +48,14 @@ class Proposer(Protocol):
         """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""
 
 
+class OwnProposer(Proposer, Protocol):
+    """One that is told of its taps, as it stands beside another."""
+
+    @property
+    def config(self) -> Drafter:
+        """Return its configuration."""
+
+
 class LoadableProposer(Protocol):
     """A kind's ``reference.PROPOSER``."""
 
@@ -118,9 +126,9 @@ class FusedDrafter(Protocol):
         that goes on from there the first row.
         """
 
-    def inject(self, rows: int) -> None:
+    def inject(self, taps: torch.Tensor) -> None:
         """Write context rows of the target's last block at its ``start``; uncommitted ones are written again later.
-        They are ``tapped``, and the ids are ``tokens``.
+        Taps are [rows, taps x H], and the ids are the target's ``tokens``.
         """
 
     def reusable(self, length: int) -> int:

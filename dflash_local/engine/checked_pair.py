@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dflash_local.drafters.mtp.layout import MTPConfig
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import Placement
@@ -15,7 +16,8 @@ from dflash_local.models.target_facts import TargetFacts
 @dataclass(frozen=True, slots=True)
 class CheckedPair:
     """Hold what is to be loaded. ``drafter_files``, ``contract``: None without a drafter. ``where``: no longer
-    ``auto``. ``said``: ids that replies say, the most frequent one first, as far as that is known.
+    ``auto``. ``said``: ids that replies say, the most frequent one first, as far as that is known. ``own``: the
+    target's own layer with its files, where it drafts beside the drafter.
     """
 
     target_files: Checkpoint
@@ -26,3 +28,4 @@ class CheckedPair:
     context: int
     config: LoadConfig
     said: Sequence[int] = ()
+    own: tuple[MTPConfig, Checkpoint] | None = None

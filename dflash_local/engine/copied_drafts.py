@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
 from dflash_local.engine.survival import Survival
 from dflash_local.engine.text_index import Copies, TextIndex
-from dflash_local.engine.verify_length import VerifyLength
 
 
 class CopiedDrafts:
@@ -53,13 +53,13 @@ class CopiedDrafts:
             self._unknown.append(found)
         return found
 
-    def rows(self, copies: Copies, control: VerifyLength | None) -> int:
-        """Return how many rows to verify of a cycle with these copies; 1 where they do not pay. ``control``: of the
-        drafter's cycle that would run instead; None: it is the plain step.
+    def rows(self, copies: Copies, choice: DrafterChoice | None) -> int:
+        """Return how many rows to verify of a cycle with these copies; 1 where they do not pay. ``choice``: of the
+        cycle that would run instead; None: it is the plain step.
         """
         if not self.costs or not copies.ids:
             return len(copies.ids) + 1
-        rate, rival = (1.0 / self.costs[1], 0.0) if control is None else (control.rate, control.value)
+        rate, rival = (1.0 / self.costs[1], 0.0) if choice is None else (choice.rate, choice.value)
         tokens = self._survival.tokens_by_rows([copies.confidence] * len(copies.ids))
         worth = {rows: tokens[rows - 1] - rate * self.costs[rows] for rows in self.costs if rows <= len(copies.ids) + 1}
         best = max(worth, key=lambda rows: (worth[rows], rows))

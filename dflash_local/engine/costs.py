@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -33,14 +33,14 @@ SLOWEST_STEP_S = 0.5
 
 @torch.inference_mode()
 def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], None] = lambda _part: None) -> None:
-    """Fill ``runner.costs`` and ``runner.verify_costs`` (medians in milliseconds, at about a thousand committed
+    """Fill ``runner.costs``, ``own_costs`` and ``verify_costs`` (medians in milliseconds, at about a thousand committed
     tokens), ``runner.wait_ms`` and ``runner.experts`` on CUDA, where there are drafts to verify (``block`` above 1).
     The runner must be fresh. Tokens are varied, as what a mixture reads follows from them; rows of text take others, so
     what an expert costs is measured as well (``engine.expert_costs``).
     """
     if runner.device.type != "cuda" or block == 1:
         return
-    proposer, longest = runner.proposer, runner.target.rows
+    proposer, own, longest = runner.proposer, runner.own, runner.target.rows
     lengths = _lengths(longest)
     # In strict mode of a dense target every forward has the same rows.
     same = runner.exact and runner.num_experts is None
@@ -56,6 +56,10 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
         for rows in drafting[1:]:
             progress((len(lengths) + len(costs)) / (2 * len(lengths)))
             costs[rows], _ = _measured(runner, rows, ids[length:])
+        if own is not None:
+            of_own = _lengths(own.config.block_size)[1:]
+            measured = {rows: _measured(runner, rows, ids[length:], own=True)[0] for rows in of_own}
+            runner.own_costs = {1: given[1][0], **measured}
         if proposer is not None and proposer.chained:
             runner.wait_ms = math.inf  # how many are made is chosen before there is any confidence
         elif proposer is not None:
@@ -79,35 +83,43 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
         pass
     given: dict[int, list[float]] = {length: [] for length in lengths}
     drafted: dict[int, list[float]] = {length: [] for length in _lengths(block)[1:] if runner.proposer is not None}
-    kinds = [(rows, spent) for spent in (given, drafted) for rows in spent]
+    own_block = 1 if runner.own is None else runner.own.config.block_size
+    owned: dict[int, list[float]] = {length: [] for length in _lengths(own_block)[1:]}
+    kinds = [(rows, spent) for spent in (given, drafted, owned) for rows in spent]
     until = time.perf_counter() + CPU_S
     for done, (rows, spent) in enumerate([kinds[0], *kinds * CPU_ROUNDS]):  # the first builds oneDNN's kernels besides
         begun = time.perf_counter()
         if done > 1 and (min(given[1]) > SLOWEST_STEP_S or (begun > until and done > 2 * len(kinds))):
             break
-        runner.set_block(rows if spent is drafted else 1)
+        runner.set_block(1 if spent is given else rows, own=spent is owned)
         runner.launch(copied=ids[: rows - 1] if spent is given else ())
         spent[rows].append(time.perf_counter() - begun)
     if len(kinds[-1][1][kinds[-1][0]]) > 1:
         runner.verify_costs = {length: 1e3 * min(spans) for length, spans in given.items()}
-        runner.costs = {1: runner.verify_costs[1]} if drafted else {}
-        runner.costs |= {length: 1e3 * min(spans) for length, spans in drafted.items()}
+        runner.costs, runner.own_costs = (_with_step(runner.verify_costs[1], spans) for spans in (drafted, owned))
     runner.restart(0, None)
     runner.collect()
+
+
+def _with_step(step_ms: float, spans: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """Return the fastest of each length in milliseconds, and the plain step; empty where there are none."""
+    return {1: step_ms, **{length: 1e3 * min(each) for length, each in spans.items()}} if spans else {}
 
 
 def _lengths(block: int) -> list[int]:
     return sorted({length for length in LENGTHS if length < block} | {block})
 
 
-def _measured(runner: FusedRunner, rows: int, ids: Sequence[int], given: bool = False) -> tuple[float, float]:
-    """Return milliseconds of a cycle, the median; different experts of a layer that its rows took, the mean. ``given``:
-    see ``FusedRunner.replay``.
+def _measured(
+    runner: FusedRunner, rows: int, ids: Sequence[int], given: bool = False, own: bool = False
+) -> tuple[float, float]:
+    """Return milliseconds of a cycle, the median; different experts of a layer that its rows took, the mean. ``given``,
+    ``own``: see ``FusedRunner.replay``.
     """
     spans, counts = [], []
     for at in range(REPLAYS + 2):
         runner.set_tokens(ids[at : at + rows])
-        spans.append(span_ms(partial(runner.replay, rows, given=given)))
+        spans.append(span_ms(partial(runner.replay, rows, given=given, own=own)))
         counts.append(runner.distinct_experts(rows) or 0.0)
     spans, counts = spans[2:], counts[2:]  # the first compiles, the second records
     return sorted(spans)[len(spans) // 2], sum(counts) / len(counts)

@@ -127,6 +127,16 @@ def apply(drafter: FusedDrafter, precision: DrafterPrecision, said: Sequence[int
     drafter.use_head(gathered_rows(own, head_ids.long(), coarse), head_ids)
 
 
+def follow_precision(own: FusedDrafter, drafter: FusedDrafter, name: str) -> None:
+    """Give the target's own layer the precision of the drafter that it stands beside, and its copy of the target's head
+    where there is one.
+    """
+    if DRAFTER_PRECISIONS[name].weights == "8bit":
+        own.quantize()
+    if drafter.stored_head is own.stored_head:
+        own.use_head(drafter.head, drafter.head_ids)
+
+
 def frequent_ids(said: Sequence[int], vocab_size: int) -> list[int]:
     """Return the ids that a frequent head drafts, ascending: of those ``said``, from the most frequent one on, then the
     lowest that are left.

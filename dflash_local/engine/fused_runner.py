@@ -37,10 +37,10 @@ COUNTED = 16  # of as many cycles of one number of rows one brings its experts t
 
 @dataclass(frozen=True, slots=True)
 class FusedSnapshot:
-    """Hold a target's snapshot, and its drafter's where that had the context."""
+    """Hold a target's snapshot, and each drafter's where that had the context."""
 
     target: TargetSnapshot
-    context: Any
+    contexts: tuple[Any, ...]
 
     @property
     def length(self) -> int:
@@ -52,8 +52,9 @@ class CycleKey:
     """Hold what a cycle's launches depend on; one graph each.
 
     Attributes:
-        rows: verified. drafts: that are made, of which ``rows`` - 1 are verified. taps: its context is kept
+        rows: verified. drafts: that are made, of which ``rows`` - 1 are verified. taps: the drafters' contexts are kept
             up. noisy: sampled at a temperature. max_seq_len: no token of the cycle stands at or behind this position.
+            own: the target's own layer drafts, which stands beside the proposer.
     """
 
     rows: int
@@ -61,6 +62,7 @@ class CycleKey:
     taps: bool
     noisy: bool
     max_seq_len: int
+    own: bool = False
 
 
 class Launched(NamedTuple):
@@ -84,9 +86,11 @@ class FusedRunner(SequenceRunner):
     drafter_precision = "full"
     peak_before = 0
 
-    def __init__(self, target: FusedTarget, proposer: FusedDrafter | None, context: int) -> None:
-        """Bind a target to its drafter, if there is one."""
-        self.target, self._proposer, self.context = target, proposer, context
+    def __init__(
+        self, target: FusedTarget, proposer: FusedDrafter | None, context: int, own: FusedDrafter | None = None
+    ) -> None:
+        """Bind a target to its drafters, if there are any."""
+        self.target, self._proposer, self.own, self.context = target, proposer, own, context
         self.ids: list[int] = []
         self.committed: list[int] = []
         buffers = cycle_buffers(target.rows, target.vocab_size)
@@ -102,10 +106,12 @@ class FusedRunner(SequenceRunner):
         self._graphs = Graphs(target.device.type == "cuda")
         target.run_recorded = self._graphs.run  # a certificate scores thousands of rows
         self._ready: list[Cycle] = []
-        self._block, self._drafted, self._with_taps = 1, 0, False
+        self._block, self._uses_own, self._with_taps = 1, False, False
+        self._drafted: dict[bool, int] = {}  # drafts of a whole block of the proposer, and of ``own``
         self._reported_fault = ""
         self.costs: Mapping[int, float] = {}
         self.verify_costs: Mapping[int, float] = {}
+        self.own_costs: Mapping[int, float] = {}
         self.wait_ms = 0.0
         self.experts: MeasuredExperts | None = None
         self._replayed = "cycle"  # the name of what ``replay`` records
@@ -150,8 +156,8 @@ class FusedRunner(SequenceRunner):
         if len(stop_ids) > MAX_STOP_IDS:
             raise EngineError(f"{len(stop_ids)} stop ids, {MAX_STOP_IDS} are known here", "use --engine reference")
         self._sampler, self._top = sampler, top
-        self._block = block if self.proposer is not None else 1
-        self._drafted = 0 if self.proposer is None else min(block - 1, len(self.proposer.drafts))
+        self.set_block(block if self.proposer is not None else 1)
+        self._drafted = {each is self.own: min(block - 1, len(each.drafts)) for each in self.drafters}
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
         self._noisy = not params.greedy
@@ -179,8 +185,8 @@ class FusedRunner(SequenceRunner):
         return f"no CUDA graph could be recorded ({self._graphs.fault}): replies are slower than they could be"
 
     def _extend(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
-        if self.proposer is not None:
-            self.proposer.write_context(taps, ids, start)
+        for each in self.drafters:
+            each.write_context(self._taps_of(each, taps), ids, start)
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:
         """Choose the first token, which belongs to no cycle."""
@@ -202,7 +208,8 @@ class FusedRunner(SequenceRunner):
         # What is on its way may have moved on by a whole block each.
         max_seq_len = len(self.committed) + (len(self._records) + 2) * self.target.rows
         self.target.written = max(self.target.written, max_seq_len)
-        key = CycleKey(rows, drafts, self._with_taps, self._noisy, self.target.bucket(max_seq_len))
+        own = self._uses_own and drafts > 0
+        key = CycleKey(rows, drafts, self._with_taps, self._noisy, self.target.bucket(max_seq_len), own)
         if self._plain:
             self._send(Launched(self._run("cycle", key, cut), bool(copied)))
         else:
@@ -215,9 +222,11 @@ class FusedRunner(SequenceRunner):
 
     def _drafts_for(self, rows: int) -> int:
         """Count the drafts of a cycle of so many rows; of a chain only those that are verified, as it pays for each."""
-        if rows == 1 or (self.proposer is not None and self.proposer.chained):
-            return min(rows - 1, self._drafted)
-        return self._drafted
+        drafter, whole = self._drafter(self._uses_own), self._drafted.get(self._uses_own, 0)
+        return min(rows - 1, whole) if rows == 1 or (drafter is not None and drafter.chained) else whole
+
+    def _drafter(self, own: bool) -> FusedDrafter | None:
+        return self.own if own else self.proposer
 
     def _run(self, name: str, key: CycleKey, cut: Cut | None) -> CycleKey:
         """Run a cycle as one graph of this name, or as two where its drafts may be cut; returns the key of its rows."""
@@ -225,7 +234,7 @@ class FusedRunner(SequenceRunner):
             self._graphs.run((name, key), lambda: self._cycle(key))
             return key
         shorter = self._cut(key, cut)
-        rest = replace(shorter, drafts=0)  # as a cycle whose drafts are given
+        rest = replace(shorter, drafts=0, own=False)  # as a cycle whose drafts are given
         self._graphs.run((name, rest), lambda: self._rest(rest))
         return shorter
 
@@ -261,15 +270,16 @@ class FusedRunner(SequenceRunner):
         """Let the next cycles begin with an id, and with drafts behind it."""
         self.progress.tokens[: len(ids)] = torch.tensor(ids)
 
-    def replay(self, rows: int, cut: Cut | None = None, given: bool = False) -> None:
+    def replay(self, rows: int, cut: Cut | None = None, given: bool = False, own: bool = False) -> None:
         """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step.
 
         Args:
-            cut: see ``launch``. given: its drafts are what stands in ``tokens``.
+            cut: see ``launch``. given: its drafts are what stands in ``tokens``. own: see ``set_block``.
         """
+        self.set_block(rows, own)
         drafts = 0 if given else self._drafts_for(rows)
         taps = rows > 1 and self.proposer is not None
-        key = CycleKey(rows, drafts, taps, False, self.target.bucket(2 * self.target.rows))
+        key = CycleKey(rows, drafts, taps, False, self.target.bucket(2 * self.target.rows), own)
         self._run(self._replayed, key, cut)
 
     @contextmanager
@@ -298,7 +308,7 @@ class FusedRunner(SequenceRunner):
 
     def draft(self, key: CycleKey) -> None:
         """Make a cycle's drafts, by launches alone."""
-        if (proposer := self.proposer) is not None:
+        if (proposer := self._drafter(key.own)) is not None:
             proposer.block(key.max_seq_len)
             drafts = self.progress.tokens[1 : key.drafts + 1]
             chooser = proposer.selector or self._draft_chooser
@@ -308,8 +318,8 @@ class FusedRunner(SequenceRunner):
     def _close(self, key: CycleKey) -> None:
         # Context rows are written for the whole block before ``accept`` moves ``start``: those of rejected rows lie
         # behind it, where the next cycle writes again.
-        if key.taps and self.proposer is not None:
-            self.proposer.inject(key.rows)
+        for each in self.drafters if key.taps else ():
+            each.inject(self._taps_of(each, self.target.tapped[: key.rows]))
         accept(self.progress, key.rows)
 
     def _noise(self, key: CycleKey) -> Noise | None:
@@ -355,13 +365,13 @@ class FusedRunner(SequenceRunner):
         self.ids += ids  # the last cycle's may reach behind the limit; ``rewind`` cuts them
         self.committed = self.ids[: before + self._kept]
         key, copied = record.mark
-        if key.taps and self.proposer is not None:
-            self.proposer.length = len(self.committed)
+        for each in self.drafters if key.taps else ():
+            each.length = len(self.committed)
         drafted = record.rows - 1 if key.drafts or copied else 0
         experts = None if record.experts is None else _mean(self.target.distinct_of(record.rows, record.experts))
         told = record.margins[: key.drafts]
         counts = drafted, min(record.accepted, drafted), record.rows
-        return Cycle(ids, *counts, 0.0, 0.0, experts=experts, confidences=told, copied=copied)
+        return Cycle(ids, *counts, 0.0, 0.0, experts=experts, confidences=told, copied=copied, own=key.own)
 
     def rewind(self, length: int) -> None:
         """Go back; a recurrent target by its last cycle's rows at most, rings by what they hold, else the next prompt
@@ -384,8 +394,8 @@ class FusedRunner(SequenceRunner):
         """Set the device to ``length`` committed tokens of ``ids``."""
         self.committed = self.ids[:length]
         self.target.set_length(length)
-        if self.proposer is not None:
-            self.proposer.length = min(self.proposer.length, length)
+        for each in self.drafters:
+            each.length = min(each.length, length)
         if length < len(self.ids):
             self.progress.tokens[:1] = self.ids[length]
         self.progress.done.zero_()
@@ -397,14 +407,13 @@ class FusedRunner(SequenceRunner):
         self._ready.clear()
 
     def snapshot(self) -> FusedSnapshot:
-        proposer = self.proposer
-        has_context = proposer is not None and proposer.length == self.target.length
-        return FusedSnapshot(self.target.snapshot(), proposer.snapshot() if proposer and has_context else None)
+        held = (each.snapshot() if each.length == self.target.length else None for each in self.drafters)
+        return FusedSnapshot(self.target.snapshot(), tuple(held))
 
     def reusable(self, length: int) -> int:
         held = super().reusable(length)
         # A target that goes back to a snapshot has the context's rows in it as well.
-        return held if not self.holds(held) or self.proposer is None else self.proposer.reusable(held)
+        return min(each.reusable(held) for each in self.drafters) if self.holds(held) else held
 
     @property
     def takes_snapshots(self) -> bool:
@@ -417,8 +426,9 @@ class FusedRunner(SequenceRunner):
         self._drain()
         if point is not None:
             self.target.restore(point.target)
-            if point.context is not None and self.proposer is not None:
-                self.proposer.restore(point.context)
+            for each, context in zip(self.drafters, point.contexts):
+                if context is not None:
+                    each.restore(context)
         elif length == 0:
             self.target.clear()
         elif not self.holds(length):
@@ -434,7 +444,7 @@ class FusedRunner(SequenceRunner):
             self._drain()
         finally:
             self._graphs.clear()
-            del self.target, self._proposer
+            del self.target, self._proposer, self.own
 
 
 def _mean(counts: Sequence[int]) -> float | None:

@@ -13,12 +13,12 @@ import torch
 from dflash_local.chat.channels import channel_parser
 from dflash_local.chat.template import Rendered
 from dflash_local.chat.text_stream import TextStream
+from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.reply_figures import ALARM_CYCLES, ReplyFigures, likely_causes
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.text_kind import TextKind
-from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import (
     Bytes,
     Event,
@@ -63,7 +63,7 @@ class GenerationLoop:
         self.shown = False  # a token whose likelihood was reported is in the text
         self.kind = TextKind("thinking" if rendered.opens_thinking else "final")
         self.scheduler = self._scheduler() if self.drafting else None
-        self.drafts = self.control is None or self.control.drafts  # as last announced
+        self.drafts = self.choice is None or self.choice.drafts  # as last announced
         self.announced: set[bool] = set()
         trained = session.facts.block_size
         self.figures = ReplyFigures(session.runner.name, request.mode, self.block, self.seed, trained)
@@ -73,9 +73,9 @@ class GenerationLoop:
             self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
 
     @property
-    def control(self) -> VerifyLength | None:
-        """Return what chooses the drafter's verify lengths, where something does."""
-        return None if self.scheduler is None else self.scheduler.control
+    def choice(self) -> DrafterChoice | None:
+        """Return what chooses among drafters and verify lengths, where something does."""
+        return None if self.scheduler is None else self.scheduler.choice
 
     def _scheduler(self) -> Scheduler:
         """Return what chooses the cycles: what was learnt goes on, unless the request names the block size or the costs
@@ -166,8 +166,8 @@ class GenerationLoop:
         self.said += ids
         found = tuple(map(self._named, cycle.likelihoods[: len(ids)]))
         counts = cycle.drafted, cycle.accepted, cycle.rows
-        copied = int(cycle.copied)
-        yield Step(pieces, ids, *counts, self.figures.elapsed(), found, experts=cycle.experts, copied=copied)
+        sources = {"copied": int(cycle.copied), "mtp": int(cycle.own)}
+        yield Step(pieces, ids, *counts, self.figures.elapsed(), found, experts=cycle.experts, **sources)
         return reason
 
     def _named(self, found: Likelihood) -> TokenLogprob:
@@ -189,8 +189,8 @@ class GenerationLoop:
             yield Notice(found, "warning")
         if not self.drafting:
             return
-        if self.control is not None:
-            yield from self._drafting_notice(self.control)
+        if self.choice is not None:
+            yield from self._drafting_notice(self.choice)
         if self.scheduler is not None and self.block > 1 and self.figures.misses >= HOPELESS_CYCLES:
             self.block = 1
             self.scheduler.stop_drafting()
@@ -201,7 +201,7 @@ class GenerationLoop:
             )
         band = self.session.facts.acceptance_band
         # What is cut says nothing of the whole block: that is what the confidences of its drafts promise.
-        whole = None if self.control is None else self.control.expected(self.control.longest)
+        whole = None if self.choice is None else _of_whole_blocks(self.choice)
         if band is not None and self.figures.below(band, whole):
             yield Notice(f"acceptance length below {band:g} for {ALARM_CYCLES} cycles; {self._causes()}", "warning")
 
@@ -210,9 +210,9 @@ class GenerationLoop:
         found = likely_causes(self.session.facts, self.request.thinking if templated else None, templated)
         return f"likely causes: {'; '.join((*found, 'text unlike its training'))}"
 
-    def _drafting_notice(self, control: VerifyLength) -> Iterator[Event]:
+    def _drafting_notice(self, choice: DrafterChoice) -> Iterator[Event]:
         """Return a notice that drafting stops or comes back, once each."""
-        drafts = control.drafts
+        drafts, control = choice.drafts, choice.control
         if drafts == self.drafts:
             return
         self.drafts = drafts
@@ -230,7 +230,7 @@ class GenerationLoop:
             return
         text = f"drafting does not pay here: {figures}; continuing without drafts, trying them now and then"
         band = self.session.facts.acceptance_band
-        if band is not None and control.expected(control.longest) < band:
+        if band is not None and _of_whole_blocks(choice) < band:
             yield Notice(f"{text}; {self._causes()}", "warning")
         else:
             yield Notice(text)
@@ -238,3 +238,9 @@ class GenerationLoop:
     def _finish(self, reason: FinishReason) -> Finished:
         self.stats = self.figures.stats(len(self.said))
         return Finished(reason, Usage(len(self.rendered.ids), len(self.said)), self.stats)
+
+
+def _of_whole_blocks(choice: DrafterChoice) -> float:
+    """Count tokens that are expected of a cycle of all rows of the drafter, as published bands are."""
+    control = choice.controls[0]
+    return control.expected(control.longest)

@@ -9,11 +9,16 @@ import torch
 from dflash_local.catalog import engine_rule
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.drafters.drafter import Drafter
-from dflash_local.drafters.engines import BlockWeights, FusedDrafter, blocks_of
+from dflash_local.drafters.engines import BlockWeights, blocks_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.cpu_threads import settle_torch
-from dflash_local.engine.drafter_precision import choose_precision, precision_of, release_head_copy
+from dflash_local.engine.drafter_precision import (
+    choose_precision,
+    follow_precision,
+    precision_of,
+    release_head_copy,
+)
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.session import KEPT_SNAPSHOTS
@@ -22,6 +27,7 @@ from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import OFFLOADS
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
@@ -90,10 +96,11 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     offloaded = OFFLOADS.get(config.offload, ())
     notices: list[str] = []
     narrow = precision is not None and precision.weights == "8bit"
-    parts: BlockWeights | None = None
+    sources = _drafters(pair, read)
+    parts: list[BlockWeights] = []
     if narrow:  # both forms lie on the device for a while: beside the target there would be no room for them
         progress("drafter", 0.05)
-        parts = _drafter_weights(pair, read, device, dtype, notices).coded()
+        parts = [_block_weights(*each, device, dtype, notices).coded() for each in sources]
         if device.type == "cuda":
             torch.cuda.empty_cache()
     weights = target_weights.read_weights(
@@ -106,6 +113,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     )
     settle_torch(target_parameters(facts.model).total, device)
     block, taps = (1, ()) if draft is None else (draft.block_size, draft.taps)
+    taps = taps if pair.own is None else (*taps, *pair.own[0].taps)
     target = FusedTarget(
         weights,
         facts.model,
@@ -117,25 +125,28 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         offloaded=offloaded,
         prefill_chunk=config.prefill_chunk,
     )
-    drafter: FusedDrafter | None = None
-    stored: tuple[Linear | GateUp, ...] = ()  # what is chosen here; a coarser precision's products are chosen with it
-    if read is not None and pair.drafter_files is not None:
+    if sources:
         progress("drafter", 0.7)
-        parts = parts or _drafter_weights(pair, read, device, dtype, notices)
-        drafter = blocks_of(read).bound(read, parts, target, pair.drafter_files, config.draft_window)
-        stored = () if narrow else drafter.products
-        notices += read.notices(config)
-    parts = None  # what a coarser precision replaces is free then
+    parts = parts or [_block_weights(*each, device, dtype, notices) for each in sources]
+    drafters = [
+        blocks_of(each).bound(each, part, target, files, config.draft_window)
+        for (each, files), part in zip(sources, parts, strict=True)
+    ]
+    parts.clear()  # what a coarser precision replaces is free then
+    notices += [notice for each, _ in sources for notice in each.notices(config)]
+    drafter, own = (*drafters, None, None)[:2]
+    # What is chosen here; a coarser precision's products are chosen with it.
+    stored: tuple[Linear | GateUp, ...] = () if narrow or drafter is None else drafter.products
     progress("measuring", 0.85)
     timer = KernelTimer()
     choose_configs(
         [*weights.measured, *stored], target.rows, lambda text, part: progress(text, 0.85 + 0.03 * part), timer
     )
-    mixtures = [*weights.parts, *(drafter.mixtures if drafter is not None else ())]
+    mixtures = [*weights.parts, *(mixture for each in drafters for mixture in each.mixtures)]
     choose_experts(mixtures, target.rows, config.exact, lambda text, part: progress(text, 0.88), timer)
     if config.exact:
         notices += settle_rows([*weights.products, weights.head], target.rows)
-    runner = FusedRunner(target, drafter, pair.context)
+    runner = FusedRunner(target, drafter, pair.context, own)
     if drafter is not None:
         chosen = choose_precision(
             drafter,
@@ -147,19 +158,27 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         )
         runner.drafter_precision, runner.peak_before = chosen.name, chosen.peak_before
         notices += [chosen.notice] if chosen.fault else []
+        if own is not None:
+            follow_precision(own, drafter, chosen.name)
+            choose_configs(own.products, target.rows, timer=timer)
     notices += [timer.notice] if timer.notice else []
-    notices += without_kernel([*weights.measured, *(drafter.products if drafter is not None else ())])
+    notices += without_kernel([*weights.measured, *(product for each in drafters for product in each.products)])
     _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: progress("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)
 
 
-def _drafter_weights(
-    pair: CheckedPair, config: Drafter | None, device: torch.device, dtype: torch.dtype, notices: list[str]
+def _drafters(pair: CheckedPair, read: Drafter | None) -> list[tuple[Drafter, Checkpoint]]:
+    """Return the drafter that has weights, with its files; behind it the target's own layer, where both draft."""
+    if pair.drafter_files is None or read is None:
+        return []
+    return [(read, pair.drafter_files), *([] if pair.own is None else [pair.own])]
+
+
+def _block_weights(
+    config: Drafter, files: Checkpoint, device: torch.device, dtype: torch.dtype, notices: list[str]
 ) -> BlockWeights:
-    if pair.drafter_files is None or config is None:
-        raise ValueError("a pair without a drafter")
-    return blocks_of(config).read_weights(pair.drafter_files, config, device, dtype, notices.append)
+    return blocks_of(config).read_weights(files, config, device, dtype, notices.append)
 
 
 def _reserve(runner: FusedRunner, wanted: str) -> None:
@@ -171,6 +190,8 @@ def _reserve(runner: FusedRunner, wanted: str) -> None:
         if drafter is None or wanted != "auto" or drafter.head is drafter.stored_head:
             raise
         runner.drafter_precision = release_head_copy(drafter, runner.drafter_precision)
+        if runner.own is not None:
+            follow_precision(runner.own, drafter, runner.drafter_precision)
         torch.cuda.empty_cache()
         reserve(runner)
 

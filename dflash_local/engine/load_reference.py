@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 
 from dflash_local.catalog import engine_rule
-from dflash_local.drafters.engines import Proposer, proposer_of
+from dflash_local.drafters.engines import OwnProposer, Proposer, proposer_of
+from dflash_local.drafters.mtp.reference import MTPProposer
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_cpu_costs
 from dflash_local.engine.cpu_threads import SMALL_MODEL, CpuThreads, end_team, settle_torch
@@ -38,6 +39,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     taps = pair.contract.drafter.taps if pair.contract else ()
     target = TransformersTarget(model, taps, prefill_chunk=pair.config.prefill_chunk or PREFILL_CHUNK)
     proposer: Proposer | None = None
+    own: OwnProposer | None = None
     notices: tuple[str, ...] = ()
     if pair.contract is not None and pair.drafter_files is not None and pair.contract.drafter.stored:
         progress("drafter", 0.8)
@@ -45,7 +47,10 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
         precision = pair.config.drafter_precision
         if precision not in ("auto", "full"):
             notices += (f"drafts are computed in full: --drafter-precision {precision} is of the fused engine",)
-    runner = ReferenceRunner(target, proposer, pair.context, threads)
+        if pair.own is not None:
+            own, more = MTPProposer.load(pair.own[1], target, pair.config, packed)
+            notices += more
+    runner = ReferenceRunner(target, proposer, pair.context, threads, own)
     if pair.contract is not None and pair.contract.drafter.passes > 1:
         runner.wait_ms = math.inf
     if pair.contract is not None and packed and large:

@@ -49,7 +49,7 @@ class OracleDrafter:
     def snapshot(self) -> None:
         """Return nothing: there is no context."""
 
-    def inject(self, rows: int) -> None:
+    def inject(self, taps: torch.Tensor) -> None:
         """Read no taps."""
 
     def write_context(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from dflash_local.drafters.engines import Drafts, Proposer
+from dflash_local.drafters.engines import Drafts, OwnProposer, Proposer
 from dflash_local.engine.cpu_threads import CpuThreads
 from dflash_local.engine.runner import Cut, Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
@@ -48,24 +48,26 @@ class ReferenceRunner(SequenceRunner):
         proposer: Proposer | None,
         context: int,
         threads: CpuThreads | None = None,
+        own: OwnProposer | None = None,
     ) -> None:
-        """Bind target and drafter. ``threads``: chooses how many compute a cycle; None: as many as torch was told."""
-        self.target, self.proposer, self.context, self._threads = target, proposer, context, threads
+        """Bind target and drafters. ``threads``: chooses how many compute a cycle; None: as many as torch was told."""
+        self.target, self.proposer, self.own, self.context, self._threads = target, proposer, own, context, threads
         self.ids: list[int] = []
         self.committed: list[int] = []  # ids whose state the target holds
         self.costs: Mapping[int, float] = {}
         self.verify_costs: Mapping[int, float] = {}
+        self.own_costs: Mapping[int, float] = {}
         self._pending: Forward | None = None
         self._cycles: list[Cycle] = []
         self._stop_ids: frozenset[int] = frozenset()
-        self._block = 1
+        self._block, self._uses_own = 1, False
         self._top: int | None = None
 
     def begin(
         self, sampler: Sampler, stop_ids: frozenset[int], block: int, with_drafts: bool, top: int | None = None
     ) -> None:
         self._sampler, self._stop_ids, self._top = sampler, stop_ids, top
-        self._block = block if self.proposer is not None else 1
+        self.set_block(block if self.proposer is not None else 1)
         self._with_taps = with_drafts and self.proposer is not None
         self._cycles.clear()
 
@@ -84,9 +86,9 @@ class ReferenceRunner(SequenceRunner):
         self.ids.append(int(chosen))
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
-    def _extend(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
-        if self.proposer is not None:
-            self.proposer.extend(taps, start)
+    def _extend(self, taps: torch.Tensor, ids: torch.Tensor | None, start: int) -> None:
+        for each in self.drafters:
+            each.extend(self._taps_of(each, taps), start)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.target.head(hidden)
@@ -134,12 +136,14 @@ class ReferenceRunner(SequenceRunner):
         found = likelihoods(logits, chosen[: len(ids)], self._top)
         times = drafted - clock, done - drafted
         counts = rows - 1, accepted, rows
-        self._cycles.append(Cycle(tuple(ids), *counts, *times, found, confidences=confidences, copied=bool(copied)))
+        whose = {"copied": bool(copied), "own": self._uses_own and bool(confidences)}
+        self._cycles.append(Cycle(tuple(ids), *counts, *times, found, confidences=confidences, **whose))
 
     def _drafts(self, count: int, noise: torch.Tensor | None) -> Drafts:
-        if count == 0 or self.proposer is None:
+        proposer = self.own if self._uses_own else self.proposer
+        if count == 0 or proposer is None:
             return Drafts(torch.empty(0, dtype=torch.long, device=self.target.device), torch.empty(0))
-        drafts, confidences = self.proposer.propose(self.ids, count, self._sampler, noise)
+        drafts, confidences = proposer.propose(self.ids, count, self._sampler, noise)
         if drafts.shape != (count,):
             raise EngineError(f"the drafter proposed a tensor of shape {tuple(drafts.shape)}, {(count,)} was asked for")
         low, high = torch.stack((drafts.min(), drafts.max())).tolist()
@@ -173,8 +177,8 @@ class ReferenceRunner(SequenceRunner):
             return
         rows = length - start
         self.target.commit(rows)
-        if pending.taps is not None and self.proposer is not None:
-            self.proposer.extend(pending.taps[:rows], start)
+        if pending.taps is not None:
+            self._extend(pending.taps[:rows], None, start)
         self.committed += self.ids[start:length]
 
     def restart(self, length: int, point: TargetSnapshot | None) -> None:
@@ -185,8 +189,8 @@ class ReferenceRunner(SequenceRunner):
             self.target.clear()
         elif length != self.target.length:
             self.target.truncate(length)
-        if self.proposer is not None:
-            self.proposer.truncate(length)
+        for each in self.drafters:
+            each.truncate(length)
         del self.committed[length:]
         self.ids = list(self.committed)
 
@@ -194,4 +198,4 @@ class ReferenceRunner(SequenceRunner):
         raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")
 
     def close(self) -> None:
-        del self.target, self.proposer
+        del self.target, self.proposer, self.own

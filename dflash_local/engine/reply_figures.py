@@ -34,7 +34,7 @@ class ReplyFigures:
         self._judged: deque[int] = deque(maxlen=ALARM_CYCLES)  # acceptance lengths
         self._rows: Counter[int] = Counter()
         self._experts: dict[int, list[float]] = {}  # of the cycles that were looked at, by their rows
-        self._undrafted = self._copied = 0
+        self._undrafted = self._copied = self._own = 0
         self.prefill_s = 0.0
         self._started = time.perf_counter()
         self._decoding = self._started
@@ -66,6 +66,7 @@ class ReplyFigures:
         if cycle.copied:  # says nothing of the drafter
             self._copied += 1
             return
+        self._own += cycle.own
         if max(cycle.rows, len(cycle.confidences) + 1) >= self._judged_rows:
             self._judged.append(length)
         self.misses = 0 if cycle.accepted else self.misses + 1
@@ -108,6 +109,7 @@ class ReplyFigures:
             mean_verify_rows=sum(rows * n for rows, n in self._rows.items()) / cycles if cycles else None,
             undrafted_cycles=self._undrafted,
             copied_cycles=self._copied,
+            mtp_cycles=self._own,
             distinct_experts=tuple((rows, sum(seen) / len(seen)) for rows, seen in sorted(self._experts.items())),
         )
 

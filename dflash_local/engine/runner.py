@@ -48,9 +48,11 @@ class Runner(Protocol):
     Attributes:
         proposer: what fills the blocks, of the runner's own kind, or None; its ``length`` is the context it holds.
             Another one may take its place between requests.
+        own: the target's own layer, where it drafts beside the proposer; else None.
     """
 
     proposer: Any
+    own: Any
 
     @property
     def name(self) -> str:
@@ -94,6 +96,10 @@ class Runner(Protocol):
         """Return the same of cycles whose drafts are given; empty when not measured."""
 
     @property
+    def own_costs(self) -> Mapping[int, float]:
+        """Return the same of cycles with the drafts of ``own``; empty when not measured, or where there is none."""
+
+    @property
     def wait_ms(self) -> float:
         """Return milliseconds that a cycle takes longer where its drafts' confidences are waited for; infinite where
         it is chosen before how many are made.
@@ -121,8 +127,10 @@ class Runner(Protocol):
     def end_at(self, length: int, exactly: bool) -> None:
         """End the reply at ``length`` ids or before. ``exactly``: perhaps at a token that only the host can tell."""
 
-    def set_block(self, block: int) -> None:
-        """Change the block size from the next cycle on; 1 proposes nothing but keeps the drafter's context."""
+    def set_block(self, block: int, own: bool = False) -> None:
+        """Change the block size from the next cycle on, and who proposes; 1 proposes nothing but keeps the drafters'
+        contexts. ``own``: see the attribute.
+        """
 
     def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
         """Process prompt ``ids`` beyond what is committed, a chunk per step, and choose the first token.
@@ -181,7 +189,8 @@ class Cycle:
 
     Attributes:
         experts: different routed experts of a layer that the rows took, the mean of all layers; None where not counted.
-        confidences: of all drafts that were made, see ``drafters.engines.Drafts``. copied: they were given.
+        confidences: of all drafts that were made, see ``drafters.engines.Drafts``. copied: they were given. own: they
+            are those of ``Runner.own``.
     """
 
     ids: tuple[int, ...]
@@ -194,6 +203,7 @@ class Cycle:
     experts: float | None = None
     confidences: tuple[float, ...] = ()
     copied: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +237,11 @@ class SequenceRunner:
 
     target: Any  # of the engine's own kind
     proposer: Any
+    own: Any
     ids: list[int]
     committed: list[int]  # ids whose state the target holds
     _block: int
+    _uses_own: bool  # for the next blocks
     _with_taps: bool
 
     @property
@@ -248,8 +260,13 @@ class SequenceRunner:
     def holds(self, length: int) -> bool:
         return length == len(self.committed) or not self.target.is_recurrent
 
-    def set_block(self, block: int) -> None:
-        self._block = block
+    @property
+    def drafters(self) -> tuple[Any, ...]:
+        """Return those that there are."""
+        return tuple(each for each in (self.proposer, self.own) if each is not None)
+
+    def set_block(self, block: int, own: bool = False) -> None:
+        self._block, self._uses_own = block, own
 
     def prefill(self, ids: Sequence[int], stable: int) -> Iterator[PrefillStep]:
         start = len(self.committed)
@@ -274,10 +291,18 @@ class SequenceRunner:
         return point
 
     def reusable(self, length: int) -> int:
-        return min(length, self.proposer.length)
+        return min(length, *(each.length for each in self.drafters))
+
+    def _taps_of(self, drafter: Any, taps: torch.Tensor) -> torch.Tensor:
+        """Return what a drafter reads of taps [M, all taps x H]: those of the proposer come first."""
+        if self.own is None:
+            return taps
+        size = len(self.own.config.taps) * self.target.hidden_size
+        first, last = taps.split((taps.shape[1] - size, size), 1)
+        return (last if drafter is self.own else first).contiguous()
 
     def _extend(self, taps: torch.Tensor, ids: torch.Tensor, start: int) -> None:
-        """Give the drafter the taps [M, taps x H] of committed tokens ``ids`` [M] at ``start ..``."""
+        """Give the drafters the taps [M, taps x H] of committed tokens ``ids`` [M] at ``start ..``."""
         raise NotImplementedError
 
     def _first(self, hidden: torch.Tensor, prompt: torch.Tensor) -> Cycle:

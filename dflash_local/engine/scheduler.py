@@ -6,7 +6,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
+from dflash_local.drafters.kinds import OWN
 from dflash_local.engine.copied_drafts import CopiedDrafts
+from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
 from dflash_local.engine.runner import Cycle, Runner
 from dflash_local.engine.text_index import TextIndex
 from dflash_local.engine.text_kind import KINDS
@@ -26,32 +28,36 @@ class Scheduler:
     again. So text that does not repeat costs no time.
 
     What a drafter is worth differs by the kind of text (``engine.text_kind``): one that was trained on answers may not
-    pay while the target thinks. So each kind has a controller of its own.
+    pay while the target thinks. So each kind has a choice of its own among the drafters.
 
     Attributes:
-        control: of the drafter's cycles in the present kind of text; None where there is no drafter, where their length
-            is fixed, and where the drafter is used no more in this reply.
+        choice: among the drafters in the present kind of text; None where there is none, where the length of its cycles
+            is fixed, and where drafters are used no more in this reply.
     """
 
     def __init__(self, runner: Runner, block: int, index: TextIndex, fixed: bool = False) -> None:
         """Begin with nothing known.
 
         Args:
-            block: rows of a drafter's longest cycle; one of copies may be longer. index: of the runner's sequence.
-            fixed: a drafter's cycles have ``block`` rows, and those of copies all that there are, up to ``block``.
+            block: rows of the drafter's longest cycle; one of copies may be longer. index: of the runner's sequence.
+            fixed: the drafter's cycles have ``block`` rows, and those of copies all that there are, up to ``block``.
         """
         self._runner, drafts = runner, runner.proposer is not None
-        self._lengths: dict[str, VerifyLength] = {}  # by kind of text
-        self._launched = deque[VerifyLength | None]()  # what chose the cycles on their way
+        self._choices: dict[str, DrafterChoice] = {}  # by kind of text
+        self._launched = deque[tuple[DrafterChoice, Chosen] | None]()  # cycles on their way, and what chose them
         self._copied: CopiedDrafts | None = None
         if not fixed and drafts:
-            measured = runner.costs, block, runner.experts, runner.wait_ms
-            self._lengths = {kind: VerifyLength(*measured) for kind in KINDS}
+            measured = [(runner.costs, block, runner.wait_ms)]
+            if runner.own_costs:
+                measured.append((runner.own_costs, max(runner.own_costs), math.inf))
+            for kind in KINDS:
+                lengths = [VerifyLength(costs, longest, runner.experts, wait) for costs, longest, wait in measured]
+                self._choices[kind] = DrafterChoice(lengths)
         if not fixed and runner.verify_costs:
             self._copied = CopiedDrafts(index, runner.verify_costs, max(runner.verify_costs), runner.experts)
         elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
-        self.control: VerifyLength | None = None
+        self.choice: DrafterChoice | None = None
 
     @staticmethod
     def adapts(runner: Runner, block: int) -> bool:
@@ -62,7 +68,7 @@ class Scheduler:
 
     @property
     def learnt(self) -> dict[str, list[float]]:
-        """Return what ``recall`` of a later one takes: by kind of text, and of copies."""
+        """Return what ``recall`` of a later one takes: by kind of text and drafter, and of copies."""
         return {name: part.learnt for name, part in self._parts.items()}
 
     def recall(self, learnt: Mapping[str, list[float]]) -> None:
@@ -71,47 +77,54 @@ class Scheduler:
             numbers = learnt.get(name, [])
             if len(numbers) == len(part.learnt) and all(0.0 <= each < math.inf for each in numbers):
                 part.recall(numbers)
+        for choice in self._choices.values():
+            choice.start()
 
     @property
     def _parts(self) -> dict[str, VerifyLength | CopiedDrafts]:
-        return self._lengths | ({} if self._copied is None else {COPIES: self._copied})
+        found: dict[str, VerifyLength | CopiedDrafts] = {}
+        for kind, choice in self._choices.items():
+            found |= zip((kind, f"{kind}, {OWN}"), choice.controls)
+        return found | ({} if self._copied is None else {COPIES: self._copied})
 
     def begin(self, kind: str) -> None:
         """Begin a reply, in this kind of text."""
         self._launched.clear()
-        for part in self._parts.values():
-            part.begin()
-        self.control = self._lengths.get(kind)
+        for choice in self._choices.values():
+            choice.begin()
+        if self._copied is not None:
+            self._copied.begin()
+        self.choice = self._choices.get(kind)
 
     def enter(self, kind: str) -> None:
         """Go on in this kind of text."""
-        if self.control is not None:
-            self.control = self._lengths[kind]
+        if self.choice is not None:
+            self.choice = self._choices[kind]
 
     def stop_drafting(self) -> None:
-        """Use the drafter no more in this reply."""
-        self.control = None
+        """Use drafters no more in this reply."""
+        self.choice = None
         self._runner.set_block(1)
 
     def launch(self) -> None:
         """Launch the next cycle."""
-        copied = self._copies()
-        self._launched.append(None if copied else self.control)
-        if copied:
+        copied, choice = self._copies(), self.choice
+        if copied or choice is None:
+            self._launched.append(None)
             return self._runner.launch(copied=copied)
-        cut = None
-        if self.control is not None:
-            self._runner.set_block(self.control.next_rows())
-            cut = self.control.cut if self.control.waits else None
-        self._runner.launch(cut)
+        chosen = choice.next()
+        self._launched.append((choice, chosen))
+        self._runner.set_block(chosen.rows, own=chosen.drafter > 0)
+        self._runner.launch(chosen.cut)
 
     def add(self, cycle: Cycle) -> None:
         """Learn from a cycle that has become known, the oldest that was launched."""
-        control = self._launched.popleft()
-        if cycle.copied and self._copied is not None:
+        launched = self._launched.popleft()
+        if launched is not None:
+            choice, chosen = launched
+            choice.add(chosen, cycle)
+        elif cycle.copied and self._copied is not None:
             self._copied.add(cycle.rows, cycle.experts)
-        elif control is not None:
-            control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts)
 
     def _copies(self) -> tuple[int, ...]:
         """Return ids to verify in place of the drafter's; none where these promise more."""
@@ -120,10 +133,10 @@ class Scheduler:
             return ()
         runner.settle(newest=1 if copied.costs else 0)
         found = copied.find(runner.ids)
-        rows = copied.rows(found, self.control)
+        rows = copied.rows(found, self.choice)
         if rows > 1:
             runner.settle()
             if found.behind < len(runner.ids):
                 found = copied.find(runner.ids)
-                rows = copied.rows(found, self.control)
+                rows = copied.rows(found, self.choice)
         return found.ids[: rows - 1]

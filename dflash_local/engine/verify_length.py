@@ -7,31 +7,28 @@ from collections.abc import Mapping, Sequence
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
 from dflash_local.engine.survival import MEMORY, Survival
 
-GAIN = 1.02  # what drafting must promise, relative to the plain step, to go on
 RATE_MEMORY = 128.0  # cycles of the rate that a longer cycle has to be worth
-PROMISE_MEMORY = 16.0  # cycles that drafting is compared with the plain step by
+PROMISE_MEMORY = 16.0  # cycles that a drafter is compared with what may take its place by
 PROBE_MEMORY = 8.0  # drafts, where only probes look: what was seen long ago may have changed
-FIRST_WAIT, LONGEST_WAIT = 32, 512  # cycles from one streak of probes to the next; doubled when nothing came of it
-STREAK = 3  # probes that follow one another
 
 
 class _Rate:
     """Tokens a millisecond of the last cycles."""
 
     def __init__(self, tokens: float, ms: float, memory: float) -> None:
-        self._tokens, self._ms, self._fade = tokens, ms, 1.0 - 1.0 / memory
+        self._tokens, self.ms, self._fade = tokens, ms, 1.0 - 1.0 / memory
 
     def add(self, tokens: float, ms: float) -> None:
         self._tokens = self._tokens * self._fade + tokens
-        self._ms = self._ms * self._fade + ms
+        self.ms = self.ms * self._fade + ms
 
     @property
     def value(self) -> float:
-        return self._tokens / self._ms
+        return self._tokens / self.ms
 
 
 class VerifyLength:
-    """The verify length of a session, cycle by cycle.
+    """The verify length of a drafter's cycles, one by one.
 
     A drafter says how sure it is of each draft; what that is worth is learnt (``engine.survival``). Of the lengths
     whose costs are known that one is verified which is worth most above what its time brings elsewhere: expected
@@ -43,9 +40,6 @@ class VerifyLength:
     Where the length is chosen from this cycle's confidences, the engine has to wait for them. It does where that is
     worth more than the wait; else it verifies the length that was best of late. Confidences are learnt from in both
     cases.
-
-    Where drafting pays less than the plain step, it stops. Now and then three cycles draft again, as probes; while
-    nothing comes of them, the wait doubles, from 32 up to 512 cycles.
 
     The costs are those of one context length: a longer context makes all lengths dearer, which is ignored, as is
     the sampler's own work. Of mixtures of experts they follow the experts that cycles are seen to take
@@ -80,16 +74,11 @@ class VerifyLength:
         self._emitted = _Rate(1.0, self.costs[1], RATE_MEMORY)  # by all cycles
         self._expected = self._survival.tokens_by_rows(())  # of the cycles of late that drafted
         self._gain = 0.0  # tokens that a cycle's own confidences add, the mean
-        self.drafts = True
-        self._patience = FIRST_WAIT
-        self._begin_drafting()
+        self.judge_anew()
 
-    def _begin_drafting(self) -> None:
-        """Begin to compare what drafting cycles promise with the plain step."""
+    def judge_anew(self) -> None:
+        """Let ``promise`` be that of the cycles from now on."""
         self._promise = _Rate(0.0, 0.0, PROMISE_MEMORY)
-        self._wait = self._patience  # plain steps until the next probe
-        self._probes = 0  # of this streak that are known
-        self._probing = False  # one is on its way
 
     @property
     def learnt(self) -> list[float]:
@@ -102,34 +91,32 @@ class VerifyLength:
         self._expected = list(learnt[1:behind])
         self._survival.recall(learnt[behind:])
 
-    def begin(self) -> None:
-        """Begin a reply: what was on its way of another is lost, and its text may be easier."""
-        self._probing, self._wait = False, min(self._wait, FIRST_WAIT)
-
     @property
     def waits(self) -> bool:
-        """Return whether ``cut`` chooses the length of cycles that draft."""
-        return not self.drafts or self._gain >= self._wait_ms * self.rate
+        """Return whether ``cut`` chooses the length."""
+        return self._gain >= self._wait_ms * self.rate
 
     def next_rows(self) -> int:
-        """Return the rows of the cycle that is launched now, before any are cut; ask once per launch."""
-        if self.drafts:
-            return self.longest if self.waits else self._best(self._expected)
-        self._wait -= 1
-        if self._wait > 0 or self._probing:
-            return 1
-        self._probing = True
-        return self.longest
+        """Return the rows of the cycle that is launched now, before any are cut."""
+        return self.longest if self.waits else self._best(self._expected)
 
     def cut(self, confidences: Sequence[float]) -> int:
         """Return how many rows of a block with these drafts are to be verified."""
         return self._best(self._survival.tokens_by_rows(confidences))
 
-    def add(self, rows: int, accepted: int, confidences: Sequence[float] = (), experts: float | None = None) -> None:
-        """Learn from a cycle that verified ``rows`` and accepted that many drafts.
+    def add(
+        self,
+        rows: int,
+        accepted: int,
+        confidences: Sequence[float] = (),
+        experts: float | None = None,
+        probe: bool = False,
+    ) -> None:
+        """Learn from a cycle that verified ``rows`` and accepted that many drafts; 1 is the plain step.
 
         Args:
-            confidences: of its drafts, also of those that were cut off. experts: of ``Cycle``.
+            confidences: of its drafts, also of those that were cut off. experts: of ``Cycle``. probe: it was launched
+                to find out whether the drafter pays.
         """
         if experts is not None and self._expert_costs is not None:
             self._expert_costs.add(rows, experts)
@@ -142,8 +129,8 @@ class VerifyLength:
         gain = tokens[best - 1] - tokens[usual - 1] - self.rate * (self.costs[best] - self.costs[usual])
         self._gain += (gain - self._gain) / MEMORY
         self._expected = [mean + (new - mean) / MEMORY for mean, new in zip(self._expected, tokens)]
-        self._judge(tokens, rows, accepted + 1)
-        self._survival.learn(rows, accepted, confidences, MEMORY if self.drafts else PROBE_MEMORY)
+        self._judge(tokens, rows, accepted + 1, probe)
+        self._survival.learn(rows, accepted, confidences, PROBE_MEMORY if probe else MEMORY)
 
     def expected(self, rows: int) -> float:
         """Count tokens that a cycle of so many rows is expected to emit."""
@@ -161,38 +148,30 @@ class VerifyLength:
     @property
     def value(self) -> float:
         """Return tokens that the next cycle is expected to emit above what its time brings at ``rate``."""
-        rows = self._best(self._expected) if self.drafts else 1
+        rows = self._best(self._expected)
         return self._expected[rows - 1] - self.rate * self.costs[rows]
 
-    def _best(self, tokens: Sequence[float], rate: float | None = None) -> int:
-        """Return the drafting length that is worth most at a rate, the present one if not given; the longer of two."""
-        price = self.rate if rate is None else rate
+    @property
+    def promise(self) -> float:
+        """Return tokens a millisecond that the last cycles promised; before there are any, those that are expected."""
+        if self._promise.ms:
+            return self._promise.value
+        rows = self.rival()
+        return self._expected[rows - 1] / self.costs[rows]
+
+    def _best(self, tokens: Sequence[float]) -> int:
+        """Return the drafting length that is worth most at the present rate; the longer of two."""
+        price = self.rate
         return max(self._drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
 
     @property
     def _drafting(self) -> list[int]:
         return [rows for rows in self.costs if rows > 1]
 
-    def _judge(self, tokens: Sequence[float], rows: int, emitted: int) -> None:
-        """Compare what a cycle promised at the best length, or what a probe brought if that is more, with the plain
-        step: stop drafting, or go on.
-        """
-        plain = 1.0 / self.costs[1]
-        best = self._best(tokens, plain)
-        if self._probing and emitted - plain * self.costs[rows] > tokens[best - 1] - plain * self.costs[best]:
+    def _judge(self, tokens: Sequence[float], rows: int, emitted: int, probe: bool) -> None:
+        """Add what a cycle promised at the best length, or what a probe brought if that is more."""
+        best = self._best(tokens)
+        if probe and emitted - self.rate * self.costs[rows] > tokens[best - 1] - self.rate * self.costs[best]:
             self._promise.add(emitted, self.costs[rows])
         else:
             self._promise.add(tokens[best - 1], self.costs[best])
-        if self.drafts:
-            if self._promise.value * GAIN < plain:
-                self.drafts = False
-                self._begin_drafting()
-        elif self._probing:
-            self._probing = False
-            self._probes += 1
-            if self._probes < STREAK:
-                self._wait = 1
-            else:
-                self.drafts = self._promise.value > plain
-                self._patience = FIRST_WAIT if self.drafts else min(2 * self._patience, LONGEST_WAIT)
-                self._begin_drafting()

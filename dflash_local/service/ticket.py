@@ -43,6 +43,7 @@ class _Merged:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     experts: float | None = None
     copied: int = 0
+    mtp: int = 0
 
     def add(self, step: Step) -> None:
         for piece in step.pieces:
@@ -59,12 +60,14 @@ class _Merged:
         self.logprobs.extend(step.logprobs)
         self.experts = self.experts if step.experts is None else step.experts
         self.copied += step.copied
+        self.mtp += step.mtp
 
     def as_step(self) -> Step:
         pieces = tuple(Piece("".join(texts), channel, origin) for channel, origin, texts in self.runs)
         ids, logprobs = tuple(self.token_ids), tuple(self.logprobs)
         counts = self.drafted, self.accepted, self.rows
-        return Step(pieces, ids, *counts, self.t_s, logprobs, self.drafts, self.experts, self.copied)
+        sources = self.copied, self.mtp
+        return Step(pieces, ids, *counts, self.t_s, logprobs, self.drafts, self.experts, *sources)
 
 
 class Ticket:

@@ -23,7 +23,7 @@ from tests.service.scripted import HELLO, ScriptedFacts, ScriptedSession
 KEYS = {
     "text", "token_ids", "acceptance_lengths", "finish_reason", "usage", "timing", "mode", "engine", "target",
     "drafter", "block_size", "seed", "dtype", "device", "mean_acceptance_length", "turn_acceptance_length", "thinking",
-    "verify_rows", "mean_verify_rows", "undrafted_cycles", "copied_cycles", "distinct_experts", "load",
+    "verify_rows", "mean_verify_rows", "undrafted_cycles", "copied_cycles", "mtp_cycles", "distinct_experts", "load",
 }  # fmt: skip
 TIMING = {"prefill_s", "decode_s", "tokens_per_s", "end_to_end_tokens_per_s", "draft_s", "verify_s"}
 HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b]0;t\x1b\\c\x1b[6nd\x1bce\x9b31mf\x90q\x9cg\x1b]8;;http://x\x07h\x1b]unterminated"

@@ -103,8 +103,9 @@ def test_where_waiting_costs_too_much_confidences_are_learnt_from_all_the_same(n
     launch = session.runner.launch
     session.runner.launch = lambda cut=None: (cuts.append(cut), launch(cut))[1]  # type: ignore
     reply = ask(session, prompt, 400)
-    control = session.schedulers[True].control
-    assert control is not None
-    assert not any(cuts) and control.drafts and not control.waits
+    choice = session.schedulers[True].choice
+    assert choice is not None and choice.drafts
+    control = choice.control
+    assert not any(cuts) and not control.waits
     assert control.cut([5.0] * (BLOCK - 1)) == BLOCK > control.cut([5.0, *[0.1] * (BLOCK - 2)])
     assert reply.finished.stats.mean_acceptance_length is not None

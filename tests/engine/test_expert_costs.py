@@ -154,8 +154,8 @@ def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkey
     assert stats.distinct_experts == tuple((rows, sum(seen) / len(seen)) for rows, seen in sorted(sums.items()))
     assert [rows for rows, _ in stats.distinct_experts] == [rows for rows, _ in stats.verify_rows]
     if asked is None:
-        control = session.schedulers[True].control
-        assert control is not None and len(sums) > 1 and control.costs != session.runner.costs
+        choice = session.schedulers[True].choice
+        assert choice is not None and len(sums) > 1 and choice.control.costs != session.runner.costs
     session.close()
 
 

@@ -16,6 +16,7 @@ from dflash_local.check.run import check_exactness
 from dflash_local.drafters.kinds import LOOKUP, OWN, folder_of
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.copied_drafts import CopiedDrafts
+from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.text_index import LONGEST, NEWEST, SHORTEST, Copies, TextIndex
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Step
@@ -163,9 +164,10 @@ def test_a_check_compares_texts_and_leaves_its_acceptance_alone(session: Session
 @pytest.mark.parametrize("beside", [False, True])
 def test_copies_are_verified_where_they_have_held(beside: bool) -> None:
     """It is learnt from the text alone: nothing has to be verified for that."""
-    control = VerifyLength({rows: ms + 0.3 for rows, ms in COSTS.items()}, 16) if beside else None
-    for _ in range(100 * beside):
+    control = VerifyLength({rows: ms + 0.3 for rows, ms in COSTS.items()}, 16)
+    for _ in range(100):
         control.add(16, 1)
+    choice = DrafterChoice([control]) if beside else None
     copied, draw = CopiedDrafts(TextIndex(), COSTS, 16), random.Random(3)
     text = [draw.randrange(1000) for _ in range(200)]
 
@@ -175,7 +177,7 @@ def test_copies_are_verified_where_they_have_held(beside: bool) -> None:
         for _ in range(100):
             at = draw.randrange(len(text) - 30)
             text.extend(text[at : at + 8])
-            rows.append(copied.rows(copied.find(text), control))
+            rows.append(copied.rows(copied.find(text), choice))
             text.extend(text[at + 8 : at + 24] if repeats else [draw.randrange(1000) for _ in range(16)])
             copied.find(text)
         return set(rows[80:])

@@ -107,9 +107,9 @@ class WatchedBlocks(RowChooser):
         self.inner.write_context(taps, ids, start)
         self.text |= dict(enumerate(ids.tolist(), start))
 
-    def inject(self, rows: int) -> None:
-        self.inner.inject(rows)
-        target, chosen = self.runner.target, self.runner.progress.chosen[:rows]
+    def inject(self, taps: torch.Tensor) -> None:
+        self.inner.inject(taps)
+        target, chosen = self.runner.target, self.runner.progress.chosen[: len(taps)]
         self.text |= dict(enumerate((int(target.tokens[0]), *chosen.tolist()), int(target.start)))
 
     def choose(self, logits: torch.Tensor, out: torch.Tensor, how: Choosing = GREEDY) -> None:

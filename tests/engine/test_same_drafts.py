@@ -109,7 +109,7 @@ def test_both_engines_draft_the_same(name: str) -> None:
     blocks, at = make(config, weights, target, **tables), len(text) - 1
     blocks.write_context(target.prefill(text[:20], True).taps, text[:20], 0)
     target.verify(text[20:-1], True)
-    blocks.inject(at - 20)
+    blocks.inject(target.tapped[: at - 20])
     target.commit(at - 20)
     target.tokens[0] = text[-1]
     blocks.block(at + 20)

@@ -37,12 +37,13 @@ def test_the_kind_follows_channels_and_fences() -> None:
 class Launches:
     """A runner whose cycles become known two launches later; drafts are right in answers alone."""
 
-    proposer, verify_costs, experts, wait_ms = True, dict[int, float](), None, 1e9
+    proposer, experts, wait_ms = True, None, 1e9
+    verify_costs = own_costs = dict[int, float]()
 
     def __init__(self) -> None:
         self.costs, self.rows, self.on_their_way = COSTS, 8, list[Cycle]()
 
-    def set_block(self, rows: int) -> None:
+    def set_block(self, rows: int, own: bool = False) -> None:
         self.rows = rows
 
     def launch(self, _cut: Any = None) -> None:

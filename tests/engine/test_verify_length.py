@@ -12,10 +12,12 @@ from math import exp
 import pytest
 
 from dflash_local.catalog import bundled
+from dflash_local.engine.drafter_choice import FIRST_WAIT, LONGEST_WAIT, STREAK, Chosen, DrafterChoice
 from dflash_local.engine.fused_runner import AHEAD
 from dflash_local.engine.load_pair import load
+from dflash_local.engine.runner import Cycle
 from dflash_local.engine.session import Session
-from dflash_local.engine.verify_length import FIRST_WAIT, LONGEST_WAIT, STREAK, VerifyLength
+from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Notice, Step
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, SamplingParams, user_request
@@ -66,21 +68,24 @@ class Text:
     ms: float = 0.0
 
     def __post_init__(self) -> None:
-        self.control = VerifyLength(self.costs, 16, wait_ms=self.wait_ms)
+        self.control = DrafterChoice([VerifyLength(self.costs, 16, wait_ms=self.wait_ms)])
         self.random = random.Random(self.seed)
-        self._on_their_way: deque[tuple[int, int, Sequence[float]]] = deque()
+        self._on_their_way: deque[tuple[Chosen, Cycle]] = deque()
 
     def cycle(self, shares: Shares, confidences: Sequence[float]) -> tuple[int, int]:
         """Run a cycle of these true shares; returns its rows and tokens."""
-        control, rows = self.control, self.control.next_rows()
-        if rows > 1 and control.waits:
-            rows = control.cut(confidences)
+        chosen = self.control.next()
+        rows = chosen.rows
+        if chosen.cut is not None:
+            rows = chosen.cut(confidences)
             self.ms += self.wait_ms
         accepted = next((slot for slot in range(rows - 1) if self.random.random() >= shares[slot]), rows - 1)
         self.ms += self.costs[rows]
-        self._on_their_way.append((rows, accepted, confidences if rows > 1 else ()))
+        told = tuple(confidences) if rows > 1 else ()
+        cycle = Cycle((0,) * (accepted + 1), rows - 1, accepted, rows, 0.0, 0.0, confidences=told)
+        self._on_their_way.append((chosen, cycle))
         if len(self._on_their_way) > self.late:
-            control.add(*self._on_their_way.popleft())
+            self.control.add(*self._on_their_way.popleft())
         return rows, accepted + 1
 
     def run(self, shares: Shares, cycles: int) -> tuple[float, list[int]]:
@@ -146,10 +151,10 @@ def test_a_reply_begins_with_an_early_probe_and_forgets_what_was_on_its_way() ->
     text = Text(LARGE_CARD)
     text.run(even(0.0), 3000)
     control = text.control
-    while control.next_rows() == 1:  # a probe leaves, and its reply ends before it is known
+    while control.next().rows == 1:  # a probe leaves, and its reply ends before it is known
         pass
     control.begin()
-    launched = [control.next_rows() for _ in range(FIRST_WAIT + 1)]
+    launched = [control.next().rows for _ in range(FIRST_WAIT + 1)]
     assert sum(rows > 1 for rows in launched) == 1, "one more probe, within the first cycles"
 
 

@@ -57,6 +57,8 @@ def test_a_cycle_is_shown_by_its_rows_their_experts_and_where_drafts_come_from()
     assert found == [both, both, waiting, [*waiting, "19 different experts a layer"]]
     readings.take(Step((), (1, 2), 7, 1, 8, 1.0, copied=1))
     assert readings.verifying == ("copying 8 rows a cycle",)
+    readings.take(Step((), (1, 2), 4, 1, 5, 1.0, mtp=1))
+    assert readings.verifying == ("verifying 5 rows of mtp",)
     readings.begin("dflash")
     assert readings.verifying == ()
 

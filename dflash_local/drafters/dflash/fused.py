@@ -243,8 +243,9 @@ class DFlashBlocks:
     def inject_bytes(self) -> int:
         return sum(product.weight.nbytes for product in (self._fc, self._context_kv))
 
-    def inject(self, rows: int) -> None:
-        feature = self._fc(self.target.tapped[:rows], self._feature[:rows])
+    def inject(self, taps: torch.Tensor) -> None:
+        rows = len(taps)
+        feature = self._fc(taps, self._feature[:rows])
         self._hidden_norm(feature, feature)
         self._write_cache(self._context_kv(feature, self._projected[:rows]), self.target.start)
 

@@ -238,10 +238,10 @@ class MTPBlocks(RowChooser):
         self.target.cap_logits(self.head(self._last, logits))
         self._at.add_(1)
 
-    def inject(self, rows: int) -> None:
+    def inject(self, taps: torch.Tensor) -> None:
         """Write the rows that end with the one before the last: each has its id behind it in ``tokens``."""
-        normed = self._normed[:rows]
-        self._kept.index_copy_(0, self._rows(0, rows), self._hidden(self.target.tapped[:rows], normed))
+        rows, normed = len(taps), self._normed[: len(taps)]
+        self._kept.index_copy_(0, self._rows(0, rows), self._hidden(taps, normed))
         before = torch.index_select(self._kept, 0, self._rows(-1, rows), out=normed)
         x = self._join(self.target.tokens[:rows], before)
         self._begin()

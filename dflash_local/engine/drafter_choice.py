@@ -1,0 +1,135 @@
+"""Which drafter makes the next cycle's drafts, or none. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dflash_local.engine.runner import Cut, Cycle
+from dflash_local.engine.verify_length import VerifyLength
+
+GAIN = 1.02  # what drafting must promise, relative to the plain step, to go on
+BETTER = 1.1  # what another drafter must promise, relative to the one in use, to be tried at once or to take its place
+FIRST_WAIT, LONGEST_WAIT = 32, 512  # cycles from one streak of probes to the next; doubled when nothing came of it
+STREAK = 3  # probes that follow one another
+
+
+class Chosen(NamedTuple):
+    """A cycle that is launched: which drafter's drafts it has, and how many ``rows`` before it is ``cut``, if it is."""
+
+    drafter: int
+    rows: int
+    cut: Cut | None = None
+    probe: bool = False
+
+
+class DrafterChoice:
+    """The choice among a session's drafters and the plain step.
+
+    What is in use goes on for as long as nothing else promises more tokens a millisecond. The plain step's rate is
+    known. A drafter's is that of its last cycles; of one that is not in use it may be old. So now and then three cycles
+    try it, as probes; while nothing comes of them, the wait doubles, from 32 up to 512 cycles. Where what is in use
+    falls far below what another one promised, that one is tried at once.
+
+    Attributes:
+        controls: of the session's drafters. control: of the one in use, or of the last one that was. drafts: whether
+            it is; else all cycles but probes are plain steps.
+    """
+
+    def __init__(self, controls: Sequence[VerifyLength]) -> None:
+        """Begin a choice among these, of which there is at least one."""
+        self.controls = tuple(controls)
+        self._turn = self._wait = self._probes = 0
+        self._on_its_way = False
+        self.start()
+
+    def start(self) -> None:
+        """Begin with the one that promises most, as far as is known."""
+        self.control, self.drafts = max(self.controls, key=lambda each: each.promise), True
+        self._patience = FIRST_WAIT
+        self._wait_again()
+
+    def begin(self) -> None:
+        """Begin a reply: what was on its way of another is lost, and its text may be easier."""
+        self._on_its_way, self._wait = False, min(self._wait, FIRST_WAIT)
+
+    def next(self) -> Chosen:
+        """Return the cycle that is launched now; ask once per launch."""
+        if self._probes_now():
+            return Chosen(self.controls.index(self._tried), self._tried.longest, self._tried.cut, probe=True)
+        control = self.control
+        drafter = self.controls.index(control)
+        if not self.drafts:
+            return Chosen(drafter, 1)
+        return Chosen(drafter, control.next_rows(), control.cut if control.waits else None)
+
+    def add(self, chosen: Chosen, cycle: Cycle) -> None:
+        """Learn from a cycle that was launched as ``next`` said; that may be known several launches later."""
+        control = self.controls[chosen.drafter]
+        control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts, chosen.probe)
+        if chosen.probe:
+            self._judge_probe()
+        elif control is self.control:
+            self._judge()
+
+    @property
+    def rate(self) -> float:
+        """Return tokens a millisecond, see ``VerifyLength.rate``."""
+        return self.control.rate
+
+    @property
+    def value(self) -> float:
+        """Return tokens that the next cycle is expected to emit above what its time brings at ``rate``."""
+        return self.control.value if self.drafts else 1.0 - self.rate * self.control.costs[1]
+
+    @property
+    def _present(self) -> float:
+        """Return tokens a millisecond that what is in use promises."""
+        return self.control.promise if self.drafts else 1.0 / self.control.costs[1]
+
+    def _beats_present(self, other: VerifyLength) -> bool:
+        """Return whether another drafter's promise is enough to take the place of what is in use."""
+        return other.promise > self._present * (BETTER if self.drafts else 1.0)
+
+    @property
+    def _others(self) -> list[VerifyLength]:
+        return [each for each in self.controls if not self.drafts or each is not self.control]
+
+    def _wait_again(self) -> None:
+        """Wait for the next streak of probes."""
+        others = self._others
+        self._tried = others[self._turn % len(others)] if others else self.control
+        self._wait, self._probes, self._on_its_way = self._patience, 0, False
+
+    def _probes_now(self) -> bool:
+        if not self._others or self._on_its_way:
+            return False
+        self._wait -= 1
+        if self._wait > 0:
+            return False
+        if self._probes == 0:
+            self._tried.judge_anew()
+        self._on_its_way = True
+        return True
+
+    def _judge(self) -> None:
+        """Go on with what is in use, or stop drafting, or try what has promised more."""
+        if self.drafts and self.control.promise * GAIN < 1.0 / self.control.costs[1]:
+            self.drafts = False
+            self._wait_again()
+        best = max(self._others, key=lambda each: each.promise, default=self.control)
+        if self._probes == 0 and not self._on_its_way and self._beats_present(best):
+            self._tried, self._wait = best, 1
+
+    def _judge_probe(self) -> None:
+        self._on_its_way = False
+        self._probes += 1
+        if self._probes < STREAK:
+            self._wait = 1
+            return
+        better = self._beats_present(self._tried)
+        self._patience = FIRST_WAIT if better else min(2 * self._patience, LONGEST_WAIT)
+        if better:
+            self.control, self.drafts = self._tried, True
+        self._turn += 1
+        self._wait_again()
