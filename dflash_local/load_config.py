@@ -173,6 +173,9 @@ class LoadConfig:
         metavar="NAME",
         not_shown=("full",),
     )
+    mtp: bool = _option(
+        False, "The target's own MTP layer drafts, too, where it pays; replies stay the same.", has_variable=False
+    )
     kv_cache: str = _option(
         "auto", "int8: half the memory of a context; replies change.", choices=("auto", "int8"), needs_fused=True
     )

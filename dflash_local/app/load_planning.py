@@ -75,6 +75,7 @@ def keep_speed(session: Backend, pair: Pair, user: Settings) -> None:
 
     Nothing is kept of another engine than the fused one, nor where no drafter or no GPU was measured.
     """
+    from dflash_local.drafters.with_mtp import drafters_of
     from dflash_local.engine.costs import AT
     from dflash_local.engine.fused_runner import FusedRunner
     from dflash_local.layout.quantized import quantized
@@ -95,7 +96,8 @@ def keep_speed(session: Backend, pair: Pair, user: Settings) -> None:
     context = min(AT, runner.context // 2)
     config = planned.found.load
     target = quantized(planned.known.target, config.quantize)
-    predicted = predict_load(planned.where, target, planned.known.drafter, Load.of("cuda", config, context, block))
+    drafter = drafters_of(planned.known.target, planned.known.drafter, config)
+    predicted = predict_load(planned.where, target, drafter, Load.of("cuda", config, context, block))
     shorter = tuple((rows, ms) for rows, ms in sorted(runner.costs.items()) if 1 < rows < block)
     times = Times(context, runner.costs[1], runner.costs[block], block, shorter)
     source, weights = planned.known.target.source, planned.found.format

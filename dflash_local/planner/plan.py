@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from typing import Any, Literal
 
 from dflash_local.catalog import engine_rule
@@ -14,6 +15,7 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.quantization import kept_format
 from dflash_local.drafters.drafter import Drafter
+from dflash_local.drafters.with_mtp import drafters_of
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.layout.cycle import LARGER_CHUNKS, prompt_chunk
 from dflash_local.layout.quantized import quantize_refusal, quantized
@@ -116,7 +118,7 @@ def plan(
         raise UsageError(f"context {config.context} is outside 1..{limit}")
     if runs_on == "server":
         return _server_plan(target, machine, limit)
-    drafter = drafter if config.draft else None
+    drafter = drafters_of(target, drafter, config)
     engine = chosen_engine(target, drafter, machine, config)
     refused = formats.refusal(target, config.quantize)
     case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
@@ -128,7 +130,8 @@ def plan(
 def nearest(
     target: ModelConfig, drafter: Drafter | None, machine: Machine, config: LoadConfig | None = None
 ) -> Plan | None:
-    """Find the nearest plan that fits: less context, then another drafter precision, smaller weights, no drafter.
+    """Find the nearest plan that fits: less context, then another drafter precision, the drafter without the target's
+    own layer, smaller weights, no drafter.
 
     Of a format that the target cannot be rounded to, the nearest to the target as it is.
     """
@@ -203,7 +206,7 @@ def held(target: ModelConfig, drafter: Drafter | None, facts: SessionFacts) -> i
         target, drafter: what was loaded. facts: how it was loaded.
     """
     load = Load.of(facts.device.partition(":")[0], facts.load, facts.context, facts.block_size)
-    drafter = drafter if facts.drafter is not None else None
+    drafter = drafters_of(target, drafter if facts.drafter is not None else None, facts.load)
     return _ledger(facts.engine, quantized(target, facts.load.quantize), drafter, load).loading.bytes or 0
 
 
@@ -379,10 +382,12 @@ def alternatives(config: LoadConfig, machine: Machine) -> Iterator[LoadConfig]:
         smaller = smaller[smaller.index("int4") :]
     tried = dict.fromkeys((config.quantize, *smaller))
     for draft in dict.fromkeys((config.draft, False)):
-        for quantize in tried:
-            other = replace(config, quantize=quantize, draft=draft, context=None)
+        layers = dict.fromkeys((config.mtp and draft, False))
+        for quantize, mtp in product(tried, layers):
+            other = replace(config, quantize=quantize, draft=draft, mtp=mtp, context=None)
             yield other
             if draft and config.drafter_precision != "auto":
                 yield replace(other, drafter_precision="auto")
         if machine.kind == "cpu" and config.dtype in ("auto", "float32"):
-            yield replace(config, dtype="bfloat16", draft=draft, context=None)
+            for mtp in layers:
+                yield replace(config, dtype="bfloat16", draft=draft, mtp=mtp, context=None)

@@ -18,6 +18,7 @@ from typing import Any
 from dflash_local.catalog.row import Published, Row, lengths_of
 from dflash_local.config.features import ModelConfig
 from dflash_local.drafters.drafter import Drafter
+from dflash_local.drafters.with_mtp import drafters_of
 from dflash_local.errors import SettingsError
 from dflash_local.json_text import parse_json
 from dflash_local.layout.linear import UNQUANTIZED
@@ -219,6 +220,7 @@ def predict(
     if scaled is None:
         return None
     table, scale, basis = scaled
+    drafter = drafters_of(target, drafter, load)
     if load.drafter_precision == "auto":  # the engine takes 8 bits wherever they are faster: on all cards measured
         load = replace(load, drafter_precision="8bit")
     times = []

@@ -252,6 +252,11 @@ def test_the_nearest_plan_gives_up_context_then_precision_and_the_drafter_last()
     full = LoadConfig(drafter_precision="full", offload="none")
     near = nearest(DENSE, DENSE_DRAFTER, card(need(replace(full, context=FLOOR)) - MB), full)
     assert near is not None and near.load.quantize is None and near.load.drafter_precision in COARSER
+    least = LoadConfig(context=FLOOR, drafter_precision="8bit-drafter", offload="all")
+    for mtp in (True, False):
+        own = card(need(replace(least, mtp=mtp), HYBRID, HYBRID_DRAFTER))
+        near = nearest(HYBRID, HYBRID_DRAFTER, own, LoadConfig(mtp=True, context=40960))
+        assert near is not None and near.load.quantize is None and near.load.draft and near.load.mtp == mtp
     bare = need(LoadConfig(context=FLOOR, quantize="int4", draft=False, offload="all"), DENSE, None)
     near = nearest(DENSE, DENSE_DRAFTER, card(bare))
     assert near is not None and not near.load.draft and "--mode ar" in near.options()
@@ -268,7 +273,7 @@ def test_the_nearest_to_a_format_that_the_target_cannot_have_is_the_target_as_it
 
 @pytest.mark.parametrize("quantize", [None, *LOAD_OPTIONS["quantize"].choices])
 def test_no_alternative_is_tried_twice(quantize: str | None) -> None:
-    tried = list(alternatives(LoadConfig(quantize=quantize), card(GIB)))
+    tried = list(alternatives(LoadConfig(quantize=quantize, mtp=True), card(GIB)))
     assert len(set(tried)) == len(tried) and tried[0].quantize == quantize
 
 

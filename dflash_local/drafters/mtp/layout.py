@@ -37,7 +37,7 @@ from dflash_local.layout.linear import (
 from dflash_local.layout.moe import MoELayout
 from dflash_local.layout.part_layout import EngineSpec, WeightSpec
 from dflash_local.layout.target import layer_buffers, part_layout
-from dflash_local.layout.traffic import Traffic, draft_head, kv_traffic, layer_traffic, product_traffic
+from dflash_local.layout.traffic import ProductTraffic, Traffic, draft_head, kv_traffic, layer_traffic, product_traffic
 from dflash_local.load_config import DrafterPrecision, LoadConfig
 
 # Published targets have been measured with 2 to 5 drafts; behind the fourth few are accepted.
@@ -71,14 +71,20 @@ class MTPConfig(Drafter):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], source: str, inferred: Collection[str] = ()) -> MTPConfig:
-        model = read_model(config, source)
         fields = ConfigFields(config, source)
+        block = fields.optional_integer("mtp_block_size", MIN_BLOCK, MAX_BLOCK)
+        normed = fields.optional_flag(FINAL_NORM) is not False
+        return cls.of_model(read_model(config, source), BLOCK if block is None else block, normed)
+
+    @classmethod
+    def of_model(cls, model: ModelConfig, block_size: int = BLOCK, normed: bool = True) -> MTPConfig:
+        """Return the layer of a target as published. CheckpointError: no layer of it has full attention."""
         mixer = next((each.mixer for each in model.layers if isinstance(each.mixer, AttentionConfig)), None)
         if mixer is None:
-            raise CheckpointError(f"{source}: no layer has full attention, as an mtp layer has", "take another drafter")
-        block = fields.optional_integer("mtp_block_size", MIN_BLOCK, MAX_BLOCK)
+            why = f"{model.source}: no layer has full attention, as an mtp layer has"
+            raise CheckpointError(why, "take another drafter")
         return cls(
-            block_size=BLOCK if block is None else block,
+            block_size=block_size,
             taps=(model.num_layers - 1,),
             hidden_size=model.hidden_size,
             vocab_size=model.vocab_size,
@@ -86,10 +92,10 @@ class MTPConfig(Drafter):
             num_target_layers=model.num_layers,
             target_hidden_size=model.hidden_size,
             quantization=model.quantization,
-            source=source,
+            source=model.source,
             inferred=model.inferred,
             model=replace(model, layers=(LayerConfig(mixer, model.layers[-1].mlp),)),
-            normed=fields.optional_flag(FINAL_NORM) is not False,
+            normed=normed,
         )
 
     @property
@@ -173,16 +179,23 @@ class MTPConfig(Drafter):
 
     def traffic(self, target: ModelConfig, spec: EngineSpec) -> Traffic:
         """Count the layer and the head once for each draft, and what a cycle's context rows go through."""
-        weights = weight_spec(self, spec.dtype, self._formats(self.formats, spec.precision))
-        layer, join = layer_traffic(LAYER, self.layer, weights), product_traffic(joining(self), weights)
-        once = [*layer.products.elements(), join, draft_head(target, spec)]
-        projection, _ = AttentionLayout(self.attention).projections(f"{LAYER}.self_attn", weights.hidden_size)
+        layer, context = layer_traffic(LAYER, self.layer, self._weight_spec(spec)), self.context_traffic(spec)
+        once = [*layer.products.elements(), context[0], draft_head(target, spec)]
         found = Counter(self.passes * once)
-        found.update((join, product_traffic(projection, weights)))
+        found.update(context)
         experts = {each: count * self.passes for each, count in layer.experts.items()}
         parts = {each: count * self.passes for each, count in layer.parts.items()}
         kv_bytes, windows, group = kv_traffic((self.attention,), spec.cache_dtype)
         return Traffic(found, experts, parts, self.passes * kv_bytes, windows, group)
+
+    def context_traffic(self, spec: EngineSpec) -> tuple[ProductTraffic, ProductTraffic]:
+        """Describe what a cycle's context rows go through: ``fc``, then queries, keys and values."""
+        weights = self._weight_spec(spec)
+        projection, _ = AttentionLayout(self.attention).projections(f"{LAYER}.self_attn", weights.hidden_size)
+        return product_traffic(joining(self), weights), product_traffic(projection, weights)
+
+    def _weight_spec(self, spec: EngineSpec) -> WeightSpec:
+        return weight_spec(self, spec.dtype, self._formats(self.formats, spec.precision))
 
     def _formats(self, format_of: FormatOf, precision: DrafterPrecision) -> FormatOf:
         """Return the formats of its matrices: plain ones but experts and their router may be kept in eight bits."""
