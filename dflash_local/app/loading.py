@@ -122,12 +122,13 @@ def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify)
 
 
 def _as_measured(pair: Pair, load: LoadConfig, user: Settings) -> Pair:
-    """Give a pair what a check found out of its drafter. CheckpointError: an unreadable file."""
+    """Give a pair what a check found out of what it drafts with. CheckpointError: an unreadable file."""
     if pair.drafter is None or not load.draft or user.cache_dir is None:
         return pair
     from dflash_local.check.record import measured_keys
 
-    return replace(pair, drafter_keys=measured_keys(user.cache_dir, pair.drafter))
+    of_layer = measured_keys(user.cache_dir, pair.target) if load.mtp else None
+    return replace(pair, drafter_keys=measured_keys(user.cache_dir, pair.drafter), target_keys=of_layer)
 
 
 def _naming(pair: Pair, notify: Notify) -> Notify:

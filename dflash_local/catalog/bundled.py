@@ -34,6 +34,7 @@ class Pair:
         sampling: what the registry knows that the target's authors advise.
         counted: replies count as those of the name; not where another drafter than its own was named.
         drafter_keys: what a check measured, as keys of the drafter's config.json; those that it has itself win.
+        target_keys: the same of the target's own layer.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Pair:
     sampling: SamplingParams | None = None
     counted: bool = True
     drafter_keys: Mapping[str, object] | None = None
+    target_keys: Mapping[str, object] | None = None
 
     @property
     def toy(self) -> bool:

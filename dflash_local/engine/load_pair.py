@@ -11,11 +11,13 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.chat.stop_ids import config_stop_ids
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.config.quantization import kept_format
+from dflash_local.drafters.drafter import Drafter
+from dflash_local.drafters.mtp.layout import MTPConfig
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.device_faults import NO_KERNELS, first_line, is_lost, is_out_of_memory
 from dflash_local.engine.engines import load_runner
 from dflash_local.engine.session import Session
-from dflash_local.errors import DeviceLostError, DoesNotFitError, DriverError, UsageError
+from dflash_local.errors import CheckpointError, DeviceLostError, DoesNotFitError, DriverError, UsageError
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import FREQUENT_HEADS, OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -29,6 +31,7 @@ from dflash_local.planner.torch_build import FOR_OLD_CARDS
 from dflash_local.store.said_record import SaidRecord
 
 DEFAULT_CONTEXT = 4096  # for a target whose configuration names none
+NO_LAYER = "--mtp: the target's files have no MTP layer that can be read, so the drafter drafts alone"
 
 
 def load(
@@ -81,6 +84,7 @@ def _load(
         contract = check_pair(
             target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )
+    own = None if contract is None or not config.mtp else _own_layer(pair, target_files, contract.drafter)
     facts = (contract.target if contract else TargetFacts.from_checkpoint(target_files)).quantized(config.quantize)
     if config.dtype == "auto" and where.device == "cpu":
         where = replace(where, dtype=DTYPES[cpu_dtype(facts.model, config.bitsandbytes, computes_bfloat16())])
@@ -91,13 +95,15 @@ def _load(
     ids: Sequence[int] = ()
     if said is not None and tokenizer is not None and config.drafter_precision in FREQUENT_HEADS:
         ids = said.read(tokenizer.vocabulary)
-    checked = CheckedPair(target_files, drafter_files, facts, contract, where, context, config, ids)
+    checked = CheckedPair(target_files, drafter_files, facts, contract, where, context, config, ids, own)
     runner, notices = load_runner(checked, lambda stage, fraction: notify(LoadProgress(stage, fraction)))
     if tokenizer is not None:
         tokenizer.check()
     notify(LoadProgress("ready", 1.0))
     if contract is not None:
         notices = (*contract.notices, *notices)
+        if config.mtp and own is None and not isinstance(contract.drafter, MTPConfig):
+            notices = (*notices, NO_LAYER)
     loaded = replace(
         config,
         engine=runner.name,
@@ -105,6 +111,7 @@ def _load(
         device=where.device,
         context=context,
         draft=contract is not None,
+        mtp=own is not None,
         drafter_precision=runner.drafter_precision,
         offload="none" if config.offload not in OFFLOADS else config.offload,
     )
@@ -114,6 +121,24 @@ def _load(
     shown = _facts(pair, contract, loaded, stored, tokenizer is not None, notices)
     stop_ids = config_stop_ids(target_files.source) if tokenizer is None else tokenizer.stop_ids
     return Session(runner, shown, tokenizer, stop_ids)
+
+
+def _own_layer(pair: Pair, target: Checkpoint, drafter: Drafter) -> tuple[MTPConfig, Checkpoint] | None:
+    """Open and check the target's own layer, to draft beside the drafter; None where that is the layer, or where the
+    target's files have none.
+    """
+    if isinstance(drafter, MTPConfig):
+        return None
+    if not drafter.stored:
+        raise UsageError("--mtp goes with a drafter; copies are looked up beside any", "take --drafter mtp")
+    try:
+        files = open_drafter(pair.target)
+    except CheckpointError:  # of files that were read before: all that it can be about is the layer
+        return None
+    files = replace(files, config={**(pair.target_keys or {}), **files.config})
+    layer = check_pair(target, files).drafter
+    assert isinstance(layer, MTPConfig)
+    return layer, files
 
 
 def _context(facts: TargetFacts, contract: PairFacts | None, wanted: int | None) -> int:
