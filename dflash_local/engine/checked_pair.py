@@ -29,3 +29,9 @@ class CheckedPair:
     config: LoadConfig
     said: Sequence[int] = ()
     own: tuple[MTPConfig, Checkpoint] | None = None
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Return the target's layers that are read: the drafter's, then those of its own layer."""
+        of_drafter = () if self.contract is None else self.contract.drafter.taps
+        return of_drafter if self.own is None else (*of_drafter, *self.own[0].taps)

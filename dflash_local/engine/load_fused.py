@@ -112,12 +112,11 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         host_embedding="embedding" in offloaded,
     )
     settle_torch(target_parameters(facts.model).total, device)
-    block, taps = (1, ()) if draft is None else (draft.block_size, draft.taps)
-    taps = taps if pair.own is None else (*taps, *pair.own[0].taps)
+    block = 1 if draft is None else draft.block_size
     target = FusedTarget(
         weights,
         facts.model,
-        taps,
+        pair.taps,
         pair.context,
         block,
         exact=config.exact,

@@ -36,8 +36,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     if packed:
         pack_linears(model)
     threads = CpuThreads() if packed and large else None
-    taps = pair.contract.drafter.taps if pair.contract else ()
-    target = TransformersTarget(model, taps, prefill_chunk=pair.config.prefill_chunk or PREFILL_CHUNK)
+    target = TransformersTarget(model, pair.taps, prefill_chunk=pair.config.prefill_chunk or PREFILL_CHUNK)
     proposer: Proposer | None = None
     own: OwnProposer | None = None
     notices: tuple[str, ...] = ()

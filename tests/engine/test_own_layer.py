@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.drafters.kinds import LOOKUP, OWN, folder_of
 from dflash_local.drafters.mtp.layout import FINAL_NORM, PREFIX
-from dflash_local.engine import LoadConfig, load, load_pair
+from dflash_local.engine import LoadConfig, load, load_pair, scheduler
 from dflash_local.engine.checked_pair import CheckedPair
+from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
 from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.request import Limits, Request, SamplingParams, user_request
 from tests.engine.test_load import save_drafter
 from tests.families import save_model
 from tests.gguf_models import GOLDEN
@@ -80,3 +84,37 @@ def test_beside_the_layer_itself_or_copies_there_is_none(monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="--mtp goes with a drafter") as caught:
         load(replace(pair, drafter=folder_of(LOOKUP)), BOTH)
     assert caught.value.hint == "take --drafter mtp"
+
+
+class AnyChoice(DrafterChoice):
+    """Takes any drafter, any length and any cut."""
+
+    draw = random.Random(5)
+
+    def next(self) -> Chosen:
+        super().next()
+        drafter = self.draw.randrange(len(self.controls))
+        lengths = list(self.controls[drafter].costs)
+        cut = self.draw.choice((None, lambda _told: self.draw.choice(lengths)))
+        return Chosen(drafter, self.draw.choice(lengths), cut, probe=self.draw.random() < 0.2)
+
+
+@pytest.mark.parametrize("pair", [("reference", {}), ("fused", {}), ("fused", {"exact": True, "kv_cache": "int8"})])
+def test_the_text_is_the_same_whoever_drafts(pair: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both contexts are kept up, behind a chat's second turn and a text that is cut back as well."""
+    monkeypatch.setattr(scheduler, "DrafterChoice", AnyChoice)
+    engine, options = pair
+    session = load(find("demo-hybrid"), replace(BOTH, engine=engine, **options))
+    vars(session.runner).update(costs={1: 1.0, 2: 1.1, 5: 1.2, 8: 1.3}, own_costs={1: 1.0, 2: 1.2, 3: 1.3, 5: 1.6})
+    mtp = drafted = 0
+    for sampling in (SamplingParams(), SamplingParams(temperature=0.9, seed=3)):
+        asked = user_request("Count from 3 to 17.", sampling=sampling, limits=Limits(40))
+        expected = write(session, replace(asked, mode="ar"))
+        prompts = [session.render(asked).ids, (*session.render(asked).ids, *expected.ids[:30], 7, 9)]
+        for prompt in (prompts[0], prompts[1], prompts[1][:25], prompts[0]):
+            request = Request(prompt_ids=prompt, sampling=sampling, limits=Limits(40), mode="dflash")
+            want = write(session, replace(request, mode="ar"))
+            reply = write(session, request)
+            assert reply.ids == want.ids
+            mtp, drafted = mtp + reply.stats.mtp_cycles, drafted + len(reply.stats.acceptance_lengths)
+    assert 10 < mtp < drafted - 10
