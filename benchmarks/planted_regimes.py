@@ -11,7 +11,8 @@ confidences that belong to other drafts. A mixture's experts are drawn.
 
 What copies are worth is planted by position: ``copy`` is a file that is written again, ``chat`` text with a short match
 at every fifth place, of which each id is right in half of the cases, ``agent`` has 200 tokens of each by turns. Beside
-the scheduler stand each of its methods alone.
+the scheduler stand each of its methods alone; with ``--mtp`` the target's own layer is one of them, which is surer of
+prose than a drafter of blocks is.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -34,12 +36,15 @@ from benchmarks.random_checkpoint import named_pair
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.config.quantizers import USUAL
+from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.engine.costs import measure_costs
+from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.text_index import LONGEST, Copies, TextIndex
+from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.kernels.choose import GREEDY, Choosing, RowChooser
 from dflash_local.kernels.timing import span_ms
 from dflash_local.load_config import LoadConfig
@@ -72,6 +77,7 @@ REGIMES = {
     "agent": Regime(1.8, 2.0, 2.0, 0.7, 15),
 }
 COPIED = {"copy": "code", "chat": "chat", "agent": "agent"}  # kinds of text, and the regime of the drafter's drafts
+OWN_ODDS = {"copy": 0.0, "chat": 0.8, "agent": 0.3}  # that the own layer's drafts have above the drafter's
 PlantedCycle = tuple[list[float], int]  # confidences; drafts that are right
 
 
@@ -135,7 +141,8 @@ class PlantedDrafts(Working):
         self.confidences = torch.zeros(count, len(self._rows) - 1, device=runner.device)
 
     def plant(self, cycles: Sequence[PlantedCycle]) -> None:
-        self.confidences.copy_(torch.tensor([told for told, _ in cycles]))
+        told = torch.tensor([told for told, _ in cycles])
+        self.confidences[:, : told.shape[1]] = told
         self.accepted.copy_(torch.tensor([accepted for _, accepted in cycles]))
         self.at.zero_()
 
@@ -152,12 +159,13 @@ class PlantedDrafts(Working):
 class PlantedChoice(Working):
     """The target's: ids by position. Ends a cycle."""
 
-    def __init__(self, real: RowChooser, runner: FusedRunner, drafts: PlantedDrafts) -> None:
+    def __init__(self, real: RowChooser, runner: FusedRunner, drafts: Sequence[PlantedDrafts]) -> None:
         super().__init__(real, runner)
         self._drafts = drafts
 
     def _plant(self, out: torch.Tensor, margins: torch.Tensor | None) -> None:
-        self._drafts.at.add_(1)
+        for each in self._drafts:
+            each.at.add_(1)
 
 
 class PlantedCopies(TextIndex):
@@ -180,11 +188,11 @@ class PlantedCopies(TextIndex):
 class Fixed:
     """A length that never changes, in the place of a scheduler."""
 
-    def __init__(self, runner: FusedRunner, rows: int) -> None:
-        self._runner, self._rows = runner, rows
+    def __init__(self, runner: FusedRunner, rows: int, own: bool = False) -> None:
+        self._runner, self._rows, self._own = runner, rows, own
 
     def launch(self) -> None:
-        self._runner.set_block(self._rows)
+        self._runner.set_block(self._rows, self._own)
         self._runner.launch()
 
     def add(self, _cycle: Cycle) -> None:
@@ -194,13 +202,27 @@ class Fixed:
 class EachLength(Fixed):
     """Cuts to one length after the other, three cycles to each: the first compiles, the second records."""
 
-    def __init__(self, runner: FusedRunner, lengths: Sequence[int]) -> None:
-        super().__init__(runner, max(lengths))
+    def __init__(self, runner: FusedRunner, lengths: Sequence[int], own: bool = False) -> None:
+        super().__init__(runner, max(lengths), own)
         self._turns = cycle([length for length in lengths for _ in range(3)])
 
     def launch(self) -> None:
-        self._runner.set_block(self._rows)
+        self._runner.set_block(self._rows, self._own)
         self._runner.launch(lambda _confidences: next(self._turns))
+
+
+class EachCopied(EachLength):
+    """The same with drafts that are given."""
+
+    def launch(self) -> None:
+        self._runner.settle()
+        self._runner.launch(copied=[1] * max(next(self._turns) - 1, 1))
+
+
+class PlantedMTP(MTPBlocks):
+    """A layer whose drafts are planted."""
+
+    selector: Any = None
 
 
 class Replies:
@@ -211,11 +233,22 @@ class Replies:
         self.runner, self._count = runner, count
         chooser = runner.proposer.selector or runner._draft_chooser
         self._drafts = runner.proposer.selector = PlantedDrafts(chooser, runner, count)
-        runner._chooser = PlantedChoice(runner._chooser, runner, self._drafts)  # type: ignore[assignment]
+        planted = [self._drafts]
+        if isinstance(runner.own, MTPBlocks):
+            own = PlantedDrafts(copy(runner.own), runner, count)
+            runner.own.__class__, runner.own.selector = PlantedMTP, own
+            planted.append(own)
+        self._planted = planted
+        runner._chooser = PlantedChoice(runner._chooser, runner, planted)  # type: ignore[assignment]
         runner._graphs.clear()
 
-    def ms(self, cycles: Sequence[PlantedCycle], scheduler: Scheduler | Fixed) -> tuple[float, dict[int, int]]:
-        """Milliseconds a token, and cycles by rows."""
+    def ms(
+        self,
+        cycles: Sequence[PlantedCycle],
+        scheduler: Scheduler | Fixed,
+        of_own: Sequence[PlantedCycle] = (),
+    ) -> tuple[float, dict[int, int]]:
+        """Milliseconds a token, and cycles by rows. ``of_own``: what the target's own layer drafts."""
         runner, lengths, tokens = self.runner, Counter[int](), 0
         ids = ids_of(runner, PROMPT)
         runner.restart(0, None)
@@ -224,7 +257,8 @@ class Replies:
         runner.begin(sampler, frozenset(), runner.target.rows, True)
         for _ in runner.prefill(ids, 0):
             pass
-        self._drafts.plant(cycles)
+        for drafts, each in zip(self._planted, (cycles, of_own or cycles), strict=False):
+            drafts.plant(each)
         torch.cuda.synchronize()
         began = time.perf_counter()
         while lengths.total() < self._count - 3:  # those on their way read the rest
@@ -237,16 +271,38 @@ class Replies:
         return 1e3 * (time.perf_counter() - began) / tokens, dict(sorted(lengths.items()))
 
 
-def record_graphs(replies: Replies, lengths: Sequence[int], cycles: Sequence[PlantedCycle]) -> None:
-    """Run each length as one graph and as two."""
-    runner = replies.runner
-    for scheduler in (*(Fixed(runner, rows) for rows in lengths), EachLength(runner, lengths)):
+def record_graphs(replies: Replies, cycles: Sequence[PlantedCycle]) -> None:
+    """Run each length as one graph and as two, and with drafts that are given."""
+    runner, schedulers = replies.runner, list[Fixed]()
+    for own, costs in ((False, runner.costs), (True, runner.own_costs)):
+        schedulers += [Fixed(runner, rows, own) for rows in costs]
+        schedulers += [EachLength(runner, list(costs), own)] if costs else []
+    for scheduler in (*schedulers, EachCopied(runner, list(runner.verify_costs))):
         replies.ms(cycles, scheduler)
 
 
-def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "") -> Scheduler:
-    """One that chooses among these methods and the plain step; ``copies``: the kind of text, or empty."""
+class OwnAlone(DrafterChoice):
+    """The target's own layer and the plain step, without the drafter."""
+
+    def __init__(self, controls: Sequence[VerifyLength]) -> None:
+        super().__init__(controls[1:])
+
+    def next(self) -> Chosen:
+        return super().next()._replace(drafter=1)
+
+    def add(self, chosen: Chosen, cycle: Cycle) -> None:
+        super().add(chosen._replace(drafter=0), cycle)
+
+
+def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "", own: str = "") -> Scheduler:
+    """One that chooses among these methods and the plain step; ``copies``: the kind of text, or empty. ``own``: whether
+    the target's own layer is ``beside`` the drafter, ``alone`` or not used.
+    """
+    costs, runner.own_costs = runner.own_costs, runner.own_costs if own else {}
     found = Scheduler(runner, max(runner.costs), PlantedCopies(copies, runner.vocab_size))
+    runner.own_costs = costs
+    if own == "alone":
+        found._choices = {kind: OwnAlone(choice.controls) for kind, choice in found._choices.items()}
     found.begin("final")
     if not drafter:
         found.stop_drafting()
@@ -266,14 +322,22 @@ def compare(replies: Replies, cycles: Sequence[PlantedCycle], costs: dict[int, f
     return found | {"over_fixed": min(plain, fixed) / ours, "cycles_by_rows": lengths}
 
 
-def compare_methods(replies: Replies, cycles: Sequence[PlantedCycle], copies: str) -> Any:
+def compare_methods(replies: Replies, copies: str, count: int) -> Any:
     """Time one kind of text that may be copied."""
-    runner = replies.runner
-    found = {"plain_ms": replies.ms(cycles, Fixed(runner, 1))[0]}
-    for name, drafter, text in (("drafter", True, ""), ("copies", False, copies), ("both", True, copies)):
-        found[f"{name}_ms"], _ = replies.ms(cycles, scheduler_of(runner, drafter, text))
-    least = min(ms for name, ms in found.items() if name != "both_ms")
-    return found | {"over_drafter": found["drafter_ms"] / found["both_ms"], "over_best": least / found["both_ms"]}
+    runner, regime = replies.runner, REGIMES[COPIED[copies]]
+    drafted = list(cycles_of(regime, max(runner.costs) - 1, count))
+    own: list[PlantedCycle] = []
+    methods = [("drafter", True, "", ""), ("copies", False, copies, "")]
+    if runner.own_costs:
+        surer = regime._replace(mean=regime.mean + OWN_ODDS[copies])
+        own = list(cycles_of(surer, max(runner.own_costs) - 1, count))
+        methods += [("mtp", True, "", "alone"), ("drafter_and_mtp", True, "", "beside")]
+    methods.append(("all", True, copies, "beside" if own else ""))
+    found = {"plain_ms": replies.ms(drafted, Fixed(runner, 1))[0]}
+    for name, drafter, text, beside in methods:
+        found[f"{name}_ms"], _ = replies.ms(drafted, scheduler_of(runner, drafter, text, beside), own)
+    least = min(found[f"{name}_ms"] for name in ("plain", "drafter", "copies", "mtp") if f"{name}_ms" in found)
+    return found | {"over_drafter": found["drafter_ms"] / found["all_ms"], "over_best": least / found["all_ms"]}
 
 
 @torch.inference_mode()
@@ -282,12 +346,13 @@ def main() -> None:
     parser.add_argument("pair", help="a name of the registry")
     parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
     parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
+    parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
     args = parser.parse_args()
     pair = named_pair(args.pair)
     if args.stored:
         config = {**pair.target_config, "quantization_config": USUAL[args.stored]}
         pair = random_pair.read_pair((pair.target, config), (pair.drafter, pair.drafter_config))
-    load = LoadConfig(drafter_precision="8bit")
+    load = LoadConfig(drafter_precision="8bit", mtp=args.mtp)
     runner, _ = random_pair.build(pair, CONTEXT, torch.device("cuda"), torch.bfloat16, load)
     measure_costs(runner, pair.config.block_size)
     measured, drafts, regimes, methods = dict(runner.costs), pair.config.block_size - 1, {}, {}
@@ -296,18 +361,18 @@ def main() -> None:
         with runner.idle(ids_of(runner, 1024)):
             times = {rows: sorted(span_ms(partial(runner.replay, rows)) for _ in range(RUNS)) for rows in measured}
         costs = {rows: spans[RUNS // 2] for rows, spans in times.items()}
-        record_graphs(replies, list(measured), list(equal_cycles(3, drafts, args.cycles)))
+        record_graphs(replies, list(equal_cycles(3, drafts, args.cycles)))
         planted = {name: cycles_of(regime, drafts, args.cycles) for name, regime in REGIMES.items()}
         planted |= {f"always {accepted}": equal_cycles(accepted, drafts, args.cycles) for accepted in EQUAL}
         for name, cycles in planted.items():
             regimes[name] = compare(replies, list(cycles), costs)
             print(name, regimes[name], file=sys.stderr, flush=True)
-        for name, regime in COPIED.items():
-            methods[name] = compare_methods(replies, list(cycles_of(REGIMES[regime], drafts, args.cycles)), name)
+        for name in COPIED:
+            methods[name] = compare_methods(replies, name, args.cycles)
             print(name, methods[name], file=sys.stderr, flush=True)
     record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}
     record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "regimes": regimes}
-    record |= {"given_at_load": dict(runner.verify_costs), "methods": methods}
+    record |= {"given_at_load": dict(runner.verify_costs), "own_at_load": dict(runner.own_costs), "methods": methods}
     print(json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2))
 
 

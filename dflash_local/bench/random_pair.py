@@ -17,10 +17,11 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.config.read_model import read_model
 from dflash_local.drafters.drafter import Drafter
-from dflash_local.drafters.engines import BlockWeights, blocks_of
+from dflash_local.drafters.engines import BlockWeights, FusedDrafter, blocks_of
 from dflash_local.drafters.kinds import OWN, known_kind, read_drafter
+from dflash_local.drafters.mtp.layout import MTPConfig
 from dflash_local.engine.cpu_threads import settle_torch
-from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, precision_of
+from dflash_local.engine.drafter_precision import ChosenPrecision, choose_precision, follow_precision, precision_of
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import PairError, UsageError
 from dflash_local.kernels.kernel_trial import OnProgress
@@ -172,10 +173,11 @@ def build(
     weights = target_weights.random_weights(pair.model, device, dtype)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
+    layer = MTPConfig.of_model(pair.model) if load.mtp else None
     target = FusedTarget(
         weights,
         pair.model,
-        pair.config.taps,
+        pair.config.taps if layer is None else (*pair.config.taps, *layer.taps),
         context,
         block,
         exact=exact,
@@ -184,13 +186,21 @@ def build(
     )
     drafter = blocks_of(pair.config)(pair.config, parts or drafter_parts(), target)
     stored = () if narrow else drafter.products  # a coarser precision's products are chosen with it
+    own: FusedDrafter | None = None
+    if layer is not None:
+        of_layer = blocks_of(layer).random_weights(layer, pair.model.hidden_size, device, dtype)
+        own = blocks_of(layer)(layer, of_layer, target)
     del parts  # what a coarser precision replaces is free then
     timer = KernelTimer()
     choose_configs([*weights.measured, *stored], target.rows, progress, timer)
-    choose_experts([*weights.parts, *drafter.mixtures], target.rows, exact, progress, timer)
+    mixtures = [*weights.parts, *drafter.mixtures, *(() if own is None else own.mixtures)]
+    choose_experts(mixtures, target.rows, exact, progress, timer)
     if exact:
         settle_rows([*weights.products, weights.head], target.rows)
     chosen = choose_precision(drafter, precision, target.rows, timer=timer)
-    runner = FusedRunner(target, drafter, context)
+    if own is not None:
+        follow_precision(own, drafter, chosen.name)
+        choose_configs(own.products, target.rows, timer=timer)
+    runner = FusedRunner(target, drafter, context, own)
     runner.peak_before = chosen.peak_before
     return runner, chosen

@@ -46,7 +46,7 @@ class Launches:
     def set_block(self, rows: int, own: bool = False) -> None:
         self.rows = rows
 
-    def launch(self, _cut: Any = None) -> None:
+    def launch(self, _cut: Any = None, copied: Any = ()) -> None:
         right = 7 if self.kind == "final" else 0
         self.on_their_way.append(Cycle((0,), self.rows - 1, min(right, self.rows - 1), self.rows, 0, 0))
 

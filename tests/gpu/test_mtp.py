@@ -9,10 +9,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dflash_local.engine import LoadConfig, load
+from dflash_local.bench.trial import write
+from dflash_local.catalog.bundled import find
+from dflash_local.engine import LoadConfig, load, scheduler
 from dflash_local.engine.fused_runner import CycleKey
 from dflash_local.engine.sampling import Sampler
-from dflash_local.request import SamplingParams
+from dflash_local.request import Limits, SamplingParams, user_request
+from tests.engine.test_own_layer import AnyChoice
 from tests.engine_sessions import ask, random_prompt
 from tests.mtp_checkpoints import own_pair, save_target
 
@@ -65,3 +68,18 @@ def test_no_text_changes(family: str, tmp_path: Path) -> None:
         plain = ask(session, PROMPT, 200, sampling=sampling, mode="ar")
         for block in (None, 2, 4, 6):
             assert ask(session, PROMPT, 200, sampling=sampling, block_size=block).ids == plain.ids
+
+
+def test_beside_a_drafter_whoever_drafts_writes_the_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the bundled pair, strict; and what each one's cycles cost is measured."""
+    session = load(find("demo-hybrid"), LoadConfig(device="cuda", engine="fused", exact=True, mtp=True))
+    assert set(session.runner.own_costs) == {1, 2, 3, 4, 5} and 8 in session.runner.costs
+    monkeypatch.setattr(scheduler, "DrafterChoice", AnyChoice)
+    mtp = drafted = 0
+    for prompt in ("Count from 3 to 17.", 'Spell the word "bridge" with dashes.'):
+        for sampling in (SamplingParams(), HOT, replace(HOT, top_p=0.9)):
+            asked = user_request(prompt, sampling=sampling, limits=Limits(60))
+            reply = write(session, replace(asked, mode="dflash"))
+            assert reply.ids == write(session, replace(asked, mode="ar")).ids
+            mtp, drafted = mtp + reply.stats.mtp_cycles, drafted + len(reply.stats.acceptance_lengths)
+    assert 5 < mtp < drafted - 5
