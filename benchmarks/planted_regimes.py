@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -99,6 +100,12 @@ def equal_cycles(accepted: int, drafts: int, count: int) -> Iterator[PlantedCycl
     draw = random.Random(accepted)
     for _ in range(count):
         yield [draw.gauss(0, 2) for _ in range(drafts)], min(accepted, drafts)
+
+
+def recorded_cycles(trace: Path, drafts: int, count: int) -> Iterator[PlantedCycle]:
+    """Of blocks that are shorter, the drafts behind them are wrong, and the drafter does not trust them."""
+    for told, accepted in json.loads(trace.read_text(encoding="utf-8"))[:count]:
+        yield [*told[:drafts], *[0.0] * (drafts - len(told))], min(accepted, drafts)
 
 
 def shuffled(cycles: Sequence[PlantedCycle]) -> list[PlantedCycle]:
@@ -346,6 +353,7 @@ def main() -> None:
     parser.add_argument("pair", help="a name of the registry")
     parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
     parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
+    parser.add_argument("--trace", type=Path, help="instead: recorded cycles, JSON of [[confidences, accepted], ...]")
     parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
     args = parser.parse_args()
     pair = named_pair(args.pair)
@@ -364,10 +372,12 @@ def main() -> None:
         record_graphs(replies, list(equal_cycles(3, drafts, args.cycles)))
         planted = {name: cycles_of(regime, drafts, args.cycles) for name, regime in REGIMES.items()}
         planted |= {f"always {accepted}": equal_cycles(accepted, drafts, args.cycles) for accepted in EQUAL}
+        if args.trace is not None:
+            planted = {args.trace.stem: recorded_cycles(args.trace, drafts, args.cycles)}
         for name, cycles in planted.items():
             regimes[name] = compare(replies, list(cycles), costs)
             print(name, regimes[name], file=sys.stderr, flush=True)
-        for name in COPIED:
+        for name in COPIED if args.trace is None else ():
             methods[name] = compare_methods(replies, name, args.cycles)
             print(name, methods[name], file=sys.stderr, flush=True)
     record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}

@@ -1,12 +1,13 @@
 """The pair ``smollm2`` over its held-out prompts on one card: speed in every form, fidelity, certificates.
 
-    PYTHONPATH=. python benchmarks/real_pair.py SMOLLM2.gguf speed fidelity certify certify-exact [--out FILE.json]
+    PYTHONPATH=. python benchmarks/real_pair.py SMOLLM2.gguf speed fidelity methods certify [--out FILE.json]
 
 Forms: the file's own codes, and its weights decoded to bfloat16 (written to a folder first), alone and rounded as
 ``--quantize`` rounds them. *speed*: what ``dflash bench`` measures of each form, with and without ``--exact``.
 *fidelity*: what ``dflash bench --fidelity`` measures of each form, against transformers' own modules in float32 over
-the decoded weights (the reference engine). *certify*: what ``dflash certify`` runs, over all held-out prompts;
-*certify-exact*: the same with ``--exact``.
+the decoded weights (the reference engine). *methods*: tokens/s of the plain step, the drafter and copies of the text,
+each alone, and of the scheduler over all of them, by kind of prompt and in a chat of 20 turns about a file. *certify*:
+what ``dflash certify`` runs, over all held-out prompts; *certify-exact*: the same with ``--exact``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,18 +27,23 @@ from dflash_local.bench.certificate import presented
 from dflash_local.bench.certify import CertifyPlan, cases, certify
 from dflash_local.bench.prompts import Prompt, held_out
 from dflash_local.bench.report import finite
-from dflash_local.bench.trial import prompt_ids
+from dflash_local.bench.trial import Written, go_on, prompt_ids, write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
+from dflash_local.engine.scheduler import Scheduler
+from dflash_local.events import Mode
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
-from dflash_local.request import SamplingParams
+from dflash_local.request import Limits, Message, Request, SamplingParams
 
 FOLDER = Path(__file__).resolve().parents[1] / "dflash_local" / "demo" / "smollm2"
 DRAFTER, HELD_OUT = FOLDER / "drafter", FOLDER / "heldout.json"
-CONTEXT = 1024
+CONTEXT, AGENT_CONTEXT = 1024, 8192
 SEED = 1
+TURNS, TURN_LINES = 20, 12  # of the chat about a file
+METHODS = {"plain": (False, False), "drafter": (True, False), "copies": (False, True), "all": (True, True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,78 @@ def measure_fidelity(target: Target, prompts: Sequence[Prompt], tokens: int) -> 
     return found
 
 
+class NoDrafter(DrafterChoice):
+    """Every cycle that copies nothing is a plain step."""
+
+    def next(self) -> Chosen:
+        self.drafts = False
+        return Chosen(0, 1)
+
+
+@contextmanager
+def methods(session: Session, drafter: bool, copies: bool) -> Iterator[None]:
+    """Schedulers choose among these and the plain step within."""
+    begin = Scheduler.begin
+
+    def begin_narrowed(self: Scheduler, kind: str) -> None:
+        self._copied = self._copied if copies else None
+        if not drafter:
+            self._choices = {each: NoDrafter(choice.controls) for each, choice in self._choices.items()}
+        begin(self, kind)
+
+    session.schedulers.clear()
+    Scheduler.begin = begin_narrowed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Scheduler.begin = begin  # type: ignore[method-assign]
+        session.schedulers.clear()
+
+
+def tokens_per_s(replies: Iterable[Written]) -> float:
+    """Of decoding, the first token of each reply left out."""
+    known = list(replies)
+    return sum(len(each.ids) - 1 for each in known) / sum(each.stats.decode_s for each in known)
+
+
+def turns(session: Session, request: Request) -> Iterator[Written]:
+    """A chat of 20 turns, each about the next lines of this file."""
+    lines, said = Path(__file__).read_text(encoding="utf-8").splitlines(), list[Message]()
+    session.reset()
+    for turn in range(TURNS):
+        part = "\n".join(lines[turn * TURN_LINES : (turn + 1) * TURN_LINES])
+        said.append(Message("user", f"Write these lines of a file again.\n```python\n{part}\n```"))
+        reply = go_on(session, replace(request, messages=tuple(said)))
+        said.append(Message("assistant", reply.text))
+        yield reply
+
+
+def answered(session: Session, request: Request, texts: Sequence[str]) -> Iterator[Written]:
+    """Replies to these; without any those of ``turns``."""
+    if not texts:
+        yield from turns(session, request)
+    for text in texts:
+        yield write(session, replace(request, messages=(Message("user", text),)))
+
+
+def measure_methods(target: Target, prompts: Sequence[Prompt], tokens: int) -> dict[str, Any]:
+    """Rows by kind; the first pass over each is not timed."""
+    found: dict[str, Any] = {}
+    with target.session(CODES, context=AGENT_CONTEXT) as session:
+        for kind in ["agent", *dict.fromkeys(prompt.kind for prompt in prompts)]:
+            texts, row = [prompt.text for prompt in prompts if prompt.kind == kind], dict[str, float]()
+            for name, (drafter, copies) in METHODS.items():
+                mode: Mode = "dflash" if drafter or copies else "ar"
+                request = Request(messages=(Message("user", "."),), limits=Limits(tokens), mode=mode)
+                with methods(session, drafter, copies):
+                    tokens_per_s(answered(session, request, texts))
+                    row[name] = tokens_per_s(answered(session, request, texts))
+            best = max(speed for name, speed in row.items() if name != "all")
+            found[kind] = row | {"all_over_best": row["all"] / best, "all_over_drafter": row["all"] / row["drafter"]}
+            show(kind, [", ".join(f"{name} {value:.4g}" for name, value in found[kind].items())])
+    return found
+
+
 def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: bool) -> dict[str, Any]:
     with target.session(CODES, exact=exact) as session:
         ids = tuple(prompt_ids(session, prompt, False) for prompt in prompts)
@@ -167,7 +245,7 @@ def certify_all(target: Target, prompts: Sequence[Prompt], tokens: int, exact: b
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
-    parser.add_argument("what", nargs="+", choices=("speed", "fidelity", "certify", "certify-exact"))
+    parser.add_argument("what", nargs="+", choices=("speed", "fidelity", "methods", "certify", "certify-exact"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--few", type=int, default=8, help="prompts of each kind for all forms but the first")
     parser.add_argument("--limit", type=int, help="prompts of each kind for everything")
@@ -184,6 +262,8 @@ def main() -> None:
         for name in args.what:
             if name == "speed":
                 found[name] = measure_speed(target, prompts, args.few, args.tokens)
+            elif name == "methods":
+                found[name] = measure_methods(target, prompts, args.tokens)
             elif name == "fidelity":
                 found[name] = measure_fidelity(target, kinds(prompts, args.few), args.tokens)
             else:
