@@ -353,7 +353,10 @@ def main() -> None:
     parser.add_argument("pair", help="a name of the registry")
     parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
     parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
-    parser.add_argument("--trace", type=Path, help="instead: recorded cycles, JSON of [[confidences, accepted], ...]")
+    parser.add_argument("--only", choices=("regimes", "methods"), help="of the two tables")
+    parser.add_argument(
+        "--trace", type=Path, help="a regime of recorded cycles, JSON of [[confidences, accepted], ...]"
+    )
     parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
     args = parser.parse_args()
     pair = named_pair(args.pair)
@@ -374,10 +377,10 @@ def main() -> None:
         planted |= {f"always {accepted}": equal_cycles(accepted, drafts, args.cycles) for accepted in EQUAL}
         if args.trace is not None:
             planted = {args.trace.stem: recorded_cycles(args.trace, drafts, args.cycles)}
-        for name, cycles in planted.items():
+        for name, cycles in planted.items() if args.only != "methods" else ():
             regimes[name] = compare(replies, list(cycles), costs)
             print(name, regimes[name], file=sys.stderr, flush=True)
-        for name in COPIED if args.trace is None else ():
+        for name in COPIED if args.only != "regimes" else ():
             methods[name] = compare_methods(replies, name, args.cycles)
             print(name, methods[name], file=sys.stderr, flush=True)
     record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}
