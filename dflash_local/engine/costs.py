@@ -41,7 +41,8 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
     if runner.device.type != "cuda" or block == 1:
         return
     proposer, own, longest = runner.proposer, runner.own, runner.target.rows
-    lengths = _lengths(longest)
+    of_own = [] if own is None else _lengths(own.config.block_size)[1:]
+    lengths = sorted({*_lengths(longest), block, *of_own})  # experts are counted at every length that is used
     # In strict mode of a dense target every forward has the same rows.
     same = runner.exact and runner.num_experts is None
     drafting = [] if proposer is None else [1, block] if same else _lengths(block)
@@ -57,7 +58,6 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
             progress((len(lengths) + len(costs)) / (2 * len(lengths)))
             costs[rows], _ = _measured(runner, rows, ids[length:])
         if own is not None:
-            of_own = _lengths(own.config.block_size)[1:]
             measured = {rows: _measured(runner, rows, ids[length:], own=True)[0] for rows in of_own}
             runner.own_costs = {1: given[1][0], **measured}
         if proposer is not None and proposer.chained:

@@ -9,7 +9,7 @@ from dflash_local.engine.runner import Cut, Cycle
 from dflash_local.engine.verify_length import VerifyLength
 
 GAIN = 1.02  # what drafting must promise, relative to the plain step, to go on
-BETTER = 1.1  # what another drafter must promise, relative to the one in use, to be tried at once or to take its place
+BETTER = 1.05  # what another drafter must promise, relative to the one in use, to be tried at once or to take its place
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # cycles from one streak of probes to the next; doubled when nothing came of it
 STREAK = 3  # probes that follow one another
 

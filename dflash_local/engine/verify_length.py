@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
-from dflash_local.engine.survival import MEMORY, Survival
+from dflash_local.engine.survival import LEAN, MEMORY, Survival
 
 RATE_MEMORY = 128.0  # cycles of the rate that a longer cycle has to be worth
 PROMISE_MEMORY = 16.0  # cycles that a drafter is compared with what may take its place by
@@ -74,6 +74,7 @@ class VerifyLength:
         self._emitted = _Rate(1.0, self.costs[1], RATE_MEMORY)  # by all cycles
         self._expected = self._survival.tokens_by_rows(())  # of the cycles of late that drafted
         self._gain = 0.0  # tokens that a cycle's own confidences add, the mean
+        self._memory = LEAN  # cycles that the two means remember
         self.judge_anew()
 
     def judge_anew(self) -> None:
@@ -87,7 +88,7 @@ class VerifyLength:
 
     def recall(self, learnt: Sequence[float]) -> None:
         """Begin with what was learnt before, of blocks as long."""
-        self._gain, behind = learnt[0], 1 + len(self._expected)
+        self._gain, behind, self._memory = learnt[0], 1 + len(self._expected), MEMORY
         self._expected = list(learnt[1:behind])
         self._survival.recall(learnt[behind:])
 
@@ -127,9 +128,10 @@ class VerifyLength:
         tokens = self._survival.tokens_by_rows(confidences)
         best, usual = self._best(tokens), self._best(self._expected)
         gain = tokens[best - 1] - tokens[usual - 1] - self.rate * (self.costs[best] - self.costs[usual])
-        self._gain += (gain - self._gain) / MEMORY
-        self._expected = [mean + (new - mean) / MEMORY for mean, new in zip(self._expected, tokens)]
-        self._judge(tokens, rows, accepted + 1, probe)
+        self._memory = min(self._memory + 1.0, MEMORY)
+        self._gain += (gain - self._gain) / self._memory
+        self._expected = [mean + (new - mean) / self._memory for mean, new in zip(self._expected, tokens)]
+        self._judge(tokens, best if self.waits else usual, rows, accepted + 1, probe)
         self._survival.learn(rows, accepted, confidences, PROBE_MEMORY if probe else MEMORY)
 
     def expected(self, rows: int) -> float:
@@ -168,10 +170,11 @@ class VerifyLength:
     def _drafting(self) -> list[int]:
         return [rows for rows in self.costs if rows > 1]
 
-    def _judge(self, tokens: Sequence[float], rows: int, emitted: int, probe: bool) -> None:
-        """Add what a cycle promised at the best length, or what a probe brought if that is more."""
-        best = self._best(tokens)
-        if probe and emitted - self.rate * self.costs[rows] > tokens[best - 1] - self.rate * self.costs[best]:
+    def _judge(self, tokens: Sequence[float], usual: int, rows: int, emitted: int, probe: bool) -> None:
+        """Add what a cycle promised at the length that it has outside of probes, or what a probe brought if that is
+        more.
+        """
+        if probe and emitted - self.rate * self.costs[rows] > tokens[usual - 1] - self.rate * self.costs[usual]:
             self._promise.add(emitted, self.costs[rows])
         else:
-            self._promise.add(tokens[best - 1], self.costs[best])
+            self._promise.add(tokens[usual - 1], self.costs[usual])

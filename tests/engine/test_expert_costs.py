@@ -19,7 +19,7 @@ from dflash_local.events import Step
 from dflash_local.kernels import experts as expert_kernels
 from dflash_local.models.fused import moe
 from tests.engine.fused_sessions import fused_session
-from tests.engine_sessions import BLOCK, ask, random_prompt, text_of
+from tests.engine_sessions import ask, random_prompt, text_of
 from tests.families import VOCAB
 from tests.fused_models import PlantedBlocks, fused_target
 from tests.proposers import Oracle
@@ -162,9 +162,10 @@ def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkey
 @pytest.mark.parametrize(("family", "exact"), [("qwen3_moe", False), ("qwen3_moe", True), ("qwen3", True)])
 def test_costs_are_measured_with_their_experts(family: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In exact mode of every number of rows, too: those without a token take no experts."""
-    target = fused_target(family, 128, BLOCK, exact=exact)
+    block = 7  # no length that is measured of every target
+    target = fused_target(family, 128, block, exact=exact)
     text = text_of(family, tuple(random_prompt(9)), 60)
-    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, 3), target, BLOCK), 96)  # type: ignore[arg-type]
+    runner = FusedRunner(target, PlantedBlocks(Oracle(VOCAB, text, 3), target, block), 96)  # type: ignore[arg-type]
     monkeypatch.setattr(FusedRunner, "device", torch.device("cuda"))
     spans: list[int] = []
 
@@ -175,12 +176,12 @@ def test_costs_are_measured_with_their_experts(family: str, exact: bool, monkeyp
         return float(len(spans))
 
     monkeypatch.setattr(measuring, "span_ms", span_ms)
-    measuring.measure_costs(runner, BLOCK)
+    measuring.measure_costs(runner, block)
     if family == "qwen3":
-        assert set(runner.costs) == {1, BLOCK} and runner.experts is None
+        assert set(runner.costs) == {1, block} and runner.experts is None
         return
     found = runner.experts
-    assert set(runner.costs) == {1, 2, 3, 4, 6, BLOCK} and set(runner.verify_costs) == {*runner.costs, 12, 16}
+    assert set(runner.costs) == {1, 2, 3, 4, 6, block} and set(runner.verify_costs) == {*runner.costs, 8, 12, 16}
     assert found is not None and set(found.distinct) == set(runner.verify_costs)
     assert (found.num_experts, found.top_k) == (8, 2)
     counts = [found.distinct[rows] for rows in sorted(found.distinct)]
