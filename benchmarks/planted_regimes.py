@@ -354,9 +354,7 @@ def main() -> None:
     parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
     parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
     parser.add_argument("--only", choices=("regimes", "methods"), help="of the two tables")
-    parser.add_argument(
-        "--trace", type=Path, help="a regime of recorded cycles, JSON of [[confidences, accepted], ...]"
-    )
+    parser.add_argument("--trace", type=Path, help="instead of the regimes: JSON of [[confidences, accepted], ...]")
     parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
     args = parser.parse_args()
     pair = named_pair(args.pair)
