@@ -31,6 +31,7 @@ from tests.drafter_configs import decoder_of_shape
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 pytest.importorskip("torch")
+from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.reply_figures import ReplyFigures  # noqa: E402
 from dflash_local.engine.runner import Cycle  # noqa: E402
 from dflash_local.engine.verify_length import VerifyLength  # noqa: E402
@@ -101,14 +102,16 @@ class SimulatedSession(ScriptedSession):
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         assert self.costs is not None
         figures, chance = ReplyFigures("fused", "dflash", 16, 0, 16), random.Random(len(self.requests))
-        control = VerifyLength(self.costs, 16)
+        choice = DrafterChoice([VerifyLength(self.costs, 16)])
         self.requests.append(request)
         for _ in range(500):
-            rows = control.next_rows()
-            rows = control.cut([0.0] * 15) if rows > 1 else 1
+            chosen = choice.next()
+            rows = chosen.rows if chosen.cut is None else chosen.cut([0.0] * 15)
             accepted = next((slot for slot in range(rows - 1) if chance.random() >= self.share), rows - 1)
-            control.add(rows, accepted, [0.0] * 15)
-            figures.add(Cycle((1,) * (accepted + 1), rows - 1, accepted, rows, 0.0, 0.0))
+            told = (0.0,) * 15 if rows > 1 else ()
+            cycle = Cycle((1,) * (accepted + 1), rows - 1, accepted, rows, 0.0, 0.0, confidences=told)
+            choice.add(chosen, cycle)
+            figures.add(cycle)
             self.tokens += accepted + 1
             self.ms += self.costs[rows]
         yield Finished("length", Usage(5, self.tokens), figures.stats(self.tokens))
