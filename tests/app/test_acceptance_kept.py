@@ -31,7 +31,7 @@ from tests.drafter_configs import decoder_of_shape
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 pytest.importorskip("torch")
-from dflash_local.engine.drafter_choice import DrafterChoice
+from dflash_local.engine.drafter_choice import DrafterChoice  # noqa: E402
 from dflash_local.engine.reply_figures import ReplyFigures  # noqa: E402
 from dflash_local.engine.runner import Cycle  # noqa: E402
 from dflash_local.engine.verify_length import VerifyLength  # noqa: E402

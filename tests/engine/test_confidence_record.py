@@ -53,6 +53,11 @@ def test_a_controller_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     ConfidenceRecord(tmp_path, "other").keep(True, {"code": controller(20).learnt})
     again.recall(record.read(True)["code"])
     assert again.learnt == before.learnt
+    for each in (before, again):  # the rate of the last cycles is not kept: let it be the plain step's in both
+        for _ in range(2000):
+            each.add(1, 0)
+    for told in ([6.0] * 15, [0.2] * 15, [6.0, 6.0, 6.0, 0.2] + [6.0] * 11):
+        assert again.cut(told) == before.cut(told)
     assert again.cut([6.0] * 15) > again.cut([0.2] * 15)
 
 
