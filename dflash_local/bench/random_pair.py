@@ -199,8 +199,7 @@ def build(
         settle_rows([*weights.products, weights.head], target.rows)
     chosen = choose_precision(drafter, precision, target.rows, timer=timer)
     if own is not None:
-        follow_precision(own, drafter, chosen.name)
-        choose_configs(own.products, target.rows, timer=timer)
+        follow_precision(own, drafter, chosen.name, target.rows, timer)
     runner = FusedRunner(target, drafter, context, own)
     runner.peak_before = chosen.peak_before
     return runner, chosen

@@ -127,12 +127,18 @@ def apply(drafter: FusedDrafter, precision: DrafterPrecision, said: Sequence[int
     drafter.use_head(gathered_rows(own, head_ids.long(), coarse), head_ids)
 
 
-def follow_precision(own: FusedDrafter, drafter: FusedDrafter, name: str) -> None:
-    """Give the target's own layer the precision of the drafter that it stands beside, and its copy of the target's head
-    where there is one.
+def follow_precision(own: FusedDrafter, drafter: FusedDrafter, name: str, rows: int, timer: KernelTimer) -> None:
+    """Give the target's own layer the precision that was chosen of the drafter beside it; its products are chosen here.
+    ``rows``, ``timer``: see ``choose_precision``.
     """
     if DRAFTER_PRECISIONS[name].weights == "8bit":
         own.quantize()
+    share_head(own, drafter)
+    choose_configs(own.products, rows, timer=timer)
+
+
+def share_head(own: FusedDrafter, drafter: FusedDrafter) -> None:
+    """Let the target's own layer draft with the head of the drafter beside it, where that is the target's or a copy."""
     if drafter.stored_head is own.stored_head:
         own.use_head(drafter.head, drafter.head_ids)
 

@@ -18,6 +18,7 @@ from dflash_local.engine.drafter_precision import (
     follow_precision,
     precision_of,
     release_head_copy,
+    share_head,
 )
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
@@ -158,8 +159,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         runner.drafter_precision, runner.peak_before = chosen.name, chosen.peak_before
         notices += [chosen.notice] if chosen.fault else []
         if own is not None:
-            follow_precision(own, drafter, chosen.name)
-            choose_configs(own.products, target.rows, timer=timer)
+            follow_precision(own, drafter, chosen.name, target.rows, timer)
     notices += [timer.notice] if timer.notice else []
     notices += without_kernel([*weights.measured, *(product for each in drafters for product in each.products)])
     _reserve(runner, config.drafter_precision)
@@ -190,7 +190,7 @@ def _reserve(runner: FusedRunner, wanted: str) -> None:
             raise
         runner.drafter_precision = release_head_copy(drafter, runner.drafter_precision)
         if runner.own is not None:
-            follow_precision(runner.own, drafter, runner.drafter_precision)
+            share_head(runner.own, drafter)
         torch.cuda.empty_cache()
         reserve(runner)
 

@@ -84,7 +84,10 @@ def _load(
         contract = check_pair(
             target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )
-    own = None if contract is None or not config.mtp else _own_layer(pair, target_files, contract.drafter)
+    own, has_no_layer = None, False
+    if contract is not None and config.mtp and not isinstance(contract.drafter, MTPConfig):
+        own = _own_layer(pair, target_files, contract.drafter)
+        has_no_layer = own is None
     facts = (contract.target if contract else TargetFacts.from_checkpoint(target_files)).quantized(config.quantize)
     if config.dtype == "auto" and where.device == "cpu":
         where = replace(where, dtype=DTYPES[cpu_dtype(facts.model, config.bitsandbytes, computes_bfloat16())])
@@ -102,8 +105,8 @@ def _load(
     notify(LoadProgress("ready", 1.0))
     if contract is not None:
         notices = (*contract.notices, *notices)
-        if config.mtp and own is None and not isinstance(contract.drafter, MTPConfig):
-            notices = (*notices, NO_LAYER)
+    if has_no_layer:
+        notices = (*notices, NO_LAYER)
     loaded = replace(
         config,
         engine=runner.name,
@@ -124,11 +127,7 @@ def _load(
 
 
 def _own_layer(pair: Pair, target: Checkpoint, drafter: Drafter) -> tuple[MTPConfig, Checkpoint] | None:
-    """Open and check the target's own layer, to draft beside the drafter; None where that is the layer, or where the
-    target's files have none.
-    """
-    if isinstance(drafter, MTPConfig):
-        return None
+    """Open and check the target's own layer, to draft beside another drafter; None where the files have none."""
     if not drafter.stored:
         raise UsageError("--mtp goes with a drafter; copies are looked up beside any", "take --drafter mtp")
     try:
