@@ -20,6 +20,7 @@ from dflash_local.kernels.cuda_driver import Argument
 HEADER = Path(__file__).with_name("host_cuda.h")
 KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(.*?\)\s*(\w+)\((.*?)\)\s*{', re.DOTALL)
 SHARED = re.compile(r"extern __shared__ __align__\(\d+\) u8 (\w+)\[\];")
+UNROLL = re.compile(r"#pragma unroll.*")
 FLAGS = ("-O1", "-w", "-fno-strict-aliasing", "-fPIC")
 FUNCTION = re.compile(r"^__device__ __forceinline__ [^;{}]*{.*?(?:}\n|^}\n)", re.DOTALL | re.MULTILINE)
 
@@ -36,7 +37,7 @@ def host_source(source: str) -> str:
     name, parameters = found[1], re.sub(r"\s+", " ", found[2])
     names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
     body = FUNCTION.sub(lambda function: "" if "asm" in function[0] else function[0], source)
-    body = SHARED.sub(r"u8* \1 = shared_memory;", body).replace("#pragma unroll", "")
+    body = UNROLL.sub("", SHARED.sub(r"u8* \1 = shared_memory;", body))
     return (
         f"{body}\n"
         f'extern "C" int launch(int blocks, int seed, {parameters}) {{\n'

@@ -35,6 +35,8 @@ from dflash_local.kernels.jit import (
 BLOCK_V = 4  # value dimensions of one program: the fastest of 4, 8, 16 and 32 on an H200
 SOURCE = Path(__file__).with_name("delta_block.cu")
 NATIVE_BLOCK_V, NATIVE_WARPS, NATIVE_KEYS = 16, 4, 32  # of its blocks; and what divides a key's dimensions
+NATIVE_ROWS = 32  # in shared memory at a time
+OVERLAPPING_ROWS = 8  # of more, programs of the inputs crowd behind the projection: 1 % of a cycle on an H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ def read_inputs(
         state.values, state.gates, cycle_state.cycle, cycle_state.kept, rows, state.inputs.shape[1],
         shape.num_key_heads, shape.num_value_heads, shape.key_head_dim, shape.value_head_dim, block_d,
         power_of_two(shape.num_value_heads), shape.conv_kernel_size, NORM_EPS, num_warps=1,
+        **(overlapping(projected) if rows <= OVERLAPPING_ROWS else {}),
     )  # fmt: skip
 
 
@@ -127,9 +130,16 @@ def compile_options(shape: GatedDeltaNetConfig) -> list[str]:
         "V_DIM": shape.value_head_dim,
         "V_OF_BLOCK": NATIVE_BLOCK_V,
         "WARPS": NATIVE_WARPS,
+        "ROWS": NATIVE_ROWS,
         "STEP_K": NATIVE_KEYS,
+        "SHARED_BYTES": shared_bytes(shape),
     }
     return ["--std=c++17", *(f"-D{name}={size}" for name, size in sizes.items())]
+
+
+def shared_bytes(shape: GatedDeltaNetConfig) -> int:
+    """Count bytes of rows in the shared memory of a block of ``delta_block.cu``: key, query, values, decay and beta."""
+    return NATIVE_ROWS * (2 * shape.key_head_dim + NATIVE_BLOCK_V + 2) * 4
 
 
 class _Launchable(Protocol):
@@ -162,7 +172,7 @@ def _native_kernel(device: torch.device, shape: GatedDeltaNetConfig) -> cuda_dri
         compiled = cuda_driver.cubin(source, compile_options(shape), device)
     except RuntimeError:
         return None
-    kernel = cuda_driver.LoadedKernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, 0, device)
+    kernel = cuda_driver.LoadedKernel(compiled, SOURCE.stem, NATIVE_WARPS * WARP_SIZE, shared_bytes(shape), device)
     return kernel if _is_right(kernel, shape, device) else None
 
 
@@ -226,11 +236,12 @@ def gated_norm(
 
 def commit(state: GatedDeltaState, shape: GatedDeltaNetConfig, cycle_state: CycleState, rows: int) -> None:
     """Commit ``rows`` rows of the last cycle now, from the host: in every bit what ``run_block`` does at first."""
+    kept = torch.full_like(cycle_state.kept, rows)  # the kernel takes it without a wait, so the host waits behind it
     half = (int(cycle_state.cycle) + 1) % 2
     inputs = torch.cat((state.conv_state[half], state.inputs[half, :rows]))
     state.conv_state.copy_(inputs[-(shape.conv_kernel_size - 1) :].clone())
     if rows:
-        run_block(0, state, shape, CycleState(cycle_state.cycle, torch.full_like(cycle_state.kept, rows)), state.state)
+        run_block(0, state, shape, CycleState(cycle_state.cycle, kept), state.state)
 
 
 def _read_inputs_reference(
@@ -297,6 +308,7 @@ def _inputs_kernel(
     # One program: one row of one head of the queries, keys or values, all its channels [BLOCK_D] in registers; or, the
     # last program of a row, the gates of all value heads. Of the convolution's inputs, rows of the block come from the
     # projection, older ones from the log and the conv_state.
+    wait_for_earlier_kernels()
     head = tl.program_id(0)
     row = tl.program_id(1)
     half = tl.load(cycle) % 2

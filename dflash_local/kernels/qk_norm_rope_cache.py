@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from dflash_local.kernels.jit import jit, power_of_two, rows_of_program, runs_kernels, tl
+from dflash_local.kernels.jit import (
+    jit,
+    overlapping,
+    power_of_two,
+    rows_of_program,
+    runs_kernels,
+    tl,
+    wait_for_earlier_kernels,
+)
 
 Cache = tuple[torch.Tensor, ...]  # keys and values; of int8 codes also their scales, see ``cache_buffers``
 
@@ -72,7 +80,7 @@ def qk_norm_rope_cache(
         *(cache[2:] or cache), start if rings is None else rings, keys.shape[1], rows, layout.num_heads,
         layout.num_kv_heads, layout.head_dim, block_d, layout.rotary_dim, layout.gated, norms is not None,
         layout.norm_plus_one, layout.per_head_norms, bias is not None, rings is not None, len(cache) > 2, together,
-        num_warps=num_warps,
+        num_warps=num_warps, **(overlapping(qkv) if together == 1 else {}),
     )  # fmt: skip
 
 
@@ -178,6 +186,7 @@ def _qk_norm_rope_cache_kernel(
     # One program: one head of ROWS rows, all its dimensions in registers. A head of the queries is written to
     # ``queries``, one of the keys or values to its rows of the cache; values are neither normed nor rotated. The bias
     # of a query head's gate is added where the gate lies: no other program touches it.
+    wait_for_earlier_kernels()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     PARTS: tl.constexpr = 2 if GATED else 1
