@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -26,6 +27,10 @@ _ABOUT_TYPE = ("Expected ", "Invalid ", "Number ", "Integer ", "Value ")
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record that takes the fields that it declares and no others."""
+
+
+class OpenRecord(msgspec.Struct, frozen=True):
+    """A record that leaves out what it does not declare, which ``undeclared`` names."""
 
 
 class InvalidValue(ValueError):
@@ -60,6 +65,39 @@ def convert(value: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
         raise _explained(text or place, place.rstrip("`") if text else "", value, kind) from None
 
 
+def undeclared(value: Any, kind: type) -> Iterator[tuple[str, str]]:
+    """Find the keys that hold something and that the open records of a type do not declare.
+
+    Yields:
+        the path of each, as ``messages[].content[].name``, once, and the nearest key that is declared there; empty
+        where none is like it.
+    """
+    return _undeclared(value, _type_info(kind), "", set())
+
+
+def _undeclared(value: Any, declared: Any, path: str, met: set[str]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, list):
+        item = getattr(_plain(declared, "item_type"), "item_type", None)
+        for one in value if item is not None else ():
+            yield from _undeclared(one, item, f"{path}[]", met)
+    record = _plain(declared, "fields")
+    if not isinstance(value, dict) or not isinstance(record, inspect.StructType) or record.forbid_unknown_fields:
+        return
+    fields = {field.encode_name: field.type for field in record.fields}
+    for key, one in value.items():
+        shown = f"{path}.{key}" if path else key
+        if key in fields:
+            yield from _undeclared(one, fields[key], shown, met)
+        elif one not in (None, "", [], {}) and shown not in met:
+            met.add(shown)
+            yield shown, nearest(key, fields)
+
+
+@cache
+def _type_info(kind: type) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
 def nearest(word: str, names: Iterable[str]) -> str:
     """Return the name that ``word`` may have meant; empty where none is like it, or where it is too long for one."""
     close = difflib.get_close_matches(word, list(names), 1, CUTOFF) if len(word) <= MAX_SHOWN else []
@@ -87,7 +125,7 @@ class _Place(NamedTuple):
 
 def _explained(text: str, where: str, value: Any, kind: type) -> InvalidValue:
     in_key = where.startswith("key` in ")
-    place = _place(inspect.type_info(kind), value, where.removeprefix("key` in `").removeprefix("$"), in_key)
+    place = _place(_type_info(kind), value, where.removeprefix("key` in `").removeprefix("$"), in_key)
     key = text.partition("`")[2].rstrip("`")
     name = key if key.isidentifier() and len(key) <= MAX_SHOWN else quoted(key)
     path = f"{place.path}.{name}" if place.path else name

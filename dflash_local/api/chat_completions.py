@@ -32,17 +32,15 @@ from dflash_local.request import (
     check_json,
     read_arguments,
 )
-from dflash_local.schema import Record
+from dflash_local.schema import OpenRecord, Record, keys_of
 from dflash_local.service.backend import Model
 
-NOT_CONSTRAINED = "the model is told, its reply is not constrained"
 NOT_HERE: Refused = {
     "functions": ("use tools", ([],)),
     "function_call": ("use tool_choice", ("none",)),
     "audio": ("replies are text", ()),
     "modalities": ("replies are text", (["text"],)),
     "web_search_options": ("leave it out", ()),
-    "verbosity": ("leave it out", ()),
     "chat_template": ("the model's own is used", ()),
     "add_generation_prompt": ("a reply is always begun", (True,)),
     "continue_final_message": ("apply the template and use /v1/completions", (False,)),
@@ -53,13 +51,13 @@ ToolName = Annotated[
     Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="a tool's name: letters, digits, _ . - and 128 at most"),
 ]
 Nothing = Annotated[Literal[""], Meta(description="left out")] | None
-TextOnly = Annotated[Literal["text"], Meta(description="text: other parts are unsupported")]
+TextOnly = Annotated[Literal["text"], Meta(description="text: pictures, sound and files are not read here")]
 
 
-class CallBody(Record, frozen=True):
+class CallBody(OpenRecord, frozen=True):
     """A call of a tool in a message of the assistant."""
 
-    class CalledFunction(Record, frozen=True):
+    class CalledFunction(OpenRecord, frozen=True):
         """Its name and the JSON text of its arguments."""
 
         name: ToolName
@@ -71,14 +69,14 @@ class CallBody(Record, frozen=True):
     index: int | None = None
 
 
-class TextPart(Record, frozen=True):
+class TextPart(OpenRecord, frozen=True):
     """A part of a message's content."""
 
     type: TextOnly
     text: str
 
 
-class MessageBody(Record, frozen=True):
+class MessageBody(OpenRecord, frozen=True):
     """A message; clients send one of the assistant back as it came, with fields that are empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -88,10 +86,8 @@ class MessageBody(Record, frozen=True):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: Nothing = None
     audio: Nothing = None
     function_call: Nothing = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
     def __post_init__(self) -> None:
         if self.role == "tool" and not self.tool_call_id:
@@ -102,31 +98,29 @@ class MessageBody(Record, frozen=True):
             raise ValueError(".content is missing")
 
 
-class ToolBody(Record, frozen=True):
+class ToolBody(OpenRecord, frozen=True):
     """A function that the model may call."""
 
-    class OfferedFunction(Record, frozen=True):
-        """What the model is told of it, but for ``strict``."""
+    class OfferedFunction(OpenRecord, frozen=True):
+        """What the model is told of it."""
 
         name: ToolName
         description: str | None = None
         parameters: dict[str, Any] | None = None
-        strict: bool | None = None
 
     type: Literal["function"]
     function: OfferedFunction
 
 
-class ResponseFormat(Record, frozen=True):
+class ResponseFormat(OpenRecord, frozen=True):
     """The form that a reply is asked to have."""
 
-    class Schema(Record, frozen=True):
+    class Schema(OpenRecord, frozen=True):
         """A JSON schema, by name."""
 
         name: str
         description: str | None = None
         schema: dict[str, Any] | None = None
-        strict: bool | None = None
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
@@ -162,23 +156,23 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         find: the model of that name; raises UnknownModelError.
 
     Raises:
-        FieldError: a field is wrong, unknown or not supported. UnknownModelError: another model.
+        FieldError: a field is wrong or not supported. UnknownModelError: another model.
     """
-    record, sent, taken = read_generation(ChatBody, body, NOT_HERE)
+    record, sent = read_generation(ChatBody, body, NOT_HERE)
     model = find(record.model)
     messages = tuple(_message(one, f"messages[{at}]") for at, one in enumerate(record.messages))
     if record.response_format is not None and record.response_format.type != "text":
-        messages = in_format(messages, _schema(record.response_format, taken))
+        messages = in_format(messages, _schema(record.response_format))
     if record.top_logprobs and not record.logprobs:
         raise FieldError("top_logprobs", "top_logprobs without logprobs", "set logprobs to true")
     asked = record.chat_template_kwargs and record.chat_template_kwargs.enable_thinking
     return parsed_request(
         record,
+        sent,
         model,
-        taken,
         messages=messages,
         thinking=model.thinking if asked is None else asked,
-        tools=_tools(record, sent["tools"], taken) if record.tools else (),
+        tools=_tools(record, sent["tools"]) if record.tools else (),
         reasoning_effort=record.reasoning_effort,
         logprobs=record.top_logprobs or 0 if record.logprobs else None,
     )
@@ -195,29 +189,29 @@ def _message(sent: MessageBody, path: str) -> Message:
     return Message(role, content, thinking, calls, sent.tool_call_id or "", sent.name or "")
 
 
-def _tools(record: ChatBody, sent: list[Any], taken: dict[str, str]) -> tuple[Mapping[str, Any], ...]:
-    """Return the schemas as they came, but for ``strict``, which templates would write into the prompt."""
+def _tools(record: ChatBody, sent: list[Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the schemas as they came, but for what is not declared, which templates would write into the prompt."""
     offered = []
     for at, (tool, raw) in enumerate(zip(record.tools or (), sent, strict=True)):
         path = f"tools[{at}].function.parameters"
         with naming(path):
             check_json(path, tool.function.parameters)
-        if tool.function.strict:
-            taken["tools[].function.strict"] = NOT_CONSTRAINED
-        function = {key: value for key, value in raw["function"].items() if key != "strict"}
-        offered.append({**raw, "function": function})
+        function = _declared(raw["function"], ToolBody.OfferedFunction)
+        offered.append({**_declared(raw, ToolBody), "function": function})
     return () if record.tool_choice == "none" else tuple(offered)
 
 
-def _schema(form: ResponseFormat, taken: dict[str, str]) -> Mapping[str, Any]:
+def _declared(sent: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    return {key: value for key, value in sent.items() if key in keys_of(kind)}
+
+
+def _schema(form: ResponseFormat) -> Mapping[str, Any]:
     """Return the schema of the JSON that is asked for, an empty one for any object."""
     if form.json_schema is None:
         return {}
     path = "response_format.json_schema"
     with naming(f"{path}.schema"):
         check_json(f"{path}.schema", form.json_schema.schema)
-    if form.json_schema.strict:
-        taken[f"{path}.strict"] = NOT_CONSTRAINED
     return form.json_schema.schema or {}
 
 

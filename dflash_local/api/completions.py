@@ -39,11 +39,11 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         find: the model of that name; raises UnknownModelError.
 
     Raises:
-        FieldError: a field is wrong, unknown or not supported. UnknownModelError: another model.
+        FieldError: a field is wrong or not supported. UnknownModelError: another model.
     """
-    record, _, taken = read_generation(CompletionBody, body, NOT_HERE)
+    record, sent = read_generation(CompletionBody, body, NOT_HERE)
     prompt = _prompt(record.prompt)
-    return parsed_request(record, find(record.model), taken, MAX_NEW_TOKENS, **prompt, logprobs=record.logprobs)
+    return parsed_request(record, sent, find(record.model), MAX_NEW_TOKENS, **prompt, logprobs=record.logprobs)
 
 
 def _prompt(value: Any) -> dict[str, Any]:

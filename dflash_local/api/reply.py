@@ -117,7 +117,7 @@ class Reply(ABC):
         self._parsed, self._fingerprint = parsed, fingerprint
         name, created = f"{self.id_prefix}-{secrets.token_hex(16)}", int(time.time())
         self._same = {"id": name, "object": "", "created": created, "model": model.name}
-        self._tally = Tally()
+        self._tally = Tally(notices=[f"taken without effect: {line}" for line in parsed.taken])
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []

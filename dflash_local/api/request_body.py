@@ -1,7 +1,8 @@
 """A JSON body to the record that a dialect declares, and the fields that all of OpenAI's kind share.
 
-Strict: duplicate keys, NaN, wrong types and unknown fields are errors that name the field. What changes no text is
-taken and named in the log. A field that is absent or null takes the model's own default, as in vLLM.
+Strict: duplicate keys, NaN, wrong types and what would change the text and cannot be done are errors that name the
+field. Other fields are taken, and named in the log and in the reply. A field that is absent or null takes the model's
+own default, as in vLLM.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from msgspec import Meta
@@ -27,15 +30,15 @@ from dflash_local.request import (
     Limits,
     Request,
     SamplingParams,
-    check_json,
 )
-from dflash_local.schema import MAX_SHOWN, InvalidValue, Record, convert, quoted
+from dflash_local.schema import MAX_SHOWN, InvalidValue, OpenRecord, Record, convert, quoted, undeclared
 from dflash_local.service.backend import Model
 
 MAX_ITEMS = 10_000  # of a list
 MAX_BRACKETS = 200_000  # texts of half a million tokens have fewer; reading millions holds up everybody for seconds
 _PARSING = threading.Lock()  # one body at a time: the more threads read at once, the later the event loop has its turn
-# Fields that are taken although they change no text: field -> why, as the log has it.
+MAX_NAMED = 20  # fields that one reply names
+# Fields that are taken without effect: path -> why, as the log has it. So are those that nobody here knows.
 TAKEN = {
     "user": "not kept",
     "metadata": "not kept",
@@ -46,6 +49,10 @@ TAKEN = {
     "service_tier": "there is one tier",
     "parallel_tool_calls": "the model decides how many calls it makes",
     "prediction": "the drafter predicts",
+    "verbosity": "the model is not told",
+    "stream_options.include_obfuscation": "chunks are sent as they are",
+    "tools[].function.strict": "the model is told, its reply is not constrained",
+    "response_format.json_schema.strict": "the model is told, its reply is not constrained",
 }
 Refused = Mapping[str, tuple[str, tuple[object, ...]]]
 # field -> (why, values that ask for nothing): named by OpenAI or vLLM, not done here
@@ -59,21 +66,37 @@ REFUSED: Refused = {
     "guided_json": ("replies are not constrained", ()),
     "guided_regex": ("replies are not constrained", ()),
     "structured_outputs": ("replies are not constrained", ()),
+    "guided_choice": ("replies are not constrained", ()),
+    "guided_grammar": ("replies are not constrained", ()),
+    "grammar": ("replies are not constrained", ("",)),
+    "json_schema": ("use response_format", ({},)),
+    "regex": ("replies are not constrained", ()),
+    "ebnf": ("replies are not constrained", ()),
+    "repeat_penalty": ("use repetition_penalty", (1,)),
+    "typical_p": ("leave it out", (1,)),
+    "mirostat": ("leave it out", (0,)),
+    "dry_multiplier": ("leave it out", (0,)),
+    "xtc_probability": ("leave it out", (0,)),
+    "use_beam_search": ("leave it out", (False,)),
+    "bad_words": ("leave it out", ([],)),
+    "allowed_token_ids": ("leave it out", ([],)),
+    "stop_token_ids": ("use stop", ([],)),
+    "n_predict": ("use max_tokens", (-1,)),
+    "include_stop_str_in_output": ("leave it out", (False,)),
 }
 NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
 Count = Annotated[int, Meta(ge=0, le=MAX_NEW_TOKENS)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
-class StreamOptions(Record, frozen=True):
+class StreamOptions(OpenRecord, frozen=True):
     """What a stream holds besides its text."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
     continuous_usage_stats: Annotated[bool, Meta(description="false: figures come at the end")] | None = None
 
 
-class GenerationBody(Record, frozen=True, kw_only=True):
+class GenerationBody(OpenRecord, frozen=True, kw_only=True):
     """The fields that chat and completion bodies share."""
 
     model: str
@@ -95,18 +118,24 @@ class GenerationBody(Record, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
 
 
-Body = TypeVar("Body", bound=Record)
+Body = TypeVar("Body", bound=Record | OpenRecord)
 Generation = TypeVar("Generation", bound=GenerationBody)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A body, read: the model as sent; with ``include_usage`` the figures come in a last chunk of a stream."""
+    """A body, read.
+
+    Attributes:
+        model: as sent. include_usage: the figures come in a last chunk of a stream. taken: fields without effect, with
+            why.
+    """
 
     request: Request
     model: str
     stream: bool
     include_usage: bool
+    taken: tuple[str, ...] = ()
 
 
 def parse(body: bytes) -> Any:
@@ -160,46 +189,49 @@ def read_record(kind: type[Body], value: Any) -> Body:
         ) from None
 
 
-def read_generation(
-    kind: type[Generation], body: bytes, refused: Refused
-) -> tuple[Generation, dict[str, Any], dict[str, str]]:
-    """Return a body as a record and as it came, and the fields that were taken without effect, with why.
+def read_generation(kind: type[Generation], body: bytes, refused: Refused) -> tuple[Generation, dict[str, Any]]:
+    """Return a body as a record and as it came.
 
     Args:
         refused: fields that the dialect knows and does not support, besides ``REFUSED``.
 
     Raises:
-        FieldError: a field is wrong, unknown or not supported.
+        FieldError: a field is wrong or not supported.
     """
     sent = parse(body)
-    taken: dict[str, str] = {}
     if not isinstance(sent, dict):
         raise FieldError("body", f"the body must be a JSON object, got {quoted(sent)}")
     # JSON makes no difference between 5 and 5.0.
-    left = {key: int(one) if type(one) is float and one.is_integer() else one for key, one in sent.items()}
+    sent = {key: int(one) if type(one) is float and one.is_integer() else one for key, one in sent.items()}
     for key, (why, harmless) in {**refused, **REFUSED}.items():
-        value = left.pop(key, None)
+        value = sent.pop(key, None)
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
             raise FieldError(key, f"unsupported: {key}", why, "unsupported_parameter")
-    for key, why in TAKEN.items():
-        value = left.pop(key, None)
-        if value is not None:
-            with naming(key):
-                check_json(key, value)
-            taken[key] = why
-    record = read_record(kind, left)
-    if record.stream_options is not None and record.stream_options.include_obfuscation is not None:
-        taken["include_obfuscation"] = "chunks are sent as they are"
-    return record, sent, taken
+    return read_record(kind, sent), sent
+
+
+def _taken(sent: dict[str, Any], kind: type[GenerationBody]) -> tuple[str, ...]:
+    """Return a line for each field without effect, at most ``MAX_NAMED``, and write down those that are new."""
+    lines = []
+    for path, close in islice(undeclared(sent, kind), MAX_NAMED):
+        unknown = f"not known here; did you mean {close!r}?" if close else "not known here"
+        lines.append(f"{path[:MAX_SHOWN]}: {TAKEN.get(path, unknown)}")
+        _write_once(lines[-1])
+    return tuple(lines)
+
+
+@lru_cache(maxsize=1024)
+def _write_once(line: str) -> None:
+    LOGGER.info("taken without effect: %s", line)
 
 
 def parsed_request(
-    record: GenerationBody, model: Model, taken: Mapping[str, str], max_new_tokens: int = MAX_NEW_TOKENS, **own: Any
+    record: GenerationBody, sent: dict[str, Any], model: Model, max_new_tokens: int = MAX_NEW_TOKENS, **own: Any
 ) -> ParsedRequest:
     """Return what a record of a model asks for.
 
     Args:
-        taken: of ``read_generation``. max_new_tokens: where the body does not say. own: further fields of ``Request``.
+        sent: as it came. max_new_tokens: where the body does not say. own: further fields of ``Request``.
 
     Raises:
         FieldError: fields contradict each other, or a number is outside of its range.
@@ -221,9 +253,8 @@ def parsed_request(
         return_token_ids=bool(record.return_token_ids),
         **own,
     )
-    if taken:
-        LOGGER.info("taken without effect: %s", "; ".join(f"{field}: {why}" for field, why in taken.items()))
-    return ParsedRequest(request, record.model, stream, bool(options and options.include_usage))
+    include_usage = bool(options and options.include_usage)
+    return ParsedRequest(request, record.model, stream, include_usage, _taken(sent, type(record)))
 
 
 def _sampling(record: GenerationBody, model: Model) -> SamplingParams:

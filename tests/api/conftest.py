@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dflash_local.api import request_body
 from dflash_local.api.app import guarded_app
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import Rules
@@ -193,7 +194,8 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture
 def lines() -> Iterator[list[str]]:
-    """What the server writes down."""
+    """What the server writes down, of fields that it takes without effect as if it had met none before."""
+    request_body._write_once.cache_clear()
     written: list[str] = []
     stop = send_lines_to(written.append)
     yield written

@@ -58,14 +58,12 @@ LARGE = "x" * 2**21
         ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 10_001}]}, "messages[0].tool_calls"),
         ({"tools": [{}] * 513}, "tools"),
         ({"stop": ["x"] * 129}, "stop"),
-        ({"metadata": {"x": [LARGE, LARGE]}}, "metadata"),
-        ({"metadata": json.loads(nested(65))}, "metadata"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": json.loads(nested(65))}}},
          "response_format.json_schema.schema"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1] * 2**22}}}]},
          "tools[0].function.parameters"),
     ],
-    ids=["parts", "calls", "tools", "stop", "metadata", "deep metadata", "format", "schema"],
+    ids=["parts", "calls", "tools", "stop", "format", "schema"],
 )  # fmt: skip
 def test_what_is_too_large_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refusal(chat, **fields)["param"] == param

@@ -144,7 +144,7 @@ def test_a_tool_of_pydantic_is_called_with_what_it_takes(
     (request,) = session.requests
     assert request.sampling.seed == 2**64 - 1 and request.reasoning_effort == "low"
     assert "strict" not in request.tools[0]["function"], "the template would write it into the prompt"
-    assert any("parallel_tool_calls" in line and "strict" in line for line in lines)
+    assert all(any(field in line for line in lines) for field in ("parallel_tool_calls", "tools[].function.strict"))
 
 
 def test_a_reply_of_pydantic_is_parsed(client: Callable[..., Any], serve: Serve) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dflash_local.api import chat_completions
-from dflash_local.api.request_body import TAKEN
 from dflash_local.request import Limits, Message, SamplingParams, ToolCall
 from tests.api.bodies import DEFAULTS, MODEL, chat, refusal, text
 from tests.api.conftest import TOOL, Running, body
@@ -30,6 +29,8 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("min_tokens", 5),
     ("ignore_eos", True),
     ("guided_json", {}),
+    ("stop_token_ids", [5]),
+    ("chat_template_kwargs", {"thinking": True}),
     ("echo", True),
 ]
 
@@ -62,16 +63,29 @@ def test_what_asks_for_nothing_is_fine() -> None:
     assert refusal(chat, top_logprobs=1)["param"] == "top_logprobs"
 
 
-def test_what_changes_no_text_is_taken_and_named_in_the_log(lines: list[str]) -> None:
-    offered: Any = TOOL["function"]
-    strict = {**TOOL, "function": {**offered, "strict": True}}
-    stream = {"stream": True, "stream_options": {"include_obfuscation": True}}
-    assert chat(**dict.fromkeys(TAKEN, "SECRET"), **stream, tools=[strict]).request == chat(tools=[TOOL]).request
-    (line,) = lines
-    assert all(f"{field}: " in line for field in (*TAKEN, "include_obfuscation", "tools[].function.strict"))
-    assert "SECRET" not in line
-    chat()
-    assert len(lines) == 1, "a request that sends none of them is no line"
+def test_what_changes_no_text_is_taken_and_named(server: Running, lines: list[str]) -> None:
+    """Once in the log, in the notices of each reply, and without what stood in it; the template is not shown it."""
+    cached = {"cache_control": {"type": "SECRET"}}
+    marked = {**TOOL, **cached, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    said = [{"role": "user", "content": [{"type": "text", "text": "hi", **cached}], "annotations": ["SECRET"]}]
+    asked = {"type": "text", "strict": "SECRET"}
+    fields: dict[str, Any] = {
+        "store": False,
+        "metadata": {"a": "SECRET"},
+        "context_management": {"SECRET": 1},
+        "user": None,
+    }
+    parsed = chat(messages=said, tools=[marked], response_format=asked, **fields)
+    assert parsed.request == chat(tools=[TOOL]).request
+    named = (
+        "messages[].content[].cache_control", "messages[].annotations", "tools[].cache_control",
+        "tools[].function.strict", "response_format.strict", "store", "metadata", "context_management",
+    )  # fmt: skip
+    assert {line.partition(": ")[0] for line in parsed.taken} == set(named)
+    assert len(lines) == len(named) and not any("SECRET" in line for line in lines)
+    notices = server.chat(messages=said, tools=[marked], **fields).json["metrics"]["dflash"]["notices"]
+    assert "taken without effect: metadata: not kept" in notices and len(notices) == len(named) - 1
+    assert sum("metadata" in line for line in lines) == 1
 
 
 def test_a_json_format_is_told_to_the_model() -> None:
@@ -163,7 +177,7 @@ def test_completion_prompts() -> None:
     wrong: tuple[Any, ...] = ("", [], ["a", "b"], [[1], [2]], [1, "a"], [-1], [True], None, 5, {})
     for prompt in wrong:
         assert refusal(text, prompt=prompt)["param"] == "prompt"
-    for field, value in (("echo", True), ("suffix", "x"), ("best_of", 3), ("n", 2), ("messages", [])):
+    for field, value in (("echo", True), ("suffix", "x"), ("best_of", 3), ("n", 2)):
         assert refusal(text, **{field: value})["param"] == field
 
 
