@@ -189,11 +189,12 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a request."""
+    """The end of a request. ``stop``: the stop string that ended the text; empty where none did."""
 
     reason: FinishReason
     usage: Usage
     stats: Stats
+    stop: str = ""
 
 
 Event = Queued | LoadProgress | PullProgress | PrefillProgress | Started | Step | Notice | Finished

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dflash_local.api.endpoint import ClientGone, Endpoint
 from dflash_local.api.guard import Receive, Scope, Send
 from dflash_local.api.log import LOGGER
-from dflash_local.api.refusals import as_json, error_headers, error_object
+from dflash_local.api.refusals import as_json, error_headers
 from dflash_local.api.reply import Reply
 from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import DFlashError, EngineError
@@ -76,7 +76,7 @@ class HttpAnswer:
         if self._begun:
             await send({"type": "http.response.body", "body": self._reply.error(error), "more_body": False})
             return
-        body = as_json(error_object(error))
+        body = as_json(self._reply.error_object(error))
         await self._begin(
             send, error.http_status, JSON_TYPE, {"content-length": str(len(body)), **error_headers(error)}
         )

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from dflash_local import __version__
-from dflash_local.api import chat_completions, completions
+from dflash_local.api import chat_completions, completions, messages
 from dflash_local.api.answer import JSON_TYPE, HttpAnswer
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
@@ -49,6 +49,7 @@ class Dialect(NamedTuple):
 DIALECTS = (
     Dialect("/v1/chat/completions", chat_completions.read, chat_completions.ChatReply),
     Dialect("/v1/completions", completions.read, completions.CompletionReply),
+    Dialect("/v1/messages", messages.read, messages.MessageReply),
 )
 
 
@@ -85,7 +86,10 @@ class _Routes:
         """Return the handler of a dialect's path."""
 
         async def answer(request: HttpRequest) -> Any:  # an ASGI app, as a response is one
-            parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
+            try:
+                parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
+            except DFlashError as error:
+                return _json(dialect.reply.error_object(error), error.http_status, error_headers(error))
             reply = dialect.reply(parsed, self._endpoint.service.model, self._endpoint.fingerprint)
             return HttpAnswer(self._endpoint, parsed, reply)
 

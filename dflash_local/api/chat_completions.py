@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from dflash_local.api.openai_reply import OpenAIReply, finite
 from dflash_local.api.refusals import FieldError
-from dflash_local.api.reply import Reply, finite
+from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
     MAX_ITEMS,
     GenerationBody,
@@ -19,9 +19,8 @@ from dflash_local.api.request_body import (
     parsed_request,
     read_generation,
 )
-from dflash_local.chat.tool_calls import CallParser, Part, call_parser
 from dflash_local.chat.tool_prompt import in_format
-from dflash_local.events import Channel, Finished, Step, TokenLogprob
+from dflash_local.events import Finished, Step, TokenLogprob
 from dflash_local.request import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -215,7 +214,7 @@ def _schema(form: ResponseFormat) -> Mapping[str, Any]:
     return form.json_schema.schema or {}
 
 
-class ChatReply(Reply):
+class ChatReply(OpenAIReply):
     """A chat completion."""
 
     kind = "chat.completion"
@@ -229,19 +228,17 @@ class ChatReply(Reply):
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
-        self._form = model.call_format
-        self._parser: CallParser | None = None
+        self._parts = PartReader(model.call_format, parsed.request.tools)
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Return the chunk with the role."""
         yield self._delta({"role": "assistant", "content": ""})
 
-    def _step(self, event: Step) -> Iterator[dict[str, Any]]:
-        for channel, pieces in groupby(event.pieces, key=lambda piece: piece.channel):
-            yield from self._text(channel, "".join(piece.text for piece in pieces))
+    def _said(self, event: Step) -> Iterator[dict[str, Any]]:
+        yield from map(self._part, self._parts.feed(event.pieces))
 
     def _held(self) -> Iterator[dict[str, Any]]:
-        yield from self._parts(self._parser.finish() if self._parser else [])
+        yield from map(self._part, self._parts.finish())
 
     def _whole(self) -> dict[str, Any]:
         content = "".join(self._content)
@@ -258,30 +255,15 @@ class ChatReply(Reply):
     def _reason(self, event: Finished) -> str:
         return "tool_calls" if self._calls and event.reason == "stop" else event.reason
 
-    def _text(self, channel: Channel, text: str) -> Iterator[dict[str, Any]]:
-        if channel == "thinking":
-            self._reasoning.append(text)
-            yield self._delta({"reasoning_content": text})
-            return
-        if not self._reads(channel):
-            yield from self._parts([text])
-            return
-        if self._parser is None:
-            self._parser = call_parser(self._form, self._parsed.request.tools)
-        yield from self._parts(self._parser.feed(text))
-
-    def _reads(self, channel: Channel) -> bool:
-        """Return whether calls are looked for in a channel: harmony and servers have one of their own for them."""
-        return bool(self._parsed.request.tools) and (channel == "tool") == (self._form in ("harmony", "server"))
-
-    def _parts(self, parts: list[Part]) -> Iterator[dict[str, Any]]:
-        for part in parts:
-            if isinstance(part, ToolCall):
-                self._calls.append(part)
-                yield self._delta({"tool_calls": [{"index": len(self._calls) - 1, **_call(part)}]})
-            else:
-                self._content.append(part)
-                yield self._delta({"content": part})
+    def _part(self, part: ReplyPart) -> dict[str, Any]:
+        if isinstance(part, Thought):
+            self._reasoning.append(part.text)
+            return self._delta({"reasoning_content": part.text})
+        if isinstance(part, ToolCall):
+            self._calls.append(part)
+            return self._delta({"tool_calls": [{"index": len(self._calls) - 1, **_call(part)}]})
+        self._content.append(part)
+        return self._delta({"content": part})
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return self._chunk({"delta": delta})

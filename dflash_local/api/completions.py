@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from dflash_local.api.openai_reply import OpenAIReply, finite
 from dflash_local.api.refusals import FieldError
-from dflash_local.api.reply import Reply, finite
 from dflash_local.api.request_body import GenerationBody, ParsedRequest, Refused, parsed_request, read_generation
 from dflash_local.events import Step, TokenLogprob
 from dflash_local.request import MAX_TOP_LOGPROBS
@@ -60,7 +60,7 @@ def _prompt(value: Any) -> dict[str, Any]:
     raise FieldError("prompt", f"prompt must be text or token ids, and not empty, got {quoted(value)}")
 
 
-class CompletionReply(Reply):
+class CompletionReply(OpenAIReply):
     """A text completion."""
 
     kind = chunk_kind = "text_completion"
@@ -73,7 +73,7 @@ class CompletionReply(Reply):
         self._texts: list[str] = []
         self._begin_offsets()
 
-    def _step(self, event: Step) -> Iterator[dict[str, Any]]:
+    def _said(self, event: Step) -> Iterator[dict[str, Any]]:
         text = "".join(piece.text for piece in event.pieces)
         if text:
             self._texts.append(text)

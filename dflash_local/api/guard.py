@@ -48,8 +48,8 @@ class Rules:
         hosts: names a Host header may carry, in lower case, besides the loopback ones. Any port will do:
             a page that rebinds a name of its own to this address still sends that name.
         any_address: literal addresses are fine too; no name can be rebound to one.
-        token: required as ``Authorization: Bearer``, or as the password that a browser asks its user for;
-            None requires nothing.
+        token: required as ``Authorization: Bearer``, as ``x-api-key``, or as the password that a browser asks its user
+            for; None requires nothing.
         read_s: seconds from the first byte of a request to the last.
     """
 
@@ -101,7 +101,8 @@ class Guard:
         if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
             raise Refusal(403, "requests from other web pages are refused", "the Origin is not this server's")
         if scope["path"] not in OPEN_PATHS:
-            self._check_token(_header(scope, b"authorization"))
+            key = _header(scope, b"x-api-key")  # as Anthropic's clients send it
+            self._check_token(_header(scope, b"authorization") or (f"Bearer {key}" if key else None))
 
     def _is_ours(self, host: str) -> bool:
         name = _host_name(host)

@@ -1,4 +1,4 @@
-"""Events to the objects of an OpenAI answer: what chat and text completions have in common, usage and figures.
+"""Events to the objects of an answer: what all dialects have in common, and the figures of a reply.
 
 ``speculative_decoding`` has vLLM's names (https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/)
 and one more, ``acceptance_per_position``; the times beside it are those of its per-request metrics. An acceptance
@@ -8,27 +8,18 @@ out, or null.
 
 from __future__ import annotations
 
-import secrets
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_local.api.log import LOGGER
-from dflash_local.api.refusals import as_json, cut_off, error_object
+from dflash_local.api.refusals import cut_off, error_object
 from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import DFlashError
-from dflash_local.events import Event, Finished, Notice, Started, Stats, Step, TokenLogprob
+from dflash_local.events import Event, Finished, Notice, Started, Stats, Step
 from dflash_local.remote.server_checks import PROGRAMS
 from dflash_local.service.backend import Model
-
-IMPOSSIBLE = -9999.0  # what OpenAI sends for a token of no probability; JSON has no infinity
-
-
-def finite(logprob: float) -> float:
-    """Return a log probability as JSON can hold it."""
-    return max(logprob, IMPOSSIBLE)
 
 
 @dataclass(slots=True)
@@ -105,36 +96,26 @@ class Reply(ABC):
     """
 
     stream_type = "text/event-stream; charset=utf-8"
-    keep_alive = b": waiting\n\n"  # a comment: tells both ends that the other one is there
-    end = b"data: [DONE]\n\n"
-    id_prefix: str
-    kind: str  # ``object`` of a whole answer
-    chunk_kind: str  # ``object`` of a chunk
-    nothing: dict[str, Any]  # a choice's field for no text
-    prompt_ids_in_choice: bool
+    keep_alive: bytes  # of a stream: tells both ends that the other one is there
+    end = b""
 
     def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
-        self._parsed, self._fingerprint = parsed, fingerprint
-        name, created = f"{self.id_prefix}-{secrets.token_hex(16)}", int(time.time())
-        self._same = {"id": name, "object": "", "created": created, "model": model.name}
+        self._parsed, self._model, self._fingerprint = parsed, model, fingerprint
         self._tally = Tally(notices=[f"taken without effect: {line}" for line in parsed.taken])
-        self._prompt_ids: list[int] | None = None
-        self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._sent_ids = self._sent_logprobs = 0
-        self._prompt_sent = False
 
     @staticmethod
+    @abstractmethod
     def frame(chunk: dict[str, Any]) -> bytes:
         """Return a chunk as it stands in a stream."""
-        return b"data: " + as_json(chunk) + b"\n\n"
+
+    @staticmethod
+    def error_object(error: DFlashError) -> dict[str, Any]:
+        """Return the body of an error answer, as the dialect's clients read it."""
+        return error_object(error)
 
     def error(self, error: DFlashError) -> bytes:
         """Return how a stream ends in an error."""
-        return self.frame(error_object(error)) + self.end
-
-    def _head(self) -> dict[str, Any]:
-        return {**self._same, "system_fingerprint": self._fingerprint()}
+        return self.frame(self.error_object(error)) + self.end
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Return the chunks before those of events."""
@@ -147,71 +128,32 @@ class Reply(ABC):
             Refusal: the reply was cancelled, and not by its client: the model is being unloaded or the server ends.
         """
         if isinstance(event, Started):
-            self._tally.reused, self._prompt_ids = event.reused_tokens, list(event.prompt_ids)
+            self._tally.reused = event.reused_tokens
+            yield from self._started(event)
         elif isinstance(event, Notice):
             self._tally.notices.append(event.message)
             if event.level == "warning":
                 LOGGER.warning("%s", event.message)
         elif isinstance(event, Step):
             self._tally.drafted += event.drafted
-            self._ids += event.token_ids
-            self._logprobs += event.logprobs
             yield from self._step(event)
         elif isinstance(event, Finished):
             if event.reason == "cancelled":
                 raise cut_off()
             yield from self._last(event)
 
+    @abstractmethod
     def body(self, event: Finished) -> dict[str, Any]:
         """Return the whole answer."""
-        self._sent_ids = self._sent_logprobs = 0
-        self._prompt_sent = False
-        whole = {**self._chunk(self._whole(), self._reason(event)), "object": self.kind}
-        return {**whole, "usage": self._tally.usage(event), "metrics": self._tally.metrics(event)}
+
+    @abstractmethod
+    def _started(self, event: Started) -> Iterator[dict[str, Any]]:
+        """Return the chunks before the first text."""
 
     @abstractmethod
     def _step(self, event: Step) -> Iterator[dict[str, Any]]:
         """Return the chunks of one step's text."""
 
     @abstractmethod
-    def _whole(self) -> dict[str, Any]:
-        """Return the fields of the whole answer's choice."""
-
-    @abstractmethod
-    def _as_logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
-        """Return the field ``logprobs`` of a choice."""
-
-    def _held(self) -> Iterator[dict[str, Any]]:
-        """Return the chunks of text that was held back until the end."""
-        return iter(())
-
-    def _reason(self, event: Finished) -> str:
-        return event.reason
-
     def _last(self, event: Finished) -> Iterator[dict[str, Any]]:
-        yield from self._held()
-        figures = {"metrics": self._tally.metrics(event)}
-        last = self._chunk(self.nothing, self._reason(event))
-        if not self._parsed.include_usage:
-            yield {**last, **figures}
-            return
-        yield last
-        usage = self._tally.usage(event)
-        yield {**self._head(), "object": self.chunk_kind, "choices": [], "usage": usage, **figures}
-
-    def _chunk(self, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """Return one object, with the ids and log probabilities that were not sent yet."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, **content, "finish_reason": reason}
-        chunk = {**self._head(), "object": self.chunk_kind, "choices": [choice]}
-        if self._parsed.include_usage:
-            chunk["usage"] = None
-        if self._parsed.request.return_token_ids:
-            choice["token_ids"], self._sent_ids = self._ids[self._sent_ids :], len(self._ids)
-            if self._prompt_ids is not None and not self._prompt_sent:
-                (choice if self.prompt_ids_in_choice else chunk)["prompt_token_ids"] = self._prompt_ids
-                self._prompt_sent = True
-        unsent = self._logprobs[self._sent_logprobs :]
-        if self._parsed.request.logprobs is not None and unsent:
-            choice["logprobs"] = self._as_logprobs(unsent)
-            self._sent_logprobs = len(self._logprobs)
-        return chunk
+        """Return the last chunks."""

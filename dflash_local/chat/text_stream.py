@@ -96,6 +96,9 @@ class TextStream:
         tokenizer: decodes; special tokens and stop ids are never shown.
         stops: the reply ends before the first of these.
         channels: a fresh parser, see ``channel_parser``.
+
+    Attributes:
+        stop: the stop string that ended the text; empty where none did.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], channels: ChannelParser) -> None:
@@ -109,6 +112,7 @@ class TextStream:
         self._held: list[tuple[Piece, bool]] = []  # characters on their way out, and whether they are shown
         self._texts: dict[Channel, list[str]] = {"thinking": [], "final": [], "tool": []}
         self._stopped = False
+        self.stop = ""
         self._last_origin: Origin = "bonus"
 
     def push(self, ids: Sequence[int], origins: Sequence[Origin]) -> Pushed:
@@ -162,7 +166,10 @@ class TextStream:
             found = self._raw_stops.feed(character) if self._raw_stops else 0
             seen = self._seen_stops.feed(character) if self._seen_stops and span.shown else 0
             if found or seen:
-                keep = min(len(self._held) - found, self._seen_start(seen))
+                raw_start, seen_start = len(self._held) - found, self._seen_start(seen)
+                keep = min(raw_start, seen_start)
+                hidden_too = raw_start <= seen_start
+                self.stop = "".join(piece.text for piece, shown in self._held[keep:] if shown or hidden_too)
                 self._stopped = True
                 safe = self._release(keep)
                 self._held.clear()

@@ -237,7 +237,8 @@ class GenerationLoop:
 
     def _finish(self, reason: FinishReason) -> Finished:
         self.stats = self.figures.stats(len(self.said))
-        return Finished(reason, Usage(len(self.rendered.ids), len(self.said)), self.stats)
+        usage, stop = Usage(len(self.rendered.ids), len(self.said)), "" if self.stream is None else self.stream.stop
+        return Finished(reason, usage, self.stats, stop)
 
 
 def _of_whole_blocks(choice: DrafterChoice) -> float:

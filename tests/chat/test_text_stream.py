@@ -46,6 +46,7 @@ def run(
         stopped = None if pushed.stop_at is None else at + pushed.stop_at
         at, turn = at + size, turn + 1
     pieces += stream.finish()
+    assert stream.stop in ("", *stops) and (stopped is None or stream.stop)
     texts = {
         channel: "".join(p.text for p in pieces if p.channel == channel) for channel in ("thinking", "final", "tool")
     }
