@@ -44,8 +44,7 @@ NOT_HERE: Refused = {
 # Claude Code begins its system prompt with a line that differs in every request: no prefix of it would be found again.
 BILLING_LINE = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 SIGNATURE = "dflash-local"  # of thinking; clients send it back, and nothing here looks at it
-# Of one status several, by what went wrong; https://docs.claude.com/en/api/errors
-ERROR_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+ERROR_TYPES = {413: "request_too_large", 503: "overloaded_error"}  # where they are not OpenAI's
 BlockType = Annotated[
     Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"],
     Meta(description="text, thinking, tool_use or tool_result: pictures and documents are not read here"),
@@ -152,7 +151,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
 
 
 def _conversation(record: MessagesBody) -> Iterator[Message]:
-    """Build the turns; what stands as the system's among them is said by the user, since templates refuse it there."""
+    """Build the turns. A system message behind the first becomes the user's: chat templates refuse it there."""
     if system := _system(record.system or ""):
         yield Message("system", system)
     for at, sent in enumerate(record.messages):
@@ -229,7 +228,7 @@ class MessageReply(Reply):
         """Return Anthropic's error object; clients shorten a conversation where its message begins as theirs does."""
         found, status = error_object(error)["error"], error.http_status
         too_long = "prompt is too long: " if isinstance(error, ContextError) else ""
-        kind = found["type"] if status < 500 and status != 413 else ERROR_TYPES.get(status, "api_error")
+        kind = ERROR_TYPES.get(status) or (found["type"] if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": too_long + found["message"]}}
 
     def body(self, event: Finished) -> dict[str, Any]:
