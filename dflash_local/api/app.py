@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from dflash_local import __version__
-from dflash_local.api import chat_completions, completions, messages
+from dflash_local.api import chat_completions, completions, messages, responses
 from dflash_local.api.answer import JSON_TYPE, HttpAnswer
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
@@ -50,6 +50,7 @@ DIALECTS = (
     Dialect("/v1/chat/completions", chat_completions.read, chat_completions.ChatReply),
     Dialect("/v1/completions", completions.read, completions.CompletionReply),
     Dialect("/v1/messages", messages.read, messages.MessageReply),
+    Dialect("/v1/responses", responses.read, responses.ResponseReply),
 )
 
 

@@ -38,7 +38,7 @@ MAX_ITEMS = 10_000  # of a list
 MAX_BRACKETS = 200_000  # texts of half a million tokens have fewer; reading millions holds up everybody for seconds
 _PARSING = threading.Lock()  # one body at a time: the more threads read at once, the later the event loop has its turn
 MAX_NAMED = 20  # fields that one reply names
-# Fields that are taken without effect: path -> why, as the log has it. So are those that nobody here knows.
+# Fields that are taken without effect: name -> why, as the log has it. So are those that nobody here knows.
 TAKEN = {
     "user": "not kept",
     "metadata": "not kept",
@@ -50,9 +50,11 @@ TAKEN = {
     "parallel_tool_calls": "the model decides how many calls it makes",
     "prediction": "the drafter predicts",
     "verbosity": "the model is not told",
-    "stream_options.include_obfuscation": "chunks are sent as they are",
-    "tools[].function.strict": "the model is told, its reply is not constrained",
-    "response_format.json_schema.strict": "the model is told, its reply is not constrained",
+    "include_obfuscation": "chunks are sent as they are",
+    "strict": "the model is told, its reply is not constrained",
+    "cache_control": "the last prompts are cached anyway",
+    "client_metadata": "not kept",
+    "include": "nothing is sent besides",
 }
 Refused = Mapping[str, tuple[str, tuple[object, ...]]]
 # field -> (why, values that ask for nothing): named by OpenAI or vLLM, not done here
@@ -127,15 +129,22 @@ class ParsedRequest:
     """A body, read.
 
     Attributes:
-        model: as sent. include_usage: the figures come in a last chunk of a stream. taken: fields without effect, with
+        record: as sent. include_usage: the figures come in a last chunk of a stream. taken: fields without effect, with
             why.
     """
 
     request: Request
-    model: str
-    stream: bool
+    record: GenerationBody
     include_usage: bool
-    taken: tuple[str, ...] = ()
+    taken: tuple[str, ...]
+
+    @property
+    def model(self) -> str:
+        return self.record.model
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.record.stream)
 
 
 def parse(body: bytes) -> Any:
@@ -215,7 +224,7 @@ def _taken(sent: dict[str, Any], kind: type[GenerationBody]) -> tuple[str, ...]:
     lines = []
     for path, close in islice(undeclared(sent, kind), MAX_NAMED):
         unknown = f"not known here; did you mean {close!r}?" if close else "not known here"
-        lines.append(f"{path[:MAX_SHOWN]}: {TAKEN.get(path, unknown)}")
+        lines.append(f"{path[:MAX_SHOWN]}: {TAKEN.get(path.rpartition('.')[2], unknown)}")
         _write_once(lines[-1])
     return tuple(lines)
 
@@ -254,7 +263,7 @@ def parsed_request(
         **own,
     )
     include_usage = bool(options and options.include_usage)
-    return ParsedRequest(request, record.model, stream, include_usage, _taken(sent, type(record)))
+    return ParsedRequest(request, record, include_usage, _taken(sent, type(record)))
 
 
 def _sampling(record: GenerationBody, model: Model) -> SamplingParams:

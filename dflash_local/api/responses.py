@@ -1,0 +1,426 @@
+"""``POST /v1/responses``, OpenAI's: items to a ``Request``, and its events to items of a response.
+
+Nothing is stored: clients send the whole history each time, as Codex does. The stream's events and their order:
+https://platform.openai.com/docs/api-reference/responses-streaming.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from dflash_local.api.chat_completions import ToolName
+from dflash_local.api.refusals import FieldError, as_json, error_object
+from dflash_local.api.reply import Reply
+from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
+from dflash_local.api.request_body import (
+    MAX_ITEMS,
+    Count,
+    GenerationBody,
+    ParsedRequest,
+    Refused,
+    naming,
+    parsed_request,
+    read_generation,
+)
+from dflash_local.chat.tool_prompt import in_format
+from dflash_local.errors import DFlashError
+from dflash_local.events import Finished, Started, Step
+from dflash_local.request import MAX_MESSAGES, MAX_TOOLS, Effort, Message, ToolCall, check_json, read_arguments
+from dflash_local.schema import OpenRecord
+from dflash_local.service.backend import Model
+
+NOT_HERE: Refused = {
+    "previous_response_id": ("nothing is stored: send the whole history", ()),
+    "conversation": ("nothing is stored: send the whole history", ()),
+    "prompt": ("send instructions and input", ()),
+    "background": ("leave it out", (False,)),
+    "truncation": ("shorten the input", ("disabled",)),
+    "max_tokens": ("use max_output_tokens", ()),
+    "max_completion_tokens": ("use max_output_tokens", ()),
+    "stop": ("leave it out", ()),
+}
+OFFERED_TYPES = ("function", "custom", "namespace")
+FREE_FORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+PartType = Annotated[
+    Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"],
+    Meta(description="text: pictures, sound and files are not read here"),
+]
+
+
+class TextPart(OpenRecord, frozen=True):
+    """A part of an item's content."""
+
+    type: PartType
+    text: str
+
+
+Texts = str | Annotated[list[TextPart], Meta(max_length=MAX_ITEMS)]
+
+
+class Item(OpenRecord, frozen=True):
+    """A turn, a thought, a call or what a call gave, of whatever type; clients send back what they got."""
+
+    type: Literal[
+        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"
+    ] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Texts | None = None
+    summary: Annotated[list[TextPart], Meta(max_length=MAX_ITEMS)] | None = None
+    call_id: str = ""
+    namespace: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    input: str = ""
+    output: Texts | None = None
+    id: str | None = None
+    status: str | None = None
+    encrypted_content: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "message" and (self.role is None or self.content is None):
+            raise ValueError(f".{'role' if self.role is None else 'content'} is missing")
+        if self.type.endswith(("_call", "_output")) and not self.call_id:
+            raise ValueError(".call_id is missing")
+        if self.type.endswith("_call") and not self.name:
+            raise ValueError(".name is missing")
+
+
+class ToolBody(OpenRecord, frozen=True):
+    """A function, a tool that takes free text, or a group of such in a namespace; of other types none is offered."""
+
+    type: str
+    name: ToolName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    tools: list[ToolBody] | None = None
+
+
+class Reasoning(OpenRecord, frozen=True):
+    """How much the model thinks."""
+
+    effort: Effort | None = None
+
+
+class TextFormat(OpenRecord, frozen=True):
+    """The form that a reply is asked to have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+
+
+class TextOptions(OpenRecord, frozen=True):
+    """What is asked of the text."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesBody(GenerationBody, frozen=True, kw_only=True):
+    """The body of a response."""
+
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[Literal["auto", "none"], Meta(description="auto or none: the model decides")] | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool as its client knows it. ``schema``: as chat templates take it, under a name that holds the namespace."""
+
+    schema: Mapping[str, Any]
+    name: str
+    namespace: str | None
+    free_form: bool
+
+
+def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
+    """Return the request of a body.
+
+    Args:
+        find: the model of that name; raises UnknownModelError.
+
+    Raises:
+        FieldError: a field is wrong or not supported. UnknownModelError: another model.
+    """
+    record, sent = read_generation(ResponsesBody, body, NOT_HERE)
+    model = find(record.model)
+    messages = _conversation(record)
+    form = record.text.format if record.text is not None else None
+    if form is not None and form.type != "text":
+        with naming("text.format.schema"):
+            check_json("text.format.schema", form.schema)
+        messages = in_format(messages, form.schema or {})
+    effort = record.reasoning.effort if record.reasoning is not None else None
+    parsed = parsed_request(
+        msgspec.structs.replace(record, max_tokens=record.max_output_tokens),
+        sent,
+        model,
+        messages=tuple(messages),
+        thinking=model.thinking if effort is None else effort != "none",
+        tools=tuple(tool.schema for tool in _offered(record).values()),
+        reasoning_effort=effort,
+    )
+    kinds = dict.fromkeys(tool.type for tool in record.tools or () if tool.type not in OFFERED_TYPES)
+    return replace(parsed, taken=(*parsed.taken, *(f"tools: {kind} is not run here" for kind in kinds)))
+
+
+def _offered(record: ResponsesBody) -> dict[str, OfferedTool]:
+    """Return the tools by the names that the model has for them."""
+    found: dict[str, OfferedTool] = {}
+
+    def offer(tools: list[ToolBody], namespace: str | None, path: str) -> None:
+        for at, tool in enumerate(tools):
+            here = f"{path}[{at}]"
+            if tool.type == "namespace" and namespace is None:
+                offer(tool.tools or [], tool.name, f"{here}.tools")
+            elif tool.type in ("function", "custom"):
+                if tool.name is None:
+                    raise FieldError(f"{here}.name", f"{here}.name is missing")
+                with naming(f"{here}.parameters"):
+                    check_json(f"{here}.parameters", tool.parameters)
+                name = tool.name if namespace is None else f"{namespace}.{tool.name}"
+                told = {"name": name, "description": _described(tool), "parameters": tool.parameters}
+                if tool.type == "custom":
+                    told["parameters"] = FREE_FORM
+                function = {key: value for key, value in told.items() if value is not None}
+                schema = {"type": "function", "function": function}
+                found[name] = OfferedTool(schema, tool.name, namespace, tool.type == "custom")
+
+    if record.tool_choice != "none":
+        offer(record.tools or [], None, "tools")
+    return found
+
+
+def _described(tool: ToolBody) -> str | None:
+    """Return the description; of free text that has a grammar with it, since nothing else tells the model."""
+    grammar = (tool.format or {}).get("definition")
+    if tool.type != "custom" or not isinstance(grammar, str):
+        return tool.description
+    return f"{tool.description or ''}\n\nThe input is free text by this grammar:\n{grammar}".strip()
+
+
+def _conversation(record: ResponsesBody) -> tuple[Message, ...]:
+    """Build the turns. A system message behind the first turn becomes the user's: chat templates refuse it there."""
+    items = [Item(role="user", content=record.input)] if isinstance(record.input, str) else record.input
+    head = [record.instructions] if record.instructions else []
+    turns: list[Message] = []
+    said: list[Item] = []  # of the assistant, one after the other
+
+    def answered() -> None:
+        if said:
+            turns.append(_assistant(said))
+            said.clear()
+
+    for at, item in enumerate(items):
+        if item.type in ("reasoning", "function_call", "custom_tool_call") or item.role == "assistant":
+            if item.type == "function_call":
+                with naming(f"input[{at}].arguments"):
+                    read_arguments(ToolCall(item.call_id, item.name or "", item.arguments))
+            said.append(item)
+            continue
+        answered()
+        if item.type.endswith("_output"):
+            turns.append(Message("tool", _text(item.output), tool_call_id=item.call_id))
+        elif item.role in ("system", "developer") and not turns:
+            head.append(_text(item.content))
+        else:
+            turns.append(Message("user", _text(item.content)))
+    if said and said[-1].type == "message":
+        raise FieldError("input", "the last item is the assistant's: a reply is not gone on with", "leave it out")
+    answered()
+    system = [Message("system", "\n\n".join(head))] if head else []
+    return (*system, *turns)
+
+
+def _assistant(items: list[Item]) -> Message:
+    calls = []
+    for item in items:
+        if item.type in ("function_call", "custom_tool_call"):
+            name = item.name if item.namespace is None else f"{item.namespace}.{item.name}"
+            free = json.dumps({"input": item.input}, ensure_ascii=False)
+            calls.append(ToolCall(item.call_id, name or "", item.arguments if item.type == "function_call" else free))
+    text = "".join(_text(item.content) for item in items if item.type == "message")
+    thoughts = [_text(item.content) or _text(item.summary) for item in items if item.type == "reasoning"]
+    return Message("assistant", text, "\n\n".join(thoughts), tuple(calls))
+
+
+def _text(content: Texts | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+class ResponseReply(Reply):
+    """A response."""
+
+    keep_alive = b": waiting\n\n"  # a comment
+
+    def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
+        super().__init__(parsed, model, fingerprint)
+        record = parsed.record
+        assert isinstance(record, ResponsesBody)
+        self._offered = _offered(record)
+        self._parts = PartReader(model.call_format, parsed.request.tools)
+        self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
+        self._output: list[dict[str, Any]] = []
+        self._open = ""  # the type of the item that is being written
+        self._number = 0  # of the next event
+        self._asked = {
+            "instructions": record.instructions,
+            "max_output_tokens": record.max_output_tokens,
+            "tool_choice": record.tool_choice or "auto",
+            "temperature": parsed.request.sampling.temperature,
+            "top_p": parsed.request.sampling.top_p,
+            "tools": msgspec.to_builtins(record.tools or []),
+            "reasoning": {"effort": parsed.request.reasoning_effort, "summary": None},
+        }
+
+    @staticmethod
+    def frame(chunk: dict[str, Any]) -> bytes:
+        """Return an event as it stands in a stream."""
+        return b"event: " + str(chunk["type"]).encode() + b"\ndata: " + as_json(chunk) + b"\n\n"
+
+    def error(self, error: DFlashError) -> bytes:
+        """Return how a stream ends in an error."""
+        told = error_object(error)["error"]
+        failure = {"code": told["code"] or "server_error", "message": told["message"]}
+        return self.frame(self._event("response.failed", response={**self._response("failed"), "error": failure}))
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        """Return the events before those of items."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response("in_progress"))
+
+    def body(self, event: Finished) -> dict[str, Any]:
+        """Return the whole response."""
+        ended = event.reason != "length"
+        return {
+            **self._response("completed" if ended else "incomplete"),
+            "incomplete_details": None if ended else {"reason": "max_output_tokens"},
+            "usage": self._usage(event),
+            "metrics": self._tally.metrics(event),
+        }
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "model": self._model.name,
+            "output": list(self._output),
+            "error": None,
+            "incomplete_details": None,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "store": False,
+            "metadata": {},
+            **self._asked,
+            "usage": None,
+        }
+
+    def _usage(self, event: Finished) -> dict[str, Any]:
+        prompt, completion = event.usage.prompt_tokens, event.usage.completion_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self._tally.reused},
+            "output_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+    def _started(self, event: Started) -> Iterator[dict[str, Any]]:
+        return iter(())
+
+    def _step(self, event: Step) -> Iterator[dict[str, Any]]:
+        for part in self._parts.feed(event.pieces):
+            yield from self._part(part)
+
+    def _last(self, event: Finished) -> Iterator[dict[str, Any]]:
+        for part in self._parts.finish():
+            yield from self._part(part)
+        yield from self._closed()
+        whole = self.body(event)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def _part(self, part: ReplyPart) -> Iterator[dict[str, Any]]:
+        if isinstance(part, ToolCall):
+            yield from self._called(part)
+        elif isinstance(part, Thought):
+            yield from self._written("reasoning", part.text)
+        else:
+            yield from self._written("message", part)
+
+    def _written(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[dict[str, Any]]:
+        """Add text to the item that is open, where it is of that type, else to a new one."""
+        if not text:
+            return
+        is_text = kind == "message"
+        if self._open != kind:
+            more: dict[str, Any] = {"role": "assistant"} if is_text else {"summary": []}
+            yield from self._opened(kind, "msg" if is_text else "rs", {**more, "content": []})
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+            if is_text:
+                part = {"type": "output_text", "text": "", "annotations": []}
+            yield self._of_item("response.content_part.added", content_index=0, part=part)
+            self._output[-1]["content"].append(dict(part))
+        content = self._output[-1]["content"][0]
+        content["text"] += text
+        yield self._of_item(f"response.{content['type']}.delta", content_index=0, delta=text, **_no_logprobs(is_text))
+
+    def _called(self, call: ToolCall) -> Iterator[dict[str, Any]]:
+        """Write an item of a call, whole: calls come so."""
+        tool = self._offered.get(call.name)
+        name, namespace = (call.name, None) if tool is None else (tool.name, tool.namespace)
+        free_form = tool is not None and tool.free_form
+        field, prefix = ("input", "ctc") if free_form else ("arguments", "fc")
+        text = str(read_arguments(call).get("input", call.arguments)) if free_form else call.arguments
+        more = {"call_id": call.id, "name": name, field: "", **({} if namespace is None else {"namespace": namespace})}
+        yield from self._opened("custom_tool_call" if free_form else "function_call", prefix, more)
+        self._output[-1][field] = text
+        kind = "response.custom_tool_call_input" if free_form else "response.function_call_arguments"
+        yield self._of_item(f"{kind}.delta", delta=text)
+        yield self._of_item(f"{kind}.done", **{field: text})
+        yield from self._closed()
+
+    def _opened(self, kind: str, prefix: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._closed()
+        self._open = kind
+        item = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": "in_progress", **fields}
+        self._output.append(item)
+        yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=copy.deepcopy(item))
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if not self._open:
+            return
+        item = self._output[-1]
+        for content in item.get("content", ()):
+            done = {"text": content["text"], **_no_logprobs(content["type"] == "output_text")}
+            yield self._of_item(f"response.{content['type']}.done", content_index=0, **done)
+            yield self._of_item("response.content_part.done", content_index=0, part=content)
+        item["status"] = "completed"
+        self._open = ""
+        yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return self._event(kind, item_id=self._output[-1]["id"], output_index=len(self._output) - 1, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+
+def _no_logprobs(is_text: bool) -> dict[str, Any]:
+    return {"logprobs": []} if is_text else {}
