@@ -61,10 +61,10 @@ class HttpAnswer:
         async for event in events:
             if isinstance(event, Queued) or (event is None and not self._begun):
                 continue
-            data = self._reply.keep_alive if event is None else b"".join(map(frame, self._reply.chunks(event)))
+            data = b"" if self._begun else b"".join(map(frame, self._reply.begin()))
+            data += self._reply.keep_alive if event is None else b"".join(map(frame, self._reply.chunks(event)))
             if not self._begun:
                 await self._begin(send, 200, self._reply.stream_type)
-                data = b"".join(map(frame, self._reply.begin())) + data
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": self._reply.end, "more_body": False})

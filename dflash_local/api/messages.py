@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from dflash_local.api.chat_completions import ToolName
-from dflash_local.api.refusals import FieldError, as_json, error_object
+from dflash_local.api.refusals import FieldError, error_object
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
@@ -217,11 +217,6 @@ class MessageReply(Reply):
         self._content: list[dict[str, Any]] = []
         self._open = ""  # the type of the block that is being written
         self._began = False
-
-    @staticmethod
-    def frame(chunk: dict[str, Any]) -> bytes:
-        """Return an event as it stands in a stream."""
-        return b"event: " + str(chunk["type"]).encode() + b"\ndata: " + as_json(chunk) + b"\n\n"
 
     @staticmethod
     def error_object(error: DFlashError) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_local.api.log import LOGGER
-from dflash_local.api.refusals import cut_off, error_object
+from dflash_local.api.refusals import as_json, cut_off, error_object
 from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import DFlashError
 from dflash_local.events import Event, Finished, Notice, Started, Stats, Step
@@ -104,9 +104,9 @@ class Reply(ABC):
         self._tally = Tally(notices=[f"taken without effect: {line}" for line in parsed.taken])
 
     @staticmethod
-    @abstractmethod
     def frame(chunk: dict[str, Any]) -> bytes:
-        """Return a chunk as it stands in a stream."""
+        """Return a chunk as it stands in a stream: an event of its type."""
+        return b"event: " + str(chunk["type"]).encode() + b"\ndata: " + as_json(chunk) + b"\n\n"
 
     @staticmethod
     def error_object(error: DFlashError) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from dflash_local.api.chat_completions import ToolName
-from dflash_local.api.refusals import FieldError, as_json, error_object
+from dflash_local.api.refusals import FieldError, error_object
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
@@ -287,11 +287,6 @@ class ResponseReply(Reply):
             "tools": msgspec.to_builtins(record.tools or []),
             "reasoning": {"effort": parsed.request.reasoning_effort, "summary": None},
         }
-
-    @staticmethod
-    def frame(chunk: dict[str, Any]) -> bytes:
-        """Return an event as it stands in a stream."""
-        return b"event: " + str(chunk["type"]).encode() + b"\ndata: " + as_json(chunk) + b"\n\n"
 
     def error(self, error: DFlashError) -> bytes:
         """Return how a stream ends in an error."""

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_local.api import responses
 from dflash_local.api.request_body import ParsedRequest
-from dflash_local.events import Piece, Step
+from dflash_local.events import Finished, Piece, Step
 from dflash_local.request import Limits, Message, ToolCall
 from tests.api.bodies import find, refusal
 from tests.api.conftest import TOOL, Running, Serve
@@ -175,6 +175,19 @@ def test_the_events_of_a_stream(serve: Serve) -> None:
     whole = server.call("POST", PATH, body(tools=TOOLS)).json
     assert [item["type"] for item in whole["output"]] == [item["type"] for item in done]
     assert whole["usage"] == events[-1]["response"]["usage"] and whole["status"] == "completed"
+
+
+def test_events_are_numbered_in_their_order_where_nothing_is_said_of_the_prompt(serve: Serve) -> None:
+    """As by a server of another program."""
+
+    class Silent(ScriptedSession):
+        def _events(self, *arguments: Any) -> Iterator[Any]:
+            yield from (event for event in super()._events(*arguments) if isinstance(event, (Step, Finished)))
+
+    answer = serve(Silent()).call("POST", PATH, body(stream=True)).body.decode()
+    events = [json.loads(frame.partition("data: ")[2]) for frame in answer.split("\n\n") if frame]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created"
 
 
 def test_a_reply_that_is_too_long_is_incomplete(serve: Serve) -> None:
