@@ -20,8 +20,6 @@ from tests.api.bodies import find, refusal
 from tests.api.conftest import TOOL, Running, Serve
 from tests.service.scripted import PromptFault, ScriptedSession
 
-anthropic = pytest.importorskip("anthropic")
-
 PATH = "/v1/messages"
 ADD = {"name": "add", "input_schema": TOOL["function"]["parameters"]}  # type: ignore[index]
 QUESTION = [{"role": "user", "content": "hi"}]
@@ -36,7 +34,13 @@ def read(**fields: Any) -> messages.ParsedRequest:
 
 
 @pytest.fixture
-def client() -> Iterator[Callable[..., Any]]:
+def anthropic() -> Any:
+    """The library, which is not installed for the other Pythons that are tested."""
+    return pytest.importorskip("anthropic")
+
+
+@pytest.fixture
+def client(anthropic: Any) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def connect(server: Running, **more: Any) -> Any:
@@ -170,7 +174,7 @@ def test_why_a_message_ends(serve: Serve, end: FinishReason, stop: str, told: tu
     assert (whole["stop_reason"], whole["stop_sequence"]) == told
 
 
-def test_errors_are_anthropics(client: Callable[..., Any], server: Running, guarded: Running) -> None:
+def test_errors_are_anthropics(anthropic: Any, client: Callable[..., Any], server: Running, guarded: Running) -> None:
     api = client(server)
     with pytest.raises(anthropic.NotFoundError, match="scripted"):
         api.messages.create(**body(model="claude-opus"))

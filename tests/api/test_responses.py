@@ -16,8 +16,6 @@ from tests.api.bodies import find, refusal
 from tests.api.conftest import TOOL, Running, Serve
 from tests.service.scripted import ScriptedSession
 
-openai = pytest.importorskip("openai")
-
 PATH = "/v1/responses"
 SCHEMA = TOOL["function"]["parameters"]  # type: ignore[index]
 ADD = {"type": "function", "name": "add", "description": "adds", "parameters": SCHEMA, "strict": False}
@@ -204,7 +202,13 @@ def test_a_fault_ends_a_stream_as_failed(serve: Serve) -> None:
 
 
 @pytest.fixture
-def client() -> Iterator[Callable[[Running], Any]]:
+def openai() -> Any:
+    """The library, which is not installed for the other Pythons that are tested."""
+    return pytest.importorskip("openai")
+
+
+@pytest.fixture
+def client(openai: Any) -> Iterator[Callable[[Running], Any]]:
     made: list[Any] = []
 
     def connect(server: Running) -> Any:
@@ -217,7 +221,9 @@ def client() -> Iterator[Callable[[Running], Any]]:
         one.close()
 
 
-def test_the_openai_client_reads_everything(client: Callable[[Running], Any], serve: Serve, server: Running) -> None:
+def test_the_openai_client_reads_everything(
+    openai: Any, client: Callable[[Running], Any], serve: Serve, server: Running
+) -> None:
     api = client(server)
     whole = api.responses.create(model="scripted", input="hi", instructions="Be brief.")
     assert whole.output_text == "Hello, world!\n" and whole.usage.total_tokens == 11
