@@ -15,6 +15,9 @@ from dflash_local.api.request_body import (
     GenerationBody,
     ParsedRequest,
     Refused,
+    Texts,
+    ToolName,
+    check_field,
     naming,
     parsed_request,
     read_generation,
@@ -28,7 +31,6 @@ from dflash_local.request import (
     Effort,
     Message,
     ToolCall,
-    check_json,
     read_arguments,
 )
 from dflash_local.schema import OpenRecord, Record, keys_of
@@ -45,12 +47,7 @@ NOT_HERE: Refused = {
     "continue_final_message": ("apply the template and use /v1/completions", (False,)),
     "echo": ("the reply alone is sent", (False,)),
 }
-ToolName = Annotated[
-    str,
-    Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="a tool's name: letters, digits, _ . - and 128 at most"),
-]
 Nothing = Annotated[Literal[""], Meta(description="left out")] | None
-TextOnly = Annotated[Literal["text"], Meta(description="text: pictures, sound and files are not read here")]
 
 
 class CallBody(OpenRecord, frozen=True):
@@ -68,18 +65,11 @@ class CallBody(OpenRecord, frozen=True):
     index: int | None = None
 
 
-class TextPart(OpenRecord, frozen=True):
-    """A part of a message's content."""
-
-    type: TextOnly
-    text: str
-
-
 class MessageBody(OpenRecord, frozen=True):
     """A message; clients send one of the assistant back as it came, with fields that are empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Meta(max_length=MAX_ITEMS)] | None = None
+    content: Texts | None = None
     tool_calls: Annotated[list[CallBody], Meta(max_length=MAX_ITEMS)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -193,24 +183,22 @@ def _tools(record: ChatBody, sent: list[Any]) -> tuple[Mapping[str, Any], ...]:
     offered = []
     for at, (tool, raw) in enumerate(zip(record.tools or (), sent, strict=True)):
         path = f"tools[{at}].function.parameters"
-        with naming(path):
-            check_json(path, tool.function.parameters)
+        check_field(path, tool.function.parameters)
         function = _declared(raw["function"], ToolBody.OfferedFunction)
         offered.append({**_declared(raw, ToolBody), "function": function})
     return () if record.tool_choice == "none" else tuple(offered)
 
 
 def _declared(sent: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    return {key: value for key, value in sent.items() if key in keys_of(kind)}
+    known = keys_of(kind)
+    return {key: value for key, value in sent.items() if key in known}
 
 
 def _schema(form: ResponseFormat) -> Mapping[str, Any]:
     """Return the schema of the JSON that is asked for, an empty one for any object."""
     if form.json_schema is None:
         return {}
-    path = "response_format.json_schema"
-    with naming(f"{path}.schema"):
-        check_json(f"{path}.schema", form.json_schema.schema)
+    check_field("response_format.json_schema.schema", form.json_schema.schema)
     return form.json_schema.schema or {}
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from dflash_local.api.chat_completions import ToolName
 from dflash_local.api.refusals import FieldError, error_object
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
@@ -25,13 +23,16 @@ from dflash_local.api.request_body import (
     ParsedRequest,
     Refused,
     StopText,
-    naming,
+    Texts,
+    ToolName,
+    check_field,
+    function_schema,
     parsed_request,
     read_generation,
 )
 from dflash_local.errors import ContextError, DFlashError
 from dflash_local.events import Finished, Started, Step
-from dflash_local.request import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Message, ToolCall, check_json, read_arguments
+from dflash_local.request import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Message, ToolCall, read_arguments
 from dflash_local.schema import OpenRecord
 from dflash_local.service.backend import Model
 
@@ -49,17 +50,6 @@ BlockType = Annotated[
     Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"],
     Meta(description="text, thinking, tool_use or tool_result: pictures and documents are not read here"),
 ]
-TextOnly = Annotated[Literal["text"], Meta(description="text: pictures and documents are not read here")]
-
-
-class TextBlock(OpenRecord, frozen=True):
-    """Text of the system prompt or of a tool's result."""
-
-    type: TextOnly
-    text: str
-
-
-Texts = str | Annotated[list[TextBlock], Meta(max_length=MAX_ITEMS)]
 
 
 class Block(OpenRecord, frozen=True):
@@ -138,21 +128,20 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     """
     record, sent = read_generation(MessagesBody, body, NOT_HERE)
     model = find(record.model)
-    parsed = parsed_request(
+    return parsed_request(
         msgspec.structs.replace(record, stop=record.stop_sequences),
         sent,
         model,
         messages=tuple(_conversation(record)),
         thinking=record.thinking is not None and record.thinking.type != "disabled",
         tools=tuple(_tools(record)),
+        left_out=(f"tools: {tool.name} is not the client's own" for tool in record.tools or () if not tool.of_client),
     )
-    left_out = (f"tools: {tool.name} is not the client's own" for tool in record.tools or () if not tool.of_client)
-    return replace(parsed, taken=(*parsed.taken, *left_out))
 
 
 def _conversation(record: MessagesBody) -> Iterator[Message]:
     """Build the turns. A system message behind the first becomes the user's: chat templates refuse it there."""
-    if system := _system(record.system or ""):
+    if system := _system(_parts(record.system or "")):
         yield Message("system", system)
     for at, sent in enumerate(record.messages):
         blocks = [Block("text", sent.content)] if isinstance(sent.content, str) else sent.content
@@ -161,9 +150,9 @@ def _conversation(record: MessagesBody) -> Iterator[Message]:
             continue
         for block in blocks:
             if block.type == "tool_result":
-                yield Message("tool", _text(block.content or ""), tool_call_id=block.tool_use_id)
+                yield Message("tool", "\n\n".join(_parts(block.content or "")), tool_call_id=block.tool_use_id)
         texts = [block.text for block in blocks if block.type == "text"]
-        said = _system([TextBlock("text", text) for text in texts]) if sent.role == "system" else "\n\n".join(texts)
+        said = _system(texts) if sent.role == "system" else "\n\n".join(texts)
         if said or not any(block.type == "tool_result" for block in blocks):
             yield Message("user", said)
     if record.messages[-1].role == "assistant":
@@ -174,21 +163,19 @@ def _assistant(blocks: list[Block], path: str) -> Message:
     calls = []
     for at, block in enumerate(blocks):
         if block.type == "tool_use":
-            with naming(f"{path}.content[{at}].input"):
-                check_json(f"{path}.content[{at}].input", block.input)
+            check_field(f"{path}.content[{at}].input", block.input)
             calls.append(ToolCall(block.id, block.name or "", json.dumps(block.input or {}, ensure_ascii=False)))
     text = "".join(block.text for block in blocks if block.type == "text")
     return Message("assistant", text, "".join(block.thinking for block in blocks), tuple(calls))
 
 
-def _system(content: Texts) -> str:
+def _system(texts: Sequence[str]) -> str:
     """Return the text of the system's blocks, without the line that changes in every request."""
-    parts = [content] if isinstance(content, str) else [block.text for block in content]
-    return "\n\n".join(text for part in parts if (text := BILLING_LINE.sub("", part)))
+    return "\n\n".join(text for each in texts if (text := BILLING_LINE.sub("", each)))
 
 
-def _text(content: Texts) -> str:
-    return content if isinstance(content, str) else "\n\n".join(block.text for block in content)
+def _parts(content: Texts) -> list[str]:
+    return [content] if isinstance(content, str) else [part.text for part in content]
 
 
 def _tools(record: MessagesBody) -> Iterator[Mapping[str, Any]]:
@@ -198,11 +185,7 @@ def _tools(record: MessagesBody) -> Iterator[Mapping[str, Any]]:
     for at, tool in enumerate(record.tools or ()):
         if not tool.of_client:
             continue
-        path = f"tools[{at}].input_schema"
-        with naming(path):
-            check_json(path, tool.input_schema)
-        told = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-        yield {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
+        yield function_schema(f"tools[{at}].input_schema", tool.name, tool.description, tool.input_schema)
 
 
 class MessageReply(Reply):

@@ -25,7 +25,6 @@ def finite(logprob: float) -> float:
 class OpenAIReply(Reply):
     """A completion of OpenAI's."""
 
-    keep_alive = b": waiting\n\n"  # a comment
     end = b"data: [DONE]\n\n"
     id_prefix: str
     kind: str  # ``object`` of a whole answer

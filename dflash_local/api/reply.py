@@ -96,7 +96,7 @@ class Reply(ABC):
     """
 
     stream_type = "text/event-stream; charset=utf-8"
-    keep_alive: bytes  # of a stream: tells both ends that the other one is there
+    keep_alive = b": waiting\n\n"  # a comment: tells both ends that the other one is there
     end = b""
 
     def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
@@ -146,9 +146,9 @@ class Reply(ABC):
     def body(self, event: Finished) -> dict[str, Any]:
         """Return the whole answer."""
 
-    @abstractmethod
     def _started(self, event: Started) -> Iterator[dict[str, Any]]:
         """Return the chunks before the first text."""
+        return iter(())
 
     @abstractmethod
     def _step(self, event: Step) -> Iterator[dict[str, Any]]:

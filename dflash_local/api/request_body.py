@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from msgspec import Meta
 
@@ -30,6 +30,7 @@ from dflash_local.request import (
     Limits,
     Request,
     SamplingParams,
+    check_json,
 )
 from dflash_local.schema import MAX_SHOWN, InvalidValue, OpenRecord, Record, convert, quoted, undeclared
 from dflash_local.service.backend import Model
@@ -88,7 +89,22 @@ REFUSED: Refused = {
 }
 NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
 Count = Annotated[int, Meta(ge=0, le=MAX_NEW_TOKENS)]
+ToolName = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="a tool's name: letters, digits, _ . - and 128 at most"),
+]
+TextOnly = Annotated[Literal["text"], Meta(description="text: pictures, sound and files are not read here")]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class TextPart(OpenRecord, frozen=True):
+    """A part of a content that is text."""
+
+    type: TextOnly
+    text: str
+
+
+Texts = str | Annotated[list[TextPart], Meta(max_length=MAX_ITEMS)]
 
 
 class StreamOptions(OpenRecord, frozen=True):
@@ -186,6 +202,19 @@ def naming(path: str) -> Iterator[None]:
         raise FieldError(path, error.message, error.hint) from error
 
 
+def check_field(path: str, value: object) -> None:
+    """Refuse a JSON value that is too large or nested too deep, by the field's name."""
+    with naming(path):
+        check_json(path, value)
+
+
+def function_schema(path: str, name: str, description: str | None, parameters: Any) -> Mapping[str, Any]:
+    """Return the schema of a tool as chat templates take it. ``path``: of its parameters, for errors."""
+    check_field(path, parameters)
+    told = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": {key: value for key, value in told.items() if value is not None}}
+
+
 def read_record(kind: type[Body], value: Any) -> Body:
     """Return a parsed body as a record. FieldError: a field is wrong, missing or unknown."""
     try:
@@ -219,13 +248,17 @@ def read_generation(kind: type[Generation], body: bytes, refused: Refused) -> tu
     return read_record(kind, sent), sent
 
 
-def _taken(sent: dict[str, Any], kind: type[GenerationBody]) -> tuple[str, ...]:
-    """Return a line for each field without effect, at most ``MAX_NAMED``, and write down those that are new."""
+def _taken(sent: dict[str, Any], kind: type[GenerationBody], left_out: Iterable[str]) -> tuple[str, ...]:
+    """Return a line for each field without effect, at most ``MAX_NAMED``, and those of what is left out; write down
+    those that are new.
+    """
     lines = []
     for path, close in islice(undeclared(sent, kind), MAX_NAMED):
         unknown = f"not known here; did you mean {close!r}?" if close else "not known here"
         lines.append(f"{path[:MAX_SHOWN]}: {TAKEN.get(path.rpartition('.')[2], unknown)}")
-        _write_once(lines[-1])
+    lines += left_out
+    for line in lines:
+        _write_once(line)
     return tuple(lines)
 
 
@@ -235,12 +268,18 @@ def _write_once(line: str) -> None:
 
 
 def parsed_request(
-    record: GenerationBody, sent: dict[str, Any], model: Model, max_new_tokens: int = MAX_NEW_TOKENS, **own: Any
+    record: GenerationBody,
+    sent: dict[str, Any],
+    model: Model,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    left_out: Iterable[str] = (),
+    **own: Any,
 ) -> ParsedRequest:
     """Return what a record of a model asks for.
 
     Args:
-        sent: as it came. max_new_tokens: where the body does not say. own: further fields of ``Request``.
+        sent: as it came. max_new_tokens: where the body does not say. left_out: lines of what has no effect, though its
+            field has. own: further fields of ``Request``.
 
     Raises:
         FieldError: fields contradict each other, or a number is outside of its range.
@@ -263,7 +302,7 @@ def parsed_request(
         **own,
     )
     include_usage = bool(options and options.include_usage)
-    return ParsedRequest(request, record, include_usage, _taken(sent, type(record)))
+    return ParsedRequest(request, record, include_usage, _taken(sent, type(record), left_out))
 
 
 def _sampling(record: GenerationBody, model: Model) -> SamplingParams:

@@ -11,13 +11,12 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from dflash_local.api.chat_completions import ToolName
 from dflash_local.api.refusals import FieldError, error_object
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
@@ -27,14 +26,17 @@ from dflash_local.api.request_body import (
     GenerationBody,
     ParsedRequest,
     Refused,
+    ToolName,
+    check_field,
+    function_schema,
     naming,
     parsed_request,
     read_generation,
 )
 from dflash_local.chat.tool_prompt import in_format
 from dflash_local.errors import DFlashError
-from dflash_local.events import Finished, Started, Step
-from dflash_local.request import MAX_MESSAGES, MAX_TOOLS, Effort, Message, ToolCall, check_json, read_arguments
+from dflash_local.events import Finished, Step
+from dflash_local.request import MAX_MESSAGES, MAX_TOOLS, Effort, Message, ToolCall, read_arguments
 from dflash_local.schema import OpenRecord
 from dflash_local.service.backend import Model
 
@@ -140,12 +142,15 @@ class ResponsesBody(GenerationBody, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool as its client knows it. ``schema``: as chat templates take it, under a name that holds the namespace."""
+    """A tool that the model may call, and where it stands in the body."""
 
-    schema: Mapping[str, Any]
-    name: str
+    tool: ToolBody
     namespace: str | None
-    free_form: bool
+    path: str
+
+    @property
+    def free_form(self) -> bool:
+        return self.tool.type == "custom"
 
 
 def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
@@ -162,25 +167,24 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     messages = _conversation(record)
     form = record.text.format if record.text is not None else None
     if form is not None and form.type != "text":
-        with naming("text.format.schema"):
-            check_json("text.format.schema", form.schema)
+        check_field("text.format.schema", form.schema)
         messages = in_format(messages, form.schema or {})
     effort = record.reasoning.effort if record.reasoning is not None else None
-    parsed = parsed_request(
+    kinds = dict.fromkeys(tool.type for tool in record.tools or () if tool.type not in OFFERED_TYPES)
+    return parsed_request(
         msgspec.structs.replace(record, max_tokens=record.max_output_tokens),
         sent,
         model,
         messages=tuple(messages),
         thinking=model.thinking if effort is None else effort != "none",
-        tools=tuple(tool.schema for tool in _offered(record).values()),
+        tools=tuple(_schema(name, offered) for name, offered in _offered(record).items()),
+        left_out=(f"tools: {kind} is not run here" for kind in kinds),
         reasoning_effort=effort,
     )
-    kinds = dict.fromkeys(tool.type for tool in record.tools or () if tool.type not in OFFERED_TYPES)
-    return replace(parsed, taken=(*parsed.taken, *(f"tools: {kind} is not run here" for kind in kinds)))
 
 
 def _offered(record: ResponsesBody) -> dict[str, OfferedTool]:
-    """Return the tools by the names that the model has for them."""
+    """Return the tools by the names that the model has for them, which hold the namespace."""
     found: dict[str, OfferedTool] = {}
 
     def offer(tools: list[ToolBody], namespace: str | None, path: str) -> None:
@@ -191,27 +195,27 @@ def _offered(record: ResponsesBody) -> dict[str, OfferedTool]:
             elif tool.type in ("function", "custom"):
                 if tool.name is None:
                     raise FieldError(f"{here}.name", f"{here}.name is missing")
-                with naming(f"{here}.parameters"):
-                    check_json(f"{here}.parameters", tool.parameters)
-                name = tool.name if namespace is None else f"{namespace}.{tool.name}"
-                told = {"name": name, "description": _described(tool), "parameters": tool.parameters}
-                if tool.type == "custom":
-                    told["parameters"] = FREE_FORM
-                function = {key: value for key, value in told.items() if value is not None}
-                schema = {"type": "function", "function": function}
-                found[name] = OfferedTool(schema, tool.name, namespace, tool.type == "custom")
+                found[_full_name(namespace, tool.name)] = OfferedTool(tool, namespace, here)
 
     if record.tool_choice != "none":
         offer(record.tools or [], None, "tools")
     return found
 
 
-def _described(tool: ToolBody) -> str | None:
-    """Return the description; of free text that has a grammar with it, since nothing else tells the model."""
-    grammar = (tool.format or {}).get("definition")
-    if tool.type != "custom" or not isinstance(grammar, str):
-        return tool.description
-    return f"{tool.description or ''}\n\nThe input is free text by this grammar:\n{grammar}".strip()
+def _full_name(namespace: str | None, name: str) -> str:
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def _schema(name: str, offered: OfferedTool) -> Mapping[str, Any]:
+    """Return a tool as chat templates take it: free text is one text, and its grammar stands in the description."""
+    tool, path = offered.tool, f"{offered.path}.parameters"
+    if not offered.free_form:
+        return function_schema(path, name, tool.description, tool.parameters)
+    check_field(path, tool.parameters)
+    grammar, description = (tool.format or {}).get("definition"), tool.description
+    if isinstance(grammar, str):
+        description = f"{description or ''}\n\nThe input is free text by this grammar:\n{grammar}".strip()
+    return function_schema(path, name, description, FREE_FORM)
 
 
 def _conversation(record: ResponsesBody) -> tuple[Message, ...]:
@@ -251,9 +255,9 @@ def _assistant(items: list[Item]) -> Message:
     calls = []
     for item in items:
         if item.type in ("function_call", "custom_tool_call"):
-            name = item.name if item.namespace is None else f"{item.namespace}.{item.name}"
+            name = _full_name(item.namespace, item.name or "")
             free = json.dumps({"input": item.input}, ensure_ascii=False)
-            calls.append(ToolCall(item.call_id, name or "", item.arguments if item.type == "function_call" else free))
+            calls.append(ToolCall(item.call_id, name, item.arguments if item.type == "function_call" else free))
     text = "".join(_text(item.content) for item in items if item.type == "message")
     thoughts = [_text(item.content) or _text(item.summary) for item in items if item.type == "reasoning"]
     return Message("assistant", text, "\n\n".join(thoughts), tuple(calls))
@@ -265,8 +269,6 @@ def _text(content: Texts | None) -> str:
 
 class ResponseReply(Reply):
     """A response."""
-
-    keep_alive = b": waiting\n\n"  # a comment
 
     def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
         super().__init__(parsed, model, fingerprint)
@@ -336,9 +338,6 @@ class ResponseReply(Reply):
             "total_tokens": prompt + completion,
         }
 
-    def _started(self, event: Started) -> Iterator[dict[str, Any]]:
-        return iter(())
-
     def _step(self, event: Step) -> Iterator[dict[str, Any]]:
         for part in self._parts.feed(event.pieces):
             yield from self._part(part)
@@ -377,9 +376,9 @@ class ResponseReply(Reply):
 
     def _called(self, call: ToolCall) -> Iterator[dict[str, Any]]:
         """Write an item of a call, whole: calls come so."""
-        tool = self._offered.get(call.name)
-        name, namespace = (call.name, None) if tool is None else (tool.name, tool.namespace)
-        free_form = tool is not None and tool.free_form
+        offered = self._offered.get(call.name)
+        name, namespace = (call.name, None) if offered is None else (offered.tool.name, offered.namespace)
+        free_form = offered is not None and offered.free_form
         field, prefix = ("input", "ctc") if free_form else ("arguments", "fc")
         text = str(read_arguments(call).get("input", call.arguments)) if free_form else call.arguments
         more = {"call_id": call.id, "name": name, field: "", **({} if namespace is None else {"namespace": namespace})}
