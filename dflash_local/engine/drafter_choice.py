@@ -11,6 +11,7 @@ from dflash_local.engine.verify_length import VerifyLength
 GAIN = 1.02  # what drafting must promise, relative to the plain step, to go on
 BETTER = 1.05  # what another drafter must promise, relative to the one in use, to be tried at once or to take its place
 FIRST_WAIT, LONGEST_WAIT = 32, 512  # cycles from one streak of probes to the next; doubled when nothing came of it
+FADING = 0.25  # of that wait: cycles of another drafter, until half of what set a drafter's last ones apart is gone
 STREAK = 3  # probes that follow one another
 
 
@@ -27,9 +28,10 @@ class DrafterChoice:
     """The choice among a session's drafters and the plain step.
 
     What is in use goes on for as long as nothing else promises more tokens a millisecond. The plain step's rate is
-    known. A drafter's is that of its last cycles; of one that is not in use it may be old. So now and then three cycles
-    try it, as probes; while nothing comes of them, the wait doubles, from 32 up to 512 cycles. Where what is in use
-    falls far below what another one promised, that one is tried at once.
+    known. A drafter's is that of its last cycles; against another drafter its average counts as much, and more and more
+    while that one drafts. What is known of one that is not in use may be old: now and then three cycles try it, as
+    probes; while nothing comes of them, the wait doubles, from 32 up to 512 cycles. Where what is in use falls far
+    below what another one promises, that one is tried at once.
 
     Attributes:
         controls: of the session's drafters. control: of the one in use, or of the last one that was. drafts: whether
@@ -67,6 +69,10 @@ class DrafterChoice:
         """Learn from a cycle that was launched as ``next`` said; that may be known several launches later."""
         control = self.controls[chosen.drafter]
         control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts, chosen.probe)
+        if cycle.rows > 1:
+            for each in self.controls:
+                if each is not control:
+                    each.leave(self._patience * FADING)
         if chosen.probe:
             self._judge_probe()
         elif control is self.control:
@@ -82,14 +88,11 @@ class DrafterChoice:
         """Return tokens that the next cycle is expected to emit above what its time brings at ``rate``."""
         return self.control.value if self.drafts else 1.0 - self.rate * self.control.costs[1]
 
-    @property
-    def _present(self) -> float:
-        """Return tokens a millisecond that what is in use promises."""
-        return self.control.promise if self.drafts else 1.0 / self.control.costs[1]
-
     def _beats_present(self, other: VerifyLength) -> bool:
         """Return whether another drafter's promise is enough to take the place of what is in use."""
-        return other.promise > self._present * (BETTER if self.drafts else 1.0)
+        if self.drafts:
+            return other.lasting_promise > self.control.lasting_promise * BETTER
+        return other.promise > 1.0 / self.control.costs[1]
 
     @property
     def _others(self) -> list[VerifyLength]:

@@ -9,6 +9,7 @@ from dflash_local.engine.survival import LEAN, MEMORY, Survival
 
 RATE_MEMORY = 128.0  # cycles of the rate that a longer cycle has to be worth
 PROMISE_MEMORY = 16.0  # cycles that a drafter is compared with what may take its place by
+RECENT = 0.5  # what these count for in a lasting promise, the average being the rest
 PROBE_MEMORY = 8.0  # drafts, where only probes look: what was seen long ago may have changed
 
 
@@ -75,11 +76,19 @@ class VerifyLength:
         self._expected = self._survival.tokens_by_rows(())  # of the cycles of late that drafted
         self._gain = 0.0  # tokens that a cycle's own confidences add, the mean
         self._memory = LEAN  # cycles that the two means remember
+        self._average = _Rate(0.0, 0.0, RATE_MEMORY)  # of promises, whenever that was
+        self._recent = RECENT
         self.judge_anew()
 
     def judge_anew(self) -> None:
         """Let ``promise`` be that of the cycles from now on."""
         self._promise = _Rate(0.0, 0.0, PROMISE_MEMORY)
+
+    def leave(self, half_life: float) -> None:
+        """Note a cycle of another drafter. After ``half_life`` of them, half of what set the last cycles apart from the
+        average is gone.
+        """
+        self._recent *= 0.5 ** (1.0 / half_life)
 
     @property
     def learnt(self) -> list[float]:
@@ -161,6 +170,15 @@ class VerifyLength:
         rows = self.rival()
         return self._expected[rows - 1] / self.costs[rows]
 
+    @property
+    def lasting_promise(self) -> float:
+        """Return tokens a millisecond for as long as another drafter would be used instead: between what the last
+        cycles promised and the average. A drafter is left where its text is hard, which soon is over: the longer it is
+        not used, the nearer this is to the average.
+        """
+        average = self._average.value if self._average.ms else self.promise
+        return average + (self.promise - average) * self._recent
+
     def _best(self, tokens: Sequence[float]) -> int:
         """Return the drafting length that is worth most at the present rate; the longer of two."""
         price = self.rate
@@ -174,7 +192,9 @@ class VerifyLength:
         """Add what a cycle promised at the length that it has outside of probes, or what a probe brought if that is
         more.
         """
+        tokens_ms = tokens[usual - 1], self.costs[usual]
         if probe and emitted - self.rate * self.costs[rows] > tokens[usual - 1] - self.rate * self.costs[usual]:
-            self._promise.add(emitted, self.costs[rows])
-        else:
-            self._promise.add(tokens[usual - 1], self.costs[usual])
+            tokens_ms = emitted, self.costs[rows]
+        self._recent = RECENT
+        self._promise.add(*tokens_ms)
+        self._average.add(*tokens_ms)

@@ -20,6 +20,10 @@ MIXTURE = (
     {1: 1.85, 2: 2.05, 3: 2.32, 4: 2.58, 6: 3.12, 8: 3.65, 12: 4.53, 16: 5.41},
     {1: 1.85, 2: 1.87, 3: 2.26, 4: 2.64, 5: 3.03},
 )
+LONG_BLOCKS = (
+    {1: 6.38, 2: 7.47, 3: 7.55, 4: 7.59, 6: 7.7, 8: 7.79, 12: 8.52, 16: 8.79},
+    {1: 6.38, 2: 6.98, 3: 7.49, 4: 7.96, 5: 8.49},
+)
 # Mean log odds of both drafters' drafts.
 TEXTS = {"prose": (0.3, 1.6), "code": (2.6, 1.9), "hard": (-2.0, -1.8), "the first alone": (1.5, -2.0)}
 CYCLES = 2000
@@ -33,6 +37,7 @@ class Text:
         self._costs, self._draw = costs, random.Random(seed)
         lengths = [VerifyLength(each, max(each), wait_ms=wait) for each, wait in zip(costs, waits, strict=False)]
         self.choice, self._on_their_way = DrafterChoice(lengths), deque[tuple[Chosen, Cycle]]()
+        self.tokens, self.ms = 0, 0.0
 
     def run(self, means: Sequence[float], cycles: int) -> tuple[float, list[int | None]]:
         """Tokens a millisecond, and the drafter of each cycle; None is the plain step."""
@@ -51,6 +56,7 @@ class Text:
                 self.choice.add(*self._on_their_way.popleft())
             tokens, ms = tokens + right + 1, ms + self._costs[chosen.drafter][rows]
             drafters.append(chosen.drafter if rows > 1 else None)
+        self.tokens, self.ms = self.tokens + tokens, self.ms + ms
         return tokens / ms, drafters
 
 
@@ -65,6 +71,23 @@ def test_it_loses_little_against_the_better_drafter_alone(costs: Sequence[Mappin
         found.append(both / max(alone))
         assert both > 0.93 * max(alone), (found, Counter(drafters))
     assert sum(found) > 0.96 * len(found), found
+
+
+def test_a_drafter_that_was_left_in_a_hard_passage_comes_back() -> None:
+    """Passages of 15 cycles are easy or hard for either drafter; on average one of them is better by far."""
+    found = []
+    for seed in range(12):
+        draw = random.Random(seed)
+        passages = [(draw.gauss(1.8, 2.0), draw.gauss(2.1, 2.0)) for _ in range(33)]
+
+        def rate(*drafters: int, seed: int = seed, passages: Sequence[tuple[float, float]] = passages) -> float:
+            text = Text([LONG_BLOCKS[at] for at in drafters], seed)
+            for means in passages:
+                text.run([means[at] for at in drafters], 15)
+            return text.tokens / text.ms
+
+        found.append(rate(0, 1) / max(rate(0), rate(1)))
+    assert sum(found) > 0.91 * len(found), found
 
 
 def test_it_follows_the_text_and_what_does_not_pay_is_seldom_tried() -> None:
