@@ -70,6 +70,7 @@ class _Routes:
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             *(Route(dialect.path, self.generate(dialect), methods=post) for dialect in DIALECTS),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=post),
             Route("/health", self.health, methods=get),
             Route("/metrics", self.metrics, methods=get),
             Route("/dflash/v1/status", self.status, methods=get),
@@ -95,6 +96,18 @@ class _Routes:
             return HttpAnswer(self._endpoint, parsed, reply)
 
         return answer
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """Say how long a prompt is, as the reply to it would report; waits for no other reply."""
+        endpoint = self._endpoint
+        try:
+            parsed = await endpoint.in_thread(messages.read, await _body(request), endpoint.model_named)
+            if endpoint.draining:
+                raise stopping()
+            tokens = await endpoint.in_thread(endpoint.service.count, parsed.request, parsed.model)
+        except DFlashError as error:
+            return _json(messages.MessageReply.error_object(error), error.http_status, error_headers(error))
+        return _json({"input_tokens": tokens})
 
     async def health(self, _request: HttpRequest) -> Response:
         """Answer 200 while requests are taken (also loading, and unloaded when idle), 503 when broken or stopping."""

@@ -23,6 +23,7 @@ from dflash_local.app.loading import open_held
 from dflash_local.app.process_messages import (
     AskStatus,
     Cancel,
+    Count,
     Failed,
     Generate,
     Leave,
@@ -90,6 +91,8 @@ class EngineProcess:
                 self._lease(connection, message)
             elif isinstance(message, Generate):
                 self._reply(connection, message)
+            elif isinstance(message, Count):
+                self._count(connection, message)
             elif isinstance(message, Measure):
                 self._measure(connection, message)
             elif isinstance(message, AskStatus):
@@ -163,13 +166,23 @@ class EngineProcess:
             connection.recv()
         self.end()
 
-    def _reply(self, connection: Connection[Any, Any], message: Generate) -> None:
+    def _sound(self) -> Service:
+        """The service over the loaded pair. DeviceLostError: the engine broke."""
         service = self._service
+        if service is None or service.fault is not None:
+            fault = "nothing is loaded" if service is None or service.fault is None else service.fault.message
+            raise DeviceLostError(f"the engine broke: {fault}", "send it again")
+        return service
+
+    def _count(self, connection: Connection[Any, Any], message: Count) -> None:
         try:
-            if service is None or service.fault is not None:
-                fault = "nothing is loaded" if service is None or service.fault is None else service.fault.message
-                raise DeviceLostError(f"the engine broke: {fault}", "send it again")
-            ticket = service.submit(message.request)
+            connection.send(self._sound().count(message.request))
+        except DFlashError as error:
+            connection.send(Failed.of(error))
+
+    def _reply(self, connection: Connection[Any, Any], message: Generate) -> None:
+        try:
+            ticket = self._sound().submit(message.request)
             threading.Thread(target=_watch, args=(connection, ticket), daemon=True).start()
             try:
                 for event in ticket:

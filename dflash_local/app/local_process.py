@@ -22,6 +22,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.app.process_messages import (
     AskStatus,
     Cancel,
+    Count,
     Failed,
     Generate,
     Leave,
@@ -93,6 +94,18 @@ class LocalProcess:
                         return
         except (EOFError, OSError, AuthenticationError) as error:
             raise self._ended() from error
+
+    def count(self, request: Request) -> int:
+        """Return the tokens of the prompt, counted by the process beside its replies; raises as ``generate`` does."""
+        try:
+            with _connect(self.record) as connection:
+                connection.send(Count(request))
+                answer = connection.recv()
+        except (EOFError, OSError, AuthenticationError) as error:
+            raise self._ended() from error
+        if isinstance(answer, Failed):
+            raise answer.error()
+        return int(answer)
 
     def close(self) -> None:
         """Leave the pair, and wait for the process to end where nobody else uses it."""

@@ -1,8 +1,8 @@
 """What a command and the engine's process send each other: pickled records, over a socket of this user alone.
 
-On a connection the command sends ``Open``, ``Generate``, ``Measure``, ``AskStatus`` or ``Stop``. The answer to
-``Generate`` is its events, to ``Open`` those of the load and then ``Opened`` or ``Occupied``, to ``Measure`` its
-progress and then ``MeasureResult``; in place of each ``Failed`` may come.
+On a connection the command sends ``Open``, ``Generate``, ``Count``, ``Measure``, ``AskStatus`` or ``Stop``. The answer
+to ``Generate`` is its events, to ``Count`` a number, to ``Open`` the events of the load and then ``Opened`` or
+``Occupied``, to ``Measure`` its progress and then ``MeasureResult``; in place of each ``Failed`` may come.
 """
 
 from __future__ import annotations
@@ -90,6 +90,13 @@ class Generate:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Stop the reply; its ``Finished`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Say how many tokens the request's prompt has, also while the process replies to another one."""
+
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,10 @@ class TwoServers:
             return self._server(True, cancelled).generate(request, cancelled)
         return self._server(False, cancelled).generate(replace(request, block_size=None), cancelled)
 
+    def count(self, request: Request) -> int:
+        """Raise UsageError: servers apply the chat template."""
+        raise UsageError("tokens cannot be counted: servers apply the chat template", "replies tell the prompt's")
+
     def close(self) -> None:
         """End what was launched."""
         while self._servers:

@@ -139,6 +139,10 @@ class Session:
         opens = self.tokenizer is not None and prompt_opens_thinking(self.tokenizer, ids)
         return Rendered(ids, len(ids), opens)
 
+    def count(self, request: Request) -> int:
+        """Return how many ids ``render`` makes; from any thread, since caches and device are left alone."""
+        return len(self.render(request).ids)
+
     def _check(self, request: Request, rendered: Rendered) -> None:
         count, context = len(rendered.ids), self.facts.context
         if count > context:

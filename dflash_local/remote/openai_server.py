@@ -104,6 +104,13 @@ class OpenAIServer:
         body_of(request, self.facts, seed)  # refused in the call
         return self._reply(request, seed, cancelled, ended)
 
+    def count(self, request: Request) -> int:
+        """Raise UsageError: the server applies the chat template, and tells the count with a reply alone."""
+        raise UsageError(
+            f"tokens cannot be counted: the server at {self.facts.url} applies the chat template",
+            "its replies tell the prompt's tokens",
+        )
+
     def close(self) -> None:
         """End the server where it was launched for this, and is not kept."""
         if self.process is not None:

@@ -26,12 +26,16 @@ class Backend(Protocol):
 
     ``generate`` prepares the prompt when it is called, and makes the reply while it is iterated: an error of the
     call is one of the request, never of the engine. It stops within one cycle once ``cancelled`` returns True.
+    ``count`` returns the tokens of the prompt that ``generate`` would prepare, also from another thread while a reply
+    is made; UsageError where the backend cannot tell.
     """
 
     @property
     def facts(self) -> SessionFacts: ...
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = ...) -> Iterator[Event]: ...
+
+    def count(self, request: Request) -> int: ...
 
     def close(self) -> None: ...
 

@@ -91,6 +91,7 @@ class Service:
         self._waiting: deque[Ticket] = deque()
         self._running: Ticket | None = None
         self._callers = 0  # requests on their way to the queue
+        self._counting = 0  # prompts that are only counted, beside the queue
         self._last: float | None = None
         self._idle_since = time.monotonic()
         self._closed = False
@@ -160,9 +161,7 @@ class Service:
             BusyError: as many as may wait do so already. UnknownModelError: the model was switched.
             EngineError: closed. DFlashError: the load failed.
         """
-        with self._loaded():
-            if model is not None and not self._model.answers_to(model):
-                raise UnknownModelError(f"{model!r} is no longer served", f"this is {self._model.name}")
+        with self._loaded(model):
             waiting = len(self._waiting)
             if waiting >= self._max_queue:
                 raise BusyError(f"{waiting} requests are waiting already, as many as may wait", "try again in a moment")
@@ -172,8 +171,25 @@ class Service:
             self._changed.notify_all()
             return ticket
 
+    def count(self, request: Request, model: str | None = None) -> int:
+        """Return the tokens of a request's prompt, after loading the model if need be; waits for no reply.
+
+        Raises:
+            UsageError: the backend cannot tell. DFlashError: see ``submit``, or the prompt is refused.
+        """
+        with self._loaded(model):
+            backend = self._backend
+            self._counting += 1
+        assert backend is not None  # it is loaded
+        try:
+            return backend.count(request)
+        finally:
+            with self._changed:
+                self._counting -= 1
+                self._idle_since = time.monotonic()
+
     @contextmanager
-    def _loaded(self) -> Iterator[None]:
+    def _loaded(self, model: str | None = None) -> Iterator[None]:
         """Load the model if need be, and hold the lock while it is usable; raises as ``submit`` does."""
         with self._changed:
             if not self._usable and self._callers >= self._max_queue:
@@ -184,6 +200,8 @@ class Service:
                 self.load()
                 with self._changed:
                     if self._usable:
+                        if model is not None and not self._model.answers_to(model):
+                            raise UnknownModelError(f"{model!r} is no longer served", f"this is {self._model.name}")
                         yield
                         return
         finally:
@@ -387,7 +405,9 @@ class Service:
 
     def _idle_left(self) -> float | None:
         """Seconds until the model has been idle long enough; None while it is not loaded or in use."""
-        if self._backend is None or self._changing or self._callers or self.keep_alive_s is None or self._closed:
+        if self._backend is None or self._changing or self.keep_alive_s is None or self._closed:
+            return None
+        if self._callers or self._counting:
             return None
         return self._idle_since + self.keep_alive_s - time.monotonic()
 

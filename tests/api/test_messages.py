@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +13,17 @@ import pytest
 
 from dflash_local.api import messages
 from dflash_local.catalog.bundled import find as find_pair
-from dflash_local.errors import ContextError
+from dflash_local.errors import ContextError, UsageError
 from dflash_local.events import Finished, FinishReason, Piece, Step
-from dflash_local.request import Limits, Message, ToolCall
+from dflash_local.request import Limits, Message, Request, ToolCall
 from dflash_local.service.backend import Backend as Session
 from dflash_local.service.backend import Model
 from tests.api.bodies import find, refusal
-from tests.api.conftest import TOOL, Running, Serve
+from tests.api.conftest import TOOL, Running, Serve, wait_until
 from tests.service.scripted import PromptFault, ScriptedSession
 
 PATH = "/v1/messages"
+COUNT = f"{PATH}/count_tokens"
 ADD = {"name": "add", "input_schema": TOOL["function"]["parameters"]}  # type: ignore[index]
 QUESTION = [{"role": "user", "content": "hi"}]
 
@@ -211,6 +214,29 @@ def test_the_anthropic_client_reads_everything(client: Callable[..., Any], serve
     assert block.type == "tool_use" and block.input == {"a": 1}
 
 
+def test_a_prompt_is_counted_beside_a_running_reply(serve: Serve) -> None:
+    gate = threading.Event()
+    server = serve(ScriptedSession(gate=gate))
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(server.call, "POST", PATH, body())
+        wait_until(lambda: server.service.status.running == 1)
+        counted = server.call("POST", COUNT, {"model": "toy", "messages": QUESTION}).json
+        assert server.service.status.running == 1
+        gate.set()
+        assert counted == {"input_tokens": 5} and reply.result().json["usage"]["input_tokens"] == 5
+
+
+def test_what_cannot_be_counted_is_said_in_anthropics_words(serve: Serve) -> None:
+    class Mute(ScriptedSession):
+        def count(self, request: Request) -> int:
+            raise UsageError("tokens cannot be counted")
+
+    server = serve(Mute())
+    for sent in (body(), body(model="claude-opus"), body(messages=[])):
+        answer = server.call("POST", COUNT, sent)
+        assert answer.status in (400, 404) and answer.json["type"] == "error" and answer.error["message"]
+
+
 @pytest.mark.needs_torch
 def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> None:
     def load(_progress: object) -> Session:
@@ -221,6 +247,12 @@ def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> N
 
     api = client(serve(model=lambda _scripted: Model("demo", load)))
     asked = [{"role": "user", "content": "Count from 3 to 7."}]
+    told: dict[str, Any] = {"system": "Be brief.", "tools": [ADD], "thinking": {"type": "adaptive"}}
+    more: dict[str, Any]
+    for more in ({}, told):
+        counted = api.messages.count_tokens(model="demo", messages=asked, **more).input_tokens
+        whole = api.messages.create(model="demo", max_tokens=48, messages=asked, **more)
+        assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
     whole = api.messages.create(model="demo", max_tokens=48, messages=asked)
     text = whole.content[0].text
     with api.messages.stream(model="demo", max_tokens=48, messages=asked) as stream:

@@ -28,7 +28,7 @@ from dflash_local.app.process_messages import Cancel, Generate, Occupied, Open, 
 from dflash_local.app.process_records import ProcessRecord, read_records  # noqa: E402
 from dflash_local.catalog.bundled import Pair, find  # noqa: E402
 from dflash_local.cli.ps import lines, served  # noqa: E402
-from dflash_local.errors import CheckpointError, DeviceLostError  # noqa: E402
+from dflash_local.errors import CheckpointError, ContextError, DeviceLostError  # noqa: E402
 from dflash_local.events import Event, Finished, LoadProgress, Notice, Started, Step  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.request import Limits, SamplingParams, user_request  # noqa: E402
@@ -101,12 +101,15 @@ def test_commands_share_a_process_that_ends_with_the_last(
     assert any(isinstance(event, LoadProgress) for event in told), "the load was followed"
     events = list(first.generate(ASK))
     assert text_of(events).startswith("3 plus 4 is 7.") and isinstance(events[-1], Finished)
-    assert any(isinstance(event, Started) for event in events)
+    (started,) = (event for event in events if isinstance(event, Started))
 
     cancelled = threading.Event()
     for event in first.generate(LONG, cancelled.is_set):
-        if isinstance(event, Step):
+        if isinstance(event, Step) and not cancelled.is_set():
+            assert first.count(ASK) == started.prompt_tokens, "also while it replies"
             cancelled.set()
+    with pytest.raises(ContextError):
+        first.count(user_request("x " * 9000))
     assert isinstance(event, Finished) and event.reason == "cancelled" and event.usage.completion_tokens < 400
     with pytest.raises(AuthenticationError):
         Client(first.record.address, authkey=b"guessed")

@@ -194,6 +194,11 @@ def test_thoughts_that_come_as_text_are_named(fake: Fake, monkeypatch: pytest.Mo
     assert notices_of(events) == ["the reply holds </think>: the server was started without a reasoning parser"]
 
 
+def test_tokens_are_not_counted_here(fake: Fake) -> None:
+    with Service.over(session_of(fake)) as service, pytest.raises(UsageError, match="chat template"):
+        service.count(ASK)
+
+
 def test_cancelling_hangs_up(fake: Fake) -> None:
     fake.fault = "hangs"
     session = attach(endpoint(fake.url), DEMO)

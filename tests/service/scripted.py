@@ -115,6 +115,9 @@ class ScriptedSession:
             raise fault.error
         return self._events(request, cancelled, fault)
 
+    def count(self, request: Request) -> int:
+        return len(PROMPT_IDS)
+
     def _events(self, request: Request, cancelled: Callable[[], bool], fault: BaseException | None) -> Iterator[Event]:
         if isinstance(fault, DFlashError) and fault.message.startswith("at once"):
             raise fault
