@@ -20,12 +20,16 @@ from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
 from dflash_local.api.metrics import CONTENT_TYPE
+from dflash_local.api.models_list import ServedModel
 from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object, stopping
 from dflash_local.api.reply import Reply
 from dflash_local.api.request_body import ParsedRequest, parse, read_record
 from dflash_local.errors import DFlashError, UnknownModelError
 from dflash_local.schema import Record
 from dflash_local.service.backend import Model
+
+ANTHROPIC = "anthropic-version"  # a header of Anthropic's clients
+CODEX = "client_version"  # that Codex adds to the address of the list
 
 
 def guarded_app(
@@ -78,11 +82,18 @@ class _Routes:
             Route("/dflash/v1/unload", self.unload, methods=post),
         ]
 
-    async def models(self, _request: HttpRequest) -> Response:
-        return _json({"object": "list", "data": [self._described(self._endpoint.service.model)]})
+    async def models(self, request: HttpRequest) -> Response:
+        """List the one model: in Anthropic's shape where the client names its API, with Codex's fields for Codex."""
+        served = self._served(self._endpoint.service.model)
+        if ANTHROPIC in request.headers:
+            only = served.for_anthropic()
+            return _json({"data": [only], "has_more": False, "first_id": only["id"], "last_id": only["id"]})
+        codex = {"models": [served.for_codex()]} if CODEX in request.query_params else {}
+        return _json({"object": "list", "data": [served.for_openai()], **codex})
 
     async def model(self, request: HttpRequest) -> Response:
-        return _json(self._described(self._endpoint.model_named(request.path_params["name"])))
+        served = self._served(self._endpoint.model_named(request.path_params["name"]))
+        return _json(served.for_anthropic() if ANTHROPIC in request.headers else served.for_openai())
 
     def generate(self, dialect: Dialect) -> Callable[[HttpRequest], Awaitable[Response]]:
         """Return the handler of a dialect's path."""
@@ -174,16 +185,10 @@ class _Routes:
         await self._endpoint.in_thread(self._endpoint.service.unload)
         return await self.status(request)
 
-    def _described(self, model: Model) -> dict[str, Any]:
+    def _served(self, model: Model) -> ServedModel:
         facts = self._endpoint.service.facts  # of the last load
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": self._endpoint.created,
-            "owned_by": "dflash-local",
-            "max_model_len": (facts.context or None) if facts is not None else model.context,
-            "aliases": list(model.aliases),
-        }
+        context = (facts.context or None) if facts is not None else model.context
+        return ServedModel(model, context, self._endpoint.created)
 
 
 async def _body(request: HttpRequest) -> bytes:

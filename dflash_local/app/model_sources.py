@@ -29,7 +29,7 @@ from dflash_local.app.two_servers import (
 )
 from dflash_local.catalog.bundled import Pair
 from dflash_local.catalog.generation_config import sampling_defaults
-from dflash_local.chat.tokenizer_files import chat_template
+from dflash_local.chat.tokenizer_files import chat_template, takes_effort
 from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
 from dflash_local.checkpoint_files.source import is_on_disk, open_source
 from dflash_local.errors import DFlashError, UsageError
@@ -136,8 +136,13 @@ class LocalModels(ModelSource):
         if not self.served:
             return model
         parts = source.tokenizer()
-        form = format_of(None if parts is None else chat_template(parts)) or GENERAL_FORM
-        return replace(model, call_format=form, context=planned_context(pair, load, self.user))
+        template = None if parts is None else chat_template(parts)
+        return replace(
+            model,
+            takes_effort=takes_effort(template),
+            call_format=format_of(template) or GENERAL_FORM,
+            context=planned_context(pair, load, self.user),
+        )
 
     def find(self, name: str, load: LoadConfig | None) -> Model:
         """See ``ModelSource``. Its drafter decides whether it thinks."""

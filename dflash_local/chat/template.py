@@ -18,6 +18,7 @@ from typing import Any
 
 from dflash_local.chat.channels import END_THINK, THINK
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.tokenizer_files import takes_effort
 from dflash_local.chat.tool_calls import format_of
 from dflash_local.chat.tool_prompt import SHARE, as_text, has_prompt, in_system, tool_prompt, with_prompt
 from dflash_local.errors import ContextError, TemplateError, UsageError
@@ -139,7 +140,7 @@ def render(
     """
     now = now or datetime.now()
     prompt, notices = "", tuple[str, ...]()
-    if effort is not None and "reasoning_effort" not in (tokenizer.template or ""):
+    if effort is not None and not takes_effort(tokenizer.template):
         notices = (f"reasoning_effort {effort} changes nothing: the chat template has no such setting",)
         effort = None
     if format_of(tokenizer.template) is None:

@@ -120,3 +120,8 @@ def chat_template(parts: TokenizerParts) -> str | None:
     if len(value) > MAX_TEMPLATE_CHARS:
         raise CheckpointError(f"the chat template has {len(value)} characters, {MAX_TEMPLATE_CHARS} allowed")
     return value
+
+
+def takes_effort(template: str | None) -> bool:
+    """Return whether a template reads ``reasoning_effort``."""
+    return "reasoning_effort" in (template or "")

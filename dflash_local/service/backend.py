@@ -51,6 +51,7 @@ class Model:
         load: loads it, telling how far it is. The backend's ``close`` releases all that was taken.
         pair: its files. aliases: other names that mean it.
         sampling, thinking, mode: for requests that do not set it: as its authors advise; ``ar`` without a drafter.
+        takes_effort: its template reads ``reasoning_effort``.
         call_format: how it writes tool calls (``chat.tool_calls.format_of``).
         context: tokens that it would hold once loaded; None where only the load knows.
         kept_by: what keeps it loaded, where that is not this program: it is not unloaded then.
@@ -63,6 +64,7 @@ class Model:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     thinking: bool = False
     mode: Mode = "dflash"
+    takes_effort: bool = False
     call_format: CallFormat = GENERAL_FORM
     context: int | None = None
     kept_by: str = ""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import http.client
 import json
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from dflash_local.api import request_body
 from tests.api.bodies import chat, refusal, text
-from tests.api.conftest import LIMIT_S, Running, body
+from tests.api.conftest import LIMIT_S, Running, Serve, body
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -160,6 +162,47 @@ def test_the_served_model_is_found_by_its_names(server: Running) -> None:
     assert [one["id"] for one in listed["data"]] == ["scripted"] and listed["object"] == "list"
     assert server.get("/v1/models/toy").json == server.get("/v1/models/scripted").json == listed["data"][0]
     assert server.call("POST", CHAT, {**body(), "model": "TOY"}).json["model"] == "scripted"
+
+
+def test_codex_reads_a_list_of_its_own(server: Running) -> None:
+    """Fields without which Codex 0.171 refuses the whole list, and those that tell of the model."""
+    server.service.load()
+    listed = server.get("/v1/models?client_version=0.171.0").json
+    assert listed["data"] == server.get("/v1/models").json["data"] and "models" not in server.get("/v1/models").json
+    (only,) = listed["models"]
+    assert only["slug"] == only["display_name"] == "scripted" and only["context_window"] == 512
+    assert only["truncation_policy"] == {"mode": "tokens", "limit": 64} and only["input_modalities"] == ["text"]
+    assert (
+        only["base_instructions"] and only["supported_reasoning_levels"] == only["experimental_supported_tools"] == []
+    )
+    assert only.keys() >= {
+        "shell_type",
+        "visibility",
+        "supported_in_api",
+        "priority",
+        "support_verbosity",
+        "experimental_supported_tools",
+    }
+
+
+def test_codex_is_offered_the_efforts_that_the_template_takes(serve: Serve) -> None:
+    server = serve(model=lambda model: replace(model, takes_effort=True))
+    (only,) = server.get("/v1/models?client_version=0.171.0").json["models"]
+    efforts = [level["effort"] for level in only["supported_reasoning_levels"]]
+    assert efforts == ["low", "medium", "high"] and only["default_reasoning_level"] in efforts
+    assert only["context_window"] is None, "it is not loaded"
+
+
+def test_anthropics_clients_read_its_shape(server: Running) -> None:
+    server.service.load()
+    version = {"anthropic-version": "2023-06-01"}
+    listed = server.get("/v1/models", version).json
+    (only,) = listed["data"]
+    assert listed["first_id"] == listed["last_id"] == only["id"] == "scripted" and listed["has_more"] is False
+    assert server.get("/v1/models/toy", version).json == only
+    assert only["type"] == "model" and only["max_input_tokens"] == 512
+    created = datetime.fromisoformat(only["created_at"].replace("Z", "+00:00")).timestamp()
+    assert created == server.endpoint.created
 
 
 def test_what_no_route_answers_is_an_error_object_too(server: Running) -> None:
