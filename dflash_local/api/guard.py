@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ LINGER_BYTES = 8 * 2**20  # of it, at most, or twice what is taken
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 WITH_BODY = ("POST", "PUT", "PATCH")
 OPEN_PATHS = frozenset(("/health",))  # no token asked: for watchers that have none
-# Added where the app set nothing of the kind. CORS headers are never added: no foreign page may read.
+PREFLIGHT_S = 600  # for which a browser keeps the answer to what it asks before a foreign page's request
+# Added where the app set nothing of the kind. CORS headers are added for the pages of ``Rules.origins`` alone.
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -50,12 +51,14 @@ class Rules:
         any_address: literal addresses are fine too; no name can be rebound to one.
         token: required as ``Authorization: Bearer``, as ``x-api-key``, or as the password that a browser asks its user
             for; None requires nothing.
+        origins: web pages of others that may send requests and read the answers, as browsers write them in Origin.
         read_s: seconds from the first byte of a request to the last.
     """
 
     hosts: frozenset[str] = frozenset()
     any_address: bool = False
     token: str | None = field(default=None, repr=False)
+    origins: frozenset[str] = frozenset()
     max_body: int = MAX_BODY
     max_held: int = MAX_HELD
     read_s: float = READ_S
@@ -75,10 +78,14 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        send = _secured(send)
+        cors = self._cors(scope)
+        send = _secured(send, cors)
+        preflight = bool(cors) and scope["method"] == "OPTIONS" and _has(scope, b"access-control-request-method")
         body = b""
         try:
-            self._check(scope)
+            self._check(scope, asks_token=not preflight)  # a browser sends none with it
+            if preflight:
+                return await _answer_preflight(scope, send)
             if scope["type"] == "http":
                 body = await self._body(scope, receive)
                 receive = replay(body, receive)
@@ -93,14 +100,22 @@ class Guard:
         finally:
             self._held -= len(body)
 
-    def _check(self, scope: Scope) -> None:
+    def _cors(self, scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers by which the page of an allowed origin may read the answer, also one that refuses it."""
+        origins = [value for key, value in scope["headers"] if key.lower() == b"origin"]
+        if scope["type"] != "http" or len(origins) != 1 or origins[0].decode("latin-1") not in self._rules.origins:
+            return ()
+        return (b"access-control-allow-origin", origins[0]), (b"vary", b"Origin")
+
+    def _check(self, scope: Scope, asks_token: bool) -> None:
         host = _header(scope, b"host")
         if not host or not self._is_ours(host):
             raise Refusal(400, "this server does not answer to that Host", "use the address that it printed")
         origin = _header(scope, b"origin")
-        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+        ours = {f"http://{host.lower()}", f"https://{host.lower()}"}
+        if origin is not None and origin.lower() not in ours | self._rules.origins:
             raise Refusal(403, "requests from other web pages are refused", "the Origin is not this server's")
-        if scope["path"] not in OPEN_PATHS:
+        if asks_token and scope["path"] not in OPEN_PATHS:
             key = _header(scope, b"x-api-key")  # as Anthropic's clients send it
             self._check_token(_header(scope, b"authorization") or (f"Bearer {key}" if key else None))
 
@@ -228,16 +243,34 @@ def replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _secured(send: Send) -> Send:
+def _has(scope: Scope, name: bytes) -> bool:
+    return any(key.lower() == name for key, _ in scope["headers"])
+
+
+def _secured(send: Send, more: Sequence[tuple[bytes, bytes]]) -> Send:
     async def secured(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             present = {key.lower() for key, _ in headers}
-            headers += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
+            headers += [pair for pair in (*SECURITY_HEADERS, *more) if pair[0] not in present]
             message = {**message, "headers": headers}
         await send(message)
 
     return secured
+
+
+async def _answer_preflight(scope: Scope, send: Send) -> None:
+    """Say that the request which a browser asks about may come: clients send headers of their own by the dozen."""
+    asked = b", ".join(value for key, value in scope["headers"] if key.lower() == b"access-control-request-headers")
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", asked or b"Authorization, Content-Type"),
+        (b"access-control-max-age", str(PREFLIGHT_S).encode("ascii")),
+    ]
+    if _has(scope, b"access-control-request-private-network"):
+        headers.append((b"access-control-allow-private-network", b"true"))
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _refuse(refusal: Refusal, receive: Receive, send: Send, rules: Rules) -> None:

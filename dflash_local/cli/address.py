@@ -23,6 +23,8 @@ TOKEN_VARIABLE = "DFLASH_TOKEN"
 KEEP_ALIVE = "30m"
 WILDCARDS = ("0.0.0.0", "::", "")
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
+ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?")
+USUAL_PORTS = {"http": 80, "https": 443}
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 Host = Annotated[str, named("--host", "ADDRESS", "Others than this machine's own need a token.")]
@@ -30,6 +32,10 @@ Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help
 Token = Annotated[str | None, named("--token", "TEXT", "What clients must send; others see it in ps.")]
 TokenFile = Annotated[Path | None, named("--token-file", "FILE", "A file that holds the token.")]
 AllowHost = Annotated[list[str] | None, named("--allow-host", "NAME", "A further name of this server.")]
+AllowOrigin = Annotated[
+    list[str] | None,
+    named("--allow-origin", "ORIGIN", "A web page that may use this server, as https://app.example; repeatable."),
+]
 KeepAlive = Annotated[
     str | None, named("--keep-alive", "TIME", "Unload when idle: 90s, 2h, 0, never; 30m if not given.")
 ]
@@ -43,6 +49,7 @@ class Address:
     port: int
     token: str | None = field(repr=False)
     more_hosts: tuple[str, ...] = ()
+    origins: frozenset[str] = frozenset()
 
     @property
     def url(self) -> str:
@@ -122,6 +129,26 @@ def parse_duration(text: str) -> float | None:
     if not math.isfinite(seconds):
         raise UsageError(f"--keep-alive {text!r} is not a time", "such as 90s, 30m, 2h, 0 or never")
     return seconds
+
+
+def origins_of(given: Sequence[str] | None) -> frozenset[str]:
+    """The web pages that may use the server, as browsers write them: in lower case, without a port that is usual.
+
+    Raises:
+        UsageError: one of them is not a scheme and a host.
+    """
+    return frozenset(map(_origin, given or ()))
+
+
+def _origin(text: str) -> str:
+    found = ORIGIN.fullmatch(text.lower())
+    if found is None:
+        raise UsageError(
+            f"--allow-origin {text!r} is not the origin of a page",
+            "give scheme and host of each page, without a path: https://app.example or http://localhost:3000",
+        )
+    scheme, host, port = found.groups()
+    return f"{scheme}://{host}" + (f":{port}" if port and int(port) != USUAL_PORTS.get(scheme) else "")
 
 
 def curl_line(address: Address, model: str) -> str:

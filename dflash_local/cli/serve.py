@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dflash_local.app.loading import named_when_missing
 from dflash_local.app.server_pairs import sampling_notice
 from dflash_local.cli import address as at
@@ -18,6 +20,7 @@ def serve(
     token: at.Token = None,
     token_file: at.TokenFile = None,
     allow_host: at.AllowHost = None,
+    allow_origin: at.AllowOrigin = None,
     keep_alive: at.KeepAlive = None,
     drafter: opt.Drafter = None,
     mode: opt.Mode = opt.ModeChoice.dflash,
@@ -30,6 +33,7 @@ def serve(
     """Serve a model to OpenAI clients on this machine; Ctrl-C stops it. The token may be in DFLASH_TOKEN."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     address = at.address_of(host, port, token, token_file, allow_host, call.user)
+    address = replace(address, origins=at.origins_of(allow_origin))
     source = origin(call, model, drafter, load, served, endpoint=True)
     seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
     with named_when_missing():

@@ -109,4 +109,5 @@ def rules_for(address: Address) -> Rules:
     wild = address.host in WILDCARDS
     if wild:
         names |= {socket.gethostname().lower(), "host.docker.internal"}
-    return Rules(hosts=frozenset(names - set(WILDCARDS)), any_address=wild, token=address.token)
+    hosts = frozenset(names - set(WILDCARDS))
+    return Rules(hosts=hosts, any_address=wild, token=address.token, origins=address.origins)

@@ -67,6 +67,39 @@ def test_an_origin_is_this_server_or_it_is_foreign(server: Running, host: str) -
         assert server.get("/v1/models", {"Origin": origin, "Host": host}).status == 403, origin
 
 
+APP = "https://app.example"
+
+
+def test_a_named_page_may_call_and_read(serve: Serve) -> None:
+    """A browser asks first, without a token, and shows its page nothing that lacks the header, errors neither."""
+    server = serve(rules=Rules(token=TOKEN, origins=frozenset({APP, "http://localhost:3000"})))
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
+    near = {**asked, "Access-Control-Request-Private-Network": "true"}
+    answer = server.call("OPTIONS", CHAT, headers={"Origin": APP, **near})
+    assert answer.status == 204 and answer.body == b""
+    told = {name: text for name, text in answer.headers.items() if name.startswith("access-control")}
+    assert told.pop("access-control-max-age")
+    assert told == {
+        "access-control-allow-origin": APP,
+        "access-control-allow-methods": "GET, POST",
+        "access-control-allow-headers": "authorization, x-stainless-os",
+        "access-control-allow-private-network": "true",
+    }
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    for origin in (APP, "http://localhost:3000"):
+        for headers, status in ((right, 200), ({}, 401)):
+            answer = server.chat(headers={"Origin": origin, **headers})
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, origin)
+            assert answer.headers["vary"] == "Origin"
+    for origin in (f"{APP}:8443", f"{APP}.evil.example", "http://app.example", "null", APP.upper()):
+        for method in ("OPTIONS", "GET"):
+            answer = server.call(method, "/v1/models", headers={"Origin": origin, **asked, **right})
+            readable = any(name.startswith("access-control") for name in answer.headers)
+            assert not readable and (answer.status == 403 or origin == APP.upper()), origin
+    assert server.call("OPTIONS", CHAT, headers={"Origin": APP, **asked, "Host": "evil.example"}).status == 400
+    assert "access-control-allow-origin" not in server.get("/v1/models", right).headers
+
+
 def test_the_answer_comes_before_the_body_is_read(server: Running) -> None:
     sock = server.raw(post("Origin: null\r\nContent-Length: 1000000\r\n", b"{"))
     assert status_of(sock.recv(65536)) == 403

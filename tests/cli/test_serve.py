@@ -10,6 +10,7 @@ import socket
 import stat
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -21,7 +22,7 @@ import pytest
 from dflash_local.api.server import GRACE_S, WIND_DOWN_S, ApiServer
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import serving as cli_serving
-from dflash_local.cli.address import Address, curl_line, parse_duration
+from dflash_local.cli.address import Address, curl_line, origins_of, parse_duration
 from dflash_local.errors import CheckpointError, EngineError, UsageError
 from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client, records_of
@@ -110,6 +111,27 @@ def test_an_open_address_without_a_token_is_refused(cli: Cli, opened: Opened, ho
     result = cli("serve", "demo", "--host", host)
     assert result.code == 2 and "token" in result.err and "DFLASH_TOKEN" in result.err and "ssh -L" in result.err
     assert not opened.sessions
+
+
+def test_origins_are_written_as_browsers_do(cli: Cli, opened: Opened) -> None:
+    given = ["HTTPS://App.Example:443", "http://localhost:3000", "app://obsidian.md", "http://[::1]:80"]
+    assert origins_of(given) == {"https://app.example", "http://localhost:3000", "app://obsidian.md", "http://[::1]"}
+    for wrong in ("*", "null", "app.example", "https://app.example/", "https://*.example", "https://a@b.example", ""):
+        result = cli("serve", "demo", "--allow-origin", "https://fine.example", "--allow-origin", wrong)
+        assert result.code == 2 and repr(wrong) in result.err and "https://app.example" in result.err
+    assert not opened.sessions
+
+
+def test_a_page_that_is_allowed_is_told_so(serving: Callable[..., Result], opened: Opened) -> None:
+    seen: list[str | None] = []
+
+    def visit(client: Client) -> None:
+        asked = urllib.request.Request(f"{client.record['address']}/health", headers={"Origin": "https://app.example"})
+        with urllib.request.urlopen(asked) as answer:
+            seen.append(answer.headers["access-control-allow-origin"])
+
+    assert serving(visit, "demo", "--allow-origin", "https://app.example").code == 0
+    assert seen == ["https://app.example"]
 
 
 @pytest.mark.parametrize("place", ["variable", "file"])
