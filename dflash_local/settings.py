@@ -91,6 +91,12 @@ class Settings:
     sglang: str | None = None
 
     @property
+    def home(self) -> Path | None:
+        """Return the user's home; None where the environment names none."""
+        home = _home(self.environ)
+        return Path(home) if home else None
+
+    @property
     def own_programs(self) -> dict[str, str]:
         """Return the programs to launch in place of those on PATH, by name: those that the user named."""
         named = {"vllm": self.vllm, "sglang": self.sglang}

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -127,7 +128,12 @@ class ApiServer(uvicorn.Server):
     Args:
         read_s: seconds in which a request must be here whole. grace_s: that moment.
         ready: called once, when requests are taken.
+
+    Attributes:
+        leaves_interrupts: Ctrl-C is for a program that has the terminal meanwhile.
     """
+
+    leaves_interrupts = False
 
     def __init__(
         self,
@@ -200,6 +206,8 @@ class ApiServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the orderly end at the first signal; the second one does not wait for it."""
+        if sig == signal.SIGINT and self.leaves_interrupts:
+            return
         if self._endpoint.draining:
             self.should_exit = self.force_exit = True
         self.end()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import typer
+
 from dflash_local.app.loading import named_when_missing
 from dflash_local.app.server_pairs import sampling_notice
 from dflash_local.cli import address as at
 from dflash_local.cli import options as opt
+from dflash_local.cli.for_agent import AgentOptions
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.server_options import Origin, ServerOptions, origin
 from dflash_local.load_config import LoadConfig
@@ -27,6 +30,7 @@ def serve(
     think: opt.Think = None,
     *,
     served: ServerOptions,
+    agents: AgentOptions,
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
@@ -36,9 +40,12 @@ def serve(
     address = replace(address, origins=at.origins_of(allow_origin))
     source = origin(call, model, drafter, load, served, endpoint=True)
     seconds = at.keep_alive_of(keep_alive, kept_by=f"the server at {served.url}" if served.url is not None else "")
+    agent = agents.agent(call)
     with named_when_missing():
         from dflash_local.cli.serving import Serving
-    Serving(call, checked(call, source), call.thinks(source.pair, think)).run(address, seconds)
+    code = Serving(call, checked(call, source), call.thinks(source.pair, think), agent=agent).run(address, seconds)
+    if code:
+        raise typer.Exit(code)
 
 
 def checked(call: Invocation, source: Origin) -> Origin:
