@@ -119,6 +119,20 @@ def test_it_is_not_idle_while_a_request_is_on_its_way_to_the_queue(keep: Keep) -
         assert service.status.state == "ready" and service._idle_left() is None
 
 
+def test_it_is_not_idle_while_a_prompt_is_counted(keep: Keep) -> None:
+    seen: list[float | None] = []
+
+    class Counting(ScriptedSession):
+        def count(self, request: Request) -> int:
+            seen.append(service._idle_left())
+            assert not self.closed
+            return 7
+
+    service = keep(Loader(Counting()), keep_alive_s=0.0)
+    assert service.count(REQUEST) == 7 and seen == [None]
+    wait_until(lambda: service.status.state == "unloaded")
+
+
 def test_a_load_that_fails_is_told_to_all_who_waited_and_tried_again_later(keep: Keep) -> None:
     loader = Loader()
     loader.gate, loader.faults = threading.Event(), [CheckpointError("damaged")]
