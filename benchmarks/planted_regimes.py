@@ -37,6 +37,7 @@ from benchmarks.random_checkpoint import named_pair
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.config.quantizers import USUAL
+from dflash_local.drafters.lookup.text_index import LONGEST, Copies, TextIndex
 from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
@@ -44,7 +45,6 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.scheduler import Scheduler
-from dflash_local.engine.text_index import LONGEST, Copies, TextIndex
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.kernels.choose import GREEDY, Choosing, RowChooser
 from dflash_local.kernels.timing import span_ms

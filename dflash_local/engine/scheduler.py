@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Mapping
 
 from dflash_local.drafters.kinds import OWN
+from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine.copied_drafts import CopiedDrafts
 from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
 from dflash_local.engine.runner import Cycle, Runner
-from dflash_local.engine.text_index import TextIndex
 from dflash_local.engine.text_kind import KINDS
 from dflash_local.engine.verify_length import VerifyLength
 

@@ -10,11 +10,11 @@ from itertools import takewhile
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine import device_faults
 from dflash_local.engine.generation_loop import GenerationLoop
 from dflash_local.engine.runner import Runner, Snapshot
 from dflash_local.engine.scheduler import Scheduler
-from dflash_local.engine.text_index import TextIndex
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done

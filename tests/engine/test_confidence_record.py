@@ -13,10 +13,10 @@ from typing import Any
 from dflash_local import settings
 from dflash_local.app import loading
 from dflash_local.catalog import bundled
+from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.session import Session
 from dflash_local.engine.survival import Survival
-from dflash_local.engine.text_index import TextIndex
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.load_config import LoadConfig
 from dflash_local.request import Message, Request, SamplingParams

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.scheduler import Scheduler
-from dflash_local.engine.text_index import TextIndex
 from dflash_local.engine.text_kind import TextKind
 from dflash_local.events import Piece
 
