@@ -18,7 +18,7 @@ PACKAGE = ROOT / "dflash_local"
 FLOORS = {
     **dict.fromkeys(("__init__", "checkpoint_files", "child_process", "errors", "events", "import_path"), 0),
     **dict.fromkeys(("json_text", "load_config", "loaded", "request", "schema", "settings", "tables", "terminal"), 0),
-    **dict.fromkeys(("catalog", "config", "drafters.layout", "layout", "worker"), 1),
+    **dict.fromkeys(("catalog", "config", "drafters.layout", "layout", "transcripts", "worker"), 1),
     **dict.fromkeys(("store", "planner"), 2),
     **dict.fromkeys(("chat", "kernels"), 3),
     **dict.fromkeys(("drafters", "models"), 4),
@@ -29,6 +29,7 @@ FLOORS = {
 }
 TORCH_FREE = {room for room, floor in FLOORS.items() if floor == 0} | {
     *("catalog", "config", "drafters.layout", "layout", "store", "planner", "worker", "chat", "app", "service"),
+    "transcripts",
     *("remote", "report", "api", "ui", "cli", "__main__"),
 }
 HEAVY = {"torch", "transformers", "triton", "accelerate", "bitsandbytes", "fla", "textual", "gradio"}

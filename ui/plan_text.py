@@ -74,7 +74,7 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     rows = []
     for one in found.times:
         plain, drafted = f"{rate(one.plain_tokens_per_s)} tok/s", drafted_speed(found, one)
-        first = "-" if one.prompt_ms is None else f"{_seconds(one.prompt_ms / 1e3)} s"
+        first = "-" if one.prompt_ms is None else f"{seconds(one.prompt_ms / 1e3)} s"
         rows.append((tokens(one.context), plain, drafted if drafted == "-" else f"{drafted} tok/s", first))
     lengths = found.acceptance
     source = [] if lengths is None else [f"acceptance length {_span(lengths)}: {lengths.source}"]
@@ -88,7 +88,7 @@ def speed_lines(found: Prediction | None, width: int) -> list[str]:
     ]
 
 
-def _seconds(count: float) -> str:
+def seconds(count: float) -> str:
     return f"{count:.2g}" if count < 10 else f"{count:.0f}"
 
 

@@ -5,7 +5,7 @@ Shapes come from the registry and from headers of files; nothing is loaded or do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,26 +76,42 @@ def _files_here(user: Settings, where: Machine) -> Iterator[Offer]:
 
 def _pick(user: Settings, where: Machine, here: set[str]) -> Offer | None:
     """Return pick the largest target that fits a card with its drafter and writes fluently; None where that is here."""
-    from dflash_local.catalog.shapes import shape
-
-    def parameters(row: Row) -> int:
-        known: dict[str, Any] = (shape(row.target.id) if row.target is not None else None) or {}
-        count = known.get("_sizes", {}).get("text_params")
-        return count if isinstance(count, int) else 0
-
-    rows = [row for row in registry(user).rows if not row.bundled and row.runs_here and not row.gated]
-    found = [(row, row_summary(row, where, user)) for row in rows]
-    fluent = [(row, one) for row, one in found if one.best is not None and (one.tokens_per_s or 0.0) >= FLUENT]
-    if not fluent:
-        return None
-    row, best = max(fluent, key=lambda each: parameters(each[0]))
-    if row.name in here or row.bundled_drafter:
+    row, best = next(iter(best_first(user, lambda row: row_summary(row, where, user))), (None, None))
+    if row is None or best is None or not _fluent(best) or row.name in here or row.bundled_drafter:
         return None
     text = f"the largest that fits: {gib(best.download_gib, best.computed)} to download"
     if best.download_gib is not None:
         minutes = best.download_gib * GIB * 8 / (LINE_MBIT_S * 1e6) / 60
         text += f", about {max(1, round(minutes))} min at {LINE_MBIT_S:g} Mbit/s"
     return Offer(row.name, f"{text}, {_how(best)}")
+
+
+def best_first(user: Settings, sum_up: Callable[[Row], Summary]) -> list[tuple[Row, Summary]]:
+    """List the pairs that fit: those that write fluently, the largest target first; then the others, the fastest first.
+
+    Raises:
+        SettingsError: the registry cannot be read.
+    """
+
+    def order(found: tuple[Row, Summary]) -> tuple[bool, float]:
+        row, one = found
+        fluent = _fluent(one)
+        return not fluent, -(_parameters(row) if fluent or one.tokens_per_s is None else one.tokens_per_s)
+
+    rows = [row for row in registry(user).rows if not row.bundled and row.runs_here and not row.gated]
+    return sorted((found for row in rows if (found := (row, sum_up(row)))[1].best is not None), key=order)
+
+
+def _fluent(found: Summary) -> bool:
+    return (found.tokens_per_s or 0.0) >= FLUENT
+
+
+def _parameters(row: Row) -> int:
+    from dflash_local.catalog.shapes import shape
+
+    known: dict[str, Any] = (shape(row.target.id) if row.target is not None else None) or {}
+    count = known.get("_sizes", {}).get("text_params")
+    return count if isinstance(count, int) else 0
 
 
 def _how(found: Summary) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -67,6 +68,9 @@ def _model(metavar: str, help: str) -> Any:
 
 
 Model = Annotated[str, _model("MODEL", "A name that dflash models lists, a folder or a GGUF file.")]
+ModelOrNone = Annotated[
+    str | None, _model("[MODEL]", "A name that dflash models lists, a folder or a GGUF file; --from needs none.")
+]
 ModelOrDefault = Annotated[
     str | None,
     _model(
@@ -82,6 +86,14 @@ Drafter = Annotated[
         "--drafter",
         "FOLDER|REPO",
         "The drafter's folder or owner/name; mtp is the target's own layer, lookup copies what the text repeats.",
+    ),
+]
+FromFolder = Annotated[
+    Path | None,
+    named(
+        "--from",
+        "FOLDER",
+        "Plan for your own turns: those of Claude Code, Codex, OpenCode, Open WebUI or dflash that it holds.",
     ),
 ]
 Prefer = Annotated[

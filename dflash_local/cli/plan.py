@@ -14,7 +14,8 @@ from dflash_local.app.several_gpus import SeveralGpus, several_gpus
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.errors import DoesNotFitError, SettingsError
+from dflash_local.cli.own_work import show_own_work
+from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import indented, wrapped
 from dflash_local.ui import pair_text, plan_text
@@ -39,8 +40,9 @@ class PlanDoesNotFit(DoesNotFitError):
 
 
 def plan(
-    model: opt.Model,
+    model: opt.ModelOrNone = None,
     drafter: opt.Drafter = None,
+    from_folder: opt.FromFolder = None,
     gpu_memory: opt.GpuMemory = None,
     gpu: opt.Gpu = None,
     gpus: opt.Gpus = 1,
@@ -51,9 +53,19 @@ def plan(
     *,
     load: LoadConfig,
 ) -> None:
-    """Say what a pair takes on this machine or another, and whether it fits; exit 5 when it does not."""
+    """Say what a pair takes on this machine or another, and whether it fits; exit 5 when it does not.
+
+    With --from, what your own turns are and how long they would take, with the best pairs or with MODEL.
+    """
     call = Invocation.begin()
     user, console = call.user, call.console
+    if from_folder is not None:
+        draft = mode is opt.ModeChoice.dflash
+        where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=console.notify)
+        show_own_work(call, from_folder, model, drafter, where, replace(load, draft=draft), prefer.value, as_json)
+        return
+    if model is None:
+        raise UsageError("Missing argument 'MODEL'", "see dflash plan --help")
     choice = choose(model, drafter, user)
     choice.announce(console.notify)
     store = model_store(user)

@@ -1,0 +1,90 @@
+"""OpenCode: a file of JSON for each message and each of its parts, ``storage/message`` and ``storage/part``.
+
+A message names its session, a part its message; so a session is put together from names, wherever its files lie. Behind
+a message that is a ``summary`` only that is sent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dflash_local.transcripts.turn import Entry, Format, at, call_text, text_at
+
+
+def _owns(record: dict[str, Any]) -> bool:
+    if not (text_at(record, "id") and text_at(record, "sessionID")):
+        return False
+    return bool(text_at(record, "messageID") and text_at(record, "type")) or _is_message(record)
+
+
+def _is_message(record: dict[str, Any]) -> bool:
+    return record.get("role") in ("user", "assistant") and isinstance(at(record, "time", "created"), (int, float))
+
+
+class Storage:
+    """The files of messages and parts that were found, by what they name; no text."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, list[tuple[float, str, Path]]] = defaultdict(list)
+        self._parts: dict[str, list[tuple[str, Path]]] = defaultdict(list)
+
+    def add(self, record: dict[str, Any], path: Path) -> None:
+        """Remember where a message or a part lies."""
+        name = text_at(record, "id")
+        if _is_message(record):
+            created = float(at(record, "time", "created"))
+            self._messages[text_at(record, "sessionID")].append((created, name, path))
+        else:
+            self._parts[text_at(record, "messageID")].append((name, path))
+
+    def sessions(self) -> Iterator[list[Path]]:
+        """Yield the files of each session in the order of its text: a message, its parts, the next message."""
+        for messages in self._messages.values():
+            paths: list[Path] = []
+            for _, name, path in sorted(messages):
+                paths += [path, *(part for _, part in sorted(self._parts.get(name, ())))]
+            yield paths
+
+
+def _entries(records: Iterable[dict[str, Any]]) -> Iterator[Entry]:
+    message: dict[str, Any] = {}
+    step, summary = 0, list[str]()
+    for record in records:
+        if _is_message(record):
+            yield from _summed_up(message, summary)
+            message, step, summary = record, 0, []
+            continue
+        step += record.get("type") == "step-start"
+        of = f"{text_at(message, 'id')} {step}"
+        for entry in _of_part(record, message.get("role") == "assistant", of):
+            summary += [entry.text] if entry.kind == "reply" else []
+            yield entry
+    yield from _summed_up(message, summary)
+
+
+def _summed_up(message: dict[str, Any], summary: list[str]) -> Iterator[Entry]:
+    if message.get("summary") is True and summary:
+        yield Entry("anew")
+        yield from (Entry("prompt", text) for text in summary)
+
+
+def _of_part(part: dict[str, Any], written: bool, of: str) -> Iterator[Entry]:
+    kind, text, state = part.get("type"), text_at(part, "text"), part.get("state")
+    if kind == "text" and text and part.get("ignored") is not True:
+        yield Entry("reply", text, of) if written else Entry("prompt", text)
+    elif kind == "reasoning" and text:
+        yield Entry("thinking", text, of)
+    elif kind == "tool":
+        yield Entry("reply", call_text(text_at(part, "tool"), at(state, "input")), of)
+        if result := text_at(state, "output") or text_at(state, "error"):
+            yield Entry("prompt", result)
+
+
+def _conversations(records: Iterable[dict[str, Any]]) -> Iterator[Iterator[Entry]]:
+    yield _entries(records)
+
+
+FORMAT = Format("OpenCode", _owns, _conversations)
