@@ -47,14 +47,11 @@ def work_lines(work: Work, counted: str, width: int) -> list[str]:
 
 def pair_lines(pairs: Sequence[OwnPair], where: Machine, context: int, width: int) -> list[str]:
     """Tell how long a turn takes with each pair, and what begins a chat with it."""
-    head = f"on {machine_line(where)}, with a context of {tokens(context)}"
-    if not pairs:
-        return wrapped(f"{head}: nothing fits that holds such turns; --context N plans for shorter ones", width)
     titles = ("FIRST TOKEN", "PLAIN", "DRAFTED", "95TH")
     columns = (Column("PAIR", shrinks=True), *(Column(title, right=True) for title in titles))
     rows = [(pair.summary.pair, *_cells(pair.median, pair.high)) for pair in pairs]
     return [
-        *wrapped(f"seconds a turn {head}", width),
+        *wrapped(f"seconds a turn on {machine_line(where)}, with a context of {tokens(context)}", width),
         *indented(table(columns, rows, width - 2)),
         *(line for note in _notes(pairs) for line in indented(wrapped(note, width - 2))),
         "",

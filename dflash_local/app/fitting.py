@@ -15,7 +15,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.app.resolve import Choice, choose, of_row
 from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.source import needed_config, open_source
-from dflash_local.errors import CheckpointError, DoesNotFitError, UsageError
+from dflash_local.errors import CheckpointError, DoesNotFitError, SettingsError, UsageError
 from dflash_local.events import Notice
 
 if TYPE_CHECKING:
@@ -152,6 +152,14 @@ def shapes(choice: Choice, store: ModelStore | None) -> Shapes | None:
         if store is None or isinstance(choice.target, Path) or isinstance(drafter, Path):
             raise
         return shapes(choice, None)  # a download that is damaged, which loading will tell better
+
+
+def known_shapes(choice: Choice, store: ModelStore | None) -> Shapes:
+    """Read both shapes. SettingsError: nothing is known of the target's; CheckpointError: as of ``shapes``."""
+    known = shapes(choice, store)
+    if known is None:
+        raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
+    return known
 
 
 def _of_variant(choice: Choice) -> Mapping[str, Any] | None:

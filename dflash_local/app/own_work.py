@@ -155,7 +155,7 @@ class _Sequence:
         self._ids.append(reply[0])
         place = 1
         while place < len(reply):
-            copied = self._index.find(self._ids, self._drafts).ids
+            copied = list(self._index.find(self._ids, self._drafts).ids)
             right = _common(copied, reply[place : place + len(copied)])
             emitted = min(right + 1, len(reply) - place)
             self._ids += reply[place : place + emitted]
@@ -165,7 +165,14 @@ class _Sequence:
 
 
 def _common(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return how many first elements are the same."""
-    if one == other[: len(one)]:
-        return len(one)
-    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    """Return how many first elements are the same. Whole slices are compared: prompts have thousands of pieces."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dflash_local.app.resolve import choose
+from dflash_local.app.fitting import known_shapes
+from dflash_local.app.models import model_store
+from dflash_local.app.resolve import choose, refuse_what_does_not_run
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
 from dflash_local.events import Notice
@@ -16,7 +18,15 @@ if TYPE_CHECKING:
     from dflash_local.planner.recommend import Preference
 
 
-def show_own_work(
+class OwnWorkPlan(NamedTuple):
+    """Holds the plan as JSON and as lines; ``refusal`` says that nothing fits, and is empty where something does."""
+
+    report: dict[str, Any]
+    lines: list[str]
+    refusal: str
+
+
+def plan_own_work(
     call: Invocation,
     folder: Path,
     model: str | None,
@@ -24,12 +34,15 @@ def show_own_work(
     where: Machine,
     load: LoadConfig,
     preference: Preference,
-    as_json: bool,
-) -> None:
+) -> OwnWorkPlan:
     """Read the transcripts of a folder and plan for them; the text stays where it is.
 
+    Args:
+        model: the one pair to plan for; None: the best ones for the machine.
+
     Raises:
-        UsageError: there is no such folder, or no turn in it.
+        UsageError: there is no such folder, or no turn in it. SettingsError: nothing is known of the pair.
+        DoesNotFitError: it runs on a server only.
     """
     from dflash_local.app.own_pairs import own_pairs
     from dflash_local.app.own_work import read_work
@@ -39,6 +52,10 @@ def show_own_work(
 
     user, console, report = call.user, call.console, Report()
     choice = None if model is None else choose(model, drafter, user)
+    if choice is not None:
+        choice.announce(console.notify)
+        refuse_what_does_not_run(choice)
+        known_shapes(choice, model_store(user))
     with work_tokens(model, user) as (encode, counted), console.progress() as progress:
         work = read_work(folder, encode, report, progress)
     left_out = [*report.problems, *([f"{report.untold:,} more files are left out"] if report.untold else [])]
@@ -55,7 +72,10 @@ def show_own_work(
         "machine": where.as_dict(),
         "pairs": [pair.as_dict() for pair in pairs],
     }
-    width = console.columns
+    context = load.context or work.context
+    width = console.columns if pairs else console.note_columns
     lines = work_text.work_lines(work, counted, width)
-    lines += ["", *work_text.pair_lines(pairs, where, load.context or work.context, width)]
-    console.result(found, lines, as_json)
+    if not pairs:
+        what = "no pair fits" if choice is None else f"{choice.name} does not fit"
+        return OwnWorkPlan(found, lines, f"{what} here with the {context:,} tokens of context that these turns take")
+    return OwnWorkPlan(found, [*lines, "", *work_text.pair_lines(pairs, where, context, width)], "")

@@ -14,8 +14,8 @@ from dflash_local.app.several_gpus import SeveralGpus, several_gpus
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.own_work import show_own_work
-from dflash_local.errors import DoesNotFitError, SettingsError, UsageError
+from dflash_local.cli.own_work import OwnWorkPlan, plan_own_work
+from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import indented, wrapped
 from dflash_local.ui import pair_text, plan_text
@@ -60,9 +60,9 @@ def plan(
     call = Invocation.begin()
     user, console = call.user, call.console
     if from_folder is not None:
-        draft = mode is opt.ModeChoice.dflash
         where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=console.notify)
-        show_own_work(call, from_folder, model, drafter, where, replace(load, draft=draft), prefer.value, as_json)
+        own = plan_own_work(call, from_folder, model, drafter, where, opt.drafting(load, mode), prefer.value)
+        _show_own_work(console, own, as_json)
         return
     if model is None:
         raise UsageError("Missing argument 'MODEL'", "see dflash plan --help")
@@ -76,12 +76,20 @@ def plan(
     if choice.why_not_here:
         _show_server(console, choice, known, where, as_json)
         return
-    if known is None:
-        raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
+    known = fitting.known_shapes(choice, store)
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
     config = replace(load, draft=draft)
     found = pair_plans(choice, known, where, user, config, preference=prefer.value, store=store)
     _show_plan(console, choice, found, several_gpus(choice.row, known, where, config), as_json)
+
+
+def _show_own_work(console: Console, found: OwnWorkPlan, as_json: bool) -> None:
+    if not found.refusal:
+        console.result(found.report, found.lines, as_json)
+        return
+    for line in [] if as_json else found.lines:
+        console.note(line)
+    raise PlanDoesNotFit(found.refusal, "--context N plans for shorter turns", found.report)
 
 
 def _show_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:

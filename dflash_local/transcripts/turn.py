@@ -65,6 +65,7 @@ class _Thread:
     system: str = ""
     before: list[str] = field(default_factory=list)
     reply: list[Entry] = field(default_factory=list)
+    kept: int = 0  # texts of the reply that later prompts have
     behind: list[str] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     chars: int = 0
@@ -81,7 +82,7 @@ class _Thread:
             yield Turn(prompt, tuple(each.text for each in self.reply), self.reply[0].of, thread)
         self.before += [each.text for each in self.reply if each.kind == "reply"]
         self.before += self.behind
-        self.reply, self.behind = [], []
+        self.reply, self.kept, self.behind = [], 0, []
 
     def go_back(self, name: str) -> None:
         """Forget what stands behind a mark; nothing where it is unknown."""
@@ -113,9 +114,9 @@ def turns_of(entries: Iterable[Entry]) -> Iterator[Turn]:
             if thread.starts_another(entry):
                 yield from thread.end(entry.thread)
             thread.reply.append(entry)
+            thread.kept += entry.kind == "reply"
         elif entry.kind == "mark":
-            kept = sum(each.kind == "reply" for each in thread.reply)
-            thread.marks[entry.text] = len(thread.before) + kept + len(thread.behind)
+            thread.marks[entry.text] = len(thread.before) + thread.kept + len(thread.behind)
         else:
             yield from thread.end(entry.thread)
             if entry.kind == "system":

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import TARGET, Cli
+from tests.fake_hub import FakeHub
 
 
 @pytest.fixture
@@ -50,10 +51,21 @@ def test_json_has_the_same_figures(cli: Cli, folder: Path) -> None:
     assert plain["pairs"][0]["predicted_turn_seconds"]["p95"]["fastest"] is None
 
 
-def test_what_does_not_hold_the_turns_is_said(cli: Cli, folder: Path) -> None:
+def test_what_does_not_hold_the_turns_is_refused(cli: Cli, folder: Path) -> None:
     told = cli("plan", "demo", "--from", str(folder), "--gpu", "RTX 4090")
-    assert told.code == 0 and "nothing fits that holds such turns" in " ".join(told.out.split())
-    assert "tokens: those of demo" in told.out
+    assert told.code == 5 and told.out == "" and "tokens: those of demo" in told.err
+    assert "error: demo does not fit here with the " in told.err and "--context N" in told.err
+    tiny = cli("plan", "--from", str(folder), "--gpu-memory", "1", "--json")
+    error = json.loads(tiny.err.splitlines()[-1])
+    assert tiny.code == 5 and error["error"]["message"].startswith("no pair fits") and error["work"]["turns"] == 2
+    server = cli("plan", "moonshotai/Kimi-K2.5", "--from", str(folder), "--gpu", "H200")
+    assert server.code == 5 and "on a server only" in server.err and "turns" not in server.err
+
+
+def test_tokens_are_those_of_a_pair_that_is_here(cli: Cli, folder: Path, toy_hub: FakeHub) -> None:
+    assert cli("pull", "toy-9b", "--yes").code == 0
+    told = cli("plan", "--from", str(folder), "--gpu", "RTX 4090", "--context", "2048")
+    assert told.code == 0 and f"tokens: those of {TARGET};" in told.out and "a context of 2,048" in told.out
 
 
 def test_a_folder_without_turns_and_a_plan_of_nothing_are_refused(cli: Cli, tmp_path: Path) -> None:
