@@ -14,6 +14,7 @@ from itertools import groupby
 
 from dflash_local.chat.channels import ChannelParser, Span
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.tool_formats import MARKUP_TOKENS
 from dflash_local.events import Channel, Origin, Piece
 
 
@@ -93,7 +94,7 @@ class TextStream:
     """The text of one reply, as its ids come in.
 
     Args:
-        tokenizer: decodes; special tokens and stop ids are never shown.
+        tokenizer: decodes; special tokens, but for those that tool calls are read by, and stop ids are never shown.
         stops: the reply ends before the first of these.
         channels: a fresh parser, see ``channel_parser``.
 
@@ -145,6 +146,8 @@ class TextStream:
         if added is not None and added.text in self._channels.tags:
             before = self._channels.text(self._decoder.finish())
             return before + (self._channels.token(added.text) or [])
+        if added is not None and added.special and added.text in MARKUP_TOKENS:
+            return self._channels.text(self._decoder.finish() + added.text)
         spans = self._channels.text(self._decoder.push(token_id))
         if added is not None and added.special and self._raw_stops:
             spans.append(Span(added.text, "final", False))

@@ -33,8 +33,8 @@ def _finite(text: str) -> float:
     return value
 
 
-# Strict: NaN and numbers that overflow are no JSON, and could not be written back as any.
-DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+# NaN and numbers that overflow are no JSON, and could not be written back as any. Line breaks in strings can.
+DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, strict=False)
 
 
 def unwrapped(text: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from dflash_local.chat.tool_calls import CLOSE, OPEN
+from dflash_local.chat.tool_formats import CLOSE, OPEN
 from dflash_local.errors import UsageError
 from dflash_local.request import Message, ToolCall
 

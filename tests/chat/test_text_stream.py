@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from dflash_local.chat.channels import ChannelParser, channel_parser
 from dflash_local.chat.text_stream import Pushed, TextStream
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
 from dflash_local.events import Origin, Piece
+from tests.chat.conftest import byte_level, write_folder
 
 ALPHABET = "ab<>/think\né🙂"
 
@@ -227,3 +230,18 @@ def test_harmony_stops(harmony: Tokenizer) -> None:
     assert run(harmony, ids, ["final"])[0] == {"thinking": "think 你", "tool": 'to=functions.f {"a": 1}', "final": "hi"}
     assert run(harmony, ids, ["<|channel|>commentary"])[0] == {"thinking": "think 你"}
     assert run(harmony, ids, ["h"])[0] == {"thinking": "t"}
+
+
+def test_special_tokens_of_tool_calls_are_text_for_their_parser(tmp_path: Path) -> None:
+    tags = ("<|tool_call>", "<tool_call|>", '<|"|>')
+    folder = write_folder(tmp_path, byte_level((*tags, "<eos>"), (*tags, "<eos>")), {"eos_token": "<eos>"})
+    tokenizer = Tokenizer.load(open_source(folder))
+    assert tokenizer is not None
+    opening, closing, quote, end = (tokenizer.token_id(tag) for tag in (*tags, "<eos>"))
+    assert opening is not None and closing is not None and quote is not None and end is not None
+    ids = [opening, *tokenizer.encode("call:now{a:"), quote, *tokenizer.encode("é"), quote, *tokenizer.encode("}")]
+    ids += [closing, end]
+    stream = TextStream(tokenizer, (), channel_parser(tokenizer, opens_thinking=False))
+    stream.push(ids, ["accepted"] * len(ids))
+    stream.finish()
+    assert stream.text() == '<|tool_call>call:now{a:<|"|>é<|"|>}<tool_call|>'
