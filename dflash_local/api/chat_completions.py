@@ -216,7 +216,7 @@ class ChatReply(OpenAIReply):
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
-        self._parts = PartReader(model.call_format, parsed.request.tools)
+        self._parts = PartReader(model.call_format, parsed.request.tools, self._tally.notices)
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Return the chunk with the role."""

@@ -195,7 +195,7 @@ class MessageReply(Reply):
 
     def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
         super().__init__(parsed, model, fingerprint)
-        self._parts = PartReader(model.call_format, parsed.request.tools)
+        self._parts = PartReader(model.call_format, parsed.request.tools, self._tally.notices)
         self._id = f"msg_{secrets.token_hex(16)}"
         self._content: list[dict[str, Any]] = []
         self._open = ""  # the type of the block that is being written

@@ -26,10 +26,11 @@ class PartReader:
 
     Args:
         form: how the model writes calls. tools: that it was offered; without any no call is looked for.
+        notices: gets a line where a call was broken.
     """
 
-    def __init__(self, form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._form, self._tools = form, tools
+    def __init__(self, form: CallFormat, tools: Sequence[Mapping[str, Any]], notices: list[str]) -> None:
+        self._form, self._tools, self._notices = form, tools, notices
         self._parser: CallParser | None = None
 
     def feed(self, pieces: Iterable[Piece]) -> Iterator[ReplyPart]:
@@ -46,7 +47,12 @@ class PartReader:
 
     def finish(self) -> list[Part]:
         """Return what was held back until the end."""
-        return self._parser.finish() if self._parser else []
+        if self._parser is None:
+            return []
+        parts = self._parser.finish()
+        if self._parser.broken:
+            self._notices.append(f"broken or unfinished tool calls, given as text: {self._parser.broken}")
+        return parts
 
     def _reads(self, channel: Channel) -> bool:
         """Return whether calls are looked for in a channel: harmony and servers have one of their own for them."""

@@ -275,7 +275,7 @@ class ResponseReply(Reply):
         record = parsed.record
         assert isinstance(record, ResponsesBody)
         self._offered = _offered(record)
-        self._parts = PartReader(model.call_format, parsed.request.tools)
+        self._parts = PartReader(model.call_format, parsed.request.tools, self._tally.notices)
         self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
         self._output: list[dict[str, Any]] = []
         self._open = ""  # the type of the item that is being written

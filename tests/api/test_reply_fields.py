@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,21 @@ def test_tool_calls_come_whole(serve: Serve, stream: bool, end: FinishReason, re
         assert choice["message"]["content"] == "Sure." and choice["finish_reason"] == reason
         calls = choice["message"]["tool_calls"]
     assert calls[0]["function"] == {"name": "add", "arguments": '{"a": 1}'} and calls[0]["type"] == "function"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_an_unfinished_call_is_text_and_noticed(serve: Serve, path: str) -> None:
+    text = '<tool_call>{"name": "add", "argu'
+    server = serve(ScriptedSession(steps=[Step((Piece(text),), (1,), 0, 0, 0, 0.1)]))
+    data: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": [TOOL]}
+    if path == "/v1/messages":
+        data["tools"] = [{"name": "add", "input_schema": {"type": "object"}}]
+    elif path == "/v1/responses":
+        data = {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}]}
+    answer = server.call("POST", path, data | {"model": "scripted"})
+    assert text in str(answer.json)
+    (notice,) = answer.json["metrics"]["dflash"]["notices"]
+    assert notice == "broken or unfinished tool calls, given as text: 1"
 
 
 def test_tool_markup_is_text_when_no_tools_were_offered(serve: Serve) -> None:
