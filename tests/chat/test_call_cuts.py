@@ -74,3 +74,12 @@ def test_blocks_of_ids_give_the_same_events(chatml: Tokenizer, form: CallFormat)
         assert [event for event in expected[1:] if not isinstance(event, str)] == calls
         for size in (1, 2, 3, 5, 8, 16):
             assert _from_ids(chatml, form, ids, size) == expected, (seed, size, text)
+
+
+def test_blocks_of_harmony_ids_give_the_same_events(harmony: Tokenizer) -> None:
+    head, called = "<|channel|>commentary", 'to=functions.now {"a": 1}'
+    text = f"<|channel|>analysis<|message|>{called}<|end|><|start|>assistant{head}<|message|>I look. é<|end|>"
+    text += f'<|start|>assistant{head} to=functions.now <|constrain|>json<|message|>{{"path": "🙂<|end"}}<|call|>'
+    ids = harmony.encode(harmony.with_controls(text))
+    for size in range(1, len(ids) + 1):
+        assert _from_ids(harmony, "harmony", ids, size) == [called, "I look. é", ("now", {"path": "🙂<|end"})], size
