@@ -187,6 +187,14 @@ class LoadConfig:
         needs_fused=True,
         not_shown=("none",),
     )
+    cache_memory: float = _option(
+        4.0,
+        "GiB of host memory for conversations that are not on the device now; 0 keeps one conversation.",
+        high=4096.0,
+        metavar="GIB",
+        planned=False,
+        compared=False,
+    )
     prefill_chunk: int | None = _option(
         None,
         "Tokens of a prompt processed at once; as many as there is room for if not given.",

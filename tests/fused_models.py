@@ -70,6 +70,7 @@ class PlantedBlocks:
 
     chained = False
     head_ids = None
+    caches = ()
 
     def __init__(self, planted: Planted, target: FusedTarget, rows: int = ROWS) -> None:
         self.planted, self.target = planted, target

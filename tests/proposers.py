@@ -27,6 +27,12 @@ class Planted:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
+    def hold(self) -> int:
+        return self.length
+
+    def put(self, held: int) -> None:
+        self.length = held
+
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         start = len(ids) - 1
         assert start == self.length, f"drafting at {start} from a context of {self.length}"

@@ -44,6 +44,12 @@ class Proposer(Protocol):
     def truncate(self, length: int) -> None:
         """Forget context after ``length``."""
 
+    def hold(self) -> Any:
+        """Return a copy of the context."""
+
+    def put(self, held: Any) -> None:
+        """Go on from what ``hold`` gave, which is used up by it."""
+
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""
 
@@ -133,6 +139,12 @@ class FusedDrafter(Protocol):
 
     def reusable(self, length: int) -> int:
         """Return how many of so many committed tokens need not be run again for the context to be complete."""
+
+    @property
+    def caches(self) -> Sequence[tuple[torch.Tensor, ...]]:
+        """Return keys and values [key heads, capacity, head_dim] of layers that hold every position, with their
+        scales.
+        """
 
     def snapshot(self) -> Any:
         """Return what of the context cannot be gone back to otherwise, as the rings' rows that a block sees now. None:

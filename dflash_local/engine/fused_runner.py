@@ -18,6 +18,7 @@ from dflash_local.drafters.engines import FusedDrafter
 from dflash_local.engine.cycle_records import CycleRecords
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
+from dflash_local.engine.held_sequences import hosted
 from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.engine.runner import Cut, Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
@@ -26,6 +27,7 @@ from dflash_local.kernels.accept import NOT_FINITE, Progress, accept
 from dflash_local.kernels.allocate import Tensors
 from dflash_local.kernels.choose import Chooser, Choosing, Noise
 from dflash_local.layout.cycle import MAX_STOP_IDS, cycle_buffers
+from dflash_local.models.fused.attention import hold_rows, put_held_rows
 from dflash_local.models.fused.moe import FixedRouting, fixed_routing
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TargetSnapshot
@@ -45,6 +47,19 @@ class FusedSnapshot:
     @property
     def length(self) -> int:
         return self.target.length
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """Hold a sequence's state on the host.
+
+    Attributes:
+        drafters: those that had the context. rows: of the target's caches, then of theirs.
+    """
+
+    point: FusedSnapshot
+    drafters: tuple[FusedDrafter, ...]
+    rows: list[tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +450,30 @@ class FusedRunner(SequenceRunner):
             raise EngineError(f"this target cannot go back to {length} tokens without a snapshot")
         self.ids = self.committed[:length]
         self._set_length(length)
+
+    def hold(self, most_bytes: int) -> HeldState | None:
+        self._drain()
+        length = len(self.committed)
+        self._set_length(length)
+        drafters = tuple(each for each in self.drafters if each.length == length)
+        caches = self._caches(drafters)
+        if sum(part[:, :1].nbytes for cache in caches for part in cache) * length > most_bytes:
+            return None
+        point, self._kept = hosted(self.snapshot()), 0
+        return HeldState(point, drafters, [hold_rows(cache, length) for cache in caches])
+
+    def put(self, ids: Sequence[int], held: HeldState) -> None:
+        self._drain()
+        for cache, rows in zip(self._caches(held.drafters), held.rows, strict=True):
+            put_held_rows(cache, rows)
+        self.committed = list(ids)
+        self.restart(len(ids), held.point)
+        for each in self.drafters:
+            each.length = len(ids) if any(each is other for other in held.drafters) else 0
+
+    def _caches(self, drafters: Sequence[FusedDrafter]) -> list[tuple[torch.Tensor, ...]]:
+        """Return those that hold every position, of the target and of drafters."""
+        return [*self.target.caches, *(cache for each in drafters for cache in each.caches)]
 
     def oracle_drafter(self, text: Sequence[int]) -> OracleDrafter:
         return OracleDrafter(self.target, text)

@@ -100,7 +100,7 @@ class GenerationLoop:
             yield Started(len(prompt), 0, 0.0, prompt_ids)
             yield self._finish("length")
             return
-        reused = self.session.reuse(prompt, self.drafting)
+        reused = self.session.reuse(self.rendered, self.drafting)
         self._begin(prompt)
         first: Cycle | None = None
         for step in self.runner.prefill(prompt, self.rendered.stable):

@@ -23,6 +23,7 @@ class OracleDrafter:
 
     selector = head_ids = None
     chained = False
+    caches = ()
 
     def __init__(self, target: FusedTarget, text: Sequence[int]) -> None:
         self.target, self.length = target, 0

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,7 +18,16 @@ from dflash_local.engine.cpu_threads import CpuThreads
 from dflash_local.engine.runner import Cut, Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
-from dflash_local.models.transformers_target import Forward, TargetSnapshot, TransformersTarget
+from dflash_local.models.transformers_target import Forward, KVCache, TargetSnapshot, TransformersTarget
+
+
+@dataclass(frozen=True, slots=True)
+class HeldState:
+    """Hold a sequence's state; ``contexts``: of the drafters."""
+
+    kv: KVCache
+    point: TargetSnapshot
+    contexts: list[Any]
 
 
 def accept(drafts: torch.Tensor, chosen: torch.Tensor) -> tuple[int, list[int]]:
@@ -193,6 +204,22 @@ class ReferenceRunner(SequenceRunner):
             each.truncate(length)
         del self.committed[length:]
         self.ids = list(self.committed)
+
+    def hold(self, most_bytes: int) -> HeldState | None:
+        """Hold a sequence as ``Runner.hold`` says; on a device, of which only the fused engine knows how much is free,
+        none.
+        """
+        if self.target.device.type != "cpu" or self.target.kv.nbytes > most_bytes:
+            return None
+        return HeldState(self.target.kv.copy(), self.target.snapshot(), [each.hold() for each in self.drafters])
+
+    def put(self, ids: Sequence[int], held: HeldState) -> None:
+        self._pending = None
+        self.target.kv = held.kv
+        self.target.restore(held.point)
+        for each, context in zip(self.drafters, held.contexts, strict=True):
+            each.put(context)
+        self.committed, self.ids = list(ids), list(ids)
 
     def oracle_drafter(self, text: Sequence[int]) -> Proposer:
         raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")

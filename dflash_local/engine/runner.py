@@ -166,6 +166,14 @@ class Runner(Protocol):
     def restart(self, length: int, point: Any) -> None:
         """Keep the first ``length`` committed tokens; ``point``: their snapshot, where ``holds`` says no."""
 
+    def hold(self, most_bytes: int) -> Any:
+        """Return a copy of the state behind what is committed, in host memory; None where that takes more bytes, or
+        cannot be.
+        """
+
+    def put(self, ids: Sequence[int], held: Any) -> None:
+        """Go on from committed ``ids`` and what ``hold`` gave behind them, which may be used up by it."""
+
     def oracle_drafter(self, text: Sequence[int]) -> Any:
         """Return a proposer that knows a text and is wrong now and then, for certificates. Raises UsageError: none
         here.

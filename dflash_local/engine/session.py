@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import takewhile
+
+import psutil
 
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
@@ -13,6 +14,7 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine import device_faults
 from dflash_local.engine.generation_loop import GenerationLoop
+from dflash_local.engine.held_sequences import LEAST, HeldSequence, HeldSequences, common_length, hosted
 from dflash_local.engine.runner import Runner, Snapshot
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
@@ -46,6 +48,8 @@ class Session:
         self.confidences = ConfidenceRecord(None)
         self.said: SaidRecord | None = None
         self.locks = ExitStack()
+        self._held = HeldSequences(int(facts.load.cache_memory * 2**30))
+        self._turn = 0  # tokens of the last prompt that the next turn of its conversation has, too
         self._snapshots: list[Snapshot] = []
         self._lost = False  # the device's context is
 
@@ -164,23 +168,56 @@ class Session:
                     f"use 1..{self.facts.block_size}",
                 )
 
-    def reuse(self, ids: tuple[int, ...], with_drafts: bool) -> int:
+    def reuse(self, prompt: Rendered, with_drafts: bool) -> int:
         """Keep what the caches hold of a new prompt; returns how many of its tokens, of which the last is always run
-        again: the longest common prefix where the caches still hold it, else the longest snapshot in it.
+        again: the longest common prefix where the caches still hold it, else the longest snapshot in it. Another
+        conversation than the last one may come back from host memory, and the last one goes there.
         """
-        runner = self.runner
-        pairs = zip(runner.committed, ids[:-1], strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if with_drafts and runner.proposer is not None:
-            common = runner.reusable(common)
-        point: Snapshot | None = None
-        if not runner.holds(common):
-            point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
-            common = point.length if point else 0
+        runner, ids = self.runner, prompt.ids
+        self._switch(ids, with_drafts)
+        common, point = self._kept(ids, with_drafts)
         runner.restart(common, point)
         self.index.truncate(common)
         self._snapshots = [s for s in self._snapshots if s.length <= common]
+        self._turn = prompt.stable
         return common
+
+    def _kept(self, ids: Sequence[int], with_drafts: bool) -> tuple[int, Snapshot | None]:
+        """Count the tokens of a prompt that the device keeps, and return the snapshot that this takes."""
+        runner = self.runner
+        common = common_length(runner.committed, ids[:-1])
+        if with_drafts and runner.proposer is not None:
+            common = runner.reusable(common)
+        if runner.holds(common):
+            return common, None
+        point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
+        return point.length if point else 0, point
+
+    def _switch(self, ids: Sequence[int], with_drafts: bool) -> None:
+        """Hold the sequence of the last prompt where this one is no later turn of it, and bring the one back that
+        serves it better.
+        """
+        runner = self.runner
+        match = self._held.find(ids, runner.takes_snapshots)
+        comes_back = match is not None and match.length > self._kept(ids, with_drafts)[0]
+        if len(runner.committed) >= LEAST and common_length(runner.committed, ids) < self._turn:
+            self._hold()
+        if match is not None and comes_back:
+            self._held.take(match.held)
+            runner.put(match.held.ids, match.held.state)
+            self._snapshots = list(match.held.points)
+            self.index.truncate(0)
+
+    def _hold(self) -> None:
+        """Hold the runner's sequence as it is, if the host has room for it."""
+        try:
+            state = self.runner.hold(min(self._held.most_bytes, psutil.virtual_memory().available // 2))
+            if state is not None:
+                held = HeldSequence(tuple(self.runner.committed), state, hosted(tuple(self._snapshots)))
+                self._held.keep(held)
+        except (RuntimeError, MemoryError) as error:
+            if not device_faults.is_out_of_memory(error):
+                raise
 
     def remember(self, point: Snapshot | None) -> None:
         """Keep a snapshot for later turns."""
@@ -193,6 +230,7 @@ class Session:
 
     def close(self) -> None:
         self._snapshots.clear()
+        self._held.clear()
         if self.tokenizer is not None:
             if self.said is not None:
                 self.said.write(self.tokenizer.vocabulary)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 
 
@@ -112,6 +114,12 @@ class ContextCache:
         new = torch.zeros((layers, heads, capacity, width), device=old.device, dtype=old.dtype)
         new[:, :, : self.length] = old[:, :, : self.length]
         return new
+
+    def copy(self) -> ContextCache:
+        """Return another cache with the committed rows."""
+        other = copy(self)
+        other.keys, other.values = (part[:, :, : max(self.length, 1)].clone() for part in (self.keys, self.values))
+        return other
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= self.length:

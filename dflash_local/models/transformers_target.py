@@ -335,6 +335,19 @@ class KVCache:
         keys, values = self._rows[layer]
         return keys[:, :, : self.length], values[:, :, : self.length]
 
+    @property
+    def nbytes(self) -> int:
+        """Return bytes of the committed rows."""
+        return sum(part[:, :, : self.length].nbytes for rows in self._rows.values() for part in rows)
+
+    def copy(self) -> KVCache:
+        """Return another cache with the committed rows."""
+        other = KVCache(max(self.length, 1))
+        other.length = self.length
+        for layer, (keys, values) in self._rows.items():
+            other._rows[layer] = keys[:, :, : other.capacity].clone(), values[:, :, : other.capacity].clone()
+        return other
+
     def clear(self) -> None:
         """Forget every row; the memory is kept."""
         self.length = 0

@@ -70,6 +70,12 @@ class TableDrafter:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
+    def hold(self) -> int:
+        return self.length
+
+    def put(self, held: int) -> None:
+        self.length = held
+
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         if noise is None or self.greedy:
             noise = torch.zeros(count, V)

@@ -75,6 +75,12 @@ class Watched:
     def truncate(self, length: int) -> None:
         self.inner.truncate(length)
 
+    def hold(self) -> Any:
+        return self.inner.hold()
+
+    def put(self, held: Any) -> None:
+        self.inner.put(held)
+
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         found, margins = self.inner.propose(ids, count, sampler, noise)
         planted = self.watch.planted(ids, found.tolist(), noise, sampler.params.temperature)

@@ -197,6 +197,11 @@ class DFlashBlocks:
         for cache, rows in zip(self._ring_caches(), point.rows, strict=True):
             put_rows(cache, rows, point.length)
 
+    @property
+    def caches(self) -> list[Cache]:
+        rings = layout.ring_layers(self.config, self.target.spec)
+        return [self._of_layer(index) for index in range(self.config.num_layers) if index not in rings]
+
     def _ring_caches(self) -> list[Cache]:
         """Return keys and values of each layer with a ring."""
         return [self._of_layer(index) for index in layout.ring_layers(self.config, self.target.spec)]

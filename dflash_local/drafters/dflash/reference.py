@@ -305,6 +305,12 @@ class DFlashProposer:
         if length < self._cache.length:
             self._cache.truncate(length)
 
+    def hold(self) -> ContextCache:
+        return self._cache.copy()
+
+    def put(self, held: ContextCache) -> None:
+        self._cache = held
+
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         anchor = torch.tensor(ids[-1:], device=self.target.device)
         self._block[:1] = self._embed(anchor)

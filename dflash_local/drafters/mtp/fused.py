@@ -207,6 +207,10 @@ class MTPBlocks(RowChooser):
     def reusable(self, length: int) -> int:
         return length if length > self._first else max(length - 1, 0)
 
+    @property
+    def caches(self) -> list[tuple[torch.Tensor, ...]]:
+        return [self._attention.cache]
+
     def snapshot(self) -> HiddenSnapshot:
         return HiddenSnapshot(self._length, on_host(self._kept_at(self._length - 1)))
 

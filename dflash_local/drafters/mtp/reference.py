@@ -100,6 +100,12 @@ class MTPProposer:
         del self._hidden[length:]
         self._cache.length = min(self._cache.length, max(length - 1, 0))
 
+    def hold(self) -> tuple[list[torch.Tensor], KVCache]:
+        return list(self._hidden), self._cache.copy()
+
+    def put(self, held: tuple[list[torch.Tensor], KVCache]) -> None:
+        self._hidden, self._cache = held
+
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         drafts, margins = list[torch.Tensor](), list[torch.Tensor]()
         hidden = self._catch_up(ids)

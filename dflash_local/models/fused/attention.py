@@ -101,6 +101,27 @@ def put_rows(cache: Cache, rows: Sequence[torch.Tensor], end: int) -> None:
         part.index_copy_(1, at, given.to(part.device))
 
 
+def hold_rows(cache: Cache, end: int) -> tuple[torch.Tensor, ...]:
+    """Copy keys and values [key heads, end, head_dim] of the first positions to the host, with their scales.
+
+    Head by head: a copy of many rows on the device, as ``rows_on_host`` makes, may have no room there.
+    """
+    copies = tuple(
+        part.new_empty((len(part), end, *part.shape[2:]), device="cpu", pin_memory=part.is_cuda) for part in cache
+    )
+    for part, copy in zip(cache, copies, strict=True):
+        for head, rows in zip(part, copy, strict=True):
+            rows.copy_(head[:end], non_blocking=True)
+    return copies
+
+
+def put_held_rows(cache: Cache, held: Sequence[torch.Tensor]) -> None:
+    """Write back what ``hold_rows`` gave."""
+    for part, copy in zip(cache, held, strict=True):
+        for head, rows in zip(part, copy, strict=True):
+            head[: len(rows)].copy_(rows, non_blocking=True)
+
+
 class Attention:
     """One layer's. ``cache``: keys and values [key heads, capacity, head_dim], and scales of codes. ``mask``: what a
     block's rows see.

@@ -57,6 +57,7 @@ class FusedTarget:
             recurrent layers have not committed yet. cycle: [1], blocks so far. tokens: [rows] int64, the block's ids.
         embedding_scale: of embedding rows as the layers take them, rounded as the published models do.
         states: the recurrent layers by their index. rings: attentions whose caches do not hold every position.
+        caches: keys and values [key heads, capacity, head_dim], perhaps with scales, of those that do.
         written: no position at or behind it has been written to the caches.
         distinct_experts: [mixtures, launches] int32, see ``distinct_of``; None where there are none.
         hidden: [rows, H] after the final norm. tapped: [rows, taps x H]. logits: [rows, V].
@@ -118,6 +119,7 @@ class FusedTarget:
         mixers = [layer.mixer for layer in self.layers]
         caches = [mixer for mixer in mixers if isinstance(mixer, Attention)]
         self.rings = tuple(each for each in caches if each.is_ring)
+        self.caches = tuple(each.cache for each in caches if not each.is_ring)
         self.distinct_experts = shared.get("distinct_experts")
         for index, part in enumerate(self.mixtures):
             part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
