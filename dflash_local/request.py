@@ -22,10 +22,12 @@ MAX_PROMPT_IDS = 4_000_000
 MAX_CHARS = 4 * 2**20  # of all messages and tools together
 MAX_BLOCK_SIZE = 64
 MAX_TOP_LOGPROBS = 20
+MAX_CONSTRAINT_CHARS = 2**18
 MAX_TOOLS = 512
 MAX_MESSAGES = 10_000
 MAX_DEPTH = 64  # of tool schemas and arguments: templates and JSON libraries go through them by recursion
 
+ConstraintKind = Literal["json_schema", "json_object", "regex", "lark"]
 Role = Literal["system", "user", "assistant", "tool"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
@@ -132,6 +134,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the reply's text must be; its thinking is free. A model's engine refuses what it cannot hold it to.
+
+    ``text``: a JSON schema, a regular expression of the whole text (Rust's syntax), a grammar (Lark's, or GBNF); of
+    ``json_object``, which is any object, nothing.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ConstraintKind):
+            raise UsageError(f"unknown constraint {self.kind!r}", f"use one of {', '.join(get_args(ConstraintKind))}")
+        if len(self.text) > MAX_CONSTRAINT_CHARS:
+            raise UsageError(
+                f"the {self.kind} has {len(self.text)} characters, {MAX_CONSTRAINT_CHARS} allowed", "make it smaller"
+            )
+        if (self.kind == "json_object") == bool(self.text.strip()):
+            raise UsageError(f"a constraint of kind {self.kind} with the text {self.text[:40]!r}", "see Constraint")
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call that the model wrote: ``arguments`` is the JSON text of one object."""
 
@@ -192,6 +216,7 @@ class Request:
         reasoning_effort: for templates that take one; None leaves it to the template.
         logprobs: likeliest tokens to report beside each emitted one, 0 for that one alone; None for no report.
         return_token_ids: report the prompt's ids as well (those of the reply always are).
+        constraint: what the reply's text must be.
     """
 
     messages: tuple[Message, ...] = ()
@@ -206,6 +231,7 @@ class Request:
     reasoning_effort: Effort | None = None
     logprobs: int | None = None
     return_token_ids: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if [bool(self.messages), bool(self.prompt), bool(self.prompt_ids)].count(True) != 1:

@@ -176,8 +176,8 @@ class FusedRunner(SequenceRunner):
         params = sampler.params
         self._with_taps = with_drafts and self.proposer is not None
         self._noisy = not params.greedy
-        # Filters, penalties and log-probabilities are the sampler's business: the host takes part in each cycle.
-        self._plain = top is None and not params.penalised and (params.greedy or not params.filtered)
+        # Filters, processors and log-probabilities are the sampler's business: the host takes part in each cycle.
+        self._plain = top is None and not sampler.processors and (params.greedy or not params.filtered)
         self._temperature.fill_(params.temperature if self._noisy else 1.0)
         self._seed.fill_(sampler.seed - 2**64 if sampler.seed >= 2**63 else sampler.seed)
         stops = torch.full_like(self.progress.stops, -1, device="cpu")

@@ -14,6 +14,7 @@ from dflash_local.chat.channels import channel_parser
 from dflash_local.chat.template import Rendered
 from dflash_local.chat.text_stream import TextStream
 from dflash_local.engine.drafter_choice import DrafterChoice
+from dflash_local.engine.grammar import Grammar
 from dflash_local.engine.reply_figures import ALARM_CYCLES, ReplyFigures, likely_causes
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.sampling import Likelihood, Sampler
@@ -51,9 +52,16 @@ class GenerationLoop:
 
     stats: Stats
 
-    def __init__(self, session: Session, request: Request, rendered: Rendered, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        request: Request,
+        rendered: Rendered,
+        cancelled: Callable[[], bool],
+        grammar: Grammar | None = None,
+    ) -> None:
         self.session, self.runner, self.request, self.rendered = session, session.runner, request, rendered
-        self.cancelled = cancelled
+        self.cancelled, self.processors = cancelled, () if grammar is None else (grammar,)
         self.drafting = request.mode == "dflash"
         self.block = (request.block_size or session.facts.block_size) if self.drafting else 1
         self.seed = request.sampling.seed if request.sampling.seed is not None else fresh_seed()
@@ -139,7 +147,7 @@ class GenerationLoop:
         """Tell the runner how this reply is drafted and sampled, and where it ends."""
         runner = self.runner
         ids = torch.tensor(prompt, dtype=torch.long, device=runner.device)
-        sampler = Sampler(self.request.sampling, self.seed, runner.vocab_size, ids)
+        sampler = Sampler(self.request.sampling, self.seed, runner.vocab_size, ids, self.processors)
         runner.begin(sampler, self.session.stop_ids, self.block, self.drafting, self.request.logprobs)
         runner.end_at(len(prompt) + self.limit, exactly=bool(self.request.limits.stop))
 

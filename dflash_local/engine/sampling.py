@@ -1,11 +1,12 @@
-"""Describe how a token is chosen from logits: penalties, temperature, filters, shared noise.
+"""Describe how a token is chosen from logits: processors, temperature, filters, shared noise.
 
 Drafter and verifier use the same noise: one seed gives one text with any drafter, any block length, or none.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -57,6 +58,16 @@ def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int | None) -> 
     return tuple(Likelihood(token, value, tuple(zip(ids, values))) for token, value, ids, values in rows)
 
 
+class LogitsProcessor(Protocol):
+    """What changes logits by the text so far. Nothing of a cycle stays behind in it but what ``accept`` was told."""
+
+    def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Return logits [M, V]; row i follows what was accepted and the ``first`` + i first ``drafts``."""
+
+    def accept(self, ids: torch.Tensor) -> None:
+        """Take ids [n] as emitted."""
+
+
 class Penalties:
     """Repetition (CTRL, arXiv 1909.05858) counts prompt and reply, presence and frequency the reply only."""
 
@@ -70,7 +81,7 @@ class Penalties:
     def _add(counts: torch.Tensor, ids: torch.Tensor) -> None:
         counts.index_add_(0, ids, torch.ones_like(ids, dtype=counts.dtype))
 
-    def extend(self, ids: torch.Tensor) -> None:
+    def accept(self, ids: torch.Tensor) -> None:
         self._add(self._seen, ids)
         self._add(self._reply, ids)
 
@@ -98,12 +109,20 @@ class Sampler:
     Args:
         params: the request's sampling parameters. seed: 64-bit seed of the noise.
         vocab: width of the logits. prompt: ids [P] that penalties count.
+        processors: what changes the target's logits besides penalties.
     """
 
-    def __init__(self, params: SamplingParams, seed: int, vocab: int, prompt: torch.Tensor) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        vocab: int,
+        prompt: torch.Tensor,
+        processors: Iterable[LogitsProcessor] = (),
+    ) -> None:
         self.params, self.seed, self.vocab = params, seed, vocab
         self.device = prompt.device
-        self._penalties = Penalties(params, vocab, prompt) if params.penalised else None
+        self.processors = [*processors, *([Penalties(params, vocab, prompt)] if params.penalised else [])]
 
     def noise(self, first: int, rows: int) -> torch.Tensor | None:
         """Draw noise for the tokens at ``first ..``, once per cycle for drafter and verifier; None when greedy."""
@@ -112,8 +131,8 @@ class Sampler:
         return gumbel(self.seed, first, rows, self.vocab, self.device)
 
     def emitted(self, ids: torch.Tensor) -> None:
-        if self._penalties is not None:
-            self._penalties.extend(ids)
+        for each in self.processors:
+            each.accept(ids)
 
     def draft(self, logits: torch.Tensor, noise: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the drafter's proposals [m] from its logits [m, <= V]: the noisy argmax, no filters. Returns their
@@ -127,8 +146,8 @@ class Sampler:
         self, logits: torch.Tensor, drafts: torch.Tensor, noise: torch.Tensor | None, first: int = 0
     ) -> torch.Tensor:
         """Return perturbed scores [M, V], whose argmax is chosen; row i follows the ``first`` + i first ``drafts``."""
-        if self._penalties is not None:
-            logits = self._penalties.apply(logits, drafts, first)
+        for each in self.processors:
+            logits = each.apply(logits, drafts, first)
         if noise is None:
             return logits
         return log_probabilities(logits, self.params) + noise

@@ -8,19 +8,21 @@ from dataclasses import replace
 
 import psutil
 
+from dflash_local.chat.answer_ids import answer_ids
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine import device_faults
 from dflash_local.engine.generation_loop import GenerationLoop
+from dflash_local.engine.grammar import Grammar, Vocabulary
 from dflash_local.engine.held_sequences import LEAST, HeldSequence, HeldSequences, common_length, hosted
 from dflash_local.engine.runner import Runner, Snapshot
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done
-from dflash_local.request import Request
+from dflash_local.request import Constraint, Request
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.said_record import SaidRecord
 
@@ -51,6 +53,7 @@ class Session:
         self._held = HeldSequences(int(facts.load.cache_memory * 2**30))
         self._turn = 0  # tokens of the last prompt that the next turn of its conversation has, too
         self._snapshots: list[Snapshot] = []
+        self._vocabulary: Vocabulary | None = None  # made for the first constraint
         self._lost = False  # the device's context is
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -65,7 +68,7 @@ class Session:
 
         Raises:
             ContextError: the prompt is longer than the context.
-            UsageError: the pair cannot do what the request needs.
+            UsageError: the pair cannot do what the request needs; (from the iterator) no token meets its constraint.
             CheckpointError: the chat template or the tokenizer cannot take the prompt.
             EngineError: (from the iterator) the engine broke; caches are dropped, the next request starts cold.
             DoesNotFitError: (from the iterator) memory ran out; a notice names the context that holds from then on.
@@ -78,11 +81,14 @@ class Session:
         except Interrupted:
             return iter((nothing_done(self.facts, request),))
         self._check(request, rendered)
-        return self._events(request, rendered, cancelled)
+        grammar = None if request.constraint is None else self._grammar(request.constraint, request, rendered)
+        return self._events(request, rendered, cancelled, grammar)
 
-    def _events(self, request: Request, rendered: Rendered, cancelled: Callable[[], bool]) -> Iterator[Event]:
+    def _events(
+        self, request: Request, rendered: Rendered, cancelled: Callable[[], bool], grammar: Grammar | None
+    ) -> Iterator[Event]:
         yield from (Notice(text, "warning") for text in rendered.notices)
-        loop, whole = GenerationLoop(self, request, rendered, cancelled), False
+        loop, whole = GenerationLoop(self, request, rendered, cancelled, grammar), False
         try:
             yield from loop.events()
             whole = True
@@ -167,6 +173,17 @@ class Session:
                     f"block size {request.block_size} is larger than the trained one, {self.facts.block_size}",
                     f"use 1..{self.facts.block_size}",
                 )
+
+    def _grammar(self, constraint: Constraint, request: Request, rendered: Rendered) -> Grammar:
+        """Return what holds the reply to a constraint. UsageError: it is refused, or the model takes none."""
+        if self.tokenizer is None or not self.stop_ids:
+            lacks = "tokenizer" if self.tokenizer is None else "token that ends a reply"
+            raise UsageError(f"a reply cannot be constrained: {self.facts.target} has no {lacks}", "leave it out")
+        answers = answer_ids(self.tokenizer, bool(request.tools))
+        place = answers.begin(rendered.ids, rendered.opens_thinking)
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary(self.tokenizer, self.runner.vocab_size, self.stop_ids)
+        return Grammar(self._vocabulary, self._vocabulary.matcher(constraint), answers, place)
 
     def reuse(self, prompt: Rendered, with_drafts: bool) -> int:
         """Keep what the caches hold of a new prompt; returns how many of its tokens, of which the last is always run

@@ -1,0 +1,129 @@
+"""Hold the text of a reply to a grammar: a mask for each row of logits, computed on the host by ``llguidance``.
+
+A row's mask follows from the ids before it alone, so a text is the same with drafts and without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from dflash_local.chat.answer_ids import AnswerIds, Place
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.errors import UsageError
+from dflash_local.json_text import parse_json
+from dflash_local.request import Constraint
+
+# Any split of a text into tokens is allowed: which one comes is the model's choice, as without a grammar.
+OPTIONS = '%llguidance {"no_forcing": true}\n'
+# Between the tokens of JSON: a space, or a line end and what indents the next line. A model cannot go on with it.
+SPACE = r" |\n[ \t]{0,32}"
+MAX_TOLD = 500  # characters of what is wrong with a grammar
+WORD = 32  # ids in a word of a mask
+
+
+class Vocabulary:
+    """A session's tokens as the matcher knows them. Control tokens have no text: no grammar allows them."""
+
+    def __init__(self, tokenizer: Tokenizer, width: int, stop_ids: frozenset[int]) -> None:
+        """``width``: of the target's logits."""
+        self.stop_ids = stop_ids
+        self.words = (width + WORD - 1) // WORD
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = min(stop_ids), None
+        self.special_token_ids: Sequence[int] = ()
+        self.tokens = [self._bytes(token_id) for token_id in range(width)]
+        self.library = LLTokenizer(TokenizerWrapper(self), eos_token=sorted(stop_ids))
+
+    def _bytes(self, token_id: int) -> bytes:
+        added = self._tokenizer.added.get(token_id)
+        return b"" if added is not None and added.control else self._tokenizer.in_reply(token_id, False)[1] or b""
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the ids of a text, as the library asks for where a grammar of its own options wants them."""
+        return self._tokenizer.encode(text)
+
+    def matcher(self, constraint: Constraint) -> LLMatcher:
+        """Return a matcher at its beginning. UsageError: the library does not take the grammar."""
+        matcher = LLMatcher(self.library, OPTIONS + _lark(constraint), log_level=0)
+        if matcher.is_error():
+            raise _refused(constraint, matcher.get_error())
+        return matcher
+
+
+def _lark(constraint: Constraint) -> str:
+    if constraint.kind == "regex":
+        return f"start: /{regex_to_lark(constraint.text, '')}/"
+    try:
+        if constraint.kind == "lark":
+            return any_to_lark(constraint.text)
+        schema = {"type": "object"} if constraint.kind == "json_object" else parse_json(constraint.text)
+    except (GbnfToLarkError, ValueError, RecursionError) as error:
+        raise _refused(constraint, str(error)) from error
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": {"whitespace_pattern": SPACE}}
+    return f"start: %json {json.dumps(schema)}"
+
+
+def _refused(constraint: Constraint, why: str) -> UsageError:
+    return UsageError(
+        f"the {constraint.kind} cannot be held to: {' '.join(why.split())[:MAX_TOLD]}", "send another one"
+    )
+
+
+class Grammar:
+    """The grammar of one reply; see ``engine.sampling.LogitsProcessor``."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, answers: AnswerIds, place: Place) -> None:
+        """``place``: where the reply begins."""
+        self._vocabulary, self._matcher, self._answers, self._place = vocabulary, matcher, answers, place
+
+    def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Return logits [M, V], minus infinity where a token is not allowed. Rows behind a draft that is not, or that
+        ends the reply, are as they were: nothing of them is emitted.
+        """
+        masks = self._masks(drafts.tolist(), first, len(logits))
+        if masks is None:
+            return logits
+        shifts = torch.arange(WORD, dtype=torch.int32, device=logits.device)
+        allowed = (masks.to(logits.device).unsqueeze(-1) >> shifts) & 1
+        return logits.masked_fill(allowed.flatten(1)[:, : logits.shape[-1]] == 0, float("-inf"))
+
+    def _masks(self, drafts: Sequence[int], first: int, rows: int) -> torch.Tensor | None:
+        """Return a bit for each id of each row [M, words]; None where all are allowed."""
+        masks = torch.full((rows, self._vocabulary.words), -1, dtype=torch.int32)
+        matcher, place, masked = self._matcher.deep_copy(), self._place, False
+        for at in range(first + rows):
+            if at >= first and place.answers:
+                self._write(masks[at - first], matcher, place)
+                masked = True
+            if at == len(drafts) or drafts[at] in self._vocabulary.stop_ids:
+                break
+            if place.answers and drafts[at] not in place.free and not matcher.try_consume_tokens([drafts[at]]):
+                break
+            place = self._answers.after(place, drafts[at])
+        return masks if masked else None
+
+    def _write(self, mask: torch.Tensor, matcher: LLMatcher, place: Place) -> None:
+        """Write what is allowed: of the stop ids all where the text may end, else none."""
+        matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * mask.element_size())
+        for token_id in place.free:
+            bit = 1 << token_id % WORD
+            mask[token_id // WORD] |= bit if bit < 2**31 else bit - 2**32
+
+    def accept(self, ids: torch.Tensor) -> None:
+        """Take ids as emitted. UsageError: one is not allowed, as there was none that is."""
+        for token_id in ids.tolist():
+            ends, place = token_id in self._vocabulary.stop_ids, self._place
+            if place.answers and token_id not in place.free:
+                if not (self._matcher.is_accepting() if ends else self._matcher.try_consume_tokens([token_id])):
+                    raise UsageError(
+                        "the constraint cannot be met: no token of this model goes on with it", "send another one"
+                    )
+            if ends:
+                return
+            self._place = self._answers.after(place, token_id)
