@@ -151,8 +151,8 @@ class Constraint:
             raise UsageError(
                 f"the {self.kind} has {len(self.text)} characters, {MAX_CONSTRAINT_CHARS} allowed", "make it smaller"
             )
-        if (self.kind == "json_object") == bool(self.text.strip()):
-            raise UsageError(f"a constraint of kind {self.kind} with the text {self.text[:40]!r}", "see Constraint")
+        if self.kind != "json_object" and not self.text.strip():
+            raise UsageError(f"the {self.kind} is empty", "leave it out")
 
 
 @dataclass(frozen=True, slots=True)

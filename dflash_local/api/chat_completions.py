@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from dflash_local.api.constraint_fields import ResponseFormat, format_schema
 from dflash_local.api.openai_reply import OpenAIReply, finite
-from dflash_local.api.refusals import FieldError
+from dflash_local.api.refusals import FieldError, check_field, naming
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
     MAX_ITEMS,
@@ -17,8 +18,6 @@ from dflash_local.api.request_body import (
     Refused,
     Texts,
     ToolName,
-    check_field,
-    naming,
     parsed_request,
     read_generation,
 )
@@ -101,24 +100,6 @@ class ToolBody(OpenRecord, frozen=True):
     function: OfferedFunction
 
 
-class ResponseFormat(OpenRecord, frozen=True):
-    """The form that a reply is asked to have."""
-
-    class Schema(OpenRecord, frozen=True):
-        """A JSON schema, by name."""
-
-        name: str
-        description: str | None = None
-        schema: dict[str, Any] | None = None
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: Schema | None = None
-
-    def __post_init__(self) -> None:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError(".json_schema is missing")
-
-
 class TemplateArguments(Record, frozen=True):
     """The one argument of a chat template that may be set."""
 
@@ -150,8 +131,9 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     record, sent = read_generation(ChatBody, body, NOT_HERE)
     model = find(record.model)
     messages = tuple(_message(one, f"messages[{at}]") for at, one in enumerate(record.messages))
-    if record.response_format is not None and record.response_format.type != "text":
-        messages = in_format(messages, _schema(record.response_format))
+    schema = format_schema(record.response_format)
+    if schema is not None:
+        messages = in_format(messages, schema)
     if record.top_logprobs and not record.logprobs:
         raise FieldError("top_logprobs", "top_logprobs without logprobs", "set logprobs to true")
     asked = record.chat_template_kwargs and record.chat_template_kwargs.enable_thinking
@@ -159,6 +141,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         record,
         sent,
         model,
+        schema=schema,
         messages=messages,
         thinking=model.thinking if asked is None else asked,
         tools=_tools(record, sent["tools"]) if record.tools else (),
@@ -192,14 +175,6 @@ def _tools(record: ChatBody, sent: list[Any]) -> tuple[Mapping[str, Any], ...]:
 def _declared(sent: Mapping[str, Any], kind: type) -> dict[str, Any]:
     known = keys_of(kind)
     return {key: value for key, value in sent.items() if key in known}
-
-
-def _schema(form: ResponseFormat) -> Mapping[str, Any]:
-    """Return the schema of the JSON that is asked for, an empty one for any object."""
-    if form.json_schema is None:
-        return {}
-    check_field("response_format.json_schema.schema", form.json_schema.schema)
-    return form.json_schema.schema or {}
 
 
 class ChatReply(OpenAIReply):

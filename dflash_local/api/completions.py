@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from dflash_local.api.constraint_fields import ResponseFormat, format_schema
 from dflash_local.api.openai_reply import OpenAIReply, finite
 from dflash_local.api.refusals import FieldError
 from dflash_local.api.request_body import GenerationBody, ParsedRequest, Refused, parsed_request, read_generation
@@ -21,7 +22,6 @@ MAX_ID = 2**31
 NOT_HERE: Refused = {
     "echo": ("the reply alone is sent", (False,)),
     "suffix": ("leave it out", ("",)),
-    "response_format": ("replies are not constrained", ({"type": "text"},)),
 }
 
 
@@ -30,6 +30,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
     prompt: Any = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
 
 
 def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
@@ -42,8 +43,10 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         FieldError: a field is wrong or not supported. UnknownModelError: another model.
     """
     record, sent = read_generation(CompletionBody, body, NOT_HERE)
-    prompt = _prompt(record.prompt)
-    return parsed_request(record, sent, find(record.model), MAX_NEW_TOKENS, **prompt, logprobs=record.logprobs)
+    own = {**_prompt(record.prompt), "logprobs": record.logprobs}
+    return parsed_request(
+        record, sent, find(record.model), MAX_NEW_TOKENS, schema=format_schema(record.response_format), **own
+    )
 
 
 def _prompt(value: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dflash_local.api.refusals import FieldError, error_object
+from dflash_local.api.constraint_fields import checked_schema
+from dflash_local.api.refusals import FieldError, check_field, error_object
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
@@ -25,11 +26,11 @@ from dflash_local.api.request_body import (
     StopText,
     Texts,
     ToolName,
-    check_field,
     function_schema,
     parsed_request,
     read_generation,
 )
+from dflash_local.chat.tool_prompt import in_format
 from dflash_local.errors import ContextError, DFlashError
 from dflash_local.events import Finished, Started, Step
 from dflash_local.request import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Message, ToolCall, read_arguments
@@ -106,6 +107,19 @@ class Thinking(OpenRecord, frozen=True):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
+class OutputFormat(OpenRecord, frozen=True):
+    """The form that a message is asked to have."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(OpenRecord, frozen=True):
+    """What is asked of the text."""
+
+    format: OutputFormat | None = None
+
+
 class MessagesBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a message; sampling fields beyond Anthropic's are taken as well."""
 
@@ -115,6 +129,8 @@ class MessagesBody(GenerationBody, frozen=True, kw_only=True):
     tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
 
 
 def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
@@ -128,11 +144,17 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     """
     record, sent = read_generation(MessagesBody, body, NOT_HERE)
     model = find(record.model)
+    messages, schema = tuple(_conversation(record)), None
+    form = record.output_format or (record.output_config and record.output_config.format)
+    if form is not None:
+        schema = checked_schema("output_config.format.schema", form.schema)
+        messages = in_format(messages, schema)
     return parsed_request(
         msgspec.structs.replace(record, stop=record.stop_sequences),
         sent,
         model,
-        messages=tuple(_conversation(record)),
+        schema=schema,
+        messages=messages,
         thinking=record.thinking is not None and record.thinking.type != "disabled",
         tools=tuple(_tools(record)),
         left_out=(f"tools: {tool.name} is not the client's own" for tool in record.tools or () if not tool.of_client),

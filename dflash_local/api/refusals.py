@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dflash_local.errors import BusyError, ContextError, DFlashError, EngineError, UnknownModelError, UsageError
+from dflash_local.request import check_json
 
 MAX_MESSAGE = 500  # a value that a client sent is quoted, not sent back whole
 RETRY_AFTER_S = 1
@@ -79,3 +82,18 @@ def error_headers(error: DFlashError) -> dict[str, str]:
 def as_json(value: object) -> bytes:
     """Return JSON on one line, all ASCII: no line separator of any kind can break a stream of lines."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Within, a refused value is the field's of that name."""
+    try:
+        yield
+    except UsageError as error:
+        raise FieldError(path, error.message, error.hint) from error
+
+
+def check_field(path: str, value: object) -> None:
+    """Refuse a JSON value that is too large or nested too deep, by the field's name."""
+    with naming(path):
+        check_json(path, value)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -18,8 +17,9 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from msgspec import Meta
 
+from dflash_local.api.constraint_fields import ConstraintFields, read_constraint
 from dflash_local.api.log import LOGGER
-from dflash_local.api.refusals import FieldError
+from dflash_local.api.refusals import FieldError, check_field
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.request import (
@@ -30,7 +30,6 @@ from dflash_local.request import (
     Limits,
     Request,
     SamplingParams,
-    check_json,
 )
 from dflash_local.schema import MAX_SHOWN, InvalidValue, OpenRecord, Record, convert, quoted, undeclared
 from dflash_local.service.backend import Model
@@ -52,7 +51,7 @@ TAKEN = {
     "prediction": "the drafter predicts",
     "verbosity": "the model is not told",
     "include_obfuscation": "chunks are sent as they are",
-    "strict": "the model is told, its reply is not constrained",
+    "strict": "formats are held to, calls of tools are not",
     "cache_control": "the last prompts are cached anyway",
     "client_metadata": "not kept",
     "include": "nothing is sent besides",
@@ -66,15 +65,10 @@ REFUSED: Refused = {
     "min_tokens": ("leave it out", (0,)),
     "ignore_eos": ("leave it out", (False,)),
     "skip_special_tokens": ("they are always skipped", (True,)),
-    "guided_json": ("replies are not constrained", ()),
-    "guided_regex": ("replies are not constrained", ()),
-    "structured_outputs": ("replies are not constrained", ()),
-    "guided_choice": ("replies are not constrained", ()),
-    "guided_grammar": ("replies are not constrained", ()),
-    "grammar": ("replies are not constrained", ("",)),
+    "grammar": ("use structured_outputs", ("",)),
     "json_schema": ("use response_format", ({},)),
-    "regex": ("replies are not constrained", ()),
-    "ebnf": ("replies are not constrained", ()),
+    "regex": ("use structured_outputs", ()),
+    "ebnf": ("use structured_outputs", ()),
     "repeat_penalty": ("use repetition_penalty", (1,)),
     "typical_p": ("leave it out", (1,)),
     "mirostat": ("leave it out", (0,)),
@@ -114,7 +108,7 @@ class StreamOptions(OpenRecord, frozen=True):
     continuous_usage_stats: Annotated[bool, Meta(description="false: figures come at the end")] | None = None
 
 
-class GenerationBody(OpenRecord, frozen=True, kw_only=True):
+class GenerationBody(ConstraintFields, frozen=True, kw_only=True):
     """The fields that chat and completion bodies share."""
 
     model: str
@@ -193,21 +187,6 @@ def _constant(word: str) -> NoReturn:
     raise FieldError("body", f"{word} is not a JSON number")
 
 
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Within, a refused value is the field's of that name."""
-    try:
-        yield
-    except UsageError as error:
-        raise FieldError(path, error.message, error.hint) from error
-
-
-def check_field(path: str, value: object) -> None:
-    """Refuse a JSON value that is too large or nested too deep, by the field's name."""
-    with naming(path):
-        check_json(path, value)
-
-
 def function_schema(path: str, name: str, description: str | None, parameters: Any) -> Mapping[str, Any]:
     """Return the schema of a tool as chat templates take it. ``path``: of its parameters, for errors."""
     check_field(path, parameters)
@@ -273,13 +252,14 @@ def parsed_request(
     model: Model,
     max_new_tokens: int = MAX_NEW_TOKENS,
     left_out: Iterable[str] = (),
+    schema: Mapping[str, Any] | None = None,
     **own: Any,
 ) -> ParsedRequest:
     """Return what a record of a model asks for.
 
     Args:
         sent: as it came. max_new_tokens: where the body does not say. left_out: lines of what has no effect, though its
-            field has. own: further fields of ``Request``.
+            field has. schema: of the JSON that the dialect's own format asks for. own: further fields of ``Request``.
 
     Raises:
         FieldError: fields contradict each other, or a number is outside of its range.
@@ -299,6 +279,7 @@ def parsed_request(
         mode=record.mode or model.mode,
         block_size=record.block_size,
         return_token_ids=bool(record.return_token_ids),
+        constraint=read_constraint(record, schema),
         **own,
     )
     include_usage = bool(options and options.include_usage)

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dflash_local.api.refusals import FieldError, error_object
+from dflash_local.api.constraint_fields import checked_schema
+from dflash_local.api.refusals import FieldError, check_field, error_object, naming
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
@@ -27,9 +28,7 @@ from dflash_local.api.request_body import (
     ParsedRequest,
     Refused,
     ToolName,
-    check_field,
     function_schema,
-    naming,
     parsed_request,
     read_generation,
 )
@@ -166,15 +165,17 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     model = find(record.model)
     messages = _conversation(record)
     form = record.text.format if record.text is not None else None
+    schema = None
     if form is not None and form.type != "text":
-        check_field("text.format.schema", form.schema)
-        messages = in_format(messages, form.schema or {})
+        schema = checked_schema("text.format.schema", form.schema)
+        messages = in_format(messages, schema)
     effort = record.reasoning.effort if record.reasoning is not None else None
     kinds = dict.fromkeys(tool.type for tool in record.tools or () if tool.type not in OFFERED_TYPES)
     return parsed_request(
         msgspec.structs.replace(record, max_tokens=record.max_output_tokens),
         sent,
         model,
+        schema=schema,
         messages=tuple(messages),
         thinking=model.thinking if effort is None else effort != "none",
         tools=tuple(_schema(name, offered) for name, offered in _offered(record).items()),

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_local.errors import UsageError
 from dflash_local.remote.server_checks import ServerFacts
-from dflash_local.request import Message, Request
+from dflash_local.request import Constraint, Message, Request
 
 MAX_SEED = 2**63 - 1  # both programs take a signed integer
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -37,6 +37,8 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
     body["return_token_ids" if facts.program == "vllm" else "return_spec_tokens_details"] = True
     if request.logprobs is not None:
         body["return_tokens_as_token_ids"] = True
+    if request.constraint is not None:
+        body["structured_outputs"] = _structured_outputs(request.constraint)
     if not request.messages:
         body |= {} if request.logprobs is None else {"logprobs": request.logprobs}
         return COMPLETIONS, body | {"prompt": list(request.prompt_ids) or request.prompt}
@@ -63,6 +65,8 @@ def _check(request: Request, facts: ServerFacts, seed: int) -> None:
         raise UsageError("log-probabilities come through a vLLM server without drafts only")
     if request.return_token_ids and facts.program != "vllm":
         raise UsageError(f"{facts.title} names no tokens: return_token_ids cannot be had")
+    if request.constraint is not None and facts.program != "vllm":
+        raise UsageError(f"replies of {facts.title} cannot be constrained from here", "leave out the format or grammar")
     if seed > MAX_SEED:
         raise UsageError(f"seed {seed} is above {MAX_SEED}, the largest that servers take")
 
@@ -79,6 +83,13 @@ def _sampling(request: Request) -> dict[str, Any]:
     found |= {name: getattr(given, name) for name in penalties}
     off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, **dict.fromkeys(penalties[1:], 0.0)}
     return {name: value for name, value in found.items() if name not in off or value != off[name]}
+
+
+def _structured_outputs(given: Constraint) -> dict[str, Any]:
+    """Return vLLM's field, https://docs.vllm.ai/en/latest/features/structured_outputs.html."""
+    if given.kind == "json_object":
+        return {"json_object": True}
+    return {{"json_schema": "json", "lark": "grammar"}.get(given.kind, given.kind): given.text}
 
 
 def _message(message: Message) -> Mapping[str, Any]:

@@ -97,7 +97,8 @@ def test_a_conversation_as_claude_code_sends_it() -> None:
     assert parsed.request.tools == (offered,) and parsed.request.thinking and parsed.stream
     assert parsed.request.limits == Limits(100, ("</block>",))
     named = " ".join(parsed.taken)
-    for field in ("system[].cache_control", "messages[].content[].caller", "tools[].defer_loading", "output_config"):
+    fields = ("system[].cache_control", "messages[].content[].caller", "tools[].defer_loading", "output_config.effort")
+    for field in fields:
         assert f"{field}: " in named
     assert "web is not the client's own" in named
     assert read(tools=[ADD], tool_choice={"type": "none"}).request.tools == () and not read().request.thinking

@@ -94,7 +94,7 @@ def test_an_unknown_field_is_taken_with_the_nearest_supported_one(monkeypatch: p
     assert chat(temprature=1).taken == ("temprature: not known here; did you mean 'temperature'?",)
     messages = [{"role": "user", "content": "x", "contents": 1}] * 2
     assert chat(messages=messages).taken == ("messages[].contents: not known here; did you mean 'content'?",)
-    for field in ("logit_bia", "guided_jso", "min_toke"):
+    for field in ("logit_bia", "ignore_eo", "min_toke"):
         assert text(**{field: 1}).taken == (f"{field}: not known here",)
     (line,) = chat(**{"x" * 7_000_000: 1}).taken
     assert line.startswith("x" * 80 + ":")
