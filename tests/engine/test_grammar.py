@@ -1,0 +1,162 @@
+"""Replies held to a grammar: valid, the same drafted and plain, in both engines; where masks hold and where they do not."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from dflash_local.catalog.bundled import find
+from dflash_local.chat.answer_ids import answer_ids
+from dflash_local.chat.template import Rendered
+from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine.grammar import Grammar, Vocabulary
+from dflash_local.errors import UsageError
+from dflash_local.events import Step
+from dflash_local.request import Constraint, Limits, Request, SamplingParams, user_request
+from tests.engine_sessions import Reply
+
+ENGINES = ("reference", "fused")
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=1.0, seed=7),
+    SamplingParams(temperature=1.5, top_p=0.95, presence_penalty=0.5, seed=3),
+)
+WORDS = {"type": "string", "maxLength": 6}
+SCHEMAS: dict[str, Any] = {
+    "enum": {"enum": ["red", "green", 3, None]},
+    "text": {"type": "object", "properties": {"name": WORDS}, "required": ["name"]},
+    "numbers": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 2, "maxItems": 4},
+    "nested": {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "boolean"}},
+               "required": ["b"]}, "k": {"enum": ["x", "yy"]}}, "required": ["a", "k"]},
+    "either": {"anyOf": [{"const": "no"}, {"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 3}]},
+    "pattern": {"type": "string", "pattern": "^[a-c]{2}-[0-9]{3}$"},
+    "defs": {"$defs": {"p": {"enum": [1, 2]}}, "type": "object", "properties": {"p": {"$ref": "#/$defs/p"}},
+             "required": ["p"]},
+}  # fmt: skip
+
+
+def closed(schema: Any) -> Any:
+    """With no keys besides those named: a reply of the tiny model would go on with them."""
+    if not isinstance(schema, dict):
+        return schema
+    more = {"additionalProperties": False} if schema.get("type") == "object" else {}
+    return {key: closed(value) for key, value in schema.items()} | more
+
+
+def meets(value: Any, schema: Any, defs: Any) -> bool:
+    """Whether a value is one of a schema of ``SCHEMAS``."""
+    if "$ref" in schema:
+        return meets(value, defs[schema["$ref"].rpartition("/")[2]], defs)
+    if "anyOf" in schema:
+        return any(meets(value, each, defs) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    kind = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[schema["type"]]
+    if type(value) is not kind:
+        return False
+    if kind is dict:
+        known = schema["properties"]
+        return set(schema["required"]) <= set(value) <= set(known) and all(
+            meets(each, known[key], defs) for key, each in value.items()
+        )
+    if kind is list:
+        fits = schema.get("minItems", 0) <= len(value) <= schema["maxItems"]
+        return fits and all(meets(each, schema["items"], defs) for each in value)
+    if kind is str:
+        return len(value) <= schema.get("maxLength", 99) and re.search(schema.get("pattern", ""), value) is not None
+    return kind is bool or schema["minimum"] <= value <= schema["maximum"]
+
+
+@cache
+def session_of(engine: str) -> Session:
+    return load(find("demo"), LoadConfig(dtype="float32", device="cpu", engine=engine))
+
+
+def ask(session: Session, constraint: Constraint, prompt: str = "Count from 3 to 7.", **fields: Any) -> tuple[str, str]:
+    """The text of a reply and why it ended."""
+    limits = Limits(max_new_tokens=fields.pop("new", 300))
+    request = user_request(prompt, constraint=constraint, limits=limits, **fields)
+    reply = Reply(list(session.generate(request)))
+    assert reply.finished.usage.completion_tokens == len(reply.ids)
+    return "".join(piece.text for step in reply.find(Step) for piece in step.pieces), reply.finished.reason
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_reply_is_json_of_its_schema_drafted_or_not_in_both_engines(name: str, sampling: SamplingParams) -> None:
+    schema = closed(SCHEMAS[name])
+    constraint = Constraint("json_schema", json.dumps(schema))
+    replies = {
+        ask(session_of(engine), constraint, sampling=sampling, **how)
+        for engine in ENGINES
+        for how in ({"mode": "ar"}, {}, {"block_size": 2}, {"block_size": 5})
+    }
+    assert len(replies) == 1
+    ((text, reason),) = replies
+    assert reason == "stop" and meets(json.loads(text), schema, schema.get("$defs")), text
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        (Constraint("regex", "(yes|no) [0-9]{3}"), "(yes|no) [0-9]{3}"),
+        (Constraint("lark", 'start: "ab" ("c" | "d") "é/"'), "ab[cd]é/"),
+        (Constraint("lark", 'root ::= "a" [0-9] | "b"'), "a[0-9]|b"),
+    ],
+    ids=["regex", "lark", "gbnf"],
+)
+def test_other_kinds_hold_the_whole_text(constraint: Constraint, pattern: str) -> None:
+    for engine in ENGINES:
+        for sampling in SAMPLINGS:
+            text, reason = ask(session_of(engine), constraint, sampling=sampling)
+            assert re.fullmatch(pattern, text) and reason == "stop"
+
+
+def test_any_object_is_one_and_json_is_not_endless_space() -> None:
+    """Space between tokens is bounded, or a model could go on with it."""
+    schema = closed({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    grammar = begun(session_of("reference"), Constraint("json_schema", json.dumps(schema)))
+    tokenizer = session_of("reference").tokenizer
+    assert allowed(grammar, said(tokenizer, "{ \n")) & {tokenizer.token_id("Ġ"), tokenizer.token_id("Ċ")} == set()
+    text, reason = ask(session_of("reference"), Constraint("json_object"), new=40)
+    assert text.startswith("{") and reason == "length"
+
+
+def said(tokenizer: Any, text: str) -> list[int]:
+    """A token for each byte of ASCII text."""
+    ids = {tokenizer.token_bytes(at): at for at in range(tokenizer.vocab_size)}
+    return [ids[character.encode()] for character in text]
+
+
+def begun(session: Session, constraint: Constraint) -> Grammar:
+    """The grammar of a reply that has not begun."""
+    rendered = Rendered((1,), 1, False)
+    return session._grammar(constraint, Request(prompt_ids=(1,), constraint=constraint), rendered)
+
+
+def allowed(grammar: Grammar, drafts: list[int], first: int = 0) -> set[int]:
+    """What is allowed behind drafts."""
+    logits = torch.zeros(len(drafts) + 1 - first, 1024)
+    return set(grammar.apply(logits, torch.tensor(drafts, dtype=torch.long), first)[-1].isfinite().nonzero().flatten().tolist())
+
+
+def test_a_row_follows_what_was_accepted_and_the_drafts_before_it() -> None:
+    """Whatever slice of a block it stands in; no cycle leaves anything behind, of forbidden drafts neither."""
+    session = session_of("reference")
+    constraint = Constraint("regex", "ab(c|d)e")
+    block, steps, letters = begun(session, constraint), begun(session, constraint), said(session.tokenizer, "abce")
+    for at in range(5):
+        want = allowed(steps, [])
+        assert want == allowed(block, letters[:at]) == allowed(block, letters[:at], first=at)
+        assert (want == set(session.stop_ids)) == (at == 4), "the text may end, and with a stop id alone, where it is whole"
+        rows = block.apply(torch.zeros(4, 1024), torch.tensor([*letters[:1], letters[0], letters[2]]))
+        assert rows[2:].isfinite().all(), "nothing of rows behind a forbidden draft is emitted"
+        steps.accept(torch.tensor(letters[at : at + 1], dtype=torch.long))
+    with pytest.raises(UsageError, match="cannot be met"):
+        block.accept(torch.tensor([min(session.stop_ids)]))
