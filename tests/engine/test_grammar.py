@@ -1,11 +1,13 @@
-"""Replies held to a grammar: valid, the same drafted and plain, in both engines; where masks hold and where they do not."""
+"""Replies held to a grammar: valid, the same drafted and plain, in both engines; where masks hold and where not."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,15 @@ import torch
 from dflash_local.catalog.bundled import find
 from dflash_local.chat.answer_ids import answer_ids
 from dflash_local.chat.template import Rendered
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
+from dflash_local.drafters.kinds import LOOKUP, folder_of
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.grammar import Grammar, Vocabulary
 from dflash_local.errors import UsageError
 from dflash_local.events import Step
 from dflash_local.request import Constraint, Limits, Request, SamplingParams, user_request
+from tests.chat.conftest import CHATML_CONFIG, CHATML_PLAIN, CHATML_SPECIAL, byte_level, write_folder
 from tests.engine_sessions import Reply
 
 ENGINES = ("reference", "fused")
@@ -31,7 +37,8 @@ WORDS = {"type": "string", "maxLength": 6}
 SCHEMAS: dict[str, Any] = {
     "enum": {"enum": ["red", "green", 3, None]},
     "text": {"type": "object", "properties": {"name": WORDS}, "required": ["name"]},
-    "numbers": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 2, "maxItems": 4},
+    "numbers": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99},
+                "minItems": 2, "maxItems": 4},
     "nested": {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "boolean"}},
                "required": ["b"]}, "k": {"enum": ["x", "yy"]}}, "required": ["a", "k"]},
     "either": {"anyOf": [{"const": "no"}, {"type": "array", "items": {"const": 1}, "minItems": 1, "maxItems": 3}]},
@@ -133,8 +140,7 @@ def said(tokenizer: Any, text: str) -> list[int]:
 
 def begun(session: Session, constraint: Constraint) -> Grammar:
     """The grammar of a reply that has not begun."""
-    rendered = Rendered((1,), 1, False)
-    return session._grammar(constraint, Request(prompt_ids=(1,), constraint=constraint), rendered)
+    return session._grammar(constraint, Request(prompt_ids=(1,), constraint=constraint), Rendered((1,), 1, False))
 
 
 def allowed(grammar: Grammar, drafts: list[int], first: int = 0) -> set[int]:
@@ -161,3 +167,87 @@ def test_a_row_follows_what_was_accepted_and_the_drafts_before_it() -> None:
         steps.accept(torch.tensor(letters[at : at + 1], dtype=torch.long))
     with pytest.raises(UsageError, match="cannot be met"):
         block.accept(torch.tensor([min(session.stop_ids)]))
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_mask_begins_with_the_token_that_ends_the_thinking_also_inside_a_block(tmp_path: Path, opened: bool) -> None:
+    library = byte_level(CHATML_SPECIAL + CHATML_PLAIN, CHATML_SPECIAL)
+    tokenizer = Tokenizer.load(open_source(write_folder(tmp_path / "chatml", library, CHATML_CONFIG)))
+    assert tokenizer is not None
+    vocabulary, constraint = Vocabulary(tokenizer, 1024, tokenizer.stop_ids), Constraint("regex", "yes|no")
+    answers = answer_ids(tokenizer, False)
+
+    def fresh() -> Grammar:
+        return Grammar(vocabulary, vocabulary.matcher(constraint), answers, answers.begin((), opened))
+
+    start = "" if opened else "<think>"
+    ids = tokenizer.encode(tokenizer.with_controls(f"{start}a</think>\n")) + said(tokenizer, "no")
+    begins, newline = ids.index(tokenizer.token_id("</think>")) + 1, tokenizer.encode("\n")[0]
+    whole, steps = fresh(), fresh()
+    rows = whole.apply(torch.zeros(len(ids) + 1, 1024), torch.tensor(ids))
+    for at in range(len(ids) + 1):
+        assert torch.equal(rows[at], steps.apply(torch.zeros(1, 1024), torch.tensor(ids[:0], dtype=torch.long))[0])
+        count = int(rows[at].isfinite().sum())
+        thinks = at < begins and (opened or at > 0)
+        assert (count == 1024) == thinks and bool(rows[at, newline].isfinite()) == (thinks or at == begins)
+        steps.accept(torch.tensor(ids[at : at + 1], dtype=torch.long))
+    assert set(rows[-1].isfinite().nonzero().flatten().tolist()) == set(tokenizer.stop_ids)
+    tokenizer.close()
+
+
+def test_copied_drafts_change_no_text() -> None:
+    """What the prompt holds is copied, as far as the grammar goes."""
+    prompt, constraint = (
+        "Say one, two, three, one, two, three, one, two, three.",
+        Constraint("regex", "(one, two, (three|four), ){4}end"),
+    )
+    for engine in ENGINES:
+        session = load(find("demo", str(folder_of(LOOKUP))), LoadConfig(dtype="float32", device="cpu", engine=engine))
+        for sampling in SAMPLINGS[:2]:
+            request = user_request(prompt, constraint=constraint, sampling=sampling, limits=Limits(max_new_tokens=90))
+            plain, copied = (
+                Reply(list(session.generate(replace(request, mode=mode))))
+                for mode in ("ar", "dflash")  # type: ignore[arg-type]
+            )
+            assert plain.ids == copied.ids and copied.finished.reason == "stop"
+            assert any(step.copied and step.accepted for step in copied.find(Step)), engine
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        (Constraint("regex", "(("), "unclosed group"),
+        (Constraint("lark", "start: x"), "unknown name"),
+        (Constraint("lark", 'root ::= ("a"'), "Expected"),
+        (Constraint("json_schema", "{"), "Expecting property name"),
+        (Constraint("json_schema", '{"type": "foo"}'), "Invalid type: foo"),
+        (Constraint("json_schema", '{"not": {}}'), "Unimplemented keys"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_held_to_is_refused_before_anything_runs(constraint: Constraint, words: str) -> None:
+    with pytest.raises(UsageError, match=f"the {constraint.kind} cannot be held to.*{words}"):
+        session_of("reference").generate(user_request("hi", constraint=pickle.loads(pickle.dumps(constraint))))
+
+
+def test_a_model_that_cannot_write_the_text_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vocabulary lacks a byte; the next reply is not touched by it."""
+    session = session_of("reference")
+    monkeypatch.setattr(session, "_vocabulary", None)
+    texts = session.tokenizer.in_reply
+    monkeypatch.setattr(
+        session.tokenizer,
+        "in_reply",
+        lambda at, first: ("", None) if b"7" in (texts(at, first)[1] or b"") else texts(at, first),
+    )
+    with pytest.raises(UsageError, match="no token of this model goes on"):
+        ask(session, Constraint("regex", "a7"))
+    assert ask(session, Constraint("regex", "a8")) == ("a8", "stop")
+
+
+def test_a_constraint_needs_tokens_that_end_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of("reference")
+    monkeypatch.setattr(session, "stop_ids", frozenset())
+    with pytest.raises(UsageError, match="no token that ends a reply"):
+        session.generate(user_request("hi", constraint=Constraint("json_object")))
