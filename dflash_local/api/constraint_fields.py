@@ -60,7 +60,8 @@ def format_schema(form: ResponseFormat | None) -> Mapping[str, Any] | None:
     """Return the schema of the JSON that is asked for, an empty one for any object; None where text is."""
     if form is None or form.type == "text":
         return None
-    return checked_schema("response_format.json_schema.schema", form.json_schema and form.json_schema.schema)
+    schema = None if form.json_schema is None else form.json_schema.schema
+    return checked_schema("response_format.json_schema.schema", schema)
 
 
 def checked_schema(path: str, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:

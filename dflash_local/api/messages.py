@@ -145,7 +145,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     record, sent = read_generation(MessagesBody, body, NOT_HERE)
     model = find(record.model)
     messages, schema = tuple(_conversation(record)), None
-    form = record.output_format or (record.output_config and record.output_config.format)
+    form = record.output_format or (None if record.output_config is None else record.output_config.format)
     if form is not None:
         schema = checked_schema("output_config.format.schema", form.schema)
         messages = in_format(messages, schema)

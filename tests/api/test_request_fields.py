@@ -28,8 +28,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("audio", {}),
     ("min_tokens", 5),
     ("ignore_eos", True),
-    ("structured_outputs", {"regex": "a", "grammar": "b"}),
-    ("structured_outputs", {"structural_tag": "{}"}),
     ("stop_token_ids", [5]),
     ("chat_template_kwargs", {"thinking": True}),
     ("echo", True),

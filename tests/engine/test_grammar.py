@@ -60,7 +60,7 @@ def meets(value: Any, schema: Any) -> bool:
         return any(meets(value, each) for each in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return value in schema.get("enum", [schema.get("const")])
-    kind = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[schema["type"]]
+    kind: Any = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[schema["type"]]
     if type(value) is not kind:
         return False
     if kind is dict:
@@ -182,7 +182,7 @@ def test_a_mask_begins_with_the_token_that_ends_the_thinking_also_inside_a_block
 
     start = "" if opened else "<think>"
     ids = tokenizer.encode(tokenizer.with_controls(f"{start}a</think>\n")) + said(tokenizer, "no")
-    begins, newline = ids.index(tokenizer.token_id("</think>")) + 1, tokenizer.encode("\n")[0]
+    begins, newline = ids.index(tokenizer.token_id("</think>") or -1) + 1, tokenizer.encode("\n")[0]
     whole, steps = fresh(), fresh()
     rows = whole.apply(torch.zeros(len(ids) + 1, 1024), torch.tensor(ids))
     for at in range(len(ids) + 1):

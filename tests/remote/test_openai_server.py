@@ -17,7 +17,7 @@ from dflash_local.remote.logprobs import rows_of
 from dflash_local.remote.openai_body import body_of
 from dflash_local.remote.openai_server import OpenAIServer, attach
 from dflash_local.remote.server_checks import WantedModel
-from dflash_local.request import Limits, Message, Request, SamplingParams, user_request
+from dflash_local.request import Constraint, Limits, Message, Request, SamplingParams, user_request
 from dflash_local.service.service import Service
 from tests.remote import openai_fake
 from tests.remote.openai_fake import IDS, PROMPT_IDS, Fake, running
@@ -341,6 +341,25 @@ def test_what_a_server_decides_is_refused_before_it_is_asked(fake: Fake, request
     with pytest.raises(UsageError, match=words):
         session_of(fake).generate(request_)
     assert not fake.bodies
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field"),
+    [
+        (Constraint("json_schema", '{"type": "array"}'), {"json": '{"type": "array"}'}),
+        (Constraint("json_object"), {"json_object": True}),
+        (Constraint("regex", "a+"), {"regex": "a+"}),
+        (Constraint("lark", 'start: "a"'), {"grammar": 'start: "a"'}),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_a_constraint_is_passed_on_in_the_field_that_vllm_has(
+    fake: Fake, constraint: Constraint, field: dict[str, Any]
+) -> None:
+    facts, request = session_of(fake).facts, replace(ASK, constraint=constraint)
+    assert body_of(request, facts, 1)[1]["structured_outputs"] == field
+    with pytest.raises(UsageError, match="cannot be constrained from here"):
+        body_of(request, replace(facts, program="sglang"), 1)
 
 
 def test_no_limit_and_no_sampling_parameter_is_kept_from_the_server(fake: Fake) -> None:
