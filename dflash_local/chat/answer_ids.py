@@ -13,7 +13,8 @@ from typing import Protocol
 from dflash_local.chat.channels import END_THINK, THINK
 from dflash_local.chat.stop_ids import HARMONY_TAGS
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.chat.tool_calls import OPEN
+from dflash_local.chat.tool_calls import GENERAL_FORM, format_of
+from dflash_local.chat.tool_formats import FORMS
 from dflash_local.errors import UsageError
 
 NOTHING: frozenset[int] = frozenset()
@@ -51,15 +52,19 @@ class TaggedAnswers:
     """
 
     def __init__(self, tokenizer: Tokenizer, with_tools: bool) -> None:
-        tags = [tokenizer.token_id(tag) if tokenizer.is_added(tag) else None for tag in (THINK, END_THINK, OPEN)]
-        think, self._closing, call = tags
-        if with_tools and call is None:
+        form = FORMS.get(format_of(tokenizer.template) or GENERAL_FORM)
+        opened = () if form is None or not with_tools else [opened for opened, _ in form.pairs]
+        think, self._closing = (
+            tokenizer.token_id(tag) if tokenizer.is_added(tag) else None for tag in (THINK, END_THINK)
+        )
+        calls = (tokenizer.token_id(tag) for tag in opened if tokenizer.is_added(tag))
+        self._calls = frozenset(call for call in calls if call is not None)
+        if with_tools and not self._calls:
             raise UsageError(
                 "a reply cannot be constrained where tools are offered: the calls of this model begin with no token",
                 "leave out the tools or the constraint",
             )
         self._opening = NOTHING if think is None or self._closing is None else frozenset((think,))
-        self._calls = frozenset((call,)) if with_tools and call is not None else NOTHING
         texts = ((at, tokenizer.in_reply(at, False)[1]) for at in range(tokenizer.vocab_size))
         self._newlines = frozenset(at for at, data in texts if data and not data.strip(b"\n"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,14 +32,15 @@ def plan_own_work(
     folder: Path,
     model: str | None,
     drafter: str | None,
-    where: Machine,
+    find_machine: Callable[[], Machine],
     load: LoadConfig,
     preference: Preference,
 ) -> OwnWorkPlan:
     """Read the transcripts of a folder and plan for them; the text stays where it is.
 
     Args:
-        model: the one pair to plan for; None: the best ones for the machine.
+        model: the one pair to plan for; None: the best ones for the machine. find_machine: may measure it, so that a
+            folder without a turn is told before.
 
     Raises:
         UsageError: there is no such folder, or no turn in it. SettingsError: nothing is known of the pair.
@@ -64,6 +66,7 @@ def plan_own_work(
     if not work.turns:
         known = ", ".join(each.client for each in FORMATS)
         raise UsageError(f"--from {folder}: no turn of a model in {report.read:,} transcripts", f"known are {known}")
+    where = find_machine()
     pairs = own_pairs(work, choice, where, user, load, preference)
     found = {
         "work": {**work.as_dict(), "tokens": counted},

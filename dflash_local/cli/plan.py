@@ -60,8 +60,11 @@ def plan(
     call = Invocation.begin()
     user, console = call.user, call.console
     if from_folder is not None:
-        where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=console.notify)
-        own = plan_own_work(call, from_folder, model, drafter, where, opt.drafting(load, mode), prefer.value)
+
+        def find_machine() -> Machine:
+            return fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=console.notify)
+
+        own = plan_own_work(call, from_folder, model, drafter, find_machine, opt.drafting(load, mode), prefer.value)
         _show_own_work(console, own, as_json)
         return
     if model is None:

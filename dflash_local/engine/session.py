@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import psutil
 
-from dflash_local.chat.answer_ids import answer_ids
+from dflash_local.chat.answer_ids import AnswerIds, answer_ids
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
@@ -54,6 +54,7 @@ class Session:
         self._turn = 0  # tokens of the last prompt that the next turn of its conversation has, too
         self._snapshots: list[Snapshot] = []
         self._vocabulary: Vocabulary | None = None  # made for the first constraint
+        self._answers: dict[bool, AnswerIds] = {}  # likewise, by whether tools are offered
         self._lost = False  # the device's context is
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -179,7 +180,10 @@ class Session:
         if self.tokenizer is None or not self.stop_ids:
             lacks = "tokenizer" if self.tokenizer is None else "token that ends a reply"
             raise UsageError(f"a reply cannot be constrained: {self.facts.target} has no {lacks}", "leave it out")
-        answers = answer_ids(self.tokenizer, bool(request.tools))
+        with_tools = bool(request.tools)
+        if with_tools not in self._answers:
+            self._answers[with_tools] = answer_ids(self.tokenizer, with_tools)
+        answers = self._answers[with_tools]
         place = answers.begin(rendered.ids, rendered.opens_thinking)
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self.tokenizer, self.runner.vocab_size, self.stop_ids)
