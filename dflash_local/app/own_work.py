@@ -14,6 +14,7 @@ from dflash_local.checkpoint_files.source import needed_config, open_source
 from dflash_local.drafters.kinds import LOOKUP, folder_of, read_drafter
 from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.planner.turn_speed import TurnSize
+from dflash_local.shared_prefix import common_length
 from dflash_local.transcripts.read import Progress, Report, conversations
 from dflash_local.transcripts.turn import Turn
 
@@ -128,11 +129,11 @@ class _Sequence:
 
     def _replace(self, prompt: tuple[str, ...]) -> int:
         """Put a prompt in the place of the text; returns how many of its first tokens stood there."""
-        same = _common(self._pieces, prompt)
+        same = common_length(self._pieces, prompt)
         del self._ends[same:]
         begin = self._ends[-1] if same else 0
         fresh = self._encoded(prompt[same:])
-        kept = _common(self._ids[begin : begin + len(fresh)], fresh)
+        kept = common_length(self._ids[begin : begin + len(fresh)], fresh)
         reused = begin + kept
         self._index.truncate(reused)
         if not reused:
@@ -156,23 +157,9 @@ class _Sequence:
         place = 1
         while place < len(reply):
             copied = list(self._index.find(self._ids, self._drafts).ids)
-            right = _common(copied, reply[place : place + len(copied)])
+            right = common_length(copied, reply[place : place + len(copied)])
             emitted = min(right + 1, len(reply) - place)
             self._ids += reply[place : place + emitted]
             self._work.drafted += right
             self._work.cycles[emitted] += 1
             place += emitted
-
-
-def _common(one: Sequence[object], other: Sequence[object]) -> int:
-    """Return how many first elements are the same. Whole slices are compared: prompts have thousands of pieces."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from dflash_local.engine.runner import Snapshot
 from dflash_local.kernels.allocate import on_host
 from dflash_local.models.drafter_context import ContextCache
 from dflash_local.models.transformers_target import KVCache
+from dflash_local.shared_prefix import common_length
 
 LEAST = 256  # tokens; a shorter sequence is run again as fast as it comes back
 SHORT = 1024  # tokens; a shorter one makes room before any longer one
@@ -25,7 +25,7 @@ class HeldSequence:
         ids: committed ones. state: of the runner that made it. points: its snapshots, the shortest first.
     """
 
-    ids: tuple[int, ...]
+    ids: list[int]
     state: Any
     points: tuple[Snapshot, ...]
 
@@ -48,8 +48,8 @@ class HeldSequences:
         self.most_bytes = most_bytes
         self._held: list[HeldSequence] = []
 
-    def find(self, ids: Sequence[int], whole: bool) -> Match | None:
-        """Return the sequence that keeps most of a prompt's tokens, of which the last is always run again.
+    def find(self, ids: list[int], whole: bool) -> Match | None:
+        """Return the sequence that keeps most of a prompt's tokens.
 
         Args:
             whole: the target can go back to a sequence's end or to a snapshot only.
@@ -75,11 +75,6 @@ class HeldSequences:
         self._held.clear()
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count the first ids that are the same."""
-    return next((at for at, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
-
-
 def hosted(value: Any) -> Any:
     """Return tuples, lists and dataclasses with copies on the host in the place of all tensors in them."""
     if isinstance(value, torch.Tensor):
@@ -102,8 +97,8 @@ def held_bytes(value: Any) -> int:
     return 0
 
 
-def _usable(held: HeldSequence, ids: Sequence[int], whole: bool) -> int:
-    common = common_length(held.ids, ids[:-1])
+def _usable(held: HeldSequence, ids: list[int], whole: bool) -> int:
+    common = common_length(held.ids, ids)
     if common == len(held.ids) or not whole:
         return common
     return max((point.length for point in held.points if point.length <= common), default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -16,13 +16,14 @@ from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine import device_faults
 from dflash_local.engine.generation_loop import GenerationLoop
 from dflash_local.engine.grammar import Grammar, Vocabulary
-from dflash_local.engine.held_sequences import LEAST, HeldSequence, HeldSequences, common_length, hosted
+from dflash_local.engine.held_sequences import LEAST, HeldSequence, HeldSequences, hosted
 from dflash_local.engine.runner import Runner, Snapshot
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Constraint, Request
+from dflash_local.shared_prefix import common_length
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.said_record import SaidRecord
 
@@ -105,7 +106,7 @@ class Session:
         finally:
             held = 0 if self._lost else len(self.runner.committed)
             if not whole and not self._lost:  # whatever broke, half-written caches must not answer the next request
-                self.reset()
+                self._begin_anew()
         if whole:
             self.observe(loop.stats)
             if (scheduler := self.schedulers.get(request.sampling.greedy)) is not None:
@@ -194,19 +195,19 @@ class Session:
         again: the longest common prefix where the caches still hold it, else the longest snapshot in it. Another
         conversation than the last one may come back from host memory, and the last one goes there.
         """
-        runner, ids = self.runner, prompt.ids
+        ids = list(prompt.ids)
         self._switch(ids, with_drafts)
-        common, point = self._kept(ids, with_drafts)
-        runner.restart(common, point)
+        common, point = self._kept(ids[:-1], with_drafts)
+        self.runner.restart(common, point)
         self.index.truncate(common)
         self._snapshots = [s for s in self._snapshots if s.length <= common]
         self._turn = prompt.stable
         return common
 
-    def _kept(self, ids: Sequence[int], with_drafts: bool) -> tuple[int, Snapshot | None]:
-        """Count the tokens of a prompt that the device keeps, and return the snapshot that this takes."""
+    def _kept(self, ids: list[int], with_drafts: bool) -> tuple[int, Snapshot | None]:
+        """Count how many of the first tokens of a prompt the device keeps, and return the snapshot that this takes."""
         runner = self.runner
-        common = common_length(runner.committed, ids[:-1])
+        common = common_length(runner.committed, ids)
         if with_drafts and runner.proposer is not None:
             common = runner.reusable(common)
         if runner.holds(common):
@@ -214,13 +215,13 @@ class Session:
         point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
         return point.length if point else 0, point
 
-    def _switch(self, ids: Sequence[int], with_drafts: bool) -> None:
+    def _switch(self, ids: list[int], with_drafts: bool) -> None:
         """Hold the sequence of the last prompt where this one is no later turn of it, and bring the one back that
         serves it better.
         """
         runner = self.runner
-        match = self._held.find(ids, runner.takes_snapshots)
-        comes_back = match is not None and match.length > self._kept(ids, with_drafts)[0]
+        match = self._held.find(ids[:-1], runner.takes_snapshots)
+        comes_back = match is not None and match.length > self._kept(ids[:-1], with_drafts)[0]
         if len(runner.committed) >= LEAST and common_length(runner.committed, ids) < self._turn:
             self._hold()
         if match is not None and comes_back:
@@ -234,7 +235,7 @@ class Session:
         try:
             state = self.runner.hold(min(self._held.most_bytes, psutil.virtual_memory().available // 2))
             if state is not None:
-                held = HeldSequence(tuple(self.runner.committed), state, hosted(tuple(self._snapshots)))
+                held = HeldSequence(list(self.runner.committed), state, hosted(tuple(self._snapshots)))
                 self._held.keep(held)
         except (RuntimeError, MemoryError) as error:
             if not device_faults.is_out_of_memory(error):
@@ -246,6 +247,12 @@ class Session:
             self._snapshots = [*self._snapshots, point][-KEPT_SNAPSHOTS:]
 
     def reset(self) -> None:
+        """Forget all conversations."""
+        self._held.clear()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget what is on the device."""
         self._snapshots.clear()
         self.runner.restart(0, None)
 
