@@ -37,7 +37,6 @@ from benchmarks.random_checkpoint import named_pair
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.config.quantizers import USUAL
-from dflash_local.drafters.lookup.text_index import LONGEST, Copies, TextIndex
 from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
@@ -51,6 +50,7 @@ from dflash_local.kernels.timing import span_ms
 from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused.moe import fixed_routing
 from dflash_local.request import SamplingParams
+from dflash_local.text_index import LONGEST, Copies, TextIndex
 
 PROMPT, CONTEXT = 8200, 16448  # all replies stay within one bucket, so that nothing is recorded while they are timed
 SPREAD = 7919  # the id at a position is the position times this prime

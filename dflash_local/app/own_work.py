@@ -12,9 +12,9 @@ from dflash_local.app.work_tokens import Encode
 from dflash_local.bench.tasks.figures import percentile
 from dflash_local.checkpoint_files.source import needed_config, open_source
 from dflash_local.drafters.kinds import LOOKUP, folder_of, read_drafter
-from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.planner.turn_speed import TurnSize
 from dflash_local.shared_prefix import common_length
+from dflash_local.text_index import TextIndex
 from dflash_local.transcripts.read import Progress, Report, conversations
 from dflash_local.transcripts.turn import Turn
 

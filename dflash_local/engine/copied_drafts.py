@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dflash_local.drafters.lookup.text_index import Copies, TextIndex
 from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
 from dflash_local.engine.survival import Survival
+from dflash_local.text_index import Copies, TextIndex
 
 
 class CopiedDrafts:

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Mapping
 
 from dflash_local.drafters.kinds import OWN
-from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine.copied_drafts import CopiedDrafts
 from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
 from dflash_local.engine.runner import Cycle, Runner
 from dflash_local.engine.text_kind import KINDS
 from dflash_local.engine.verify_length import VerifyLength
+from dflash_local.text_index import TextIndex
 
 COPIES = "copies"  # what their worth is kept by, beside the kinds of text
 

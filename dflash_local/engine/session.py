@@ -12,7 +12,6 @@ from dflash_local.chat.answer_ids import AnswerIds, answer_ids
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
-from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine import device_faults
 from dflash_local.engine.generation_loop import GenerationLoop
 from dflash_local.engine.grammar import Grammar, Vocabulary
@@ -26,6 +25,7 @@ from dflash_local.request import Constraint, Request
 from dflash_local.shared_prefix import common_length
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.said_record import SaidRecord
+from dflash_local.text_index import TextIndex
 
 KEPT_SNAPSHOTS = 2
 

@@ -13,7 +13,6 @@ from typing import Any
 from dflash_local import settings
 from dflash_local.app import loading
 from dflash_local.catalog import bundled
-from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.session import Session
 from dflash_local.engine.survival import Survival
@@ -22,6 +21,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.request import Message, Request, SamplingParams
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.paths import speeds_folder
+from dflash_local.text_index import TextIndex
 
 COSTS = {1: 1.0, 2: 1.5, 4: 1.8, 8: 3.0, 16: 6.0}
 

@@ -14,13 +14,13 @@ from dflash_local.catalog.bundled import find
 from dflash_local.check.drafting import check_drafter
 from dflash_local.check.run import check_exactness
 from dflash_local.drafters.kinds import LOOKUP, OWN, folder_of
-from dflash_local.drafters.lookup.text_index import LONGEST, NEWEST, SHORTEST, Copies, TextIndex
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.copied_drafts import CopiedDrafts
 from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Step
 from dflash_local.request import Limits, Request, SamplingParams, user_request
+from dflash_local.text_index import LONGEST, NEWEST, SHORTEST, Copies, TextIndex
 from tests.engine_sessions import Reply
 
 SAMPLINGS = {

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from dflash_local.drafters.lookup.text_index import TextIndex
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.text_kind import TextKind
 from dflash_local.events import Piece
+from dflash_local.text_index import TextIndex
 
 COSTS = {1: 1.0, 2: 1.2, 4: 1.3, 8: 1.6}
 REPLY = [
