@@ -21,7 +21,6 @@ from dflash_local.api.request_body import (
     parsed_request,
     read_generation,
 )
-from dflash_local.chat.tool_prompt import in_format
 from dflash_local.events import Finished, Step, TokenLogprob
 from dflash_local.request import (
     MAX_MESSAGES,
@@ -131,9 +130,6 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     record, sent = read_generation(ChatBody, body, NOT_HERE)
     model = find(record.model)
     messages = tuple(_message(one, f"messages[{at}]") for at, one in enumerate(record.messages))
-    schema = format_schema(record.response_format)
-    if schema is not None:
-        messages = in_format(messages, schema)
     if record.top_logprobs and not record.logprobs:
         raise FieldError("top_logprobs", "top_logprobs without logprobs", "set logprobs to true")
     asked = record.chat_template_kwargs and record.chat_template_kwargs.enable_thinking
@@ -141,7 +137,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         record,
         sent,
         model,
-        schema=schema,
+        schema=format_schema(record.response_format),
         messages=messages,
         thinking=model.thinking if asked is None else asked,
         tools=_tools(record, sent["tools"]) if record.tools else (),

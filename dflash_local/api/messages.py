@@ -30,7 +30,6 @@ from dflash_local.api.request_body import (
     parsed_request,
     read_generation,
 )
-from dflash_local.chat.tool_prompt import in_format
 from dflash_local.errors import ContextError, DFlashError
 from dflash_local.events import Finished, Started, Step
 from dflash_local.request import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Message, ToolCall, read_arguments
@@ -144,17 +143,13 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     """
     record, sent = read_generation(MessagesBody, body, NOT_HERE)
     model = find(record.model)
-    messages, schema = tuple(_conversation(record)), None
     form = record.output_format or (None if record.output_config is None else record.output_config.format)
-    if form is not None:
-        schema = checked_schema("output_config.format.schema", form.schema)
-        messages = in_format(messages, schema)
     return parsed_request(
         msgspec.structs.replace(record, stop=record.stop_sequences),
         sent,
         model,
-        schema=schema,
-        messages=messages,
+        schema=None if form is None else checked_schema("output_config.format.schema", form.schema),
+        messages=tuple(_conversation(record)),
         thinking=record.thinking is not None and record.thinking.type != "disabled",
         tools=tuple(_tools(record)),
         left_out=(f"tools: {tool.name} is not the client's own" for tool in record.tools or () if not tool.of_client),

@@ -20,6 +20,7 @@ from msgspec import Meta
 from dflash_local.api.constraint_fields import ConstraintFields, read_constraint
 from dflash_local.api.log import LOGGER
 from dflash_local.api.refusals import FieldError, check_field
+from dflash_local.chat.tool_prompt import in_format
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.request import (
@@ -259,7 +260,8 @@ def parsed_request(
 
     Args:
         sent: as it came. max_new_tokens: where the body does not say. left_out: lines of what has no effect, though its
-            field has. schema: of the JSON that the dialect's own format asks for. own: further fields of ``Request``.
+            field has. schema: of the JSON that the dialect's own format asks for; messages tell the model, too. own:
+            further fields of ``Request``.
 
     Raises:
         FieldError: fields contradict each other, or a number is outside of its range.
@@ -273,6 +275,8 @@ def parsed_request(
     if len(counts) > 1:
         raise FieldError("max_tokens", "max_tokens and max_completion_tokens differ", "send one of them")
     stop = record.stop or ()
+    if schema is not None and "messages" in own:
+        own["messages"] = in_format(own["messages"], schema)
     request = Request(
         sampling=_sampling(record, model),
         limits=Limits(counts.pop() if counts else max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop)),

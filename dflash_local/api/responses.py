@@ -32,7 +32,6 @@ from dflash_local.api.request_body import (
     parsed_request,
     read_generation,
 )
-from dflash_local.chat.tool_prompt import in_format
 from dflash_local.errors import DFlashError
 from dflash_local.events import Finished, Step
 from dflash_local.request import MAX_MESSAGES, MAX_TOOLS, Effort, Message, ToolCall, read_arguments
@@ -163,12 +162,10 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     """
     record, sent = read_generation(ResponsesBody, body, NOT_HERE)
     model = find(record.model)
-    messages = _conversation(record)
     form = record.text.format if record.text is not None else None
     schema = None
     if form is not None and form.type != "text":
         schema = checked_schema("text.format.schema", form.schema)
-        messages = in_format(messages, schema)
     effort = record.reasoning.effort if record.reasoning is not None else None
     kinds = dict.fromkeys(tool.type for tool in record.tools or () if tool.type not in OFFERED_TYPES)
     return parsed_request(
@@ -176,7 +173,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         sent,
         model,
         schema=schema,
-        messages=tuple(messages),
+        messages=tuple(_conversation(record)),
         thinking=model.thinking if effort is None else effort != "none",
         tools=tuple(_schema(name, offered) for name, offered in _offered(record).items()),
         left_out=(f"tools: {kind} is not run here" for kind in kinds),

@@ -221,10 +221,11 @@ class Session:
         """
         runner = self.runner
         match = self._held.find(ids[:-1], runner.takes_snapshots)
-        comes_back = match is not None and match.length > self._kept(ids[:-1], with_drafts)[0]
+        if match is not None and match.length <= self._kept(ids[:-1], with_drafts)[0]:
+            match = None
         if len(runner.committed) >= LEAST and common_length(runner.committed, ids) < self._turn:
             self._hold()
-        if match is not None and comes_back:
+        if match is not None:
             self._held.take(match.held)
             runner.put(match.held.ids, match.held.state)
             self._snapshots = list(match.held.points)
