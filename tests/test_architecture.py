@@ -16,12 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dflash_local"
 
 FLOORS = {
-    **dict.fromkeys(
-        ("__init__", "checkpoint_files", "child_process", "shared_prefix", "errors", "events", "import_path"), 0
-    ),
-    **dict.fromkeys(
-        ("json_text", "load_config", "loaded", "request", "schema", "settings", "tables", "terminal", "text_index"), 0
-    ),
+    **dict.fromkeys(("__init__", "checkpoint_files", "child_process", "errors", "events", "import_path"), 0),
+    **dict.fromkeys(("json_text", "load_config", "loaded", "request", "schema", "settings"), 0),
+    **dict.fromkeys(("shared_prefix", "tables", "terminal", "text_index"), 0),
     **dict.fromkeys(("catalog", "config", "drafters.layout", "layout", "transcripts", "worker"), 1),
     **dict.fromkeys(("store", "planner"), 2),
     **dict.fromkeys(("chat", "kernels"), 3),

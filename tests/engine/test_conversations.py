@@ -9,15 +9,12 @@ from random import Random
 import pytest
 import torch
 
-from dflash_local.catalog import bundled
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.held_sequences import SHORT, HeldSequence, HeldSequences
 from dflash_local.events import Started, Step
-from tests.dspark_checkpoints import TARGET, raw, save_drafter
+from tests.engine.named_pairs import DSPARK, named_pair
 from tests.engine_sessions import Reply, ask
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-DSPARK = "dspark"
 ASKED = LoadConfig(device="cpu", dtype="float32", context=1000)
 CASES = [
     *((name, engine) for name in ("demo-hybrid", "qwen3-dflash2-b8") for engine in ("fused", "reference")),
@@ -27,15 +24,8 @@ FIRST, MORE, SAID, TURNS = 300, 17, 9, 3  # ids of a first prompt, of a later on
 
 
 def open_session(name: str, engine: str, folder: Path, cache_memory: float = 1.0) -> Session:
-    if name.startswith("demo"):
-        pair = bundled.find(name)
-    elif name == DSPARK:
-        config = raw(layer_types=["sliding_attention", "full_attention"], sliding_window=24)
-        pair = bundled.find(str(TARGET), str(save_drafter(folder, config)))
-    else:
-        pair = bundled.find(*(str(GOLDEN / name / part) for part in ("target", "drafter")))
     mtp = name == "demo-hybrid"
-    return load(pair, replace(ASKED, engine=engine, mtp=mtp, cache_memory=cache_memory))
+    return load(named_pair(name, folder), replace(ASKED, engine=engine, mtp=mtp, cache_memory=cache_memory))
 
 
 class Chat:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.catalog import bundled
 from dflash_local.drafters.dflash.fused import DFlashBlocks
 from dflash_local.engine import LoadConfig, Session
 from dflash_local.engine import load as load_pair
@@ -18,13 +17,11 @@ from dflash_local.engine.oracle_drafter import OracleDrafter
 from dflash_local.events import Started, Step
 from dflash_local.layout import attention
 from dflash_local.request import Limits, Request, SamplingParams
-from tests.dspark_checkpoints import TARGET, raw, save_drafter
 from tests.engine.fused_sessions import fused_session, fused_target_of
+from tests.engine.named_pairs import DSPARK, named_pair
 from tests.engine_sessions import BLOCK, ask, random_prompt
 from tests.fused_models import fused_target
 
-GOLDEN, PARTS = Path(__file__).parent.parent / "golden", ("target", "drafter")
-DSPARK = "dspark"
 NAMES = ("qwen35-v2-swa-b8", "qwen3-v2-swa-b16", "qwen3-dflash2-b8", DSPARK)
 FORMATS = [*((name, "auto") for name in NAMES), ("qwen3-v2-swa-b16", "int8")]  # of keys and values
 ON_CARD = (("demo-hybrid", "auto"), *FORMATS)
@@ -39,15 +36,8 @@ NEW = 10  # tokens of a reply: drafts of random weights are refused, so these ar
 
 
 def open_pair(name: str, kv_cache: str, device: str, folder: Path) -> Session:
-    if name.startswith("demo"):
-        files = bundled.find(name)
-    elif name == DSPARK:
-        config = raw(layer_types=["sliding_attention", "full_attention"], sliding_window=24)
-        files = bundled.find(str(TARGET), str(save_drafter(folder, config)))
-    else:
-        files = bundled.find(*(str(GOLDEN / name / part) for part in PARTS))
     asked = LoadConfig(device=device, dtype="float32", engine="fused", context=CONTEXT, kv_cache=kv_cache)
-    session = load_pair(files, asked)
+    session = load_pair(named_pair(name, folder), asked)
     fused_target_of(session).prefill_chunk = CHUNK
     return session
 
