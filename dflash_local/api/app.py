@@ -20,7 +20,7 @@ from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
 from dflash_local.api.metrics import CONTENT_TYPE
-from dflash_local.api.models_list import ServedModel
+from dflash_local.api.models_list import ListedModel
 from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object, stopping
 from dflash_local.api.reply import Reply
 from dflash_local.api.request_body import ParsedRequest, parse, read_record
@@ -185,10 +185,10 @@ class _Routes:
         await self._endpoint.in_thread(self._endpoint.service.unload)
         return await self.status(request)
 
-    def _served(self, model: Model) -> ServedModel:
+    def _served(self, model: Model) -> ListedModel:
         facts = self._endpoint.service.facts  # of the last load
         context = (facts.context or None) if facts is not None else model.context
-        return ServedModel(model, context, self._endpoint.created)
+        return ListedModel(model, context, self._endpoint.created)
 
 
 async def _body(request: HttpRequest) -> bytes:

@@ -74,14 +74,14 @@ class Block(OpenRecord, frozen=True):
             raise ValueError(".tool_use_id is missing")
 
 
-class MessageBody(OpenRecord, frozen=True):
+class AnthropicMessage(OpenRecord, frozen=True):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Meta(max_length=MAX_ITEMS)]
 
 
-class ToolBody(OpenRecord, frozen=True):
+class AnthropicTool(OpenRecord, frozen=True):
     """A tool; one with a type of its own is run or described by Anthropic's servers."""
 
     name: ToolName
@@ -122,10 +122,10 @@ class OutputConfig(OpenRecord, frozen=True):
 class MessagesBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a message; sampling fields beyond Anthropic's are taken as well."""
 
-    messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: Texts | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
-    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

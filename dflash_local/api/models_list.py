@@ -26,7 +26,7 @@ OUTPUT_SHARE = 8  # and of a small context this part
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ListedModel:
     """What the lists tell.
 
     Attributes:

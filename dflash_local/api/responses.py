@@ -56,17 +56,17 @@ PartType = Annotated[
 ]
 
 
-class TextPart(OpenRecord, frozen=True):
+class InputText(OpenRecord, frozen=True):
     """A part of an item's content."""
 
     type: PartType
     text: str
 
 
-Texts = str | Annotated[list[TextPart], Meta(max_length=MAX_ITEMS)]
+Texts = str | Annotated[list[InputText], Meta(max_length=MAX_ITEMS)]
 
 
-class Item(OpenRecord, frozen=True):
+class InputItem(OpenRecord, frozen=True):
     """A turn, a thought, a call or what a call gave, of whatever type; clients send back what they got."""
 
     type: Literal[
@@ -74,7 +74,7 @@ class Item(OpenRecord, frozen=True):
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Texts | None = None
-    summary: Annotated[list[TextPart], Meta(max_length=MAX_ITEMS)] | None = None
+    summary: Annotated[list[InputText], Meta(max_length=MAX_ITEMS)] | None = None
     call_id: str = ""
     namespace: str | None = None
     name: str | None = None
@@ -94,7 +94,7 @@ class Item(OpenRecord, frozen=True):
             raise ValueError(".name is missing")
 
 
-class ToolBody(OpenRecord, frozen=True):
+class ResponsesTool(OpenRecord, frozen=True):
     """A function, a tool that takes free text, or a group of such in a namespace; of other types none is offered."""
 
     type: str
@@ -102,7 +102,7 @@ class ToolBody(OpenRecord, frozen=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     format: dict[str, Any] | None = None
-    tools: list[ToolBody] | None = None
+    tools: list[ResponsesTool] | None = None
 
 
 class Reasoning(OpenRecord, frozen=True):
@@ -129,10 +129,10 @@ class TextOptions(OpenRecord, frozen=True):
 class ResponsesBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a response."""
 
-    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[Literal["auto", "none"], Meta(description="auto or none: the model decides")] | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
@@ -142,7 +142,7 @@ class ResponsesBody(GenerationBody, frozen=True, kw_only=True):
 class OfferedTool:
     """A tool that the model may call, and where it stands in the body."""
 
-    tool: ToolBody
+    tool: ResponsesTool
     namespace: str | None
     path: str
 
@@ -185,7 +185,7 @@ def _offered(record: ResponsesBody) -> dict[str, OfferedTool]:
     """Return the tools by the names that the model has for them, which hold the namespace."""
     found: dict[str, OfferedTool] = {}
 
-    def offer(tools: list[ToolBody], namespace: str | None, path: str) -> None:
+    def offer(tools: list[ResponsesTool], namespace: str | None, path: str) -> None:
         for at, tool in enumerate(tools):
             here = f"{path}[{at}]"
             if tool.type == "namespace" and namespace is None:
@@ -218,10 +218,10 @@ def _schema(name: str, offered: OfferedTool) -> Mapping[str, Any]:
 
 def _conversation(record: ResponsesBody) -> tuple[Message, ...]:
     """Build the turns. A system message behind the first turn becomes the user's: chat templates refuse it there."""
-    items = [Item(role="user", content=record.input)] if isinstance(record.input, str) else record.input
+    items = [InputItem(role="user", content=record.input)] if isinstance(record.input, str) else record.input
     head = [record.instructions] if record.instructions else []
     turns: list[Message] = []
-    said: list[Item] = []  # of the assistant, one after the other
+    said: list[InputItem] = []  # of the assistant, one after the other
 
     def answered() -> None:
         if said:
@@ -249,7 +249,7 @@ def _conversation(record: ResponsesBody) -> tuple[Message, ...]:
     return (*system, *turns)
 
 
-def _assistant(items: list[Item]) -> Message:
+def _assistant(items: list[InputItem]) -> Message:
     calls = []
     for item in items:
         if item.type in ("function_call", "custom_tool_call"):

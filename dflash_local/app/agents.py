@@ -39,7 +39,7 @@ class Served:
         return OUTPUT_TOKENS if self.context is None else min(OUTPUT_TOKENS, self.context // 4)
 
 
-class Launch(NamedTuple):
+class AgentLaunch(NamedTuple):
     """How a client is started without a file."""
 
     arguments: list[str]
@@ -62,7 +62,7 @@ class Agent:
     file: Callable[[Mapping[str, str], Path], Path]
     text: Callable[[Served], str]
     start: Callable[[Path, Served], str]
-    launch: Callable[[Served, str], Launch]
+    launch: Callable[[Served, str], AgentLaunch]
 
 
 def _claude_text(served: Served) -> str:
@@ -98,8 +98,8 @@ def _claude_start(file: Path, served: Served) -> str:
     return f"{token}claude --settings {file}"
 
 
-def _claude_launch(served: Served, text: str) -> Launch:
-    return Launch(["--settings", text], {"ANTHROPIC_AUTH_TOKEN": served.token} if served.token else {})
+def _claude_launch(served: Served, text: str) -> AgentLaunch:
+    return AgentLaunch(["--settings", text], {"ANTHROPIC_AUTH_TOKEN": served.token} if served.token else {})
 
 
 def _codex_text(served: Served) -> str:
@@ -125,8 +125,8 @@ def _codex_text(served: Served) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)
 
 
-def _codex_launch(_served: Served, text: str) -> Launch:
-    return Launch([word for line in text.splitlines() for word in ("-c", line.replace(" = ", "=", 1))], {})
+def _codex_launch(_served: Served, text: str) -> AgentLaunch:
+    return AgentLaunch([word for line in text.splitlines() for word in ("-c", line.replace(" = ", "=", 1))], {})
 
 
 def _opencode_text(served: Served) -> str:
@@ -175,6 +175,6 @@ AGENTS = {
         lambda environ, home: Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "opencode" / "dflash.json",
         _opencode_text,
         lambda file, _served: f"OPENCODE_CONFIG={file} opencode",
-        lambda _served, text: Launch([], {"OPENCODE_CONFIG_CONTENT": text}),
+        lambda _served, text: AgentLaunch([], {"OPENCODE_CONFIG_CONTENT": text}),
     ),
 }

@@ -23,7 +23,7 @@ from dflash_local.app.loading import open_held
 from dflash_local.app.process_messages import (
     AskStatus,
     Cancel,
-    Count,
+    CountTokens,
     Failed,
     Generate,
     Leave,
@@ -91,7 +91,7 @@ class EngineProcess:
                 self._lease(connection, message)
             elif isinstance(message, Generate):
                 self._reply(connection, message)
-            elif isinstance(message, Count):
+            elif isinstance(message, CountTokens):
                 self._count(connection, message)
             elif isinstance(message, Measure):
                 self._measure(connection, message)
@@ -174,7 +174,7 @@ class EngineProcess:
             raise DeviceLostError(f"the engine broke: {fault}", "send it again")
         return service
 
-    def _count(self, connection: Connection[Any, Any], message: Count) -> None:
+    def _count(self, connection: Connection[Any, Any], message: CountTokens) -> None:
         try:
             connection.send(self._sound().count(message.request))
         except DFlashError as error:

@@ -22,7 +22,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.app.process_messages import (
     AskStatus,
     Cancel,
-    Count,
+    CountTokens,
     Failed,
     Generate,
     Leave,
@@ -99,7 +99,7 @@ class LocalProcess:
         """Return the tokens of the prompt, counted by the process beside its replies; raises as ``generate`` does."""
         try:
             with _connect(self.record) as connection:
-                connection.send(Count(request))
+                connection.send(CountTokens(request))
                 answer = connection.recv()
         except (EOFError, OSError, AuthenticationError) as error:
             raise self._ended() from error

@@ -15,8 +15,8 @@ from dflash_local.drafters.kinds import LOOKUP, folder_of, read_drafter
 from dflash_local.planner.turn_speed import TurnSize
 from dflash_local.shared_prefix import common_length
 from dflash_local.text_index import TextIndex
-from dflash_local.transcripts.read import Progress, Report, conversations
-from dflash_local.transcripts.turn import Turn
+from dflash_local.transcripts.read import Progress, ReadReport, conversations
+from dflash_local.transcripts.turn import TranscriptTurn
 
 MOST_THREADS, MOST_TOKENS = 64, 2**20  # of one file that are held at once: a conversation and its subagents
 HIGH = 0.95  # the percentile that is told beside the median
@@ -72,7 +72,7 @@ class Work:
         }
 
 
-def read_work(folder: Path, encode: Encode, report: Report, progress: Progress) -> Work:
+def read_work(folder: Path, encode: Encode, report: ReadReport, progress: Progress) -> Work:
     """Read all turns of the transcripts under a folder; keeps sizes and no text.
 
     A reply that two files hold, as a session that was resumed in a new file does, counts once.
@@ -115,7 +115,7 @@ class _Sequence:
     def tokens(self) -> int:
         return len(self._ids)
 
-    def add(self, turn: Turn, counted: bool) -> None:
+    def add(self, turn: TranscriptTurn, counted: bool) -> None:
         """Go on to another turn; one that is not counted is only text before the next."""
         reused = self._replace(turn.prompt)
         prompt = len(self._ids)

@@ -1,8 +1,8 @@
 """What a command and the engine's process send each other: pickled records, over a socket of this user alone.
 
-On a connection the command sends ``Open``, ``Generate``, ``Count``, ``Measure``, ``AskStatus`` or ``Stop``. The answer
-to ``Generate`` is its events, to ``Count`` a number, to ``Open`` the events of the load and then ``Opened`` or
-``Occupied``, to ``Measure`` its progress and then ``MeasureResult``; in place of each ``Failed`` may come.
+On a connection the command sends ``Open``, ``Generate``, ``CountTokens``, ``Measure``, ``AskStatus`` or ``Stop``. The
+answer to ``Generate`` is its events, to ``CountTokens`` a number, to ``Open`` the events of the load and then
+``Opened`` or ``Occupied``, to ``Measure`` its progress and then ``MeasureResult``; in place of each ``Failed`` may come.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class CountTokens:
     """Say how many tokens the request's prompt has, also while the process replies to another one."""
 
     request: Request

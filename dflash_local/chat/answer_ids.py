@@ -23,7 +23,7 @@ FINAL = re.compile(r"<\|channel\|>\s*final\b(?!.*\sto=)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AnswerPlace:
     """Where the next token stands.
 
     Attributes:
@@ -38,10 +38,10 @@ class Place:
 class AnswerIds(Protocol):
     """How a family marks its answers."""
 
-    def begin(self, prompt: Iterable[int], opens_thinking: bool) -> Place:
+    def begin(self, prompt: Iterable[int], opens_thinking: bool) -> AnswerPlace:
         """Return where a reply to a prompt begins."""
 
-    def after(self, place: Place, token_id: int) -> Place:
+    def after(self, place: AnswerPlace, token_id: int) -> AnswerPlace:
         """Return the place behind a token."""
 
 
@@ -68,20 +68,20 @@ class TaggedAnswers:
         texts = ((at, tokenizer.in_reply(at, False)[1]) for at in range(tokenizer.vocab_size))
         self._newlines = frozenset(at for at, data in texts if data and not data.strip(b"\n"))
 
-    def begin(self, prompt: Iterable[int], opens_thinking: bool) -> Place:
+    def begin(self, prompt: Iterable[int], opens_thinking: bool) -> AnswerPlace:
         if opens_thinking and self._closing is None:
             raise UsageError(
                 "a reply cannot be constrained behind thinking whose closing tag is no token of this model",
                 "switch thinking off",
             )
-        return Place(False) if opens_thinking else Place(True, self._opening | self._calls)
+        return AnswerPlace(False) if opens_thinking else AnswerPlace(True, self._opening | self._calls)
 
-    def after(self, place: Place, token_id: int) -> Place:
+    def after(self, place: AnswerPlace, token_id: int) -> AnswerPlace:
         if not place.answers:
-            return Place(True, self._newlines | self._calls) if token_id == self._closing else place
+            return AnswerPlace(True, self._newlines | self._calls) if token_id == self._closing else place
         if token_id not in place.free:
-            return Place(True)
-        return Place(True, self._calls) if token_id in self._newlines else Place(False)
+            return AnswerPlace(True)
+        return AnswerPlace(True, self._calls) if token_id in self._newlines else AnswerPlace(False)
 
 
 class HarmonyAnswers:
@@ -91,24 +91,24 @@ class HarmonyAnswers:
         self._tokenizer = tokenizer
         self._tags = {tokenizer.token_id(tag): tag for tag in (*HARMONY_TAGS, "<|end|>", "<|return|>", "<|call|>")}
 
-    def begin(self, prompt: Iterable[int], opens_thinking: bool) -> Place:
-        place = Place(True)  # a prompt without markup is gone on with
+    def begin(self, prompt: Iterable[int], opens_thinking: bool) -> AnswerPlace:
+        place = AnswerPlace(True)  # a prompt without markup is gone on with
         for token_id in prompt:
             place = self.after(place, token_id)
         return place
 
-    def after(self, place: Place, token_id: int) -> Place:
+    def after(self, place: AnswerPlace, token_id: int) -> AnswerPlace:
         tag = self._tags.get(token_id)
         header = place.header
         if tag == "<|message|>":
-            return Place(FINAL.search(self._tokenizer.decode(header or (), skip_special=False)) is not None)
+            return AnswerPlace(FINAL.search(self._tokenizer.decode(header or (), skip_special=False)) is not None)
         if tag in ("<|start|>", "<|end|>", "<|return|>", "<|call|>"):
-            return Place(False, header=())
+            return AnswerPlace(False, header=())
         if tag == "<|channel|>" and header is None:
-            return Place(False, header=(token_id,))
+            return AnswerPlace(False, header=(token_id,))
         if header is None:
             return place
-        return Place(False, header=(*header, token_id)[:MAX_HEADER_IDS])
+        return AnswerPlace(False, header=(*header, token_id)[:MAX_HEADER_IDS])
 
 
 def answer_ids(tokenizer: Tokenizer, with_tools: bool) -> AnswerIds:

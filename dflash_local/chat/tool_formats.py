@@ -163,7 +163,7 @@ class GemmaBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class ParameterMarkup:
     """Markup of calls whose parameters have tags of their own, and values without escapes.
 
     Attributes:
@@ -183,13 +183,13 @@ _AT_END = r"\Z"
 
 
 class ParameterBody(Body):
-    """Calls as ``Parameters`` says.
+    """Calls as ``ParameterMarkup`` says.
 
     A value may hold tags: whole parameters in it are counted, and a closing tag ends it only where another
     parameter or an end follows.
     """
 
-    markup: Parameters
+    markup: ParameterMarkup
     _head: re.Pattern[str]
     _tag: re.Pattern[str]
     _after: re.Pattern[str]  # what makes a closing tag the end of a value
@@ -280,7 +280,7 @@ class ParameterBody(Body):
 class QwenBody(ParameterBody):
     """Qwen3-Coder and from Qwen3.5 on."""
 
-    markup = Parameters(
+    markup = ParameterMarkup(
         rf"<function=\s*({NAME.pattern})\s*>", END_FUNCTION, r"<parameter=([^<>\n]{1,256})>", "</parameter>", True
     )
 
@@ -288,7 +288,7 @@ class QwenBody(ParameterBody):
 class GlmBody(ParameterBody):
     """GLM from 4.5 on."""
 
-    markup = Parameters(
+    markup = ParameterMarkup(
         rf"({NAME.pattern})\s*(?=<arg_key>|\Z)",
         "",
         r"<arg_key>([^<>]{1,256})</arg_key>\s{0,64}<arg_value>",
@@ -299,7 +299,7 @@ class GlmBody(ParameterBody):
 class MiniMaxBody(ParameterBody):
     """MiniMax-M2."""
 
-    markup = Parameters(
+    markup = ParameterMarkup(
         rf'<invoke name="({NAME.pattern})">', "</invoke>", r'<parameter name="([^<>"]{1,256})">', "</parameter>"
     )
 
@@ -307,7 +307,7 @@ class MiniMaxBody(ParameterBody):
 class KimiK3Body(ParameterBody):
     """Kimi-K3's tools section."""
 
-    markup = Parameters(
+    markup = ParameterMarkup(
         rf'<\|open\|>call [^<>]{{0,256}}?tool="({NAME.pattern})"[^<>]{{0,256}}<\|sep\|>',
         "<|close|>call<|sep|>",
         r'<\|open\|>argument [^<>]{0,256}?key="([^<>"]{1,256})"[^<>]{0,256}<\|sep\|>',

@@ -49,10 +49,10 @@ def plan_own_work(
     from dflash_local.app.own_pairs import own_pairs
     from dflash_local.app.own_work import read_work
     from dflash_local.app.work_tokens import work_tokens
-    from dflash_local.transcripts.read import FORMATS, Report
+    from dflash_local.transcripts.read import FORMATS, ReadReport
     from dflash_local.ui import work_text
 
-    user, console, report = call.user, call.console, Report()
+    user, console, report = call.user, call.console, ReadReport()
     choice = None if model is None else choose(model, drafter, user)
     if choice is not None:
         choice.announce(console.notify)

@@ -50,7 +50,7 @@ class FusedSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldState:
+class HeldBuffers:
     """Hold a sequence's state on the host.
 
     Attributes:
@@ -451,7 +451,7 @@ class FusedRunner(SequenceRunner):
         self.ids = self.committed[:length]
         self._set_length(length)
 
-    def hold(self, most_bytes: int) -> HeldState | None:
+    def hold(self, most_bytes: int) -> HeldBuffers | None:
         self._drain()
         length = len(self.committed)
         self._set_length(length)
@@ -460,9 +460,9 @@ class FusedRunner(SequenceRunner):
         if sum(part[:, :1].nbytes for cache in caches for part in cache) * length > most_bytes:
             return None
         point, self._kept = hosted(self.snapshot()), 0
-        return HeldState(point, drafters, [hold_rows(cache, length) for cache in caches])
+        return HeldBuffers(point, drafters, [hold_rows(cache, length) for cache in caches])
 
-    def put(self, ids: Sequence[int], held: HeldState) -> None:
+    def put(self, ids: Sequence[int], held: HeldBuffers) -> None:
         self._drain()
         for cache, rows in zip(self._caches(held.drafters), held.rows, strict=True):
             put_held_rows(cache, rows)

@@ -12,7 +12,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from dflash_local.chat.answer_ids import AnswerIds, Place
+from dflash_local.chat.answer_ids import AnswerIds, AnswerPlace
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.errors import UsageError
 from dflash_local.json_text import parse_json
@@ -78,7 +78,7 @@ def _refused(constraint: Constraint, why: str) -> UsageError:
 class Grammar:
     """The grammar of one reply; see ``engine.sampling.LogitsProcessor``."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, answers: AnswerIds, place: Place) -> None:
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, answers: AnswerIds, place: AnswerPlace) -> None:
         """``place``: where the reply begins."""
         self._vocabulary, self._matcher, self._answers, self._place = vocabulary, matcher, answers, place
 
@@ -108,7 +108,7 @@ class Grammar:
             place = self._answers.after(place, drafts[at])
         return masks if masked else None
 
-    def _write(self, mask: torch.Tensor, matcher: LLMatcher, place: Place) -> None:
+    def _write(self, mask: torch.Tensor, matcher: LLMatcher, place: AnswerPlace) -> None:
         """Write what is allowed: of the stop ids all where the text may end, else none."""
         matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * mask.element_size())
         for token_id in place.free:

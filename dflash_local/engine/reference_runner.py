@@ -22,7 +22,7 @@ from dflash_local.models.transformers_target import Forward, KVCache, TargetSnap
 
 
 @dataclass(frozen=True, slots=True)
-class HeldState:
+class HeldCaches:
     """Hold a sequence's state; ``contexts``: of the drafters."""
 
     kv: KVCache
@@ -205,15 +205,15 @@ class ReferenceRunner(SequenceRunner):
         del self.committed[length:]
         self.ids = list(self.committed)
 
-    def hold(self, most_bytes: int) -> HeldState | None:
+    def hold(self, most_bytes: int) -> HeldCaches | None:
         """Hold a sequence as ``Runner.hold`` says; on a device, of which only the fused engine knows how much is free,
         none.
         """
         if self.target.device.type != "cpu" or self.target.kv.nbytes > most_bytes:
             return None
-        return HeldState(self.target.kv.copy(), self.target.snapshot(), [each.hold() for each in self.drafters])
+        return HeldCaches(self.target.kv.copy(), self.target.snapshot(), [each.hold() for each in self.drafters])
 
-    def put(self, ids: Sequence[int], held: HeldState) -> None:
+    def put(self, ids: Sequence[int], held: HeldCaches) -> None:
         self._pending = None
         self.target.kv = held.kv
         self.target.restore(held.point)

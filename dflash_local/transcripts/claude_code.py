@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dflash_local.transcripts.turn import Entry, Format, at, call_text, text_at, texts
+from dflash_local.transcripts.turn import Format, TranscriptEntry, at, call_text, text_at, texts
 
 
 def _owns(record: dict[str, Any]) -> bool:
@@ -18,38 +18,38 @@ def _owns(record: dict[str, Any]) -> bool:
     return named and record.get("type") in ("user", "assistant") and isinstance(record.get("message"), dict)
 
 
-def _entries(records: Iterable[dict[str, Any]]) -> Iterator[Entry]:
+def _entries(records: Iterable[dict[str, Any]]) -> Iterator[TranscriptEntry]:
     for record in records:
         thread = (text_at(record, "agentId") or "subagent") if record.get("isSidechain") is True else ""
         for entry in _of_record(record):
             yield entry._replace(thread=thread)
         if uuid := text_at(record, "uuid"):
-            yield Entry("mark", uuid, thread=thread)
+            yield TranscriptEntry("mark", uuid, thread=thread)
 
 
-def _of_record(record: dict[str, Any]) -> Iterator[Entry]:
+def _of_record(record: dict[str, Any]) -> Iterator[TranscriptEntry]:
     kind, content = record.get("type"), at(record, "message", "content")
     blocks = content if isinstance(content, list) else []
     if kind == "system" and record.get("subtype") == "compact_boundary":
-        yield Entry("anew")
+        yield TranscriptEntry("anew")
     elif kind == "user":
         results = [at(block, "content") for block in blocks if at(block, "type") == "tool_result"]
         if not results:
-            yield Entry("back", text_at(record, "parentUuid"))
+            yield TranscriptEntry("back", text_at(record, "parentUuid"))
         for each in (*results, content):
-            yield from (Entry("prompt", text) for text in texts(each))
+            yield from (TranscriptEntry("prompt", text) for text in texts(each))
     elif kind == "assistant" and record.get("isApiErrorMessage") is not True:
         of = text_at(record, "message", "id")
         for block in blocks:
             if text := text_at(block, "thinking"):
-                yield Entry("thinking", text, of)
+                yield TranscriptEntry("thinking", text, of)
             elif text := text_at(block, "text"):
-                yield Entry("reply", text, of)
+                yield TranscriptEntry("reply", text, of)
             elif at(block, "type") == "tool_use":
-                yield Entry("reply", call_text(text_at(block, "name"), at(block, "input")), of)
+                yield TranscriptEntry("reply", call_text(text_at(block, "name"), at(block, "input")), of)
 
 
-def _conversations(records: Iterable[dict[str, Any]]) -> Iterator[Iterator[Entry]]:
+def _conversations(records: Iterable[dict[str, Any]]) -> Iterator[Iterator[TranscriptEntry]]:
     yield _entries(records)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dflash_local.transcripts.turn import Entry, Format, at, call_text, text_at
+from dflash_local.transcripts.turn import Format, TranscriptEntry, at, call_text, text_at
 
 
 def _owns(record: dict[str, Any]) -> bool:
@@ -49,7 +49,7 @@ class Storage:
             yield paths
 
 
-def _entries(records: Iterable[dict[str, Any]]) -> Iterator[Entry]:
+def _entries(records: Iterable[dict[str, Any]]) -> Iterator[TranscriptEntry]:
     message: dict[str, Any] = {}
     step, summary = 0, list[str]()
     for record in records:
@@ -65,25 +65,25 @@ def _entries(records: Iterable[dict[str, Any]]) -> Iterator[Entry]:
     yield from _summed_up(message, summary)
 
 
-def _summed_up(message: dict[str, Any], summary: list[str]) -> Iterator[Entry]:
+def _summed_up(message: dict[str, Any], summary: list[str]) -> Iterator[TranscriptEntry]:
     if message.get("summary") is True and summary:
-        yield Entry("anew")
-        yield from (Entry("prompt", text) for text in summary)
+        yield TranscriptEntry("anew")
+        yield from (TranscriptEntry("prompt", text) for text in summary)
 
 
-def _of_part(part: dict[str, Any], written: bool, of: str) -> Iterator[Entry]:
+def _of_part(part: dict[str, Any], written: bool, of: str) -> Iterator[TranscriptEntry]:
     kind, text, state = part.get("type"), text_at(part, "text"), part.get("state")
     if kind == "text" and text and part.get("ignored") is not True:
-        yield Entry("reply", text, of) if written else Entry("prompt", text)
+        yield TranscriptEntry("reply", text, of) if written else TranscriptEntry("prompt", text)
     elif kind == "reasoning" and text:
-        yield Entry("thinking", text, of)
+        yield TranscriptEntry("thinking", text, of)
     elif kind == "tool":
-        yield Entry("reply", call_text(text_at(part, "tool"), at(state, "input")), of)
+        yield TranscriptEntry("reply", call_text(text_at(part, "tool"), at(state, "input")), of)
         if result := text_at(state, "output") or text_at(state, "error"):
-            yield Entry("prompt", result)
+            yield TranscriptEntry("prompt", result)
 
 
-def _conversations(records: Iterable[dict[str, Any]]) -> Iterator[Iterator[Entry]]:
+def _conversations(records: Iterable[dict[str, Any]]) -> Iterator[Iterator[TranscriptEntry]]:
     yield _entries(records)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dflash_local.transcripts.turn import Entry, Format, at, text_at, texts
+from dflash_local.transcripts.turn import Format, TranscriptEntry, at, text_at, texts
 
 
 def _exported(record: dict[str, Any]) -> bool:
@@ -18,33 +18,33 @@ def _owns(record: dict[str, Any]) -> bool:
     return _exported(record) or (kept and record.get("kind") == "chat")
 
 
-def _entries(records: Iterable[dict[str, Any]]) -> Iterator[Entry]:
+def _entries(records: Iterable[dict[str, Any]]) -> Iterator[TranscriptEntry]:
     count = 0  # of turns, each of which is marked: a ``drop`` takes the last ones back
     for record in records:
         kind = record.get("kind")
         if _exported(record):
-            yield Entry("system", text_at(record, "system"))
+            yield TranscriptEntry("system", text_at(record, "system"))
             for message in record["messages"]:
                 yield from _of_message(message)
         elif kind in ("chat", "system"):
-            yield Entry("system", text_at(record, "system" if kind == "chat" else "content"))
+            yield TranscriptEntry("system", text_at(record, "system" if kind == "chat" else "content"))
         elif kind == "turn":
-            yield Entry("mark", str(count))
+            yield TranscriptEntry("mark", str(count))
             yield from _of_message(record)
             count += 1
         elif kind == "drop" and isinstance(dropped := record.get("count"), int):
             count = max(0, count - dropped)
-            yield Entry("back", str(count))
+            yield TranscriptEntry("back", str(count))
 
 
-def _of_message(message: Any) -> Iterator[Entry]:
+def _of_message(message: Any) -> Iterator[TranscriptEntry]:
     written = at(message, "role") == "assistant"
     if written and (thinking := text_at(message, "thinking")):
-        yield Entry("thinking", thinking)
-    yield from (Entry("reply" if written else "prompt", text) for text in texts(at(message, "content")))
+        yield TranscriptEntry("thinking", thinking)
+    yield from (TranscriptEntry("reply" if written else "prompt", text) for text in texts(at(message, "content")))
 
 
-def _conversations(records: Iterable[dict[str, Any]]) -> Iterator[Iterator[Entry]]:
+def _conversations(records: Iterable[dict[str, Any]]) -> Iterator[Iterator[TranscriptEntry]]:
     yield _entries(records)
 
 

@@ -19,7 +19,7 @@ from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.json_text import parse_json
 from dflash_local.tables import amount
 from dflash_local.transcripts import claude_code, codex, open_webui, opencode, own_chats
-from dflash_local.transcripts.turn import Turn, turns_of
+from dflash_local.transcripts.turn import TranscriptTurn, turns_of
 
 FORMATS = (claude_code.FORMAT, codex.FORMAT, opencode.FORMAT, open_webui.FORMAT, own_chats.FORMAT)
 ENDINGS = (".json", ".jsonl")
@@ -32,15 +32,15 @@ TOLD = 20  # lines about files that were left out; the rest is counted
 Progress = Callable[[str, float], None]
 
 
-class Conversation(NamedTuple):
+class Transcript(NamedTuple):
     """One conversation of a client, whose turns are read as they are asked for, before the next conversation."""
 
     client: str
-    turns: Iterator[Turn]
+    turns: Iterator[TranscriptTurn]
 
 
 @dataclass(slots=True)
-class Report:
+class ReadReport:
     """What became of the files: how many were read, hold no transcript of a known client, or could not be read."""
 
     read: int = 0
@@ -61,7 +61,7 @@ class Report:
             self.untold += 1
 
 
-def conversations(folder: Path, report: Report, progress: Progress) -> Iterator[Conversation]:
+def conversations(folder: Path, report: ReadReport, progress: Progress) -> Iterator[Transcript]:
     """Read all transcripts under a folder, or in one file.
 
     Raises:
@@ -82,10 +82,10 @@ def conversations(folder: Path, report: Report, progress: Progress) -> Iterator[
     for number, paths in enumerate(sessions):
         progress("reading sessions of OpenCode", number / len(sessions))
         entries = opencode.FORMAT.conversations(_documents(paths, report))
-        yield from (Conversation(opencode.FORMAT.client, _told(turns_of(each), paths[0], report)) for each in entries)
+        yield from (Transcript(opencode.FORMAT.client, _told(turns_of(each), paths[0], report)) for each in entries)
 
 
-def _of_file(path: Path, size: int, report: Report, storage: opencode.Storage) -> Iterator[Conversation]:
+def _of_file(path: Path, size: int, report: ReadReport, storage: opencode.Storage) -> Iterator[Transcript]:
     """Read one file; what belongs to files beside it is put into ``storage``."""
     told, records = report.told, _told(_records(path, size, report), path, report)
     for record in islice(records, LOOKED_AT):
@@ -100,10 +100,10 @@ def _of_file(path: Path, size: int, report: Report, storage: opencode.Storage) -
         storage.add(record, path)
         return
     for entries in found.conversations(chain((record,), records)):
-        yield Conversation(found.client, _told(turns_of(entries), path, report))
+        yield Transcript(found.client, _told(turns_of(entries), path, report))
 
 
-def _told(items: Iterator[Any], path: Path, report: Report) -> Iterator[Any]:
+def _told(items: Iterator[Any], path: Path, report: ReadReport) -> Iterator[Any]:
     """Pass items on; an error ends them and is told."""
     try:
         yield from items
@@ -115,7 +115,7 @@ def _told(items: Iterator[Any], path: Path, report: Report) -> Iterator[Any]:
         report.tell(path, str(error))
 
 
-def _files(folder: Path, report: Report) -> Iterator[tuple[Path, int]]:
+def _files(folder: Path, report: ReadReport) -> Iterator[tuple[Path, int]]:
     """Yield the JSON files and their bytes, folder by folder. Links to folders are not followed: they may go round."""
     left = [folder] if folder.is_dir() else []
     if not left:
@@ -141,7 +141,7 @@ def _files(folder: Path, report: Report) -> Iterator[tuple[Path, int]]:
                 yield path, found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def _records(path: Path, size: int, report: Report) -> Iterator[dict[str, Any]]:
+def _records(path: Path, size: int, report: ReadReport) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file: a line each, or one document, or the members of its array.
 
     Raises:
@@ -177,7 +177,7 @@ def _records(path: Path, size: int, report: Report) -> Iterator[dict[str, Any]]:
             report.tell(path, f"{broken} {'line is' if broken == 1 else 'lines are'} no JSON and left out")
 
 
-def _lines(file: BinaryIO, path: Path, report: Report) -> Iterator[bytes]:
+def _lines(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[bytes]:
     """Yield the lines that are not empty; one that is too long is told and passed over."""
     while line := file.readline(MOST_AT_ONCE + 1):
         if len(line) > MOST_AT_ONCE:
@@ -188,7 +188,7 @@ def _lines(file: BinaryIO, path: Path, report: Report) -> Iterator[bytes]:
             yield line
 
 
-def _documents(paths: list[Path], report: Report) -> Iterator[dict[str, Any]]:
+def _documents(paths: list[Path], report: ReadReport) -> Iterator[dict[str, Any]]:
     """Yield the object of each of these files, one that cannot be read any more is told."""
     for path in paths:
         yield from _told(islice(_records(path, 0, report), 1), path, report)

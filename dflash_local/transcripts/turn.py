@@ -13,7 +13,7 @@ ENTRY_CHARS = 64  # what an entry counts beside its text: many empty ones take m
 Kind = Literal["system", "prompt", "thinking", "reply", "anew", "mark", "back"]
 
 
-class Entry(NamedTuple):
+class TranscriptEntry(NamedTuple):
     """One thing that a transcript says.
 
     Attributes:
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     thread: str = ""
 
 
-class Turn(NamedTuple):
+class TranscriptTurn(NamedTuple):
     """One reply and the whole text before it.
 
     Thinking is part of the reply that it was written in, and of no later prompt: chat templates leave it out.
@@ -55,7 +55,7 @@ class Format(NamedTuple):
 
     client: str
     owns: Callable[[dict[str, Any]], bool]
-    conversations: Callable[[Iterable[dict[str, Any]]], Iterator[Iterator[Entry]]]
+    conversations: Callable[[Iterable[dict[str, Any]]], Iterator[Iterator[TranscriptEntry]]]
 
 
 @dataclass(slots=True)
@@ -64,22 +64,22 @@ class _Thread:
 
     system: str = ""
     before: list[str] = field(default_factory=list)
-    reply: list[Entry] = field(default_factory=list)
+    reply: list[TranscriptEntry] = field(default_factory=list)
     kept: int = 0  # texts of the reply that later prompts have
     behind: list[str] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     chars: int = 0
 
-    def starts_another(self, entry: Entry) -> bool:
+    def starts_another(self, entry: TranscriptEntry) -> bool:
         """Say whether text of a reply belongs to another one than that which is being read."""
         of = self.reply[0].of if self.reply else ""
         return bool(self.reply) and (entry.of != of or (not of and bool(self.behind)))
 
-    def end(self, thread: str) -> Iterator[Turn]:
+    def end(self, thread: str) -> Iterator[TranscriptTurn]:
         """End the reply that is being read."""
         if self.reply and self.before:
             prompt = (self.system, *self.before) if self.system else tuple(self.before)
-            yield Turn(prompt, tuple(each.text for each in self.reply), self.reply[0].of, thread)
+            yield TranscriptTurn(prompt, tuple(each.text for each in self.reply), self.reply[0].of, thread)
         self.before += [each.text for each in self.reply if each.kind == "reply"]
         self.before += self.behind
         self.reply, self.kept, self.behind = [], 0, []
@@ -93,7 +93,7 @@ class _Thread:
             self.chars = sum(len(text) + ENTRY_CHARS for text in self.before)
 
 
-def turns_of(entries: Iterable[Entry]) -> Iterator[Turn]:
+def turns_of(entries: Iterable[TranscriptEntry]) -> Iterator[TranscriptTurn]:
     """Make the turns of a conversation, each when its reply ends.
 
     Where its threads are too long together, the one that was silent longest is over.

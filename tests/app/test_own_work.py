@@ -14,11 +14,11 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.planner.turn_speed import TurnSize
 from dflash_local.settings import load
-from dflash_local.transcripts.read import Report
+from dflash_local.transcripts.read import ReadReport
 
 
 def work_of(folder: Path) -> Work:
-    return read_work(folder, lambda text: [*map(ord, text)], Report(), lambda _text, _part: None)
+    return read_work(folder, lambda text: [*map(ord, text)], ReadReport(), lambda _text, _part: None)
 
 
 def put_chat(path: Path, *texts: str, thinking: str = "") -> None:

@@ -12,13 +12,13 @@ from dflash_local.store.export import to_json
 from dflash_local.store.history import ChatFile
 from dflash_local.store.records import Turn as Said
 from dflash_local.transcripts import turn
-from dflash_local.transcripts.read import Report, conversations
-from dflash_local.transcripts.turn import Turn
+from dflash_local.transcripts.read import ReadReport, conversations
+from dflash_local.transcripts.turn import TranscriptTurn
 
 
-def read(folder: Path) -> tuple[list[str], list[Turn]]:
+def read(folder: Path) -> tuple[list[str], list[TranscriptTurn]]:
     """Read a folder without a complaint; returns the client of each conversation, and all turns."""
-    report, clients, turns = Report(), list[str](), list[Turn]()
+    report, clients, turns = ReadReport(), list[str](), list[TranscriptTurn]()
     for client, found in conversations(folder, report, lambda _text, _part: None):
         clients.append(client)
         turns += found
@@ -63,7 +63,7 @@ def test_claude_code_puts_the_lines_of_a_message_together(tmp_path: Path) -> Non
     clients, (first, second) = read(tmp_path)
     calls = tuple(f'{{"name": "Read", "arguments": {{"path": "{name}"}}}}' for name in ("a", "b"))
     assert clients == ["Claude Code"]
-    assert first == Turn(("read a and b",), ("two files", *calls), "msg_1", "")
+    assert first == TranscriptTurn(("read a and b",), ("two files", *calls), "msg_1", "")
     assert second.prompt == ("read a and b", *calls, "text of a", "text of b")  # without what was thought
     assert second.reply == ("both read",)
 
@@ -208,7 +208,7 @@ def test_own_chats_are_read_as_kept_and_as_exported(tmp_path: Path) -> None:
     said = [Said("user", "hi"), Said("assistant", "hello", thinking="hm")]
     (tmp_path / "talk.json").write_text(to_json("m", "Be kind", said), encoding="utf-8")
     exported = read(tmp_path)
-    assert exported == (["dflash"], [Turn(("Be kind", "hi"), ("hm", "hello"), "", "")])
+    assert exported == (["dflash"], [TranscriptTurn(("Be kind", "hi"), ("hm", "hello"), "", "")])
     (tmp_path / "talk.json").unlink()
     chat = ChatFile.create(tmp_path / "chats", "m", "Be kind", said)
     chat.record("drop", count=1)  # another reply is asked for
@@ -219,8 +219,8 @@ def test_own_chats_are_read_as_kept_and_as_exported(tmp_path: Path) -> None:
     chat.close()
     _, turns = read(tmp_path)
     assert turns[0] == exported[1][0]
-    assert turns[1] == Turn(("Be kind", "hi"), ("good day",), "", "")
-    assert turns[2] == Turn(("Be short", "hi", "good day", "thanks"), ("welcome",), "", "")
+    assert turns[1] == TranscriptTurn(("Be kind", "hi"), ("good day",), "", "")
+    assert turns[2] == TranscriptTurn(("Be short", "hi", "good day", "thanks"), ("welcome",), "", "")
 
 
 def test_subagents_that_are_over_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dflash_local.errors import UsageError
 from dflash_local.transcripts import read, turn
-from dflash_local.transcripts.read import Report, conversations
+from dflash_local.transcripts.read import ReadReport, conversations
 
 GOOD = {
     "model": "m",
@@ -22,7 +22,7 @@ GOOD = {
 
 def problems(folder: Path, good: int = 1) -> dict[str, str]:
     """Read a folder; returns what is said of each file by its name."""
-    report = Report()
+    report = ReadReport()
     turns = [each for found in conversations(folder, report, lambda _text, _part: None) for each in found.turns]
     assert len(turns) == good
     return {Path(line.partition(": ")[0]).name: line.partition(": ")[2] for line in report.problems}
@@ -100,7 +100,7 @@ def test_links_and_pipes_are_neither_followed_nor_waited_for(folder: Path) -> No
 def test_many_bad_files_are_counted_and_one_file_may_be_named(folder: Path) -> None:
     for number in range(30):
         (folder / f"{number}.json").write_text("{", encoding="utf-8")
-    report = Report()
+    report = ReadReport()
     assert len(list(conversations(folder, report, lambda _text, _part: None))) == 1
     assert (len(report.problems), report.untold, report.unknown) == (20, 10, 0)
     assert problems(folder / "z.json") == {}
