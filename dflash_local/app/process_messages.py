@@ -2,7 +2,8 @@
 
 On a connection the command sends ``Open``, ``Generate``, ``CountTokens``, ``Measure``, ``AskStatus`` or ``Stop``. The
 answer to ``Generate`` is its events, to ``CountTokens`` a number, to ``Open`` the events of the load and then
-``Opened`` or ``Occupied``, to ``Measure`` its progress and then ``MeasureResult``; in place of each ``Failed`` may come.
+``Opened`` or ``Occupied``, to ``Measure`` its progress and then ``MeasureResult``; in place of each may come
+``Failed``.
 """
 
 from __future__ import annotations

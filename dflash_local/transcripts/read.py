@@ -32,7 +32,7 @@ TOLD = 20  # lines about files that were left out; the rest is counted
 Progress = Callable[[str, float], None]
 
 
-class Transcript(NamedTuple):
+class ClientConversation(NamedTuple):
     """One conversation of a client, whose turns are read as they are asked for, before the next conversation."""
 
     client: str
@@ -61,7 +61,7 @@ class ReadReport:
             self.untold += 1
 
 
-def conversations(folder: Path, report: ReadReport, progress: Progress) -> Iterator[Transcript]:
+def conversations(folder: Path, report: ReadReport, progress: Progress) -> Iterator[ClientConversation]:
     """Read all transcripts under a folder, or in one file.
 
     Raises:
@@ -82,10 +82,12 @@ def conversations(folder: Path, report: ReadReport, progress: Progress) -> Itera
     for number, paths in enumerate(sessions):
         progress("reading sessions of OpenCode", number / len(sessions))
         entries = opencode.FORMAT.conversations(_documents(paths, report))
-        yield from (Transcript(opencode.FORMAT.client, _told(turns_of(each), paths[0], report)) for each in entries)
+        yield from (
+            ClientConversation(opencode.FORMAT.client, _told(turns_of(each), paths[0], report)) for each in entries
+        )
 
 
-def _of_file(path: Path, size: int, report: ReadReport, storage: opencode.Storage) -> Iterator[Transcript]:
+def _of_file(path: Path, size: int, report: ReadReport, storage: opencode.Storage) -> Iterator[ClientConversation]:
     """Read one file; what belongs to files beside it is put into ``storage``."""
     told, records = report.told, _told(_records(path, size, report), path, report)
     for record in islice(records, LOOKED_AT):
@@ -100,7 +102,7 @@ def _of_file(path: Path, size: int, report: ReadReport, storage: opencode.Storag
         storage.add(record, path)
         return
     for entries in found.conversations(chain((record,), records)):
-        yield Transcript(found.client, _told(turns_of(entries), path, report))
+        yield ClientConversation(found.client, _told(turns_of(entries), path, report))
 
 
 def _told(items: Iterator[Any], path: Path, report: ReadReport) -> Iterator[Any]:
