@@ -82,8 +82,8 @@ OWN_ODDS = {"copy": 0.0, "chat": 0.8, "agent": 0.3}  # that the own layer's draf
 PlantedCycle = tuple[list[float], int]  # confidences; drafts that are right
 
 
-def cycles_of(regime: Regime, drafts: int, count: int) -> Iterator[PlantedCycle]:
-    draw, text = random.Random(1), 0.0
+def cycles_of(regime: Regime, drafts: int, count: int, seed: int = 1) -> Iterator[PlantedCycle]:
+    draw, text = random.Random(seed), 0.0
     for number in range(count):
         if number % regime.cycles == 0:
             text = draw.gauss(0, regime.by_text)
@@ -180,12 +180,12 @@ class PlantedCopies(TextIndex):
 
     def __init__(self, kind: str, vocab_size: int) -> None:
         super().__init__()
-        self._kind, self._vocab = kind, vocab_size
+        self.kind, self._vocab = kind, vocab_size
 
     def find(self, ids: Sequence[int], count: int) -> Copies:
         behind, draw = len(ids), random.Random(len(ids))
         match = LONGEST
-        if self._kind == "chat" or (self._kind == "agent" and behind // 200 % 2):
+        if self.kind == "chat" or (self.kind == "agent" and behind // 200 % 2):
             match = draw.randrange(3, 7) if draw.random() < 0.2 else 0
         right = [match == LONGEST or draw.random() < 0.5 for _ in range(min(count, match))]
         found = tuple(((behind + at) * SPREAD + (not each)) % self._vocab for at, each in enumerate(right))
