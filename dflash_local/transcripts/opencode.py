@@ -1,4 +1,5 @@
-"""OpenCode: a file of JSON for each message and each of its parts, ``storage/message`` and ``storage/part``.
+"""OpenCode: rows of messages and of their parts in ``opencode.db`` (SQLite), or, as it wrote before, a file of JSON for
+each of them, ``storage/message`` and ``storage/part``.
 
 A message names its session, a part its message; so a session is put together from names, wherever its files lie. Behind
 a message that is a ``summary`` only that is sent.
@@ -6,12 +7,24 @@ a message that is a ``summary`` only that is sent.
 
 from __future__ import annotations
 
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from dflash_local.json_text import parse_json
 from dflash_local.transcripts.turn import Format, TranscriptEntry, at, call_text, text_at
+
+DATABASE = ".db"
+# Names alone are sorted: a message may have a megabyte.
+ROWS = """
+    SELECT message.session_id, message.id, part.id FROM message LEFT JOIN part ON part.message_id = message.id
+    ORDER BY message.session_id, message.time_created, message.id, part.id
+"""
+TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('session', 'message', 'part')"
 
 
 def _owns(record: dict[str, Any]) -> bool:
@@ -47,6 +60,48 @@ class Storage:
             for _, name, path in sorted(messages):
                 paths += [path, *(part for _, part in sorted(self._parts.get(name, ())))]
             yield paths
+
+
+def database_sessions(path: Path, most_chars: int) -> Iterator[Iterator[dict[str, Any]]]:
+    """Yield the records of each session in the order of its text, each to be read before the next; none where this is
+    no database of OpenCode. A record of more than ``most_chars`` is left out.
+
+    Raises:
+        sqlite3.Error: the database is broken. ValueError: a record is no JSON.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        database.execute("PRAGMA trusted_schema = OFF")
+        try:
+            if database.execute(TABLES).fetchone() != (3,):
+                return
+        except sqlite3.DatabaseError:  # another kind of file
+            return
+        for _, rows in groupby(database.execute(ROWS), key=lambda row: row[0]):
+            yield _records(database, rows, most_chars)
+
+
+def _records(
+    database: sqlite3.Connection, rows: Iterable[tuple[str, str, str | None]], most_chars: int
+) -> Iterator[dict[str, Any]]:
+    for (session, message), parts in groupby(rows, key=lambda row: row[:2]):
+        names = {"id": message, "sessionID": session}
+        yield from _record(database, "message", names, most_chars)
+        for *_, part in parts:
+            if part is not None:
+                yield from _record(database, "part", {**names, "id": part, "messageID": message}, most_chars)
+
+
+def _record(
+    database: sqlite3.Connection, table: str, names: dict[str, str], most_chars: int
+) -> Iterator[dict[str, Any]]:
+    query = f"SELECT data FROM {table} WHERE id = ? AND typeof(data) = 'text' AND length(data) <= ?"
+    for (text,) in database.execute(query, (names["id"], most_chars)):
+        try:
+            value = parse_json(text)
+        except ValueError as error:
+            raise ValueError(f"a {table} in it is no JSON: {error}") from error
+        if isinstance(value, dict):
+            yield {**value, **names}
 
 
 def _entries(records: Iterable[dict[str, Any]]) -> Iterator[TranscriptEntry]:

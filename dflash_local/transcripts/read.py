@@ -7,6 +7,7 @@ JSON lines at most one line and the conversation that it belongs to.
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from dflash_local.transcripts import claude_code, codex, open_webui, opencode, o
 from dflash_local.transcripts.turn import TranscriptTurn, turns_of
 
 FORMATS = (claude_code.FORMAT, codex.FORMAT, opencode.FORMAT, open_webui.FORMAT, own_chats.FORMAT)
-ENDINGS = (".json", ".jsonl")
+ENDINGS = (".json", ".jsonl", opencode.DATABASE)
 MOST_BYTES = 2**30  # of a file with JSON lines
 MOST_AT_ONCE = 2**26  # bytes of a line, and of a file that is one JSON document
 MOST_FILES = 500_000
@@ -71,7 +72,7 @@ def conversations(folder: Path, report: ReadReport, progress: Progress) -> Itera
         raise UsageError(f"--from {folder}: there is no such folder or file", "name one that holds transcripts")
     files = list(islice(_files(folder, report), MOST_FILES + 1))
     if len(files) > MOST_FILES:
-        report.tell(folder, f"more than {MOST_FILES:,} JSON files, the rest is left out")
+        report.tell(folder, f"more than {MOST_FILES:,} files, the rest is left out")
     total, done = sum(size for _, size in files) or 1, 0
     storage = opencode.Storage()
     for path, size in files[:MOST_FILES]:
@@ -89,6 +90,9 @@ def conversations(folder: Path, report: ReadReport, progress: Progress) -> Itera
 
 def _of_file(path: Path, size: int, report: ReadReport, storage: opencode.Storage) -> Iterator[ClientConversation]:
     """Read one file; what belongs to files beside it is put into ``storage``."""
+    if path.suffix == opencode.DATABASE:
+        yield from _of_database(path, report)
+        return
     told, records = report.told, _told(_records(path, size, report), path, report)
     for record in islice(records, LOOKED_AT):
         found = next((each for each in FORMATS if each.owns(record)), None)
@@ -105,6 +109,15 @@ def _of_file(path: Path, size: int, report: ReadReport, storage: opencode.Storag
         yield ClientConversation(found.client, _told(turns_of(entries), path, report))
 
 
+def _of_database(path: Path, report: ReadReport) -> Iterator[ClientConversation]:
+    told, read = report.told, report.read
+    for records in _told(opencode.database_sessions(path, MOST_AT_ONCE), path, report):
+        report.read = read + 1
+        for entries in opencode.FORMAT.conversations(records):
+            yield ClientConversation(opencode.FORMAT.client, _told(turns_of(entries), path, report))
+    report.unknown += (report.told, report.read) == (told, read)
+
+
 def _told(items: Iterator[Any], path: Path, report: ReadReport) -> Iterator[Any]:
     """Pass items on; an error ends them and is told."""
     try:
@@ -113,12 +126,16 @@ def _told(items: Iterator[Any], path: Path, report: ReadReport) -> Iterator[Any]
         report.tell(path, error.message.removeprefix(f"{path} "))
     except OSError as error:
         report.tell(path, f"cannot be read: {error.strerror}")
+    except sqlite3.Error as error:
+        report.tell(path, f"the database cannot be read: {error}")
     except ValueError as error:
         report.tell(path, str(error))
 
 
 def _files(folder: Path, report: ReadReport) -> Iterator[tuple[Path, int]]:
-    """Yield the JSON files and their bytes, folder by folder. Links to folders are not followed: they may go round."""
+    """Yield files that may be transcripts and their bytes, folder by folder. Links to folders are not
+    followed, as they may go round.
+    """
     left = [folder] if folder.is_dir() else []
     if not left:
         yield folder, folder.stat().st_size

@@ -12,7 +12,8 @@ import torch
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load
 from dflash_local.request import Constraint
-from tests.engine import test_conversations
+from tests.engine.named_pairs import DSPARK, named_pair
+from tests.engine.test_conversations import FIRST, MORE, TURNS, Chat
 from tests.engine.test_grammar import SAMPLINGS, SCHEMAS, closed, meets
 from tests.engine.test_grammar import ask as ask_text
 
@@ -20,10 +21,22 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 STRICT = LoadConfig(device="cuda", dtype="bfloat16", exact=True)
 
 
-@pytest.mark.parametrize("name", ["demo-hybrid", "qwen3-dflash2-b8", "qwen3-v2-swa-b16", "dspark"])
-def test_two_conversations_take_turns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_conversations, "ASKED", replace(STRICT, context=1000))
-    test_conversations.test_two_conversations_take_turns_with_short_requests_between(name, "fused", tmp_path)
+@pytest.mark.parametrize("name", ["demo-hybrid", "qwen3-dflash2-b8", "qwen3-v2-swa-b16", DSPARK])
+def test_two_conversations_take_turns(name: str, tmp_path: Path) -> None:
+    session = load(named_pair(name, tmp_path / "pair"), replace(STRICT, context=1000, mtp=name == "demo-hybrid"))
+    alone = {}
+    for number in (1, 2):
+        session.reset()
+        chat = Chat(number)
+        alone[number] = [chat.turn(session, MORE if turn else FIRST) for turn in range(TURNS)]
+    session.reset()
+    chats = {number: Chat(number) for number in alone}
+    for turn in range(TURNS):
+        for number, chat in chats.items():
+            run, cycles = chat.turn(session, MORE if turn else FIRST)
+            assert (run, cycles) == (MORE + 1 if turn else FIRST, alone[number][turn][1])
+        Chat(10 * turn + 3).turn(session, MORE)
+    session.close()
 
 
 def test_a_reply_is_json_of_its_schema_drafted_or_not() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from dflash_local.store.records import Turn as Said
 from dflash_local.transcripts import turn
 from dflash_local.transcripts.read import ReadReport, conversations
 from dflash_local.transcripts.turn import TranscriptTurn
+
+# What of a record is a column of OpenCode's database.
+NAMES = {"id": "id", "sessionID": "session_id", "messageID": "message_id"}
 
 
 def read(folder: Path) -> tuple[list[str], list[TranscriptTurn]]:
@@ -139,11 +144,21 @@ def test_codex_reads_items_and_no_events(tmp_path: Path) -> None:
     ]
 
 
-def test_opencode_puts_sessions_together_from_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("database", [False, True])
+def test_opencode_puts_sessions_together_from_names(database: bool, tmp_path: Path) -> None:
     def put(path: str, **record: Any) -> None:
+        if database:
+            return put_row(path.partition("/")[0], record)
         file = tmp_path / "storage" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(record, indent=2), encoding="utf-8")
+
+    def put_row(table: str, record: dict[str, Any]) -> None:
+        names = {NAMES[key]: record.pop(key) for key in NAMES if key in record}
+        row = {**names, "time_created": record.get("time", {}).get("created", 0), "data": json.dumps(record)}
+        with closing(sqlite3.connect(tmp_path / "opencode.db")) as connection, connection:
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(row)})")
+            connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
 
     def put_message(name: str, created: int, role: str, **more: Any) -> None:
         put(f"message/ses_1/{name}.json", id=name, sessionID="ses_1", role=role, time={"created": created}, **more)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,26 @@ def test_broken_files_are_named_and_the_rest_is_read(folder: Path) -> None:
     assert found.pop("torn.jsonl") == "1 line is no JSON and left out"
     assert "nested too deeply" in found.pop("deep.json") and "5000 digits" in found.pop("digits.json")
     assert found.pop("text.jsonl").startswith("no JSON: ") and not found
+
+
+def test_a_database_is_opencodes_or_broken_or_none_of_a_client(folder: Path) -> None:
+    (folder / "text.db").write_text("no database, but a text of more than a hundred bytes " * 9, encoding="utf-8")
+    (folder / "empty.db").touch()
+    odd = [(1, 2, "m", b"{}"), (None, None, None, None), ("s", "n", "p", "no JSON")]
+    for name, rows in (("other", None), ("odd", odd), ("torn", [("s", "m", "p", "{}")] * 4000)):
+        with closing(sqlite3.connect(folder / f"{name}.db")) as database, database:
+            database.execute("CREATE TABLE session (id)")
+            if rows is not None:
+                database.execute("CREATE TABLE message (session_id, id, time_created, data)")
+                database.execute("CREATE TABLE part (session_id, message_id, id, data)")
+                database.executemany("INSERT INTO message VALUES (?1, ?2, 0, ?4)", rows)
+                database.executemany("INSERT INTO part VALUES (?1, ?2, ?3, ?4)", rows)
+    with (folder / "torn.db").open("r+b") as file:
+        file.seek(5 * 4096)
+        file.write(b"\xff" * 20 * 4096)
+    found = problems(folder)
+    assert found.pop("torn.db") == "the database cannot be read: database disk image is malformed"
+    assert found.pop("odd.db").startswith("a message in it is no JSON: ") and not found
 
 
 def test_odd_values_where_a_client_has_text_are_no_text(folder: Path) -> None:
