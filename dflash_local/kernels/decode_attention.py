@@ -23,9 +23,16 @@ from dflash_local.kernels.jit import (
 )
 from dflash_local.kernels.qk_norm_rope_cache import Cache
 from dflash_local.kernels.split_kv import MIN_DOT_DIM, decode_config, device_properties
-from dflash_local.layout.attention import FIXED_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits, partial_buffers
+from dflash_local.layout.attention import (
+    FIXED_SPLIT_SIZE,
+    MAX_SPLITS,
+    SPLITS_PER_DOUBLING,
+    fixed_splits,
+    partial_buffers,
+)
 
 MIN_EVEN_SPLIT = 128  # keys of an even split
+MOST_SPLIT_EVENLY = MAX_SPLITS * MIN_EVEN_SPLIT  # tokens; a longer text has larger splits, not more
 BLOCK_SPLITS = 16  # splits that are combined at a time
 LOG2_E = tl.constexpr(math.log2(math.e))
 

@@ -9,10 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.kernels import split_kv
+from dflash_local.kernels.decode_attention import SplitKV
 from dflash_local.kernels.prefill_attention import prefill_attention
 from dflash_local.kernels.qk_norm_rope_cache import coded
 from dflash_local.kernels.split_kv import decode_config
-from dflash_local.layout.attention import FIXED_SPLIT_SIZE, MIN_SPLIT_SIZE, SPLITS_PER_DOUBLING, fixed_splits
+from dflash_local.layout.attention import (
+    FIXED_SPLIT_SIZE,
+    MAX_SPLITS,
+    MIN_SPLIT_SIZE,
+    SPLITS_PER_DOUBLING,
+    fixed_splits,
+)
+from dflash_local.models.fused.target import FusedTarget
 
 
 @pytest.mark.parametrize("committed", [0, 11])
@@ -54,6 +62,19 @@ def test_fixed_splits_cover_every_key_once_and_grow_by_doublings() -> None:
     for max_seq_len in (1, smallest, smallest + 1, 4096, 8192, 8193, 70001, 131072, 131073):
         assert fixed_splits(max_seq_len) == sum(end < max_seq_len for end in ends) + 1
     assert len(ends) < 8 * per_doubling
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_texts_with_the_same_launches_have_the_same_bound(exact: bool) -> None:
+    """A graph is recorded for each bound; even splits are as many for every long text."""
+    target = FusedTarget.__new__(FusedTarget)
+    target.exact, target.capacity = exact, 1 << 17
+    partials = SplitKV.allocate(1, 2, 16, target.capacity, torch.device("cpu"), exact)
+    bounds = sorted({target.bucket(length) for length in range(1, target.capacity, 97)})
+    assert len({partials.num_splits(bound, MAX_SPLITS) for bound in bounds}) == len(bounds)
+    for most in (8, 33, MAX_SPLITS):
+        for length in (1 << power for power in range(11, 18)):  # each doubling
+            assert partials.num_splits(target.bucket(length), most) == partials.num_splits(length, most)
 
 
 @pytest.mark.parametrize("itemsize", [1, 2])

@@ -12,6 +12,7 @@ import torch
 from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.config.rope_parameters import RopeParameters
 from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.kernels.decode_attention import MOST_SPLIT_EVENLY
 from dflash_local.kernels.delta_step import CycleState
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import target as layout
@@ -229,6 +230,8 @@ class FusedTarget:
         bucket = FIRST_BUCKET  # by doubling, so that a long reply records few graphs
         while bucket < max_seq_len:
             bucket *= 2
+        if bucket >= MOST_SPLIT_EVENLY and not self.exact:  # a longer text's launches are the same
+            return self.capacity
         return min(bucket, self.capacity)
 
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
