@@ -63,8 +63,9 @@ def distinct(buffers: Iterable[Buffer]) -> dict[str, Buffer]:
     """Return buffers by name, in order, shared ones once. Raise ValueError where two of one name differ."""
     found: dict[str, Buffer] = {}
     for buffer in buffers:
-        if found.setdefault(buffer.name, buffer) != buffer:
-            raise ValueError(f"{buffer} and {found[buffer.name]} have one name")
+        known = found.setdefault(buffer.name, buffer)
+        if known is not buffer and known != buffer:
+            raise ValueError(f"{buffer} and {known} have one name")
     return found
 
 

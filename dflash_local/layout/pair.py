@@ -12,26 +12,23 @@ from dflash_local.config.features import ModelConfig
 from dflash_local.layout import cycle, target
 from dflash_local.layout.buffer import Buffer, Group, group_bytes
 from dflash_local.layout.draft_head import draft_head_buffers
-from dflash_local.layout.linear import stored_formats
 from dflash_local.layout.part_layout import EngineSpec
 
 if TYPE_CHECKING:
     from dflash_local.drafters.drafter import Drafter
 
 
-def weight_buffers(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> Iterator[Buffer]:
-    """Return what both models are loaded with, and a head for drafting."""
-    dtype, format_of = spec.dtype, stored_formats(model.quantization)
-    host_embedding = "embedding" in spec.offloaded
-    yield from target.weight_buffers(model, "model.", model.vocab_size, dtype, format_of, host_embedding)
-    if draft is not None:
-        yield from draft.weights(model.hidden_size, dtype, draft.formats, spec.precision)
-        yield from draft_head_buffers(model, spec)
+def drafter_buffers(model: ModelConfig, draft: Drafter, spec: EngineSpec) -> Iterator[Buffer]:
+    """Return what a drafter is loaded with, and a head for drafting."""
+    yield from draft.weights(model.hidden_size, spec.dtype, draft.formats, spec.precision)
+    yield from draft_head_buffers(model, spec)
 
 
 @lru_cache(maxsize=2048)  # a registry of pairs, each in some 80 formats, variants, drafter precisions and offloads
 def _weight_bytes(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> Mapping[Group, int]:
-    return group_bytes(weight_buffers(model, draft, spec))
+    sums = Counter(target.weight_bytes(model, "model.", spec.dtype, "embedding" in spec.offloaded))
+    sums.update({} if draft is None else group_bytes(drafter_buffers(model, draft, spec)))
+    return sums
 
 
 def bytes_by_group(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> dict[Group, int]:

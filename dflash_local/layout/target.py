@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dflash_local.config.features import (
@@ -27,6 +28,7 @@ from dflash_local.layout.linear import (
     MatrixPart,
     Segment,
     WeightFormat,
+    stored_formats,
     unquantized,
 )
 from dflash_local.layout.mlp import MLPLayout
@@ -127,12 +129,38 @@ def weight_buffers(
 ) -> Iterator[Buffer]:
     """Describe embedding, layers, norm and head. ``prefix``: of the text model. ``embedding_rows``: with padding."""
     spec = weight_spec(model, dtype, format_of, host_embedding)
+    yield from beside_layers(model, prefix, embedding_rows, spec)
+    for index, layer in enumerate(model.layers):
+        yield from layer_buffers(f"{prefix}layers.{index}", layer, spec)
+
+
+def beside_layers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> Iterator[Buffer]:
+    """Describe embedding, norm and head."""
     yield from end_buffers(model, prefix, embedding_rows, spec).all(spec)
     head = head_product(model, prefix, embedding_rows)
     if head is not None:
         yield from head_spec(spec).linear(head)
-    for index, layer in enumerate(model.layers):
-        yield from layer_buffers(f"{prefix}layers.{index}", layer, spec)
+
+
+def weight_bytes(model: ModelConfig, prefix: str, dtype: str, host_embedding: bool) -> dict[Group, int]:
+    """Sum the weights of a published checkpoint. Arguments as of ``weight_buffers``."""
+    spec = weight_spec(model, dtype, stored_formats(model.quantization), host_embedding)
+    sums: Counter[Group] = Counter(_layer_bytes(model, prefix, dtype))
+    sums.update(group_bytes(beside_layers(model, prefix, model.vocab_size, spec)))
+    return dict(sums)
+
+
+@lru_cache(maxsize=1024)
+def _layer_bytes(model: ModelConfig, prefix: str, dtype: str) -> Mapping[Group, int]:
+    """Sum the weights of all layers; those of one kind are worked out once where no rule tells them apart."""
+    stored, sums = model.quantization, Counter[Group]()
+    spec = weight_spec(model, dtype, stored_formats(stored))
+    alike = stored is None or not (stored.names or stored.patterns or stored.below)
+    kinds = model.layer_kinds.items() if alike else [(layer, 1) for layer in model.layers]
+    for index, (layer, count) in enumerate(kinds):
+        for group, size in group_bytes(layer_buffers(f"{prefix}layers.{index}", layer, spec)).items():
+            sums[group] += count * size
+    return sums
 
 
 def layer_buffers(at: str, layer: LayerConfig, spec: WeightSpec) -> Iterator[Buffer]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import lru_cache
 
 from dflash_local.errors import UsageError
 
@@ -162,6 +163,7 @@ def file_stem(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "card"
 
 
+@lru_cache(maxsize=1024)  # a list of pairs asks hundreds of times for each name of the tables
 def _key(name: str) -> str:
     words = [word for word in re.split(r"[^a-z0-9.]+", name.lower()) if word not in FILLER]
     return re.sub(r"(\d)gb$", r"\1", "".join(words))
