@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.bench.trial import write
+from dflash_local.bench.trial import go_on, write
 from dflash_local.catalog.bundled import Pair, find
 from dflash_local.drafters.kinds import LOOKUP, OWN, folder_of
 from dflash_local.drafters.mtp.layout import FINAL_NORM, PREFIX
@@ -108,13 +108,15 @@ def test_the_text_is_the_same_whoever_drafts(pair: tuple[str, dict[str, Any]], m
     vars(session.runner).update(costs={1: 1.0, 2: 1.1, 5: 1.2, 8: 1.3}, own_costs={1: 1.0, 2: 1.2, 3: 1.3, 5: 1.6})
     mtp = drafted = 0
     for sampling in (SamplingParams(), SamplingParams(temperature=0.9, seed=3)):
-        asked = user_request("Count from 3 to 17.", sampling=sampling, limits=Limits(40))
-        expected = write(session, replace(asked, mode="ar"))
-        prompts = [session.render(asked).ids, (*session.render(asked).ids, *expected.ids[:30], 7, 9)]
-        for prompt in (prompts[0], prompts[1], prompts[1][:25], prompts[0]):
-            request = Request(prompt_ids=prompt, sampling=sampling, limits=Limits(40), mode="dflash")
-            want = write(session, replace(request, mode="ar"))
-            reply = write(session, request)
-            assert reply.ids == want.ids
+        first = Request(prompt_ids=session.render(user_request("Count from 3 to 17.")).ids, sampling=sampling)
+        first = replace(first, limits=Limits(40), mode="ar")
+        expected = write(session, first)
+        second = replace(first, prompt_ids=(*first.prompt_ids, *expected.ids[:30], 7, 9))
+        third = replace(first, prompt_ids=second.prompt_ids[:25])
+        plain = {request: write(session, request).ids for request in (second, third)} | {first: expected.ids}
+        session.reset()
+        for request in (first, second, third, first):
+            reply = go_on(session, replace(request, mode="dflash"))
+            assert reply.ids == plain[request]
             mtp, drafted = mtp + reply.stats.mtp_cycles, drafted + len(reply.stats.acceptance_lengths)
     assert 10 < mtp < drafted - 10
