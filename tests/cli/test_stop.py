@@ -31,7 +31,7 @@ def start(own_home: Path) -> Iterator[Start]:
 
     def begin(model: str) -> dict[str, Any]:
         before = set(records_of(own_home))
-        words = ["serve", model, "--port", "0", "--keep-alive", "0"]
+        words = ["serve", model, "--port", "0", "--keep-alive", "0", "--engine", "fused"]
         running.append(subprocess.Popen([sys.executable, "-m", "dflash_local", *words], stderr=subprocess.DEVNULL))
         while not (new := set(records_of(own_home)) - before):
             assert running[-1].poll() is None
