@@ -462,7 +462,7 @@ class FusedRunner(SequenceRunner):
         point, self._kept = hosted(self.snapshot()), 0
         return HeldBuffers(point, drafters, [hold_rows(cache, length) for cache in caches])
 
-    def put(self, ids: Sequence[int], held: HeldBuffers) -> None:
+    def put(self, ids: Sequence[int], held: HeldBuffers, rest: Sequence[int] = ()) -> None:
         self._drain()
         for cache, rows in zip(self._caches(held.drafters), held.rows, strict=True):
             put_held_rows(cache, rows)
@@ -470,6 +470,9 @@ class FusedRunner(SequenceRunner):
         self.restart(len(ids), held.point)
         for each in self.drafters:
             each.length = len(ids) if any(each is other for other in held.drafters) else 0
+        self.ids += rest
+        if rest:
+            self.progress.tokens[:1] = rest[0]
 
     def _caches(self, drafters: Sequence[FusedDrafter]) -> list[tuple[torch.Tensor, ...]]:
         """Return those that hold every position, of the target and of drafters."""

@@ -5,7 +5,10 @@ Turns the runner's cycles into events: stop ids and strings, limits, cancel, tex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +18,9 @@ from dflash_local.chat.template import Rendered
 from dflash_local.chat.text_stream import TextStream
 from dflash_local.engine.drafter_choice import DrafterChoice
 from dflash_local.engine.grammar import Grammar
+from dflash_local.engine.held_sequences import HeldSequence, hosted
 from dflash_local.engine.reply_figures import ALARM_CYCLES, ReplyFigures, likely_causes
-from dflash_local.engine.runner import Cycle
+from dflash_local.engine.runner import Cycle, Snapshot
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.text_kind import TextKind
@@ -43,11 +47,26 @@ if TYPE_CHECKING:
 HOPELESS_CYCLES = 32  # this many cycles in a row without one accepted draft: stop drafting
 
 
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Hold a reply's sequence while another one has the device.
+
+    Attributes:
+        rest: ids behind the committed ones. turn: see ``Session``. at: seconds of the clock.
+    """
+
+    sequence: HeldSequence
+    rest: list[int]
+    turn: int
+    at: float
+
+
 class GenerationLoop:
     """The state of one reply. Use ``events()`` once.
 
     Attributes:
         stats: its figures, once it has ended. said: its ids so far.
+        reason: why it ends; None before. aside: see ``set_aside``; None while its sequence is on the device.
     """
 
     stats: Stats
@@ -68,6 +87,9 @@ class GenerationLoop:
         room = session.facts.context - len(rendered.ids)
         self.limit = min(request.limits.max_new_tokens, room)
         self.said: list[int] = []
+        self.reason: FinishReason | None = None
+        self.aside: SetAside | None = None
+        self._known = deque[Cycle]()  # cycles that no ``Step`` has told yet
         self.shown = False  # a token whose likelihood was reported is in the text
         self.kind = TextKind("thinking" if rendered.opens_thinking else "final")
         self.scheduler = self._scheduler() if self.drafting else None
@@ -105,16 +127,19 @@ class GenerationLoop:
         prompt = self.rendered.ids
         prompt_ids = prompt if self.request.return_token_ids else ()
         if self.limit == 0:
+            self.reason = "length"
             yield Started(len(prompt), 0, 0.0, prompt_ids)
-            yield self._finish("length")
+            yield self._finish(self.reason)
             return
         reused = self.session.reuse(self.rendered, self.drafting)
-        self._begin(prompt)
+        ids = torch.tensor(prompt, dtype=torch.long, device=self.runner.device)
+        self._sampler = Sampler(self.request.sampling, self.seed, self.runner.vocab_size, ids, self.processors)
+        self._begin()
         first: Cycle | None = None
         for step in self.runner.prefill(prompt, self.rendered.stable):
             self.session.remember(step.point)
             yield PrefillProgress(step.done, step.total)
-            if self.cancelled():
+            if self._is_stopped():
                 first = None
                 break
             first = step.first
@@ -123,46 +148,84 @@ class GenerationLoop:
         if first is None:
             yield self._finish("cancelled")
             return
-        reason = yield from self._emit(first)
-        while reason is None:
-            if self.cancelled():
-                reason = "cancelled"
+        yield self._step(first)
+        while self.reason is None:
+            if self._is_stopped():
+                self.reason = "cancelled"
                 break
             if self.scheduler is None:
                 self.runner.launch()
             else:
                 self.scheduler.launch()
-            for cycle in self.runner.collect():
-                self.figures.add(cycle)
-                if self.scheduler is not None:
-                    self.scheduler.add(cycle)
-                reason = yield from self._emit(cycle)
+            self._collect()
+            while self._known and self.reason is None:
+                yield self._step(self._known.popleft())
             yield from self._watch()
-        self.runner.rewind(len(prompt) + len(self.said))
+        if self.aside is None:
+            self.runner.rewind(len(prompt) + len(self.said))
         if self.stream is not None and (held_back := self.stream.finish()):  # for a stop string or a split character
             yield Step(held_back, (), 0, 0, 0, self.figures.elapsed())
-        yield self._finish(reason)
+        yield self._finish(self.reason)
 
-    def _begin(self, prompt: tuple[int, ...]) -> None:
+    def _begin(self) -> None:
         """Tell the runner how this reply is drafted and sampled, and where it ends."""
         runner = self.runner
-        ids = torch.tensor(prompt, dtype=torch.long, device=runner.device)
-        sampler = Sampler(self.request.sampling, self.seed, runner.vocab_size, ids, self.processors)
-        runner.begin(sampler, self.session.stop_ids, self.block, self.drafting, self.request.logprobs)
-        runner.end_at(len(prompt) + self.limit, exactly=bool(self.request.limits.stop))
+        runner.begin(self._sampler, self.session.stop_ids, self.block, self.drafting, self.request.logprobs)
+        runner.end_at(len(self.rendered.ids) + self.limit, exactly=bool(self.request.limits.stop))
 
-    def _emit(self, cycle: Cycle) -> Generator[Event, None, FinishReason | None]:
-        """Hand out a cycle's tokens as a ``Step``; returns why the reply ends here, if it does."""
-        reason: FinishReason | None = None
+    def _is_stopped(self) -> bool:
+        """Return whether the reply ends here: without its sequence it cannot go on."""
+        return self.aside is not None or self.cancelled()
+
+    def _collect(self) -> None:
+        """Take the cycles that have become known, and learn from them."""
+        for cycle in self.runner.collect():
+            self.figures.add(cycle)
+            if self.scheduler is not None:
+                self.scheduler.add(cycle)
+            self._known.append(cycle)
+
+    def set_aside(self, points: list[Snapshot], turn: int, most_bytes: int) -> bool:
+        """Copy all that the device holds of this reply to host memory, where ``events()`` stands; nothing is under way
+        then. False: it takes more bytes, the engine cannot, or the reply is at its end.
+        """
+        if self.reason is not None:
+            return False
+        at, runner = time.perf_counter(), self.runner
+        runner.settle()
+        self._collect()
+        state = runner.hold(most_bytes)
+        if state is None:
+            return False
+        done = len(runner.committed)
+        sequence = HeldSequence(list(runner.committed), state, hosted(tuple(points)))
+        self.aside = SetAside(sequence, list(runner.ids[done:]), turn, at)
+        return True
+
+    def bring_back(self) -> None:
+        """Go on on the device as if nothing had been between; its time does not count."""
+        aside = self.aside
+        assert aside is not None
+        self.aside = None
+        self.runner.put(aside.sequence.ids, aside.sequence.state, aside.rest)
+        self._begin()
+        if self.scheduler is not None:
+            self.scheduler.begin(self.kind.name)
+            if self.block == 1:
+                self.scheduler.stop_drafting()
+        self.figures.leave_out(time.perf_counter() - aside.at)
+
+    def _step(self, cycle: Cycle) -> Step:
+        """Return a cycle's tokens as a ``Step``; ``reason`` tells whether the reply ends with it."""
         ids = cycle.ids[: self.limit - len(self.said)]
         if ids[-1] in self.session.stop_ids:
-            reason = "stop"
+            self.reason = "stop"
         elif len(self.said) + len(ids) == self.limit:
-            reason = "length"
+            self.reason = "length"
         pieces: tuple[Piece, ...] = ()
         if self.stream is not None:
             origins: list[Origin] = ["accepted" if i < cycle.accepted else "bonus" for i in range(len(ids))]
-            shown = ids[:-1] if reason == "stop" else ids  # a stop id has no text
+            shown = ids[:-1] if self.reason == "stop" else ids  # a stop id has no text
             pushed = self.stream.push(shown, origins[: len(shown)])
             pieces = pushed.pieces
             if self.scheduler is not None:
@@ -170,13 +233,12 @@ class GenerationLoop:
                     self.kind.add(piece)
                 self.scheduler.enter(self.kind.name)
             if pushed.stop_at is not None:
-                ids, reason = ids[: pushed.stop_at], "stop"
+                ids, self.reason = ids[: pushed.stop_at], "stop"
         self.said += ids
         found = tuple(map(self._named, cycle.likelihoods[: len(ids)]))
         counts = cycle.drafted, cycle.accepted, cycle.rows
         sources = {"copied": int(cycle.copied), "mtp": int(cycle.own)}
-        yield Step(pieces, ids, *counts, self.figures.elapsed(), found, experts=cycle.experts, **sources)
-        return reason
+        return Step(pieces, ids, *counts, self.figures.elapsed(), found, experts=cycle.experts, **sources)
 
     def _named(self, found: Likelihood) -> TokenLogprob:
         """Return a likelihood with the texts and bytes of its tokens."""

@@ -209,17 +209,20 @@ class ReferenceRunner(SequenceRunner):
         """Hold a sequence as ``Runner.hold`` says; on a device, of which only the fused engine knows how much is free,
         none.
         """
-        if self.target.device.type != "cpu" or self.target.kv.nbytes > most_bytes:
+        if self.target.device.type != "cpu":
+            return None
+        self._commit_pending(len(self.ids) - 1)
+        if self.target.kv.nbytes > most_bytes:
             return None
         return HeldCaches(self.target.kv.copy(), self.target.snapshot(), [each.hold() for each in self.drafters])
 
-    def put(self, ids: Sequence[int], held: HeldCaches) -> None:
+    def put(self, ids: Sequence[int], held: HeldCaches, rest: Sequence[int] = ()) -> None:
         self._pending = None
         self.target.kv = held.kv
         self.target.restore(held.point)
         for each, context in zip(self.drafters, held.contexts, strict=True):
             each.put(context)
-        self.committed, self.ids = list(ids), list(ids)
+        self.committed, self.ids = list(ids), [*ids, *rest]
 
     def oracle_drafter(self, text: Sequence[int]) -> Proposer:
         raise UsageError("drafts can be planted in the fused engine only", "add --engine fused")

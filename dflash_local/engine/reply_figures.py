@@ -46,6 +46,11 @@ class ReplyFigures:
     def elapsed(self) -> float:
         return time.perf_counter() - self._started
 
+    def leave_out(self, seconds: float) -> None:
+        """Count no time in which another reply had the device."""
+        self._started += seconds
+        self._decoding += seconds
+
     def prefilled(self) -> None:
         """Note that the prompt is processed and the first token known."""
         self._decoding = time.perf_counter()

@@ -171,8 +171,10 @@ class Runner(Protocol):
         cannot be.
         """
 
-    def put(self, ids: Sequence[int], held: Any) -> None:
-        """Go on from committed ``ids`` and what ``hold`` gave behind them, which may be used up by it."""
+    def put(self, ids: Sequence[int], held: Any, rest: Sequence[int] = ()) -> None:
+        """Go on from committed ``ids`` and what ``hold`` gave behind them, which may be used up by it. ``rest``: ids of
+        the sequence that follow.
+        """
 
     def oracle_drafter(self, text: Sequence[int]) -> Any:
         """Return a proposer that knows a text and is wrong now and then, for certificates. Raises UsageError: none

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import psutil
+import torch
 
 from dflash_local.chat.answer_ids import AnswerIds, answer_ids
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine import device_faults
-from dflash_local.engine.generation_loop import GenerationLoop
+from dflash_local.engine.generation_loop import GenerationLoop, SetAside
 from dflash_local.engine.grammar import Grammar, Vocabulary
 from dflash_local.engine.held_sequences import LEAST, HeldSequence, HeldSequences, hosted
 from dflash_local.engine.runner import Runner, Snapshot
@@ -57,6 +58,7 @@ class Session:
         self._vocabulary: Vocabulary | None = None  # made for the first constraint
         self._answers: dict[bool, AnswerIds] = {}  # likewise, by whether tools are offered
         self._lost = False  # the device's context is
+        self._running: GenerationLoop | None = None  # the reply whose sequence is on the device
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Answer ``request``: events up to and including ``Finished``.
@@ -90,9 +92,13 @@ class Session:
         self, request: Request, rendered: Rendered, cancelled: Callable[[], bool], grammar: Grammar | None
     ) -> Iterator[Event]:
         yield from (Notice(text, "warning") for text in rendered.notices)
-        loop, whole = GenerationLoop(self, request, rendered, cancelled, grammar), False
+        loop, whole, held = GenerationLoop(self, request, rendered, cancelled, grammar), False, 0
+        self._running = loop
         try:
-            yield from loop.events()
+            for event in loop.events():
+                yield event
+                if loop.aside is not None and not cancelled():
+                    self._bring_back(loop, loop.aside)
             whole = True
         except (RuntimeError, MemoryError) as error:
             self._lost = device_faults.is_lost(error)
@@ -104,9 +110,14 @@ class Session:
             if not device_faults.is_out_of_memory(error):
                 raise
         finally:
-            held = 0 if self._lost else len(self.runner.committed)
-            if not whole and not self._lost:  # whatever broke, half-written caches must not answer the next request
-                self._begin_anew()
+            if loop.aside is not None:
+                self._held.most_bytes += loop.aside.sequence.nbytes
+                self._held.keep(loop.aside.sequence)
+            elif self._running is loop:
+                self._running = None
+                held = 0 if self._lost else len(self.runner.committed)
+                if not whole and not self._lost:  # whatever broke, half-written caches must not answer the next request
+                    self._begin_anew()
         if whole:
             self.observe(loop.stats)
             if (scheduler := self.schedulers.get(request.sampling.greedy)) is not None:
@@ -115,6 +126,42 @@ class Session:
                 self.said.add(self.tokenizer.vocabulary, loop.said)
         else:  # its frames are gone, and with them what they held
             yield from self._shrink(held)
+
+    @torch.inference_mode()
+    def set_aside(self) -> bool:
+        """Copy the reply under way to host memory, where its iterator stands, so that another may begin; it comes back
+        as its iterator goes on. False: there is no room for it, or the engine cannot.
+
+        The memory is a part of what conversations may take. One reply is on the device: what the other says is the
+        same as if it were alone, since all that its cycles depend on is copied, and noise follows from seed and
+        position.
+        """
+        loop = self._running
+        if loop is None:
+            return True
+        try:
+            if not loop.set_aside(self._snapshots, self._turn, self._room()):
+                return False
+        except (RuntimeError, MemoryError) as error:
+            if not device_faults.is_out_of_memory(error):
+                raise
+            return False
+        assert loop.aside is not None
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)  # so that its time is known
+        self._held.most_bytes -= loop.aside.sequence.nbytes
+        self._running, self._turn = None, 0  # what is left on the device need not be held once more
+        return True
+
+    @torch.inference_mode()
+    def _bring_back(self, loop: GenerationLoop, aside: SetAside) -> None:
+        """Let a reply that was set aside go on, and hold the conversation that is on the device now."""
+        held = aside.sequence
+        self._held.most_bytes += held.nbytes
+        self._leave(held.ids)
+        self._running, self._turn, self._snapshots = loop, aside.turn, list(held.points)
+        self.index.truncate(0)
+        loop.bring_back()
 
     def _shrink(self, held: int) -> Iterator[Event]:
         """Go on with less after memory ran out. Raises DoesNotFitError: always, after a notice of a smaller context."""
@@ -223,18 +270,25 @@ class Session:
         match = self._held.find(ids[:-1], runner.takes_snapshots)
         if match is not None and match.length <= self._kept(ids[:-1], with_drafts)[0]:
             match = None
-        if len(runner.committed) >= LEAST and common_length(runner.committed, ids) < self._turn:
-            self._hold()
+        self._leave(ids)
         if match is not None:
             self._held.take(match.held)
             runner.put(match.held.ids, match.held.state)
             self._snapshots = list(match.held.points)
             self.index.truncate(0)
 
+    def _leave(self, ids: list[int]) -> None:
+        """Hold the sequence of the last prompt where these ids are no later turn of it."""
+        if len(self.runner.committed) >= LEAST and common_length(self.runner.committed, ids) < self._turn:
+            self._hold()
+
+    def _room(self) -> int:
+        return min(self._held.most_bytes, psutil.virtual_memory().available // 2)
+
     def _hold(self) -> None:
         """Hold the runner's sequence as it is, if the host has room for it."""
         try:
-            state = self.runner.hold(min(self._held.most_bytes, psutil.virtual_memory().available // 2))
+            state = self.runner.hold(self._room())
             if state is not None:
                 held = HeldSequence(list(self.runner.committed), state, hosted(tuple(self._snapshots)))
                 self._held.keep(held)
