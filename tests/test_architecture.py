@@ -51,7 +51,7 @@ STARTERS = re.compile(
 # Loaded by ``python -m dflash_local`` before the current folder is off the path: even __future__ would come from there.
 LOADED_EARLY = ("__init__.py", "__main__.py", "import_path.py")
 BROAD_EXCEPTS = {
-    **dict.fromkeys(("check/run.py", "cli/main.py", "service/service.py", "api/answer.py", "ui/job.py"), 1),
+    **dict.fromkeys(("check/run.py", "cli/main.py", "service/answering.py", "api/answer.py", "ui/job.py"), 1),
     "app/engine_process.py": 2,
 }
 # Modules that parse JSON without the bounds of ``json_text``: files of the package, pipes between our own processes,

@@ -129,6 +129,7 @@ class _Routes:
             "state": state,
             "running": status.running,
             "waiting": status.waiting,
+            "set_aside": status.set_aside,
             "last_progress_s": status.last_progress_s,
             "load": None if facts is None else asdict(facts.load),
         }
@@ -137,7 +138,7 @@ class _Routes:
     async def metrics(self, _request: HttpRequest) -> Response:
         status, facts = self._endpoint.service.status, self._endpoint.service.facts
         in_server = facts is not None and facts.in_server
-        text = self._endpoint.metrics.text(status.model, status.running, status.waiting, in_server)
+        text = self._endpoint.metrics.text(status.model, status.running, status.waiting + status.set_aside, in_server)
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE})
 
     async def status(self, _request: HttpRequest) -> Response:
@@ -153,6 +154,7 @@ class _Routes:
                 "state": "stopping" if self._endpoint.draining else status.state,
                 "running": status.running,
                 "waiting": status.waiting,
+                "set_aside": status.set_aside,
                 "last_progress_s": status.last_progress_s,
                 "loading": asdict(status.progress) if status.progress is not None else None,
                 "error": status.error.as_dict()["error"] if status.error is not None else None,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from zlib import crc32
 
 from dflash_local import __version__, child_process
@@ -67,6 +67,7 @@ class LocalProcess:
     facts: SessionFacts
     process: subprocess.Popen[bytes] | None = None
     keep: bool = False
+    set_aside: ClassVar[None] = None  # the process does it
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Answer ``request``: the events of the process up to and including ``Finished``.

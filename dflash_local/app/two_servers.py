@@ -72,6 +72,10 @@ class TwoServers:
         """Raise UsageError: servers apply the chat template."""
         raise UsageError("tokens cannot be counted: servers apply the chat template", "replies tell the prompt's")
 
+    def set_aside(self) -> bool:
+        """Return False: one reply at a time is compared."""
+        return False
+
     def close(self) -> None:
         """End what was launched."""
         while self._servers:

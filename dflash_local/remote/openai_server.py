@@ -78,6 +78,8 @@ class OpenAIServer:
         process: of a server that was launched for this backend, and ends with it.
     """
 
+    set_aside = None  # the server answers several requests at a time
+
     def __init__(
         self,
         endpoint: ServerEndpoint,
@@ -122,8 +124,9 @@ class OpenAIServer:
         if ended is not None:
             raise DeviceLostError(ended.message, ended.hint)
         try:
+            last = self._counters
             before = server_metrics.read(self._endpoint, within(ANSWER_S, cancelled))
-            restarted = self._restarted(before)
+            restarted = _restarted(last, before)
             if restarted:
                 self.facts = probe(self._endpoint, self._wanted, self.facts.program, cancelled)
         except Interrupted:
@@ -226,13 +229,6 @@ class OpenAIServer:
                     if isinstance(event, Step):
                         stream.advance(event)
                     yield event
-
-    def _restarted(self, now: Counters | None) -> bool:
-        """True where a counter went back since the last request."""
-        last = self._counters
-        if last is None or now is None or last.ended is None:
-            return False
-        return now.ended is None or now.ended < last.ended
 
 
 class ServerReply:
@@ -387,6 +383,13 @@ def attach(
         ServerError, UnknownModelError: see ``server_checks.probe``.
     """
     return OpenAIServer(endpoint, wanted, probe(endpoint, wanted, program), patience, process)
+
+
+def _restarted(last: Counters | None, now: Counters | None) -> bool:
+    """True where a counter went back."""
+    if last is None or now is None or last.ended is None:
+        return False
+    return now.ended is None or now.ended < last.ended
 
 
 def _ids(content: ConfigFields, key: str) -> tuple[int, ...]:

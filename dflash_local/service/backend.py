@@ -28,6 +28,10 @@ class Backend(Protocol):
     call is one of the request, never of the engine. It stops within one cycle once ``cancelled`` returns True.
     ``count`` returns the tokens of the prompt that ``generate`` would prepare, also from another thread while a reply
     is made; UsageError where the backend cannot tell.
+
+    ``set_aside`` lets another reply begin while an iterator is paused, which goes on as if nothing had been when it is
+    iterated again, or ends without the device if it is cancelled by then; False where that cannot be. It is None where
+    the backend orders replies itself: several are asked of it at a time then, each from a thread of its own.
     """
 
     @property
@@ -36,6 +40,9 @@ class Backend(Protocol):
     def generate(self, request: Request, cancelled: Callable[[], bool] = ...) -> Iterator[Event]: ...
 
     def count(self, request: Request) -> int: ...
+
+    @property
+    def set_aside(self) -> Callable[[], bool] | None: ...
 
     def close(self) -> None: ...
 
@@ -82,7 +89,8 @@ class Status:
     """How the served model is at one moment.
 
     Attributes:
-        running, waiting: requests. progress: of the load under way, None otherwise.
+        running, waiting, set_aside: requests; the last have begun, and wait for another turn.
+        progress: of the load under way, None otherwise.
         last_progress_s: seconds since the engine or the loader last reported something; None before it did.
         error: what broke the engine or the last load.
     """
@@ -91,6 +99,7 @@ class Status:
     state: State
     running: int
     waiting: int
+    set_aside: int
     last_progress_s: float | None
     progress: LoadProgress | None
     error: DFlashError | None

@@ -1,8 +1,9 @@
-"""Serves one model: a queue of requests, a thread that answers them in order, and the life of the loaded pair.
+"""Serves one model: requests that take turns, the thread that answers them, and the life of the loaded pair.
 
-Every caller (commands, screens, page, endpoint, the engine's process) submits a ``Request`` here. The model is loaded
-with the first request, unloaded when it is idle, loaded again where its process or device was lost, and switched while
-others ask. Knows backends by their protocol only; refuses to know files, engines and screens.
+Every caller (commands, screens, page, endpoint, the engine's process) submits a ``Request`` here. A backend that orders
+replies itself, as the engine's process with a service of its own does, is handed all of them at once. The model is
+loaded with the first request, unloaded when it is idle, loaded again where its process or device was lost, and switched
+while others ask. Knows backends by their protocol only; refuses to know files, engines and screens.
 """
 
 from __future__ import annotations
@@ -10,51 +11,34 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import NamedTuple
 
 from dflash_local.errors import (
     BusyError,
     DeviceLostError,
     DFlashError,
     EngineError,
-    ExactnessError,
     Interrupted,
-    NumericsError,
-    PromptError,
     UnknownModelError,
     UsageError,
 )
-from dflash_local.events import Event, LoadProgress, Notice, Queued, Started
+from dflash_local.events import Event, LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts, nothing_done
 from dflash_local.request import Request, SamplingParams
+from dflash_local.service.answering import Outcome, answer
 from dflash_local.service.backend import Backend, Find, Model, State, Status
 from dflash_local.service.ticket import Ticket
+from dflash_local.service.turns import Turns
 
 MAX_QUEUE = 8
 KEEP_ALIVE_S = 30 * 60.0
 CLOSE_S = 30.0  # a cycle or a prefill chunk ends well within this
 BREAK_OFF_S = 5.0  # a load may take longer to notice that it is not wanted any more
 WAIT_S = 0.25  # a lock waited for without limit cannot be interrupted by Ctrl-C on every system
-
-
-class Outcome(NamedTuple):
-    """How a request ended: without an error when ``Finished`` was published.
-
-    Attributes:
-        broke: the backend cannot be used any more. started: the reply had begun.
-    """
-
-    error: DFlashError | None
-    trace: TracebackType | None
-    broke: bool
-    started: bool
 
 
 class Service:
@@ -67,6 +51,7 @@ class Service:
         observe: called with every event of every request, from the worker: it must be quick.
         on_progress: called with how far a load is. max_queue: requests that may wait besides the running one.
         reloads: a pair whose process or device was lost is loaded again, once for a request.
+        clock: seconds, by which turns are measured.
     """
 
     def __init__(
@@ -78,6 +63,7 @@ class Service:
         on_progress: Callable[[LoadProgress], None] = lambda _event: None,
         max_queue: int = MAX_QUEUE,
         reloads: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keep_alive_s = keep_alive_s
         self._model, self._find, self._observe, self._on_progress = model, find, observe, on_progress
@@ -88,8 +74,7 @@ class Service:
         self._error: DFlashError | None = None  # what broke the engine or the last load
         self._changing = False  # one thread at a time loads or unloads; all others wait
         self._loading: LoadProgress | None = None
-        self._waiting: deque[Ticket] = deque()
-        self._running: Ticket | None = None
+        self._turns = Turns(clock)
         self._callers = 0  # requests on their way to the queue
         self._counting = 0  # prompts that are only counted, beside the queue
         self._last: float | None = None
@@ -99,9 +84,10 @@ class Service:
         self._worker.start()
 
     @classmethod
-    def over(cls, backend: Backend, max_queue: int = MAX_QUEUE) -> Service:
+    def over(cls, backend: Backend, max_queue: int = MAX_QUEUE, clock: Callable[[], float] = time.monotonic) -> Service:
         """Return a service over a pair that is loaded already, and is never loaded again."""
-        service = cls(Model(backend.facts.target, lambda _progress: backend), max_queue=max_queue, reloads=False)
+        model = Model(backend.facts.target, lambda _progress: backend)
+        service = cls(model, max_queue=max_queue, reloads=False, clock=clock)
         service.load()
         return service
 
@@ -147,9 +133,9 @@ class Service:
                 state = "loading"
             elif self._error is not None:
                 state = "broken"
-            waiting = len(self._waiting) + self._callers
-            running = int(self._running is not None)
-            return Status(self._model.name, state, running, waiting, since, self._loading, self._error)
+            running, waiting, aside = self._turns.counts()
+            name, waiting = self._model.name, waiting + self._callers
+            return Status(name, state, running, waiting, aside, since, self._loading, self._error)
 
     def submit(self, request: Request, model: str | None = None) -> Ticket:
         """Queue a request, after loading the model if need be; waits for the load.
@@ -162,12 +148,10 @@ class Service:
             EngineError: closed. DFlashError: the load failed.
         """
         with self._loaded(model):
-            waiting = len(self._waiting)
-            if waiting >= self._max_queue:
-                raise BusyError(f"{waiting} requests are waiting already, as many as may wait", "try again in a moment")
+            if len(self._turns) > (most := self._max_queue):
+                raise BusyError(f"{most} requests are waiting already, as many as may wait", "try again in a moment")
             ticket = Ticket(request, self._withdraw)
-            self._waiting.append(ticket)
-            ticket.publish(Queued(waiting + (self._running is not None)))
+            self._turns.add(ticket, self._hands_on)
             self._changed.notify_all()
             return ticket
 
@@ -282,24 +266,26 @@ class Service:
         """True while a request can be queued (the lock is held)."""
         return self._backend is not None and not self._changing and self._error is None and not self._closed
 
+    @property
+    def _hands_on(self) -> bool:
+        """True where the backend orders replies itself."""
+        return self._backend is not None and self._backend.set_aside is None
+
     def _withdraw(self, ticket: Ticket) -> None:
-        """End a cancelled ticket that has not begun, and free its place."""
+        """End a cancelled ticket that has not begun, and free its place; the worker ends one that was set aside."""
         with self._changed:
-            if ticket not in self._waiting:
+            self._changed.notify_all()
+            if ticket not in self._turns.waiting or ticket.events is not None:
                 return
-            self._waiting.remove(ticket)
-            self._notify_positions()
+            self._turns.waiting.remove(ticket)
+            self._turns.notify()
             facts = self.facts
         if facts is not None:
             ticket.publish(nothing_done(facts, ticket.request))
 
     def _cancel_all(self) -> None:
-        for ticket in [*self._waiting, *([self._running] if self._running else [])]:
+        for ticket in self._turns.all:
             ticket.cancel()
-
-    def _notify_positions(self) -> None:
-        for index, ticket in enumerate(self._waiting):
-            ticket.publish(Queued(index + (self._running is not None)))
 
     # changes: a load, an unload, a switch
 
@@ -317,15 +303,16 @@ class Service:
         """Make this thread the one that changes what is loaded (the lock is held), with no reply under way."""
         self._changing = True
         self._cancel_all()
-        until = time.monotonic() + CLOSE_S
         with ExitStack() as stack:
-            stack.callback(self._let_others)  # at Ctrl-C
-            while self._running is not None and time.monotonic() < until:
-                self._changed.wait(WAIT_S)
+            stack.callback(setattr, self, "_changing", False)  # at Ctrl-C
+            self._await_replies()
             stack.pop_all()
 
-    def _let_others(self) -> None:
-        self._changing = False
+    def _await_replies(self) -> None:
+        """Wait until no reply is under way (the lock is held)."""
+        until = time.monotonic() + CLOSE_S
+        while (self._turns.running or self._turns.set_aside) and time.monotonic() < until:
+            self._changed.wait(WAIT_S)
 
     def _change(self, model: Model, load: bool) -> SessionFacts:
         """Close what is loaded, load the model if wanted, and let the others in again."""
@@ -366,19 +353,11 @@ class Service:
     def _work(self) -> None:
         try:
             while (ticket := self._next()) is not None:
-                outcome = self._answer(ticket)
-                if isinstance(outcome.error, DeviceLostError) and self._reloads:
-                    traceback.clear_frames(outcome.trace)  # they hold what lies on the device
-                    outcome = self._answer_again(ticket, outcome, outcome.error.message)
-                if outcome.error is not None:
-                    self._fail(ticket, outcome.error, outcome.broke)
-                with self._changed:
-                    self._running = None
-                    self._last = self._idle_since = time.monotonic()
-                    self._changed.notify_all()
-                # Its frames hold the prompt and, through the ticket, the error itself: a circle that stays for long.
-                traceback.clear_frames(outcome.trace)
-                del ticket, outcome
+                if self._hands_on:
+                    threading.Thread(target=self._serve, args=(ticket,), daemon=True).start()
+                else:
+                    self._serve(ticket)
+                del ticket
         finally:
             self._abandon()
         backend, self._backend = self._backend, None
@@ -386,37 +365,62 @@ class Service:
             self._facts = backend.facts
             backend.close()
 
+    def _serve(self, ticket: Ticket) -> None:
+        """Answer a request, or as much of it as its turn allows."""
+        backend = self._backend
+        outcome = self._answer(ticket)
+        if outcome is not None and isinstance(outcome.error, DeviceLostError) and self._reloads:
+            traceback.clear_frames(outcome.trace)  # they hold what lies on the device
+            outcome = self._answer_again(ticket, backend, outcome.error.message)
+        if outcome is None:
+            return
+        if outcome.error is not None:
+            self._fail(ticket, outcome.error, outcome.broke)
+        with self._changed:
+            self._turns.running.remove(ticket)
+            self._last = self._idle_since = time.monotonic()
+            self._changed.notify_all()
+        # Its frames hold the prompt and, through the ticket, the error itself: a circle that stays for long.
+        traceback.clear_frames(outcome.trace)
+
     def _next(self) -> Ticket | None:
-        """Wait for a request and make it the running one; None at the end. Unloads meanwhile what nobody uses."""
+        """Wait for a request and begin its turn; None at the end. Unloads meanwhile what nobody uses."""
         while True:
+            self._end_cancelled()
             with self._changed:
-                if self._closed and not self._changing:
+                turns = self._turns
+                if self._closed and not (self._changing or len(turns)):
                     return None
-                if self._waiting and not self._changing:
-                    self._running = self._waiting.popleft()
-                    self._notify_positions()
-                    return self._running
+                if turns.waiting and not self._changing and not self._closed:
+                    return turns.next()
                 idle = self._idle_left()
                 if idle is None or idle > 0:
-                    self._changed.wait(WAIT_S if idle is None else min(idle, WAIT_S))
+                    if not any(ticket.cancelled for ticket in turns.set_aside):
+                        self._changed.wait(WAIT_S if idle is None else min(idle, WAIT_S))
                     continue
                 self._begin_change()
             self._change(self._model, load=False)
+
+    def _end_cancelled(self) -> None:
+        """End those that were set aside and are cancelled."""
+        with self._changed:
+            cancelled = self._turns.take_cancelled()
+        for ticket in cancelled:
+            self._serve(ticket)
 
     def _idle_left(self) -> float | None:
         """Seconds until the model has been idle long enough; None while it is not loaded or in use."""
         if self._backend is None or self._changing or self.keep_alive_s is None or self._closed:
             return None
-        if self._callers or self._counting:
+        if self._callers or self._counting or len(self._turns):
             return None
         return self._idle_since + self.keep_alive_s - time.monotonic()
 
     def _abandon(self) -> None:
         """Fail those who still wait, if there are any: the worker ends, nobody is left to answer them."""
         with self._changed:
-            left = [*self._waiting, *([self._running] if self._running else [])]
-            self._waiting.clear()
-            self._running = None
+            left = [*self._turns.running, *self._turns.take_waiting()]
+            self._turns.running.clear()
             if not self._closed:
                 self._error = self._error or EngineError("the worker of the session died")
                 self._closed = True
@@ -429,51 +433,68 @@ class Service:
         if broke:
             with self._changed:
                 self._error = error
-                queued = list(self._waiting)
-                self._waiting.clear()
+                queued = self._turns.take_waiting()
         ticket.fail(error)
+        kind = DeviceLostError if isinstance(error, DeviceLostError) else EngineError  # then it can be asked again
         for each in queued:
-            each.fail(EngineError(f"the session is broken: {error.message}", "send it again"))
+            each.fail(kind(f"the session is broken: {error.message}", "send it again"))
 
-    def _answer_again(self, ticket: Ticket, lost: Outcome, cause: str) -> Outcome:
-        """Load the pair afresh; a request whose reply had not begun is answered then."""
+    def _answer_again(self, ticket: Ticket, backend: Backend | None, cause: str) -> Outcome | None:
+        """Load a lost pair afresh, once for all that had it; a request whose reply had not begun is answered then."""
         ticket.publish(Notice(f"{cause}; the pair is loaded again", "warning"))
+        failed: list[Ticket] = []
         with self._changed:
-            if self._changing or self._closed:  # another thread waits for this reply to end, and loads then
-                return Outcome(DeviceLostError(cause, "send it again"), None, True, lost.started)
-            self._changing = True
-        try:
-            self._change(self._model, load=True)
-        except (DFlashError, RuntimeError, MemoryError, OSError) as fault:
-            message, hint = (fault.message, fault.hint) if isinstance(fault, DFlashError) else (str(fault), "")
-            error = DeviceLostError(f"{cause}; it cannot be loaded again: {message}", hint or "start the program again")
-            return Outcome(error, None, True, lost.started)
-        if not lost.started:
-            return self._answer(ticket)
-        return Outcome(DeviceLostError(f"{cause}; the pair was loaded again", "send it again"), None, False, True)
+            self._turns.running.remove(ticket)  # who loads waits until nothing runs
+            self._changed.notify_all()
+            while self._changing and not self._closed:
+                self._changed.wait(WAIT_S)
+            mine = self._backend is backend and not self._closed
+            if mine:
+                self._changing = True
+                failed = self._turns.begin_anew()
+                self._await_replies()
+        for each in failed:
+            each.fail(DeviceLostError(cause, "send it again"))
+        if mine:
+            try:
+                self._change(self._model, load=True)
+            except (DFlashError, RuntimeError, MemoryError, OSError) as fault:
+                self._error = fault if isinstance(fault, DFlashError) else DeviceLostError(str(fault))
+        with self._changed:
+            self._turns.running.append(ticket)
+            lost = self._backend is None or ticket.cancelled
+            error = self._error if self._backend is None else None
+        if error is not None:
+            message, hint = f"{cause}; it cannot be loaded again: {error.message}", error.hint
+            return Outcome(DeviceLostError(message, hint or "start the program again"), broke=True)
+        if lost or ticket.started:  # lost: another thread unloads it, or loads another one
+            again = "" if lost else "; the pair was loaded again"
+            return Outcome(DeviceLostError(f"{cause}{again}", "send it again"))
+        return self._answer(ticket)
 
-    def _answer(self, ticket: Ticket) -> Outcome:
-        """Publish a request's events."""
-        trace: TracebackType | None = None
-        error: DFlashError | None = None
-        begun = started = False
-        try:
-            assert self._backend is not None  # nothing changes while a request runs
-            events = self._backend.generate(ticket.request, lambda: ticket.cancelled)
-            begun = True
-            for event in events:
-                started = started or isinstance(event, Started)
-                self._last = time.monotonic()
-                self._observe(ticket.request, event)
-                ticket.publish(event)
-            if not ticket.done:
-                error = EngineError("the engine ended a reply without saying why")
-        except DFlashError as raised:
-            error, trace = raised, raised.__traceback__
-        except BaseException as raised:  # a named broad one: an unknown fault, or a library's panic, ends no worker
-            kind, what = (EngineError, "the engine failed") if begun else (PromptError, "the prompt cannot be prepared")
-            error = kind(f"{what}: {type(raised).__name__}: {raised}", "run again with --debug for the traceback")
-            error.__cause__, trace = raised, raised.__traceback__
-        # A request that failed by its own input, logits or memory leaves the backend healthy.
-        broke = begun and isinstance(error, EngineError) and not isinstance(error, (NumericsError, ExactnessError))
-        return Outcome(error, trace, broke, started)
+    def _answer(self, ticket: Ticket) -> Outcome | None:
+        """See ``answer``."""
+        backend = self._backend
+        assert backend is not None  # nothing changes while a request runs
+
+        def observe(event: Event) -> None:
+            self._last = time.monotonic()
+            self._observe(ticket.request, event)
+
+        return answer(ticket, backend, observe, partial(self._gives_way, ticket, backend.set_aside))
+
+    def _gives_way(self, ticket: Ticket, set_aside: Callable[[], bool] | None) -> bool:
+        """End the turn of the running request where it is over, and its reply can be set aside."""
+        if set_aside is None:
+            return False
+        self._end_cancelled()
+        if ticket.done or ticket.cancelled or self._changing or not self._turns.is_over(ticket):
+            return False
+        began = self._turns.clock()
+        if not set_aside():
+            self._turns.begin()
+            return False
+        with self._changed:
+            ticket.switch_s = self._turns.clock() - began
+            self._turns.yield_turn(ticket)
+        return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dflash_local.errors import DFlashError
@@ -78,7 +78,8 @@ class Ticket:
     predecessor. It is an object and not a generator, so that a reader interrupted by Ctrl-C can go on reading.
 
     Attributes:
-        done: nothing follows.
+        done: nothing follows. position: requests before it; 0 while it runs. begun: its prompt is being processed.
+        started: it is. events: its reply, once that is asked for. switch_s: what setting it aside took.
     """
 
     def __init__(self, request: Request, withdraw: Callable[[Ticket], None], capacity: int = CAPACITY) -> None:
@@ -88,7 +89,10 @@ class Ticket:
         self._capacity = max(1, capacity)
         self._waiting: deque[Event | _Merged] = deque()
         self._changed = threading.Condition()  # of a lock that Ctrl-C may take again: it cancels inside
-        self.done = False
+        self.done = self.begun = self.started = False
+        self.position = 0
+        self.events: Iterator[Event] | None = None
+        self.switch_s = 0.0
         self._error: DFlashError | None = None
 
     def cancel(self) -> None:
@@ -115,6 +119,11 @@ class Ticket:
                     self._drop_oldest_notice()
                 self._waiting.append(event)
             self.done = isinstance(event, Finished)
+            if isinstance(event, Queued):
+                self.position = event.position
+            elif not isinstance(event, Notice):
+                self.position, self.begun = 0, True
+                self.started = self.started or not isinstance(event, PrefillProgress)
             self._changed.notify_all()
 
     def fail(self, error: DFlashError) -> None:

@@ -89,6 +89,7 @@ class ScriptedSession:
             comes while the prompt is prepared.
         end: the reason of replies that come to their end.
         gate: when given, each step waits for it (a slow engine). on_step: called before each step.
+        takes_turns: it can set replies aside.
         drafts, observe, confidences, said, locks: as the engine's session has them.
     """
 
@@ -106,6 +107,7 @@ class ScriptedSession:
     said: SaidRecord | None = None
     locks: ExitStack = field(default_factory=ExitStack)
     closed: bool = False
+    takes_turns: bool = False
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         self.requests.append(request)
@@ -117,6 +119,9 @@ class ScriptedSession:
 
     def count(self, request: Request) -> int:
         return len(PROMPT_IDS)
+
+    def set_aside(self) -> bool:
+        return self.takes_turns
 
     def _events(self, request: Request, cancelled: Callable[[], bool], fault: BaseException | None) -> Iterator[Event]:
         if isinstance(fault, DFlashError) and fault.message.startswith("at once"):

@@ -169,7 +169,7 @@ def test_an_engine_error_breaks_the_session_for_the_queue_and_later_requests(
     with pytest.raises(EngineError) as later:
         service.submit(REQUEST)
     assert later.value.exit_code == 7 and service.fault is not None
-    assert len(session.requests) == 1 and not service._waiting, "nothing more is asked of what is broken"
+    assert len(session.requests) == 1 and not service._turns.waiting, "nothing more is asked of what is broken"
 
 
 def test_without_a_way_to_load_again_a_lost_context_breaks_the_session(serve: Callable[..., Service]) -> None:
