@@ -123,7 +123,7 @@ class Readings:
         return (stats.draft_s / whole, stats.verify_s / whole, stats.other_s / whole) if stats and whole else None
 
     def _step(self, step: Step) -> None:
-        count = len(step.token_ids)
+        count, self.state = len(step.token_ids), "replying"  # again, where it was set aside
         self.tokens += count
         self.used += count
         if self._first is None:

@@ -34,7 +34,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a reply's end is counted whole
-        self._ids = 0  # that the request of now has named
+        self._named = set[int]()  # requests whose tokens were named
         self._registry = registry = CollectorRegistry()
 
         def named(kind: Any, name: str, help_text: str, labels: tuple[str, ...] = (), **more: Any) -> Any:
@@ -50,24 +50,25 @@ class Metrics:
         self._first_token = named(Histogram, "time_to_first_token_seconds", first, buckets=TTFT_BUCKETS)
         self._whole = named(Histogram, "e2e_request_latency_seconds", whole, buckets=E2E_BUCKETS)
 
-    def observe(self, _request: Request, event: Event) -> None:
+    def observe(self, request: Request, event: Event) -> None:
         """Count an event as the engine emits it, before slow readers see several as one."""
         with self._lock:
             if isinstance(event, Started):
                 self._add("prompt_tokens", event.prompt_tokens)
                 self._add("prefix_cache_queries", event.prompt_tokens)
                 self._add("prefix_cache_hits", event.reused_tokens)
-                self._ids = 0
+                self._named.discard(id(request))
             elif isinstance(event, Step):
                 self._add("generation_tokens", len(event.token_ids))
-                self._ids += len(event.token_ids)
+                self._named.update([id(request)] if event.token_ids else ())
                 if event.drafted:
                     self._count_drafts(1, event.drafted, event.accepted)
                     for position in range(event.drafted):
                         self._positions.labels(position).inc(position < event.accepted)
             elif isinstance(event, Finished):
                 self._finished.labels(event.reason).inc()
-                self._count_reported(event)
+                self._count_reported(event, id(request) in self._named)
+                self._named.discard(id(request))
 
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
@@ -105,9 +106,9 @@ class Metrics:
         self._add("spec_decode_num_draft_tokens", drafted)
         self._add("spec_decode_num_accepted_tokens", accepted)
 
-    def _count_reported(self, event: Finished) -> None:
+    def _count_reported(self, event: Finished, named: bool) -> None:
         """Count what a server of another program reports of a whole reply only."""
-        if not self._ids:
+        if not named:
             self._add("generation_tokens", event.usage.completion_tokens)
         if event.stats.draft_counts is not None:
             cycles, drafted, accepted = event.stats.draft_counts

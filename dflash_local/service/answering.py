@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dflash_local.errors import DFlashError, EngineError, ExactnessError, NumericsError, PromptError
 from dflash_local.events import Event
+from dflash_local.request import Request
 from dflash_local.service.backend import Backend
 from dflash_local.service.ticket import Ticket
 
@@ -25,18 +26,22 @@ class Outcome(NamedTuple):
 
 
 def answer(
-    ticket: Ticket, backend: Backend, observe: Callable[[Event], None], gives_way: Callable[[], bool]
+    ticket: Ticket,
+    backend: Backend | None,
+    observe: Callable[[Request, Event], None],
+    gives_way: Callable[[Ticket, Callable[[], bool] | None], bool],
 ) -> Outcome | None:
     """Publish a request's events to its end, or until it gives way behind one of them: None then."""
     trace: TracebackType | None = None
     error: DFlashError | None = None
     try:
+        assert backend is not None  # nothing changes while a request runs
         if ticket.events is None:
             ticket.events = backend.generate(ticket.request, lambda: ticket.cancelled)
         for event in ticket.events:
-            observe(event)
+            observe(ticket.request, event)
             ticket.publish(event)
-            if gives_way():
+            if gives_way(ticket, backend.set_aside):
                 return None
         if not ticket.done:
             error = EngineError("the engine ended a reply without saying why")

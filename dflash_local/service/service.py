@@ -368,10 +368,11 @@ class Service:
     def _serve(self, ticket: Ticket) -> None:
         """Answer a request, or as much of it as its turn allows."""
         backend = self._backend
-        outcome = self._answer(ticket)
+        outcome = answer(ticket, backend, self._note, self._gives_way)
         if outcome is not None and isinstance(outcome.error, DeviceLostError) and self._reloads:
             traceback.clear_frames(outcome.trace)  # they hold what lies on the device
-            outcome = self._answer_again(ticket, backend, outcome.error.message)
+            failed = self._load_again(ticket, backend, outcome.error.message)
+            outcome = failed or answer(ticket, self._backend, self._note, self._gives_way)
         if outcome is None:
             return
         if outcome.error is not None:
@@ -382,6 +383,7 @@ class Service:
             self._changed.notify_all()
         # Its frames hold the prompt and, through the ticket, the error itself: a circle that stays for long.
         traceback.clear_frames(outcome.trace)
+        del ticket, outcome
 
     def _next(self) -> Ticket | None:
         """Wait for a request and begin its turn; None at the end. Unloads meanwhile what nobody uses."""
@@ -439,8 +441,10 @@ class Service:
         for each in queued:
             each.fail(kind(f"the session is broken: {error.message}", "send it again"))
 
-    def _answer_again(self, ticket: Ticket, backend: Backend | None, cause: str) -> Outcome | None:
-        """Load a lost pair afresh, once for all that had it; a request whose reply had not begun is answered then."""
+    def _load_again(self, ticket: Ticket, backend: Backend | None, cause: str) -> Outcome | None:
+        """Load a lost pair afresh, once for all that had it; None for a request that can be answered by it, as its
+        reply had not begun.
+        """
         ticket.publish(Notice(f"{cause}; the pair is loaded again", "warning"))
         failed: list[Ticket] = []
         with self._changed:
@@ -470,18 +474,11 @@ class Service:
         if lost or ticket.started:  # lost: another thread unloads it, or loads another one
             again = "" if lost else "; the pair was loaded again"
             return Outcome(DeviceLostError(f"{cause}{again}", "send it again"))
-        return self._answer(ticket)
+        return None
 
-    def _answer(self, ticket: Ticket) -> Outcome | None:
-        """See ``answer``."""
-        backend = self._backend
-        assert backend is not None  # nothing changes while a request runs
-
-        def observe(event: Event) -> None:
-            self._last = time.monotonic()
-            self._observe(ticket.request, event)
-
-        return answer(ticket, backend, observe, partial(self._gives_way, ticket, backend.set_aside))
+    def _note(self, request: Request, event: Event) -> None:
+        self._last = time.monotonic()
+        self._observe(request, event)
 
     def _gives_way(self, ticket: Ticket, set_aside: Callable[[], bool] | None) -> bool:
         """End the turn of the running request where it is over, and its reply can be set aside."""

@@ -232,7 +232,7 @@ def test_a_worker_that_dies_leaves_nobody_waiting(
         queued.wait(60)
         raise SystemExit
 
-    monkeypatch.setattr(Service, "_answer", die)
+    monkeypatch.setattr(Service, "_serve", die)
     service = serve(ScriptedSession())
     tickets = [service.submit(REQUEST), service.submit(REQUEST)]
     queued.set()

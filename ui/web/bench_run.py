@@ -12,7 +12,7 @@ from typing import Any
 
 from dflash_local.bench.prompts import Prompt
 from dflash_local.errors import EngineError, Interrupted, UsageError
-from dflash_local.events import Event, Mode, Queued, Step
+from dflash_local.events import Event, Mode, Started, Step
 from dflash_local.request import Limits, Message, Request, check_integer
 from dflash_local.service.race import Lane, Race, Racer
 from dflash_local.service.service import Service
@@ -105,7 +105,7 @@ class BenchRun:
         return Request(messages=(Message("user", prompt.text),), limits=limits, thinking=thinking)
 
     def _on_event(self, head: str, mode: Mode, event: Event) -> None:
-        if isinstance(event, Queued):
+        if isinstance(event, Started):
             self._tokens = 0
         elif isinstance(event, Step):
             self._tokens += len(event.token_ids)
