@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dflash_local.events import Queued
 from dflash_local.service.ticket import Ticket
 
-SLICE_S = 2.0
+SLICE_S = 1.0
 SHARE = 20  # bringing back takes as long as setting aside: of all the time at most a tenth
 
 

@@ -20,7 +20,7 @@ from dflash_local.service.turns import SHARE, SLICE_S
 from tests.service.scripted import STATS, ScriptedSession
 from tests.service.test_service import finish, wait_until
 
-STEP_S, SWITCH_S = 0.5, 0.0625  # a cycle, or a chunk of a prompt; what setting aside takes
+STEP_S, SWITCH_S = 0.25, 0.03125  # a cycle, or a chunk of a prompt; what setting aside takes
 
 
 def steps(count: int, chunks: int = 1) -> Request:
