@@ -1,7 +1,7 @@
 """The process that holds a loaded pair, for all commands of this user: ``python -m dflash_local.app.engine_process``.
 
-It loads what the first command opens, replies to one request at a time, and ends with its last command. A fault of the
-driver, a hang or a panic of a library ends this process and not the screen that shows its replies.
+It loads what the first command opens, lets the requests of all take turns, and ends with its last command. A fault of
+the driver, a hang or a panic of a library ends this process and not the screen that shows its replies.
 """
 
 from __future__ import annotations

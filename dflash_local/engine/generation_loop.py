@@ -199,6 +199,8 @@ class GenerationLoop:
             return False
         done = len(runner.committed)
         sequence = HeldSequence(list(runner.committed), state, hosted(tuple(points)))
+        if sequence.nbytes > most_bytes:
+            return False
         self.aside = SetAside(sequence, list(runner.ids[done:]), turn, at)
         return True
 

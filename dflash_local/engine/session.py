@@ -132,9 +132,8 @@ class Session:
         """Copy the reply under way to host memory, where its iterator stands, so that another may begin; it comes back
         as its iterator goes on. False: there is no room for it, or the engine cannot.
 
-        The memory is a part of what conversations may take. One reply is on the device: what the other says is the
-        same as if it were alone, since all that its cycles depend on is copied, and noise follows from seed and
-        position.
+        What it takes is a part of ``--cache-memory``. It says what it says alone: all that its cycles depend on is
+        copied, and noise follows from seed and position.
         """
         loop = self._running
         if loop is None:
@@ -157,8 +156,8 @@ class Session:
     def _bring_back(self, loop: GenerationLoop, aside: SetAside) -> None:
         """Let a reply that was set aside go on, and hold the conversation that is on the device now."""
         held = aside.sequence
-        self._held.most_bytes += held.nbytes
         self._leave(held.ids)
+        self._held.most_bytes += held.nbytes
         self._running, self._turn, self._snapshots = loop, aside.turn, list(held.points)
         self.index.truncate(0)
         loop.bring_back()

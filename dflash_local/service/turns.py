@@ -3,8 +3,10 @@
 A reply has the device for ``SLICE_S`` seconds, or ``SHARE`` times as long as setting it aside took the last time where
 that is more. Then it is set aside at its next border, behind a cycle or a chunk of its prompt, if another request
 waits, and goes to the end of the queue. So one that had the device for long gives way at once, a short one is
-answered within a slice, and none starves: of n requests each waits, between two of its turns and before its first, at
-most n - 1 times as long as a slice, a border and a switch take together.
+answered within a slice, and none starves: of n requests each waits, before its first turn and between two of them, at
+most n - 1 times as long as a slice, a border and a switch take together. A border comes when a cycle, a chunk, or the
+preparation of a prompt has ended; a switch is a copy of one reply's caches to the host and of another's back. The
+bound holds among replies that can be set aside: one that cannot has the device to its end.
 """
 
 from __future__ import annotations
@@ -89,8 +91,11 @@ class Turns:
         return found
 
     def take_waiting(self) -> list[Ticket]:
+        """Give up all that wait."""
         found = list(self.waiting)
         self.waiting.clear()
+        for each in found:
+            each.events = None
         return found
 
     def begin_anew(self) -> list[Ticket]:

@@ -118,6 +118,11 @@ def test_commands_share_a_process_that_ends_with_the_last(
     second = opened(said, context=first.facts.context)
     assert second.facts == first.facts and second.process is None
     assert [event.message for event in said if isinstance(event, Notice)][0].startswith("using the pair that process")
+    others = first.generate(LONG)
+    while not isinstance(next(others), Step):
+        pass
+    assert text_of(list(second.generate(ASK))) == text_of(events), "although another command's reply is under way"
+    del others  # its connection is closed, which frees its turn
     once_more: list[Event] = []
     third = opened(once_more, context=300)
     assert third.facts.pid != first.facts.pid and third.facts.context == 300
