@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from dflash_local.api.metrics import Metrics
-from dflash_local.events import Started, Step
+from dflash_local.events import Finished, Started, Step, Usage
 from dflash_local.request import Request
 from tests.api.conftest import Running, Serve, wait_until
-from tests.service.scripted import ScriptedSession
+from tests.service.scripted import STATS, ScriptedSession
 
 LINE = re.compile(
     r'(vllm:[a-z0-9_]+)\{engine="0",(?:([a-z_]+)="([^"]*)",)?model_name="scripted"(?:,position="(\d)")?\} ([0-9.e+-]+)'
@@ -59,3 +59,15 @@ def test_reused_tokens_are_cache_hits_and_names_are_escaped() -> None:
     assert 'model_name="a\\"b\\\\c\\nd"' in text and "\nd" not in text
     assert re.search(r"prefix_cache_hits_total\{[^}]*\} 7.0\n", text)
     assert re.search(r"num_requests_waiting\{[^}]*\} 2.0\n", text)
+
+
+def test_tokens_of_replies_that_take_turns_are_counted_once() -> None:
+    metrics, (first, other) = Metrics(), (Request(prompt="x"), Request(prompt="y"))
+    ends = Finished("stop", Usage(1, 2), STATS)
+    for request in (first, other):
+        metrics.observe(request, Started(1, 0, 0.1))
+        metrics.observe(request, Step((), (1, 2), 0, 0, 1, 0.1))
+    metrics.observe(third := Request(prompt="z"), Started(1, 0, 0.1))
+    for request in (first, other, third):  # the last one's tokens were not named, as by some servers
+        metrics.observe(request, ends)
+    assert re.search(r"generation_tokens_total\{[^}]*\} 6.0\n", metrics.text("one", 0, 0))

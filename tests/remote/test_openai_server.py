@@ -213,6 +213,19 @@ def test_cancelling_hangs_up(fake: Fake) -> None:
     assert fake.hung_up.wait(60)
 
 
+def test_requests_are_handed_on_and_do_not_wait_for_each_other(fake: Fake) -> None:
+    fake.fault_of = lambda body: "hangs" if body["seed"] == 8 else ""
+    with Service.over(session_of(fake)) as service:
+        long = service.submit(replace(ASK, sampling=SamplingParams(seed=8)))
+        while not isinstance(next(long), Step):
+            pass
+        events = list(service.submit(ASK))
+        long.cancel()
+        assert finished_of(list(long)).reason == "cancelled"
+    assert finished_of(events).reason == "stop" and text_of(events) == "".join(openai_fake.WORDS)
+    assert not any("restarted" in text for text in notices_of(events))
+
+
 def test_a_cancel_before_the_first_token_ends_it_at_once() -> None:
     with running(Fake(fault="silent")) as fake:
         events = list(attach(endpoint(fake.url), DEMO).generate(ASK, lambda: True))

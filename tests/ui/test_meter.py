@@ -7,7 +7,7 @@ import threading
 import pytest
 from textual.widgets import Sparkline
 
-from dflash_local.events import Step
+from dflash_local.events import Queued, Started, Step
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.ui.figures import Figure, figures
 from dflash_local.ui.readings import Readings
@@ -44,6 +44,15 @@ def test_the_line_has_the_alarm_before_what_may_be_cut() -> None:
     readings.memory = Occupancy(1, 4, "the GPU")
     expected = "ready · 42.0 tok/s · acceptance 1.10 · ▲ acceptance␊low · ctx 11/512 · float32: exact · mem 25%"
     assert one_line(readings) == expected
+
+
+def test_a_reply_that_is_set_aside_waits_and_goes_on() -> None:
+    readings, states = Readings(), []
+    readings.begin("dflash")
+    for event in (Queued(0), Started(5, 0, 0.1), Queued(2), Step((), (1,), 0, 0, 1, 1.0)):
+        readings.take(event)
+        states.append(readings.state)
+    assert states == ["waiting", "replying", "waiting, 2 before", "replying"]
 
 
 def test_a_cycle_is_shown_by_its_rows_their_experts_and_where_drafts_come_from() -> None:
