@@ -208,6 +208,7 @@ class FusedRunner(SequenceRunner):
         logits = self.target.head(hidden)
         if not bool(torch.isfinite(logits).all()):
             raise not_finite()
+        self._sampler.prepare(())
         chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
         self._sampler.emitted(chosen)
         self.target.tokens[:1] = chosen
@@ -347,13 +348,17 @@ class FusedRunner(SequenceRunner):
         elif key.drafts:
             self._graphs.run(("draft", key), lambda: self.draft(key))
         rows = key.rows
+        drafts = self.progress.tokens[1:rows]
+        # Read before the pass is launched, or the host would wait for it and could not work beside it.
+        known = self._sampler.forced(drafts) if self._sampler.processors else ()
         noise = self._sampler.noise(len(self.ids), rows)
         self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
+        self._sampler.prepare(known)
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
             raise not_finite()
         chosen = self.progress.chosen[:rows]
-        chosen.copy_(self._sampler.choose(logits, self.progress.tokens[1:rows], noise))
+        chosen.copy_(self._sampler.choose(logits, drafts, noise))
         self._graphs.run(("close", key), lambda: self._close(key))
         self._send(Launched(key, copied))
         if (cycle := self._receive()) is not None:

@@ -6,7 +6,7 @@ A row's mask follows from the ids before it alone, so a text is the same with dr
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
@@ -81,32 +81,60 @@ class Grammar:
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, answers: AnswerIds, place: AnswerPlace) -> None:
         """``place``: where the reply begins."""
         self._vocabulary, self._matcher, self._answers, self._place = vocabulary, matcher, answers, place
+        self._masks: torch.Tensor | None = None  # of the cycle's rows [M, words], a bit for each id; None: all may come
 
     def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return logits [M, V], minus infinity where a token is not allowed. Rows behind a draft that is not, or that
         ends the reply, are as they were: nothing of them is emitted.
         """
-        masks = self._masks(drafts.tolist(), first, len(logits))
-        if masks is None:
+        if self._masks is None:
             return logits
+        masks = self._masks[first : first + len(logits)]
         shifts = torch.arange(WORD, dtype=torch.int32, device=logits.device)
         allowed = (masks.to(logits.device).unsqueeze(-1) >> shifts) & 1
         return logits.masked_fill(allowed.flatten(1)[:, : logits.shape[-1]] == 0, float("-inf"))
 
-    def _masks(self, drafts: Sequence[int], first: int, rows: int) -> torch.Tensor | None:
-        """Return a bit for each id of each row [M, words]; None where all are allowed."""
-        masks = torch.full((rows, self._vocabulary.words), -1, dtype=torch.int32)
-        matcher, place, masked = self._matcher.deep_copy(), self._place, False
-        for at in range(first + rows):
-            if at >= first and place.answers:
-                self._write(masks[at - first], matcher, place)
+    def forced(self, drafts: Sequence[int]) -> list[int]:
+        """Return the drafts, with those that are not allowed replaced where one token alone is."""
+        found, mask = list(drafts), torch.empty(self._vocabulary.words, dtype=torch.int32)
+        for at, (matcher, place) in enumerate(self._rows(found)):  # which go on behind what is put in here
+            if at < len(found) and place.answers and not self._takes(matcher, place, found[at]):
+                self._write(mask, matcher, place)
+                words = mask.nonzero().flatten().tolist()
+                bits = int(mask[words[0]]) % 2**WORD if len(words) == 1 else 0
+                if bits.bit_count() == 1:
+                    found[at] = words[0] * WORD + bits.bit_length() - 1
+        return found
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        """Compute the masks of the rows behind the text and behind each of the drafts."""
+        masks = torch.full((len(drafts) + 1, self._vocabulary.words), -1, dtype=torch.int32)
+        masked = False
+        for mask, (matcher, place) in zip(masks, self._rows(drafts)):
+            if place.answers:
+                self._write(mask, matcher, place)
                 masked = True
-            if at == len(drafts) or drafts[at] in self._vocabulary.stop_ids:
-                break
-            if place.answers and drafts[at] not in place.free and not matcher.try_consume_tokens([drafts[at]]):
-                break
-            place = self._answers.after(place, drafts[at])
-        return masks if masked else None
+        self._masks = masks if masked else None
+
+    def _rows(self, drafts: Sequence[int]) -> Iterator[tuple[LLMatcher, AnswerPlace]]:
+        """Yield where each row stands: behind the text, then behind each draft, up to one that ends the reply or is not
+        allowed.
+        """
+        matcher, place = self._matcher.deep_copy(), self._place
+        yield matcher, place
+        for draft in drafts:
+            if draft in self._vocabulary.stop_ids or (place.answers and not self._takes(matcher, place, draft)):
+                return
+            if place.answers and draft not in place.free:
+                matcher.try_consume_tokens([draft])
+            place = self._answers.after(place, draft)
+            yield matcher, place
+
+    def _takes(self, matcher: LLMatcher, place: AnswerPlace, token_id: int) -> bool:
+        """Return whether an id may come in an answer."""
+        if token_id in self._vocabulary.stop_ids:
+            return bool(matcher.is_accepting())
+        return token_id in place.free or matcher.validate_tokens([token_id]) == 1
 
     def _write(self, mask: torch.Tensor, matcher: LLMatcher, place: AnswerPlace) -> None:
         """Write what is allowed: of the stop ids all where the text may end, else none."""
@@ -119,11 +147,12 @@ class Grammar:
         """Take ids as emitted. UsageError: one is not allowed, as there was none that is."""
         for token_id in ids.tolist():
             ends, place = token_id in self._vocabulary.stop_ids, self._place
-            if place.answers and token_id not in place.free:
-                if not (self._matcher.is_accepting() if ends else self._matcher.try_consume_tokens([token_id])):
-                    raise UsageError(
-                        "the constraint cannot be met: no token of this model goes on with it", "send another one"
-                    )
+            if place.answers and not self._takes(self._matcher, place, token_id):
+                raise UsageError(
+                    "the constraint cannot be met: no token of this model goes on with it", "send another one"
+                )
             if ends:
                 return
+            if place.answers and token_id not in place.free:
+                self._matcher.try_consume_tokens([token_id])
             self._place = self._answers.after(place, token_id)

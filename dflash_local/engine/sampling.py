@@ -5,7 +5,7 @@ Drafter and verifier use the same noise: one seed gives one text with any drafte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -61,6 +61,12 @@ def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int | None) -> 
 class LogitsProcessor(Protocol):
     """What changes logits by the text so far. Nothing of a cycle stays behind in it but what ``accept`` was told."""
 
+    def forced(self, drafts: Sequence[int]) -> Sequence[int]:
+        """Return the drafts, or in their place ids that are sure to come."""
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        """Take the drafts of a cycle, before ``apply`` of its rows: what follows from them alone is computed here."""
+
     def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return logits [M, V]; row i follows what was accepted and the ``first`` + i first ``drafts``."""
 
@@ -76,6 +82,13 @@ class Penalties:
         self._seen = torch.zeros(vocab, dtype=torch.int32, device=prompt.device)
         self._reply = torch.zeros_like(self._seen)
         self._add(self._seen, prompt)
+
+    def forced(self, drafts: Sequence[int]) -> Sequence[int]:
+        """Return the drafts: no penalty is so large that one token alone is left."""
+        return drafts
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        """Do nothing: all of it is the device's work."""
 
     @staticmethod
     def _add(counts: torch.Tensor, ids: torch.Tensor) -> None:
@@ -129,6 +142,21 @@ class Sampler:
         if self.params.greedy:
             return None
         return gumbel(self.seed, first, rows, self.vocab, self.device)
+
+    def forced(self, drafts: torch.Tensor) -> list[int]:
+        """Return a cycle's drafts [m], with ids that are sure to come in the place of wrong ones; ``drafts`` becomes
+        the same.
+        """
+        ids: list[int] = drafts.tolist()
+        for each in self.processors:
+            ids = list(each.forced(ids))
+        drafts.copy_(torch.tensor(ids))
+        return ids
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        """Take a cycle's drafts before ``choose``, best while the target's pass runs: the host works on them."""
+        for each in self.processors:
+            each.prepare(drafts)
 
     def emitted(self, ids: torch.Tensor) -> None:
         for each in self.processors:
