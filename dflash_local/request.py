@@ -217,6 +217,7 @@ class Request:
         logprobs: likeliest tokens to report beside each emitted one, 0 for that one alone; None for no report.
         return_token_ids: report the prompt's ids as well (those of the reply always are).
         constraint: what the reply's text must be.
+        must_call: names of tools: the answer is a call of one of them. Where there are several, calls may be several.
     """
 
     messages: tuple[Message, ...] = ()
@@ -232,6 +233,7 @@ class Request:
     logprobs: int | None = None
     return_token_ids: bool = False
     constraint: Constraint | None = None
+    must_call: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if [bool(self.messages), bool(self.prompt), bool(self.prompt_ids)].count(True) != 1:
@@ -256,6 +258,8 @@ class Request:
             raise UsageError(f"{len(self.tools)} tools given, {MAX_TOOLS} allowed")
         if self.reasoning_effort not in (None, *EFFORTS):
             raise UsageError(f"unknown reasoning_effort {self.reasoning_effort!r}", f"use one of {', '.join(EFFORTS)}")
+        if self.must_call and self.constraint is not None:
+            raise UsageError("a call is forced and a format is asked for as well", "send one of them")
         size = sum(check_json(f"tools[{index}]", tool) for index, tool in enumerate(self.tools))
         size += sum(message.size for message in self.messages)
         if size > MAX_CHARS:

@@ -18,6 +18,7 @@ from dflash_local.api.request_body import (
     Refused,
     Texts,
     ToolName,
+    forced_tools,
     parsed_request,
     read_generation,
 )
@@ -99,6 +100,18 @@ class ToolBody(OpenRecord, frozen=True):
     function: OfferedFunction
 
 
+class NamedFunction(OpenRecord, frozen=True):
+    """The tool that must be called."""
+
+    class Name(OpenRecord, frozen=True):
+        """Its name."""
+
+        name: ToolName
+
+    type: Literal["function"]
+    function: Name
+
+
 class TemplateArguments(Record, frozen=True):
     """The one argument of a chat template that may be set."""
 
@@ -110,7 +123,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
 
     messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[Literal["auto", "none"], Meta(description="auto or none: the model decides")] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
     reasoning_effort: Effort | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -132,6 +145,9 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     messages = tuple(_message(one, f"messages[{at}]") for at, one in enumerate(record.messages))
     if record.top_logprobs and not record.logprobs:
         raise FieldError("top_logprobs", "top_logprobs without logprobs", "set logprobs to true")
+    tools = _tools(record, sent["tools"]) if record.tools else ()
+    choice = record.tool_choice
+    forced, named = (None, choice.function.name) if isinstance(choice, NamedFunction) else (choice, None)
     asked = record.chat_template_kwargs and record.chat_template_kwargs.enable_thinking
     return parsed_request(
         record,
@@ -140,7 +156,8 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         schema=format_schema(record.response_format),
         messages=messages,
         thinking=model.thinking if asked is None else asked,
-        tools=_tools(record, sent["tools"]) if record.tools else (),
+        tools=tools,
+        must_call=forced_tools(forced, named, tools),
         reasoning_effort=record.reasoning_effort,
         logprobs=record.top_logprobs or 0 if record.logprobs else None,
     )

@@ -26,6 +26,7 @@ from dflash_local.api.request_body import (
     StopText,
     Texts,
     ToolName,
+    forced_tools,
     function_schema,
     parsed_request,
     read_generation,
@@ -95,9 +96,14 @@ class AnthropicTool(OpenRecord, frozen=True):
 
 
 class ToolChoice(OpenRecord, frozen=True):
-    """Whether the model may call tools."""
+    """Whether the model may call tools, or must."""
 
-    type: Annotated[Literal["auto", "none"], Meta(description="auto or none: the model decides")]
+    type: Literal["auto", "none", "any", "tool"]
+    name: ToolName | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "tool" and self.name is None:
+            raise ValueError(".name of the tool is missing")
 
 
 class Thinking(OpenRecord, frozen=True):
@@ -143,6 +149,8 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     """
     record, sent = read_generation(MessagesBody, body, NOT_HERE)
     model = find(record.model)
+    tools, choice = tuple(_tools(record)), record.tool_choice
+    asked = "required" if choice is not None and choice.type == "any" else None
     form = record.output_format or (None if record.output_config is None else record.output_config.format)
     return parsed_request(
         msgspec.structs.replace(record, stop=record.stop_sequences),
@@ -151,7 +159,8 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         schema=None if form is None else checked_schema("output_config.format.schema", form.schema),
         messages=tuple(_conversation(record)),
         thinking=record.thinking is not None and record.thinking.type != "disabled",
-        tools=tuple(_tools(record)),
+        tools=tools,
+        must_call=forced_tools(asked, choice.name if choice is not None and choice.type == "tool" else None, tools),
         left_out=(f"tools: {tool.name} is not the client's own" for tool in record.tools or () if not tool.of_client),
     )
 

@@ -52,7 +52,7 @@ TAKEN = {
     "prediction": "the drafter predicts",
     "verbosity": "the model is not told",
     "include_obfuscation": "chunks are sent as they are",
-    "strict": "formats are held to, calls of tools are not",
+    "strict": "formats and forced calls are held to, other calls are not",
     "cache_control": "the last prompts are cached anyway",
     "client_metadata": "not kept",
     "include": "nothing is sent besides",
@@ -186,6 +186,25 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(word: str) -> NoReturn:
     raise FieldError("body", f"{word} is not a JSON number")
+
+
+def forced_tools(asked: str | None, name: str | None, offered: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of tools of which one must be called, see ``Request.must_call``.
+
+    Args:
+        asked: "required" where any may be. name: of the one that is named.
+
+    Raises:
+        FieldError: there is no such tool.
+    """
+    if asked != "required" and name is None:
+        return ()
+    names = tuple(tool["function"]["name"] for tool in offered)
+    if name is not None and name not in names:
+        raise FieldError("tool_choice", f"tool_choice names {quoted(name)}, which is not among the tools")
+    if not names:
+        raise FieldError("tool_choice", "tool_choice asks for a call, and there are no tools", "send tools")
+    return names if name is None else (name,)
 
 
 def function_schema(path: str, name: str, description: str | None, parameters: Any) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from dflash_local.api.request_body import (
     ParsedRequest,
     Refused,
     ToolName,
+    forced_tools,
     function_schema,
     parsed_request,
     read_generation,
@@ -105,6 +106,13 @@ class ResponsesTool(OpenRecord, frozen=True):
     tools: list[ResponsesTool] | None = None
 
 
+class NamedTool(OpenRecord, frozen=True):
+    """The tool that must be called."""
+
+    type: Literal["function", "custom"]
+    name: ToolName
+
+
 class Reasoning(OpenRecord, frozen=True):
     """How much the model thinks."""
 
@@ -133,7 +141,7 @@ class ResponsesBody(GenerationBody, frozen=True, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[Literal["auto", "none"], Meta(description="auto or none: the model decides")] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
 
@@ -167,6 +175,9 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     if form is not None and form.type != "text":
         schema = checked_schema("text.format.schema", form.schema)
     effort = record.reasoning.effort if record.reasoning is not None else None
+    tools = tuple(_schema(name, offered) for name, offered in _offered(record).items())
+    choice = record.tool_choice
+    asked, named = (None, choice.name) if isinstance(choice, NamedTool) else (choice, None)
     kinds = dict.fromkeys(tool.type for tool in record.tools or () if tool.type not in OFFERED_TYPES)
     return parsed_request(
         msgspec.structs.replace(record, max_tokens=record.max_output_tokens),
@@ -175,7 +186,8 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         schema=schema,
         messages=tuple(_conversation(record)),
         thinking=model.thinking if effort is None else effort != "none",
-        tools=tuple(_schema(name, offered) for name, offered in _offered(record).items()),
+        tools=tools,
+        must_call=forced_tools(asked, named, tools),
         left_out=(f"tools: {kind} is not run here" for kind in kinds),
         reasoning_effort=effort,
     )
@@ -281,7 +293,7 @@ class ResponseReply(Reply):
         self._asked = {
             "instructions": record.instructions,
             "max_output_tokens": record.max_output_tokens,
-            "tool_choice": record.tool_choice or "auto",
+            "tool_choice": msgspec.to_builtins(record.tool_choice or "auto"),
             "temperature": parsed.request.sampling.temperature,
             "top_p": parsed.request.sampling.top_p,
             "tools": msgspec.to_builtins(record.tools or []),

@@ -62,6 +62,14 @@ class ArgumentTypes:
         """Return whether these are all arguments that the function needs and none that it does not know."""
         return self.required <= set(arguments) <= set(self.properties)
 
+    def whole(self, name: str) -> dict[str, Any]:
+        """Return all that a parameter's schema says of the value itself, in one."""
+        return {key: value for part in self._together(self.properties.get(name)) for key, value in part.items()}
+
+    def may_be_text(self, name: str) -> bool:
+        """Return whether a parameter's text can be its value as it is, see ``typed``."""
+        return str in self._kinds(self.properties.get(name))
+
     def typed(self, name: str, text: str) -> Any:
         """Return the value that a parameter's text means; the text itself where its schema allows no such value."""
         kinds = self._kinds(self.properties.get(name))

@@ -194,6 +194,7 @@ class JsonParser:
     (``to=functions.name {``) the one tool offered is meant, or the one whose parameters fit.
     """
 
+    written = '{"name": "{name}", "parameters": {arguments}}'  # see ``Body``; not of harmony
     _recipient = re.compile(r"\s*to=(?:functions\.)?([A-Za-z0-9_.-]{1,128})\s+(?=\{)")
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:

@@ -10,9 +10,9 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dflash_local.chat.tool_arguments import DECODER, ArgumentTypes, unwrapped
 from dflash_local.request import ToolCall
@@ -47,9 +47,13 @@ class Body(ABC):
 
     Attributes:
         inside: the text that came so far ends inside an argument's text.
+        written: how a call is written, for the grammar of one that is forced (``chat.call_grammar``); empty where
+            that needs more than JSON and text. ``{name}``, ``{index}``: a number; ``{arguments}``: as JSON;
+            ``{parameters}``: as ``ParameterMarkup`` says. A line break may be any short space, or be left out.
     """
 
     inside = False
+    written: ClassVar[str] = ""
 
     def __init__(self, schemas: Schemas, lenient: bool = False) -> None:
         self._schemas, self._lenient = schemas, lenient
@@ -76,6 +80,7 @@ class JsonBody(Body):
 
     head = re.compile(r"\s*(?=\{)")
     tail = re.compile(r"\s*")
+    written = '{"name": "{name}", "arguments": {arguments}}'
     _quote = re.compile(r'\\.|"', re.DOTALL)
 
     def add(self, part: str) -> None:
@@ -126,6 +131,7 @@ class KimiBody(JsonBody):
         r"<\|tool_call_argument_begin\|>\s*(?=\{)"
     )
     tail = re.compile(r"\s*(?:<\|tool_call_end\|>|\Z)")
+    written = "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
 
     def _call(self, content: object, head: re.Match[str]) -> ToolCall | None:
         call_id = head[1] if ":" in head[1] else ""
@@ -166,9 +172,12 @@ class GemmaBody(Body):
 class ParameterMarkup:
     """Markup of calls whose parameters have tags of their own, and values without escapes.
 
+    All are texts as models write them, from which both the parser's patterns and the grammar of a forced call are made;
+    ``{before}`` and ``{after}`` stand for further attributes, a line break for space.
+
     Attributes:
-        head: of a function; its group is the name. end: of a function; empty where it is the call's closing tag.
-        opening: of a parameter; its group is the key. close: of a parameter.
+        head: of a function, with ``{name}``. end: of a function; empty where it is the call's closing tag.
+        opening: of a parameter, with ``{key}``. close: of a parameter.
         own_lines: a value stands on lines of its own, whose line breaks are not part of it.
     """
 
@@ -180,6 +189,19 @@ class ParameterMarkup:
 
 
 _AT_END = r"\Z"
+_PATTERNS = {
+    "{name}": rf"\s{{0,64}}({NAME.pattern})\s{{0,64}}",
+    "{key}": r'([^<>"]{1,256})',
+    "{before}": "[^<>]{0,256}?",
+    "{after}": "[^<>]{0,256}",
+    "\n": r"\s{0,64}",
+}
+PLACES = re.compile(r"(\{[a-z]+\}|\n)")
+
+
+def _pattern(text: str) -> str:
+    """Return what matches a text of ``ParameterMarkup``."""
+    return "".join(_PATTERNS.get(part) or re.escape(part) for part in PLACES.split(text))
 
 
 class ParameterBody(Body):
@@ -189,7 +211,7 @@ class ParameterBody(Body):
     parameter or an end follows.
     """
 
-    markup: ParameterMarkup
+    markup: ClassVar[ParameterMarkup]
     _head: re.Pattern[str]
     _tag: re.Pattern[str]
     _after: re.Pattern[str]  # what makes a closing tag the end of a value
@@ -198,12 +220,14 @@ class ParameterBody(Body):
 
     def __init_subclass__(cls) -> None:
         markup = cls.markup
-        close, end = re.escape(markup.close), re.escape(markup.end)
-        cls._head = re.compile(rf"\s*{markup.head}")
-        cls._tag = re.compile(rf"(?P<close>{close})|{markup.opening}")
-        cls._after = re.compile(rf"\s*(?:{markup.opening}|{end or _AT_END})")
+        cls.written = f"{markup.head}\n{{parameters}}{markup.end}"
+        close, end, opening, head = map(_pattern, (markup.close, markup.end, markup.opening, markup.head))
+        head += "" if end else rf"(?={re.escape(PLACES.split(markup.opening)[0])}|{_AT_END})"
+        cls._head = re.compile(rf"\s*{head}")
+        cls._tag = re.compile(rf"(?P<close>{close})|{opening}")
+        cls._after = re.compile(rf"\s*(?:{opening}|{end or _AT_END})")
         cls._after_or_end = re.compile(rf"{cls._after.pattern}|\s*{_AT_END}")
-        cls._gap = re.compile(rf"(?P<end>{end})|{markup.head}" if end else rf"\A(?P<end>)??\s*{markup.head}")
+        cls._gap = re.compile(rf"(?P<end>{end})|{head}" if end else rf"\A(?P<end>)??\s*{head}")
 
     def __init__(self, schemas: Schemas, lenient: bool = False) -> None:
         super().__init__(schemas, lenient)
@@ -280,37 +304,28 @@ class ParameterBody(Body):
 class QwenBody(ParameterBody):
     """Qwen3-Coder and from Qwen3.5 on."""
 
-    markup = ParameterMarkup(
-        rf"<function=\s*({NAME.pattern})\s*>", END_FUNCTION, r"<parameter=([^<>\n]{1,256})>", "</parameter>", True
-    )
+    markup = ParameterMarkup("<function={name}>", END_FUNCTION, "<parameter={key}>", "</parameter>", own_lines=True)
 
 
 class GlmBody(ParameterBody):
     """GLM from 4.5 on."""
 
-    markup = ParameterMarkup(
-        rf"({NAME.pattern})\s*(?=<arg_key>|\Z)",
-        "",
-        r"<arg_key>([^<>]{1,256})</arg_key>\s{0,64}<arg_value>",
-        "</arg_value>",
-    )
+    markup = ParameterMarkup("{name}", "", "<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>")
 
 
 class MiniMaxBody(ParameterBody):
     """MiniMax-M2."""
 
-    markup = ParameterMarkup(
-        rf'<invoke name="({NAME.pattern})">', "</invoke>", r'<parameter name="([^<>"]{1,256})">', "</parameter>"
-    )
+    markup = ParameterMarkup('<invoke name="{name}">', "</invoke>", '<parameter name="{key}">', "</parameter>")
 
 
 class KimiK3Body(ParameterBody):
     """Kimi-K3's tools section."""
 
     markup = ParameterMarkup(
-        rf'<\|open\|>call [^<>]{{0,256}}?tool="({NAME.pattern})"[^<>]{{0,256}}<\|sep\|>',
+        '<|open|>call {before}tool="{name}"{after}<|sep|>',
         "<|close|>call<|sep|>",
-        r'<\|open\|>argument [^<>]{0,256}?key="([^<>"]{1,256})"[^<>]{0,256}<\|sep\|>',
+        '<|open|>argument {before}key="{key}"{after}<|sep|>',
         "<|close|>argument<|sep|>",
     )
 
@@ -322,12 +337,13 @@ class Form:
     Attributes:
         pairs: opening and closing tags of a call or a section. The opening tag of a later pair is part of its body,
             and so is its closing tag; the closing tag of the first may follow it.
-        bodies: what may stand between them; the first that is not hopeless at the first closing tag counts.
+        bodies: what may stand between them; the first that is not hopeless at the first closing tag counts. The first
+            of all is what a forced call is written as.
         template: texts that the chat template of such a model has, all of them.
     """
 
     pairs: tuple[tuple[str, str], ...]
-    bodies: tuple[Callable[[Schemas, bool], Body], ...]
+    bodies: tuple[type[Body], ...]
     template: tuple[str, ...]
 
 

@@ -5,7 +5,6 @@ A row's mask follows from the ids before it alone, so a text is the same with dr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -13,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from dflash_local.chat.answer_ids import AnswerIds, AnswerPlace
+from dflash_local.chat.call_grammar import json_rule
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.errors import UsageError
 from dflash_local.json_text import parse_json
@@ -20,8 +20,6 @@ from dflash_local.request import Constraint
 
 # Any split of a text into tokens is allowed: which one comes is the model's choice, as without a grammar.
 OPTIONS = '%llguidance {"no_forcing": true}\n'
-# Between the tokens of JSON: a space, or a line end and what indents the next line. A model cannot go on with it.
-SPACE = r" |\n[ \t]{0,32}"
 MAX_TOLD = 500  # characters of what is wrong with a grammar
 WORD = 32  # ids in a word of a mask
 
@@ -64,9 +62,7 @@ def _lark(constraint: Constraint) -> str:
         schema = {"type": "object"} if constraint.kind == "json_object" else parse_json(constraint.text)
     except (GbnfToLarkError, ValueError, RecursionError) as error:
         raise _refused(constraint, str(error)) from error
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": SPACE}}
-    return f"start: %json {json.dumps(schema)}"
+    return f"start: {json_rule(schema)}"
 
 
 def _refused(constraint: Constraint, why: str) -> UsageError:

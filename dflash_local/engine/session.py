@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from dflash_local.chat.answer_ids import AnswerIds, answer_ids
+from dflash_local.chat.call_grammar import forced_call
 from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import SessionFacts, nothing_done
-from dflash_local.request import Constraint, Request
+from dflash_local.request import Request
 from dflash_local.shared_prefix import common_length
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.said_record import SaidRecord
@@ -85,7 +86,7 @@ class Session:
         except Interrupted:
             return iter((nothing_done(self.facts, request),))
         self._check(request, rendered)
-        grammar = None if request.constraint is None else self._grammar(request.constraint, request, rendered)
+        grammar = self._grammar(request, rendered) if request.constraint or request.must_call else None
         return self._events(request, rendered, cancelled, grammar)
 
     def _events(
@@ -222,12 +223,15 @@ class Session:
                     f"use 1..{self.facts.block_size}",
                 )
 
-    def _grammar(self, constraint: Constraint, request: Request, rendered: Rendered) -> Grammar:
-        """Return what holds the reply to a constraint. UsageError: it is refused, or the model takes none."""
+    def _grammar(self, request: Request, rendered: Rendered) -> Grammar:
+        """Return what holds the reply to its constraint or to a call. UsageError: it is refused, or the model takes
+        none.
+        """
         if self.tokenizer is None or not self.stop_ids:
             lacks = "tokenizer" if self.tokenizer is None else "token that ends a reply"
             raise UsageError(f"a reply cannot be constrained: {self.facts.target} has no {lacks}", "leave it out")
-        with_tools = bool(request.tools)
+        constraint = request.constraint or forced_call(self.tokenizer, request)
+        with_tools = bool(request.tools) and not request.must_call  # else a call is what the constraint is of
         if with_tools not in self._answers:
             self._answers[with_tools] = answer_ids(self.tokenizer, with_tools)
         answers = self._answers[with_tools]

@@ -50,6 +50,9 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
         body["reasoning_effort"] = request.reasoning_effort
     if request.tools:
         body["tools"] = [dict(tool) for tool in request.tools]
+    if request.must_call:
+        one = {"type": "function", "function": {"name": request.must_call[0]}}
+        body["tool_choice"] = "required" if len(request.must_call) > 1 else one
     return CHAT, body
 
 

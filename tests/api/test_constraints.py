@@ -97,3 +97,35 @@ def test_any_object_is_asked_for_where_no_schema_is_given() -> None:
 def test_what_cannot_be_read_is_refused_by_its_field(fields: dict[str, Any], param: str, words: str) -> None:
     error = refusal(chat, **fields)
     assert error["param"] == param and words in error["message"]
+
+
+ADD = {"name": "add", "parameters": {"type": "object"}}
+NOW = {"name": "now"}
+OFFERED: dict[Read, Any] = {
+    chat: [{"type": "function", "function": each} for each in (ADD, NOW)],
+    response: [{"type": "function", **each} for each in (ADD, NOW)],
+    message: [{"name": "add", "input_schema": {"type": "object"}}, {"name": "now", "input_schema": {}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "any_tool", "named"),
+    [
+        (chat, "required", {"type": "function", "function": {"name": "now"}}),
+        (response, "required", {"type": "function", "name": "now"}),
+        (message, {"type": "any"}, {"type": "tool", "name": "now"}),
+    ],
+    ids=["chat", "response", "message"],
+)
+def test_a_call_that_is_demanded_names_the_tools(read: Read, any_tool: Any, named: Any) -> None:
+    tools = OFFERED[read]
+    assert read(tools=tools).request.must_call == ()
+    assert read(tools=tools, tool_choice=any_tool).request.must_call == ("add", "now")
+    assert read(tools=tools, tool_choice=named).request.must_call == ("now",)
+    assert len(read(tools=tools, tool_choice=named).request.tools) == 2, "the prompt is the same"
+    assert "not among the tools" in refusal(read, tools=tools[:1], tool_choice=named)["message"]
+    assert "there are no tools" in refusal(read, tool_choice=any_tool)["message"]
+    assert (
+        "format is asked for as well"
+        in refusal(read, tools=tools, tool_choice=named, structured_outputs={"regex": "a"})["message"]
+    )

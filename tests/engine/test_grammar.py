@@ -15,16 +15,18 @@ import pytest
 import torch
 
 from dflash_local.catalog.bundled import find
+from dflash_local.chat import call_grammar
 from dflash_local.chat.answer_ids import answer_ids
 from dflash_local.chat.template import Rendered
 from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.tool_calls import call_parser
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.drafters.kinds import LOOKUP, folder_of
-from dflash_local.engine import LoadConfig, Session, grammar, load
+from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.grammar import Grammar, Vocabulary
 from dflash_local.errors import UsageError
 from dflash_local.events import Step
-from dflash_local.request import Constraint, Limits, Request, SamplingParams, user_request
+from dflash_local.request import Constraint, Limits, Request, SamplingParams, ToolCall, user_request
 from tests.chat.conftest import CHATML_CONFIG, CHATML_PLAIN, CHATML_SPECIAL, byte_level, write_folder
 from tests.engine_sessions import Reply
 
@@ -80,7 +82,7 @@ def meets(value: Any, schema: Any) -> bool:
 @pytest.fixture
 def compact(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line breaks between the tokens of JSON: a tiny model would fill them with indentation."""
-    monkeypatch.setattr(grammar, "SPACE", " ")
+    monkeypatch.setattr(call_grammar, "SPACE", " ")
 
 
 @cache
@@ -150,7 +152,7 @@ def said(tokenizer: Any, text: str) -> list[int]:
 
 def begun(session: Session, constraint: Constraint) -> Grammar:
     """The grammar of a reply that has not begun."""
-    return session._grammar(constraint, Request(prompt_ids=(1,), constraint=constraint), Rendered((1,), 1, False))
+    return session._grammar(Request(prompt_ids=(1,), constraint=constraint), Rendered((1,), 1, False))
 
 
 def masked(held: Grammar, drafts: list[int], first: int = 0) -> torch.Tensor:
@@ -273,3 +275,18 @@ def test_a_token_that_alone_is_allowed_takes_the_place_of_a_wrong_draft() -> Non
         assert held.forced(said(tokenizer, drafted)) == said(tokenizer, want), drafted
     ended = [*said(tokenizer, "XqbZj"), max(session_of("reference").stop_ids)]
     assert held.forced([*ended, 5]) == [*ended, 5], "there is nothing behind the end"
+
+
+def test_a_forced_call_is_one_drafted_or_not_in_both_engines() -> None:
+    """Of the form that tools are told in where a template has no place for them."""
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}}}
+    add = {"type": "function", "function": {"name": "add", "parameters": closed({**parameters, "required": ["a"]})}}
+    request = user_request("Add 1 to 2.", tools=(add,), must_call=("add",), limits=Limits(max_new_tokens=200))
+    texts = {
+        "".join(piece.text for step in reply.find(Step) for piece in step.pieces)
+        for engine, mode in (("reference", "ar"), ("reference", "dflash"), ("fused", "dflash"))
+        for reply in [Reply(list(session_of(engine).generate(replace(request, mode=mode))))]  # type: ignore[arg-type]
+    }
+    (text,) = texts
+    (call,) = (parser := call_parser("hermes", (add,))).feed(text) + parser.finish()
+    assert isinstance(call, ToolCall) and call.name == "add" and json.loads(call.arguments)["a"] in range(100)

@@ -375,6 +375,13 @@ def test_a_constraint_is_passed_on_in_the_field_that_vllm_has(
         body_of(request, replace(facts, program="sglang"), 1)
 
 
+@pytest.mark.parametrize("names", [("a", "b"), ("b",)])
+def test_a_forced_call_is_passed_on(fake: Fake, names: tuple[str, ...]) -> None:
+    tools = tuple({"type": "function", "function": {"name": name}} for name in "ab")
+    body = body_of(replace(ASK, tools=tools, must_call=names), session_of(fake).facts, 1)[1]
+    assert body["tool_choice"] == ("required" if len(names) > 1 else {"type": "function", "function": {"name": "b"}})
+
+
 def test_no_limit_and_no_sampling_parameter_is_kept_from_the_server(fake: Fake) -> None:
     def changed(given: Any, name: str) -> Any:
         before = getattr(given, name)

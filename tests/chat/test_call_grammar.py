@@ -1,0 +1,111 @@
+"""Grammars of forced calls: they take what models write, and all that they allow is one call of the tool's schema."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from dflash_local.chat.answer_ids import AnswerPlace, TaggedAnswers
+from dflash_local.chat.call_grammar import forced_call
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.chat.tool_calls import CallFormat, call_parser
+from dflash_local.chat.tool_formats import FORMS
+from dflash_local.checkpoint_files.source import open_source
+from dflash_local.engine.grammar import Grammar, Vocabulary
+from dflash_local.errors import UsageError
+from dflash_local.request import Request, ToolCall, user_request
+from tests.chat.call_texts import NAMES, TOOLS, WRITERS
+from tests.chat.conftest import CHATML_CONFIG, CHATML_SPECIAL, byte_level, write_folder
+
+HELD: tuple[CallFormat, ...] = ("hermes", "xml", "glm", "kimi", "kimi-k3", "minimax", "llama")
+SPELLED = {"llama": "tools parameters <|start_header_id|>", "harmony": "tools functions <|channel|>"}
+TAGS = (
+    *sorted({tag for form in FORMS.values() for pair in form.pairs for tag in pair if "<|sep|>" not in tag}),
+    *("<|open|>", "<|sep|>", "<|close|>", "<|tool_call_argument_begin|>", "</parameter>"),
+)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "color": {"enum": ["red", "blue"]},
+        "code": {"type": "string", "pattern": "^[a-c]{2}[0-9]$"},
+        "words": {"type": "string", "minLength": 1, "maxLength": 3},
+        "count": {"type": "integer", "minimum": 1, "maximum": 99},
+        "deep": {"$ref": "#/$defs/flag"},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/flag"}, "maxItems": 2},
+    },
+    "required": ["color", "code", "words", "count", "deep"],
+    "additionalProperties": False,
+    "$defs": {"flag": {"type": "boolean"}},
+}
+PAINT: Any = {"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}
+WRITTEN: tuple[dict[str, Any], ...] = (
+    {},
+    {"path": "a<b é\n\n", "count": -3},
+    {"path": "", "content": "}", "deep": True, "extra": {"a": [1, {"b": "}"}]}},
+)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["text", "tokens"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
+    """With the tags of all formats as tokens, or with none."""
+    library = byte_level(CHATML_SPECIAL + (TAGS if request.param else ()), CHATML_SPECIAL)
+    found = Tokenizer.load(open_source(write_folder(tmp_path_factory.mktemp("calls"), library, CHATML_CONFIG)))
+    assert found is not None
+    yield found
+    found.close()
+
+
+def held(tokenizer: Tokenizer, form: CallFormat, request: Request) -> Grammar:
+    tokenizer.template = SPELLED.get(form) or " ".join(("tools", *FORMS[form].template))
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
+    matcher = vocabulary.matcher(forced_call(tokenizer, request))
+    return Grammar(vocabulary, matcher, TaggedAnswers(tokenizer, False), AnswerPlace(True))
+
+
+def allowed(grammar: Grammar, tokenizer: Tokenizer) -> list[int]:
+    grammar.prepare(())
+    row = grammar.apply(torch.zeros(1, tokenizer.vocab_size), torch.zeros(0, dtype=torch.long))[0]
+    return row.isfinite().nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("form", HELD)
+def test_what_a_model_writes_is_allowed_and_then_the_end(tokenizer: Tokenizer, form: CallFormat) -> None:
+    request = user_request("hi", tools=tuple(TOOLS), must_call=NAMES)
+    for arguments in WRITTEN:
+        grammar = held(tokenizer, form, request)
+        text = WRITERS[form]((NAMES[0], arguments), 0) + "\n" + WRITERS[form]((NAMES[1], {}), 1)
+        grammar.accept(torch.tensor(tokenizer.encode(tokenizer.with_controls(text))))
+        assert tokenizer.stop_ids <= set(allowed(grammar, tokenizer))
+
+
+@pytest.mark.parametrize("form", HELD)
+def test_whatever_is_allowed_is_one_call_of_the_schema(tokenizer: Tokenizer, form: CallFormat) -> None:
+    rng = random.Random(form)
+    tools = (PAINT, *TOOLS)
+    for _ in range(3):
+        grammar, ids = held(tokenizer, form, user_request("hi", tools=tools, must_call=("paint",))), list[int]()
+        while not tokenizer.stop_ids & set(now := allowed(grammar, tokenizer)):
+            ids.append(rng.choice(now))
+            grammar.accept(torch.tensor(ids[-1:]))
+        assert set(now) <= tokenizer.stop_ids, "one tool is called once"
+        parser = call_parser(form, tools)
+        text = tokenizer.decode(ids, skip_special=False)
+        (call,) = parser.feed(text) + parser.finish()
+        assert isinstance(call, ToolCall) and call.name == "paint", repr(text)
+        values = json.loads(call.arguments)
+        assert set(SCHEMA["required"]) <= set(values) <= set(SCHEMA["properties"])
+        assert values["color"] in ("red", "blue") and re.fullmatch("[a-c]{2}[0-9]", values["code"]), repr(text)
+        assert 1 <= len(values["words"]) <= 3 and values["count"] in range(1, 100) and type(values["deep"]) is bool
+        assert all(type(tag) is bool for tag in values.get("tags", []))
+
+
+@pytest.mark.parametrize("form", ["gemma", "harmony"])
+def test_a_format_of_more_than_json_and_text_is_refused(tokenizer: Tokenizer, form: CallFormat) -> None:
+    with pytest.raises(UsageError, match=f"cannot be forced in this model's format, {form}"):
+        held(tokenizer, form, user_request("hi", tools=(PAINT,), must_call=("paint",)))
