@@ -111,8 +111,22 @@ class HarmonyAnswers:
         return AnswerPlace(False, header=(*header, token_id)[:MAX_HEADER_IDS])
 
 
-def answer_ids(tokenizer: Tokenizer, with_tools: bool) -> AnswerIds:
-    """Return what fits a tokenizer. UsageError: a constraint and tools do not go together there."""
+class WholeReplies:
+    """Replies of which all is held to, as the grammar has their markup."""
+
+    def begin(self, prompt: Iterable[int], opens_thinking: bool) -> AnswerPlace:
+        return AnswerPlace(True)
+
+    def after(self, place: AnswerPlace, token_id: int) -> AnswerPlace:
+        return place
+
+
+def answer_ids(tokenizer: Tokenizer, with_tools: bool, forced: bool = False) -> AnswerIds:
+    """Return what fits a tokenizer. UsageError: a constraint and tools do not go together there.
+
+    Args:
+        with_tools: the answer may be a call instead. forced: it must be one, see ``chat.call_grammar``.
+    """
     if all(map(tokenizer.is_added, HARMONY_TAGS)):
-        return HarmonyAnswers(tokenizer)
+        return WholeReplies() if forced else HarmonyAnswers(tokenizer)
     return TaggedAnswers(tokenizer, with_tools)

@@ -15,7 +15,7 @@ from llguidance import regex_to_lark
 
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tool_arguments import ArgumentTypes
-from dflash_local.chat.tool_calls import GENERAL_FORM, CallFormat, JsonParser, format_of
+from dflash_local.chat.tool_calls import GENERAL_FORM, CallFormat, CommentaryParser, JsonParser, format_of
 from dflash_local.chat.tool_formats import FORMS, PLACES, ParameterBody, ParameterMarkup
 from dflash_local.errors import UsageError
 from dflash_local.request import Constraint, Request
@@ -27,6 +27,7 @@ DEFINITIONS = ("$defs", "definitions")
 ANY_TEXT = "/(?s:.*)/"
 _RULES = """\
 space: /[ \\n]{1,2}/
+TEXT: /(?s:.+)/
 index: /[0-9]{1,3}/
 attributes: /( [a-z_]{1,16}="[^<>"]{0,32}"){1,3}/
 """
@@ -48,12 +49,17 @@ def forced_call(tokenizer: Tokenizer, request: Request) -> Constraint:
     functions = [tool["function"] for tool in request.tools if tool["function"]["name"] in request.must_call]
     writer = _Writer(tokenizer, format_of(tokenizer.template) or GENERAL_FORM)
     calls = " | ".join(map(writer.call, functions))
-    more = " (space? call)*" if len(functions) > 1 else ""
-    return Constraint("lark", "\n".join([f"start: call{more}", f"call: {calls}", _RULES, *writer.rules]))
+    more = " (space? call)*" if len(functions) > 1 and not writer.before else ""
+    start = f"start: {writer.before} call{more}"
+    return Constraint("lark", "\n".join([start, f"call: {calls}", _RULES, *writer.rules]))
 
 
 class _Writer:
-    """Writes the rules of one format's calls."""
+    """Writes the rules of one format's calls.
+
+    Attributes:
+        before: what may stand before a call that ends the reply; empty where further calls may follow.
+    """
 
     def __init__(self, tokenizer: Tokenizer, form: CallFormat) -> None:
         self.rules: list[str] = []
@@ -65,7 +71,8 @@ class _Writer:
             self._written, self._around = body.written, FORMS[form].pairs[0]
             self._markup = body.markup if issubclass(body, ParameterBody) else None
         else:
-            self._written = JsonParser.written if form == "llama" else ""
+            self._written = {"llama": JsonParser.written, "harmony": CommentaryParser.written}.get(form, "")
+        self.before = f"({self._text(CommentaryParser.thought, {})})?" if form == "harmony" else ""
         if not self._written:
             raise UsageError(f"calls cannot be forced in this model's format, {form}", "leave out tool_choice")
 
@@ -75,7 +82,7 @@ class _Writer:
         opening, close = self._around
         values: dict[str, Callable[[], str]] = {
             "{name}": lambda: self._literal(name),
-            "{arguments}": lambda: self._rule(json_rule(schema)),
+            "{arguments}": lambda: self._rule(json_rule({**schema, "type": "object"})),
             "{parameters}": lambda: " ".join(self._parameters(function)),
         }
         text = f"{opening}\n{self._written}\n{close}" if opening else self._written
@@ -83,7 +90,7 @@ class _Writer:
 
     def _text(self, text: str, values: Mapping[str, Callable[[], str]]) -> str:
         """Return what stands in a rule for a text with places."""
-        fixed = {"\n": "space?", "{index}": "index", "{before}": "", "{after}": "attributes?"}
+        fixed = {"\n": "space?", "{text}": "TEXT?", "{index}": "index", "{before}": "", "{after}": "attributes?"}
         parts = (
             values[part]() if part in values else fixed[part] if part in fixed else self._literal(part)
             for part in PLACES.split(text)

@@ -194,7 +194,7 @@ class JsonParser:
     (``to=functions.name {``) the one tool offered is meant, or the one whose parameters fit.
     """
 
-    written = '{"name": "{name}", "parameters": {arguments}}'  # see ``Body``; not of harmony
+    written = '{"name": "{name}", "parameters": {arguments}}'  # see ``Body``
     _recipient = re.compile(r"\s*to=(?:functions\.)?([A-Za-z0-9_.-]{1,128})\s+(?=\{)")
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
@@ -276,7 +276,14 @@ class ServerParser(JsonParser):
 
 
 class CommentaryParser(JsonParser):
-    """Calls of harmony, which may stand behind a few words to the user in the same channel."""
+    """Calls of harmony, which may stand behind a few words to the user in the same channel.
+
+    Attributes:
+        written: a call's whole message, header and all. thought: a message that may stand before it; ``{text}`` is any.
+    """
+
+    written = "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+    thought = "<|channel|>analysis<|message|>{text}<|end|><|start|>assistant"
 
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)

@@ -57,7 +57,7 @@ class Session:
         self._turn = 0  # tokens of the last prompt that the next turn of its conversation has, too
         self._snapshots: list[Snapshot] = []
         self._vocabulary: Vocabulary | None = None  # made for the first constraint
-        self._answers: dict[bool, AnswerIds] = {}  # likewise, by whether tools are offered
+        self._answers: dict[tuple[bool, bool], AnswerIds] = {}  # likewise, by what ``answer_ids`` takes
         self._lost = False  # the device's context is
         self._running: GenerationLoop | None = None  # the reply whose sequence is on the device
 
@@ -231,10 +231,11 @@ class Session:
             lacks = "tokenizer" if self.tokenizer is None else "token that ends a reply"
             raise UsageError(f"a reply cannot be constrained: {self.facts.target} has no {lacks}", "leave it out")
         constraint = request.constraint or forced_call(self.tokenizer, request)
-        with_tools = bool(request.tools) and not request.must_call  # else a call is what the constraint is of
-        if with_tools not in self._answers:
-            self._answers[with_tools] = answer_ids(self.tokenizer, with_tools)
-        answers = self._answers[with_tools]
+        forced = bool(request.must_call)
+        how = bool(request.tools) and not forced, forced
+        if how not in self._answers:
+            self._answers[how] = answer_ids(self.tokenizer, *how)
+        answers = self._answers[how]
         place = answers.begin(rendered.ids, rendered.opens_thinking)
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self.tokenizer, self.runner.vocab_size, self.stop_ids)

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.chat.answer_ids import AnswerPlace, TaggedAnswers
+from dflash_local.api.reply_parts import PartReader, Thought
+from dflash_local.chat.answer_ids import AnswerPlace, answer_ids
 from dflash_local.chat.call_grammar import forced_call
+from dflash_local.chat.channels import channel_parser
+from dflash_local.chat.text_stream import TextStream
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tool_calls import CallFormat, call_parser
 from dflash_local.chat.tool_formats import FORMS
@@ -65,7 +68,8 @@ def held(tokenizer: Tokenizer, form: CallFormat, request: Request) -> Grammar:
     tokenizer.template = SPELLED.get(form) or " ".join(("tools", *FORMS[form].template))
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
     matcher = vocabulary.matcher(forced_call(tokenizer, request))
-    return Grammar(vocabulary, matcher, TaggedAnswers(tokenizer, False), AnswerPlace(True))
+    answers = answer_ids(tokenizer, False, forced=True)
+    return Grammar(vocabulary, matcher, answers, AnswerPlace(True))
 
 
 def allowed(grammar: Grammar, tokenizer: Tokenizer) -> list[int]:
@@ -105,7 +109,26 @@ def test_whatever_is_allowed_is_one_call_of_the_schema(tokenizer: Tokenizer, for
         assert all(type(tag) is bool for tag in values.get("tags", []))
 
 
-@pytest.mark.parametrize("form", ["gemma", "harmony"])
-def test_a_format_of_more_than_json_and_text_is_refused(tokenizer: Tokenizer, form: CallFormat) -> None:
-    with pytest.raises(UsageError, match=f"cannot be forced in this model's format, {form}"):
-        held(tokenizer, form, user_request("hi", tools=(PAINT,), must_call=("paint",)))
+@pytest.mark.parametrize("thinks", [False, True])
+def test_in_harmony_a_thought_may_stand_before_the_message_of_the_call(harmony: Tokenizer, thinks: bool) -> None:
+    rng, ids = random.Random(7), list[int]()
+    grammar = held(harmony, "harmony", user_request("hi", tools=(PAINT, *TOOLS), must_call=("paint", "now")))
+    thought = "<|channel|>analysis<|message|>So.\n<|end|><|start|>assistant"
+    for token_id in harmony.encode(harmony.with_controls(f"{thought if thinks else ''}<|channel|>com")):
+        ids.append(token_id)
+        grammar.accept(torch.tensor([token_id]))
+    while not harmony.stop_ids & set(now := allowed(grammar, harmony)):
+        ids.append(rng.choice(now))
+        grammar.accept(torch.tensor(ids[-1:]))
+    assert set(now) <= harmony.stop_ids, "the call ends the turn"
+    stream = TextStream(harmony, (), channel_parser(harmony, opens_thinking=False))
+    pieces = [*stream.push(tuple(ids), ["bonus"] * len(ids)).pieces, *stream.finish()]
+    parts = PartReader("harmony", (PAINT, *TOOLS), [])
+    found: list[Any] = [*parts.feed(pieces), *parts.finish()]
+    assert [part.text for part in found if isinstance(part, Thought)] == ["So.\n"] * thinks
+    assert isinstance(found[-1], ToolCall) and found[-1].name in ("paint", "now")
+
+
+def test_a_format_of_more_than_json_and_text_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UsageError, match="cannot be forced in this model's format, gemma"):
+        held(tokenizer, "gemma", user_request("hi", tools=(PAINT,), must_call=("paint",)))
