@@ -45,11 +45,15 @@ class Vocabulary:
         """Return the ids of a text, as the library asks for where a grammar of its own options wants them."""
         return self._tokenizer.encode(text)
 
-    def matcher(self, constraint: Constraint) -> LLMatcher:
-        """Return a matcher at its beginning. UsageError: the library does not take the grammar."""
+    def matcher(self, constraint: Constraint, told: str = "") -> LLMatcher:
+        """Return a matcher at its beginning. UsageError: the library does not take the grammar.
+
+        Args:
+            told: what the grammar is to the user, where that is not its kind.
+        """
         matcher = LLMatcher(self.library, OPTIONS + _lark(constraint), log_level=0)
         if matcher.is_error():
-            raise _refused(constraint, matcher.get_error())
+            raise _refused(told or constraint.kind, matcher.get_error())
         return matcher
 
 
@@ -61,14 +65,12 @@ def _lark(constraint: Constraint) -> str:
             return any_to_lark(constraint.text)
         schema = {"type": "object"} if constraint.kind == "json_object" else parse_json(constraint.text)
     except (GbnfToLarkError, ValueError, RecursionError) as error:
-        raise _refused(constraint, str(error)) from error
+        raise _refused(constraint.kind, str(error)) from error
     return f"start: {json_rule(schema)}"
 
 
-def _refused(constraint: Constraint, why: str) -> UsageError:
-    return UsageError(
-        f"the {constraint.kind} cannot be held to: {' '.join(why.split())[:MAX_TOLD]}", "send another one"
-    )
+def _refused(told: str, why: str) -> UsageError:
+    return UsageError(f"the {told} cannot be held to: {' '.join(why.split())[:MAX_TOLD]}", "send another one")
 
 
 class Grammar:

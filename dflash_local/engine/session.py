@@ -239,7 +239,8 @@ class Session:
         place = answers.begin(rendered.ids, rendered.opens_thinking)
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self.tokenizer, self.runner.vocab_size, self.stop_ids)
-        return Grammar(self._vocabulary, self._vocabulary.matcher(constraint), answers, place)
+        matcher = self._vocabulary.matcher(constraint, "schema of a tool that must be called" if forced else "")
+        return Grammar(self._vocabulary, matcher, answers, place)
 
     def reuse(self, prompt: Rendered, with_drafts: bool) -> int:
         """Keep what the caches hold of a new prompt; returns how many of its tokens, of which the last is always run

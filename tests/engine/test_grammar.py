@@ -277,6 +277,7 @@ def test_a_token_that_alone_is_allowed_takes_the_place_of_a_wrong_draft() -> Non
     assert held.forced([*ended, 5]) == [*ended, 5], "there is nothing behind the end"
 
 
+@pytest.mark.usefixtures("compact")
 def test_a_forced_call_is_one_drafted_or_not_in_both_engines() -> None:
     """Of the form that tools are told in where a template has no place for them."""
     parameters = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}}}
@@ -288,5 +289,8 @@ def test_a_forced_call_is_one_drafted_or_not_in_both_engines() -> None:
         for reply in [Reply(list(session_of(engine).generate(replace(request, mode=mode))))]  # type: ignore[arg-type]
     }
     (text,) = texts
+    refused = replace(request, tools=({**add, "function": {"name": "add", "parameters": {"not": {}}}},))
+    with pytest.raises(UsageError, match="the schema of a tool that must be called cannot be held to: .*Unimplemented"):
+        session_of("reference").generate(refused)
     (call,) = (parser := call_parser("hermes", (add,))).feed(text) + parser.finish()
     assert isinstance(call, ToolCall) and call.name == "add" and json.loads(call.arguments)["a"] in range(100)
