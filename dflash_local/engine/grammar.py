@@ -74,7 +74,7 @@ def _refused(told: str, why: str) -> UsageError:
 
 
 class Grammar:
-    """The grammar of one reply; see ``engine.sampling.LogitsProcessor``."""
+    """The grammar of one reply; see ``engine.sampling.Guide``."""
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, answers: AnswerIds, place: AnswerPlace) -> None:
         """``place``: where the reply begins."""

@@ -61,17 +61,21 @@ def likelihoods(logits: torch.Tensor, chosen: torch.Tensor, top: int | None) -> 
 class LogitsProcessor(Protocol):
     """What changes logits by the text so far. Nothing of a cycle stays behind in it but what ``accept`` was told."""
 
-    def forced(self, drafts: Sequence[int]) -> Sequence[int]:
-        """Return the drafts, or in their place ids that are sure to come."""
-
-    def prepare(self, drafts: Sequence[int]) -> None:
-        """Take the drafts of a cycle, before ``apply`` of its rows: what follows from them alone is computed here."""
-
     def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return logits [M, V]; row i follows what was accepted and the ``first`` + i first ``drafts``."""
 
     def accept(self, ids: torch.Tensor) -> None:
         """Take ids [n] as emitted."""
+
+
+class Guide(LogitsProcessor, Protocol):
+    """One that works on the host, with the drafts of a cycle before the target's logits are there."""
+
+    def forced(self, drafts: Sequence[int]) -> Sequence[int]:
+        """Return the drafts, or in their place ids that are sure to come."""
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        """Compute what ``apply`` of the cycle's rows needs."""
 
 
 class Penalties:
@@ -82,13 +86,6 @@ class Penalties:
         self._seen = torch.zeros(vocab, dtype=torch.int32, device=prompt.device)
         self._reply = torch.zeros_like(self._seen)
         self._add(self._seen, prompt)
-
-    def forced(self, drafts: Sequence[int]) -> Sequence[int]:
-        """Return the drafts: no penalty is so large that one token alone is left."""
-        return drafts
-
-    def prepare(self, drafts: Sequence[int]) -> None:
-        """Do nothing: all of it is the device's work."""
 
     @staticmethod
     def _add(counts: torch.Tensor, ids: torch.Tensor) -> None:
@@ -122,7 +119,7 @@ class Sampler:
     Args:
         params: the request's sampling parameters. seed: 64-bit seed of the noise.
         vocab: width of the logits. prompt: ids [P] that penalties count.
-        processors: what changes the target's logits besides penalties.
+        guides: what changes the target's logits besides penalties.
     """
 
     def __init__(
@@ -131,11 +128,15 @@ class Sampler:
         seed: int,
         vocab: int,
         prompt: torch.Tensor,
-        processors: Iterable[LogitsProcessor] = (),
+        guides: Iterable[Guide] = (),
     ) -> None:
         self.params, self.seed, self.vocab = params, seed, vocab
         self.device = prompt.device
-        self.processors = [*processors, *([Penalties(params, vocab, prompt)] if params.penalised else [])]
+        self.guides = tuple(guides)
+        self.processors: list[LogitsProcessor] = [
+            *self.guides,
+            *([Penalties(params, vocab, prompt)] if params.penalised else []),
+        ]
 
     def noise(self, first: int, rows: int) -> torch.Tensor | None:
         """Draw noise for the tokens at ``first ..``, once per cycle for drafter and verifier; None when greedy."""
@@ -148,14 +149,14 @@ class Sampler:
         the same.
         """
         ids: list[int] = drafts.tolist()
-        for each in self.processors:
+        for each in self.guides:
             ids = list(each.forced(ids))
         drafts.copy_(torch.tensor(ids))
         return ids
 
     def prepare(self, drafts: Sequence[int]) -> None:
         """Take a cycle's drafts before ``choose``, best while the target's pass runs: the host works on them."""
-        for each in self.processors:
+        for each in self.guides:
             each.prepare(drafts)
 
     def emitted(self, ids: torch.Tensor) -> None:
