@@ -114,7 +114,8 @@ class GenerationLoop:
         session, runner = self.session, self.runner
         if self.request.block_size is not None or not Scheduler.adapts(runner, self.block):
             return Scheduler(runner, self.block, session.index, fixed=True)
-        known, greedy = session.schedulers, self.request.sampling.greedy
+        known = session.guided_schedulers if self.processors else session.schedulers
+        greedy = self.request.sampling.greedy
         if greedy not in known:
             known[greedy] = Scheduler(runner, self.block, session.index)
             known[greedy].recall(session.confidences.read(greedy))

@@ -48,6 +48,7 @@ class Session:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
         self.index = TextIndex()  # of the runner's sequence
         self.schedulers: dict[bool, Scheduler] = {}  # what was learnt, by whether sampling is greedy
+        self.guided_schedulers: dict[bool, Scheduler] = {}  # of replies held to a grammar, which replaces drafts
         self.drafts = True
         self.observe: Callable[[Stats], None] = lambda _stats: None
         self.confidences = ConfidenceRecord(None)

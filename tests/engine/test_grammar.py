@@ -7,7 +7,6 @@ import pickle
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +99,8 @@ def ask(session: Session, constraint: Constraint, prompt: str = "Count from 3 to
 
 
 @pytest.mark.usefixtures("compact")
-@pytest.mark.parametrize(
-    ("name", "sampling"),
-    [("text", SAMPLINGS[0]), *zip(SCHEMAS, cycle(SAMPLINGS))],
-    ids=["text-greedy", *(f"{name}-{how}" for name, how in zip(SCHEMAS, cycle(("greedy", "sampled", "penalised"))))],
-)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_a_reply_is_json_of_its_schema_drafted_or_not_in_both_engines(name: str, sampling: SamplingParams) -> None:
     schema = closed(SCHEMAS[name])
     constraint = Constraint("json_schema", json.dumps(schema))
@@ -116,6 +112,15 @@ def test_a_reply_is_json_of_its_schema_drafted_or_not_in_both_engines(name: str,
     assert len(replies) == 1
     ((text, reason),) = replies
     assert reason == "stop" and meets(json.loads(text), schema), text
+
+
+@pytest.mark.usefixtures("compact")
+def test_what_is_learnt_of_replies_held_to_a_grammar_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of("fused")
+    monkeypatch.setitem(vars(session.runner), "costs", {1: 1.0, 4: 1.2, 8: 1.4})
+    session.schedulers.clear()
+    ask(session, Constraint("json_schema", json.dumps(closed(SCHEMAS["numbers"]))))
+    assert list(session.guided_schedulers) == [True] and not session.schedulers
 
 
 @pytest.mark.parametrize(
