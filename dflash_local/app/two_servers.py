@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.events import Event
+from dflash_local.remote.openai_body import uncounted
 from dflash_local.request import Request
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class TwoServers:
         return self._server(False, cancelled).generate(replace(request, block_size=None), cancelled)
 
     def count(self, request: Request) -> int:
-        """Raise UsageError: servers apply the chat template."""
-        raise UsageError("tokens cannot be counted: servers apply the chat template", "replies tell the prompt's")
+        """Raise UsageError: see ``OpenAIServer.count``."""
+        raise uncounted()
 
     def set_aside(self) -> bool:
         """Return False: one reply at a time is compared."""

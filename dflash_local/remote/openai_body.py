@@ -56,6 +56,13 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
     return CHAT, body
 
 
+def uncounted() -> UsageError:
+    """Return the error for a prompt whose tokens are to be counted alone."""
+    return UsageError(
+        "tokens cannot be counted: a server applies the chat template", "replies tell the prompt's tokens"
+    )
+
+
 def _check(request: Request, facts: ServerFacts, seed: int) -> None:
     if request.mode == "ar" and facts.drafts is not False:
         raise UsageError(

@@ -28,7 +28,7 @@ from dflash_local.remote import server_metrics
 from dflash_local.remote.endpoint import ANSWER_S, ServerEndpoint, within
 from dflash_local.remote.event_stream import PATIENCE, EventStream, Patience, broken_off, stream_error
 from dflash_local.remote.logprobs import rows_of
-from dflash_local.remote.openai_body import MAX_SEED, body_of
+from dflash_local.remote.openai_body import MAX_SEED, body_of, uncounted
 from dflash_local.remote.server_checks import Program, ServerFacts, WantedModel, probe
 from dflash_local.remote.server_metrics import Counters, ServerAcceptance, Unattributable
 from dflash_local.request import Request, fresh_seed
@@ -108,10 +108,7 @@ class OpenAIServer:
 
     def count(self, request: Request) -> int:
         """Raise UsageError: the server applies the chat template, and tells the count with a reply alone."""
-        raise UsageError(
-            f"tokens cannot be counted: the server at {self.facts.url} applies the chat template",
-            "its replies tell the prompt's tokens",
-        )
+        raise uncounted()
 
     def close(self) -> None:
         """End the server where it was launched for this, and is not kept."""
