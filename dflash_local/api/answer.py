@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dflash_local.api.endpoint import ClientGone, Endpoint
 from dflash_local.api.guard import Receive, Scope, Send
 from dflash_local.api.log import LOGGER
-from dflash_local.api.refusals import as_json, error_headers
+from dflash_local.api.refusals import as_json, error_body, error_headers
 from dflash_local.api.reply import Reply
 from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import DFlashError, EngineError
@@ -42,9 +42,10 @@ class HttpAnswer:
             LOGGER.info("the client left: %s", "cancelled" if self._begun else "before the first event")
         except DFlashError as error:
             traceback.clear_frames(error.__traceback__)  # they hold the request, and would for long: a circle
-            await self._fail(error, send)
+            await self._fail(error, scope, send)
         except Exception as fault:  # one of the three broad ones: an answer must end with a word, whatever happened
-            await self._fail(EngineError(f"the endpoint failed: {type(fault).__name__}", "see its messages"), send)
+            told = EngineError(f"the endpoint failed: {type(fault).__name__}", "see its messages")
+            await self._fail(told, scope, send)
             LOGGER.log(logging.ERROR, "the endpoint failed", exc_info=fault)
 
     async def _send_whole(self, events: AsyncIterator[Event | None], send: Send) -> None:
@@ -69,14 +70,15 @@ class HttpAnswer:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": self._reply.end, "more_body": False})
 
-    async def _fail(self, error: DFlashError, send: Send) -> None:
+    async def _fail(self, error: DFlashError, scope: Scope, send: Send) -> None:
         if error.http_status >= 500:  # what a client did wrong may quote what it sent
             where = "in the middle of a reply" if self._begun else "before a reply"
             LOGGER.warning("%s %s: %s", error.kind, where, error.message)
+        told = error_body(error, scope)
         if self._begun:
-            await send({"type": "http.response.body", "body": self._reply.error(error), "more_body": False})
+            await send({"type": "http.response.body", "body": self._reply.error(told), "more_body": False})
             return
-        body = as_json(self._reply.error_object(error))
+        body = as_json(told)
         await self._begin(
             send, error.http_status, JSON_TYPE, {"content-length": str(len(body)), **error_headers(error)}
         )

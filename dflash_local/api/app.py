@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, vLLM's health and metrics, and our own under ``/dflash/v1``; errors as OpenAI writes them."""
+"""The routes: OpenAI's, vLLM's health and metrics, and our own under ``/dflash/v1``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
 from dflash_local.api.metrics import CONTENT_TYPE
 from dflash_local.api.models_list import ListedModel
-from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object, stopping
+from dflash_local.api.refusals import Refusal, as_json, error_body, error_headers, speaks_anthropic, stopping
 from dflash_local.api.reply import Reply
 from dflash_local.api.request_body import ParsedRequest, parse, read_record
 from dflash_local.errors import DFlashError, UnknownModelError
 from dflash_local.schema import Record
 from dflash_local.service.backend import Model
 
-ANTHROPIC = "anthropic-version"  # a header of Anthropic's clients
 CODEX = "client_version"  # that Codex adds to the address of the list
 
 
@@ -85,7 +84,7 @@ class _Routes:
     async def models(self, request: HttpRequest) -> Response:
         """List the one model: in Anthropic's shape where the client names its API, with Codex's fields for Codex."""
         served = self._served(self._endpoint.service.model)
-        if ANTHROPIC in request.headers:
+        if speaks_anthropic(request.scope):
             only = served.for_anthropic()
             return _json({"data": [only], "has_more": False, "first_id": only["id"], "last_id": only["id"]})
         codex = {"models": [served.for_codex()]} if CODEX in request.query_params else {}
@@ -93,16 +92,13 @@ class _Routes:
 
     async def model(self, request: HttpRequest) -> Response:
         served = self._served(self._endpoint.model_named(request.path_params["name"]))
-        return _json(served.for_anthropic() if ANTHROPIC in request.headers else served.for_openai())
+        return _json(served.for_anthropic() if speaks_anthropic(request.scope) else served.for_openai())
 
     def generate(self, dialect: Dialect) -> Callable[[HttpRequest], Awaitable[Response]]:
         """Return the handler of a dialect's path."""
 
         async def answer(request: HttpRequest) -> Any:  # an ASGI app, as a response is one
-            try:
-                parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
-            except DFlashError as error:
-                return _json(dialect.reply.error_object(error), error.http_status, error_headers(error))
+            parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
             reply = dialect.reply(parsed, self._endpoint.service.model, self._endpoint.fingerprint)
             return HttpAnswer(self._endpoint, parsed, reply)
 
@@ -111,13 +107,10 @@ class _Routes:
     async def count_tokens(self, request: HttpRequest) -> Response:
         """Say how long a prompt is, as the reply to it would report; waits for no other reply."""
         endpoint = self._endpoint
-        try:
-            parsed = await endpoint.in_thread(messages.read, await _body(request), endpoint.model_named)
-            if endpoint.draining:
-                raise stopping()
-            tokens = await endpoint.in_thread(endpoint.service.count, parsed.request, parsed.model)
-        except DFlashError as error:
-            return _json(messages.MessageReply.error_object(error), error.http_status, error_headers(error))
+        parsed = await endpoint.in_thread(messages.read, await _body(request), endpoint.model_named)
+        if endpoint.draining:
+            raise stopping()
+        tokens = await endpoint.in_thread(endpoint.service.count, parsed.request, parsed.model)
         return _json({"input_tokens": tokens})
 
     async def health(self, _request: HttpRequest) -> Response:
@@ -204,12 +197,12 @@ def _json(value: dict[str, Any], status: int = 200, headers: dict[str, str] | No
     return Response(as_json(value), status, headers, JSON_TYPE)
 
 
-async def _on_error(_request: HttpRequest, error: DFlashError) -> Response:
-    return _json(error_object(error), error.http_status, error_headers(error))
+async def _on_error(request: HttpRequest, error: DFlashError) -> Response:
+    return _json(error_body(error, request.scope), error.http_status, error_headers(error))
 
 
 async def _on_http_error(request: HttpRequest, error: HTTPException) -> Response:
     what = "there is nothing at this path" if error.status_code == 404 else str(error.detail)
     paths = ", ".join(("/v1/models", *(dialect.path for dialect in DIALECTS), "/health"))
     refusal = Refusal(error.status_code, what, f"see {paths}")
-    return _json(error_object(refusal), error.status_code, dict(error.headers or {}))
+    return _json(error_body(refusal, request.scope), error.status_code, dict(error.headers or {}))

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflash_local.api.refusals import Refusal, as_json, error_headers, error_object
+from dflash_local.api.refusals import Refusal, as_json, error_body, error_headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -94,7 +94,7 @@ class Guard:
         except Refusal as refusal:
             if scope["type"] == "websocket":
                 return await send({"type": "websocket.close", "code": 1008})
-            return await _refuse(refusal, receive, send, self._rules)
+            return await _refuse(refusal, scope, receive, send, self._rules)
         try:
             await self._app(scope, receive, send)
         finally:
@@ -273,12 +273,12 @@ async def _answer_preflight(scope: Scope, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _refuse(refusal: Refusal, receive: Receive, send: Send, rules: Rules) -> None:
+async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send, rules: Rules) -> None:
     """Answer at once and end the connection; what is still on its way is thrown away for a moment.
 
     A connection closed over unread bytes is reset, and the client would not see the answer.
     """
-    body = as_json(error_object(refusal))
+    body = as_json(error_body(refusal, scope))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode("ascii"))]
     headers += [(name.lower().encode(), value.encode()) for name, value in error_headers(refusal).items()]
     headers.append((b"connection", b"close"))

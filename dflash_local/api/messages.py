@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from dflash_local.api.constraint_fields import checked_schema
-from dflash_local.api.refusals import FieldError, check_field, error_object
+from dflash_local.api.refusals import FieldError, check_field
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
@@ -31,7 +31,6 @@ from dflash_local.api.request_body import (
     parsed_request,
     read_generation,
 )
-from dflash_local.errors import ContextError, DFlashError
 from dflash_local.events import Finished, Started, Step
 from dflash_local.request import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Message, ToolCall, read_arguments
 from dflash_local.schema import OpenRecord
@@ -46,7 +45,6 @@ NOT_HERE: Refused = {
 # Claude Code begins its system prompt with a line that differs in every request: no prefix of it would be found again.
 BILLING_LINE = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 SIGNATURE = "dflash-local"  # of thinking; clients send it back, and nothing here looks at it
-ERROR_TYPES = {413: "request_too_large", 503: "overloaded_error"}  # where they are not OpenAI's
 BlockType = Annotated[
     Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"],
     Meta(description="text, thinking, tool_use or tool_result: pictures and documents are not read here"),
@@ -226,14 +224,6 @@ class MessageReply(Reply):
         self._content: list[dict[str, Any]] = []
         self._open = ""  # the type of the block that is being written
         self._began = False
-
-    @staticmethod
-    def error_object(error: DFlashError) -> dict[str, Any]:
-        """Return Anthropic's error object; clients shorten a conversation where its message begins as theirs does."""
-        found, status = error_object(error)["error"], error.http_status
-        too_long = "prompt is too long: " if isinstance(error, ContextError) else ""
-        kind = ERROR_TYPES.get(status) or (found["type"] if status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": too_long + found["message"]}}
 
     def body(self, event: Finished) -> dict[str, Any]:
         """Return the whole message."""

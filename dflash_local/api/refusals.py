@@ -1,9 +1,9 @@
-"""Errors as HTTP answers: the statuses only HTTP has, and OpenAI's error object."""
+"""Errors as HTTP answers: the statuses only HTTP has, and the bodies, as the clients of a request's API read them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ MAX_MESSAGE = 500  # a value that a client sent is quoted, not sent back whole
 RETRY_AFTER_S = 1
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ANTHROPIC_TYPES = {413: "request_too_large", 503: "overloaded_error"}  # where they are not OpenAI's
 CODES: tuple[tuple[type[DFlashError], str], ...] = (
     (ContextError, "context_length_exceeded"),
     (UnknownModelError, "model_not_found"),
@@ -52,6 +53,26 @@ class FieldError(UsageError):
         super().__init__(message, hint)
         self.param = param
         self.code = code
+
+
+def speaks_anthropic(scope: Mapping[str, Any]) -> bool:
+    """Return whether a request is of Anthropic's API; of the models, which both have, its clients' header tells."""
+    if scope["path"].startswith("/v1/models"):
+        return any(name.lower() == b"anthropic-version" for name, _ in scope["headers"])
+    return bool(scope["path"].startswith("/v1/messages"))
+
+
+def error_body(error: DFlashError, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of an error answer to a request of that ASGI scope, whoever refuses it."""
+    return _anthropic_error(error) if speaks_anthropic(scope) else error_object(error)
+
+
+def _anthropic_error(error: DFlashError) -> dict[str, Any]:
+    """Return Anthropic's object; clients shorten a conversation where its message begins as theirs does."""
+    found, status = error_object(error)["error"], error.http_status
+    too_long = "prompt is too long: " if isinstance(error, ContextError) else ""
+    kind = ANTHROPIC_TYPES.get(status) or (found["type"] if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": too_long + found["message"]}}
 
 
 def error_object(error: DFlashError) -> dict[str, Any]:

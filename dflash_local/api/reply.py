@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_local.api.log import LOGGER
-from dflash_local.api.refusals import as_json, cut_off, error_object
+from dflash_local.api.refusals import as_json, cut_off
 from dflash_local.api.request_body import ParsedRequest
-from dflash_local.errors import DFlashError
 from dflash_local.events import Event, Finished, Notice, Started, Stats, Step
 from dflash_local.remote.server_checks import PROGRAMS
 from dflash_local.service.backend import Model
@@ -108,14 +107,9 @@ class Reply(ABC):
         """Return a chunk as it stands in a stream: an event of its type."""
         return b"event: " + str(chunk["type"]).encode() + b"\ndata: " + as_json(chunk) + b"\n\n"
 
-    @staticmethod
-    def error_object(error: DFlashError) -> dict[str, Any]:
-        """Return the body of an error answer, as the dialect's clients read it."""
-        return error_object(error)
-
-    def error(self, error: DFlashError) -> bytes:
-        """Return how a stream ends in an error."""
-        return self.frame(self.error_object(error)) + self.end
+    def error(self, told: dict[str, Any]) -> bytes:
+        """Return how a stream ends in an error, of which ``told`` is the body where no stream has begun."""
+        return self.frame(told) + self.end
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Return the chunks before those of events."""

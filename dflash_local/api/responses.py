@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from dflash_local.api.constraint_fields import checked_schema
-from dflash_local.api.refusals import FieldError, check_field, error_object, naming
+from dflash_local.api.refusals import FieldError, check_field, naming
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
@@ -33,7 +33,6 @@ from dflash_local.api.request_body import (
     parsed_request,
     read_generation,
 )
-from dflash_local.errors import DFlashError
 from dflash_local.events import Finished, Step
 from dflash_local.request import MAX_MESSAGES, MAX_TOOLS, Effort, Message, ToolCall, read_arguments
 from dflash_local.schema import OpenRecord
@@ -300,10 +299,10 @@ class ResponseReply(Reply):
             "reasoning": {"effort": parsed.request.reasoning_effort, "summary": None},
         }
 
-    def error(self, error: DFlashError) -> bytes:
+    def error(self, told: dict[str, Any]) -> bytes:
         """Return how a stream ends in an error."""
-        told = error_object(error)["error"]
-        failure = {"code": told["code"] or "server_error", "message": told["message"]}
+        error = told["error"]
+        failure = {"code": error["code"] or "server_error", "message": error["message"]}
         return self.frame(self._event("response.failed", response={**self._response("failed"), "error": failure}))
 
     def begin(self) -> Iterator[dict[str, Any]]:

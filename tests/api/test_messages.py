@@ -193,6 +193,26 @@ def test_errors_are_anthropics(anthropic: Any, client: Callable[..., Any], serve
         assert client(guarded, **given).messages.create(**body()).stop_reason == "end_turn"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "sent", "status", "kind"),
+    [
+        ("POST", PATH, {"x-api-key": "wrong"}, b"{}", 401, "authentication_error"),
+        ("POST", COUNT, {"Origin": "https://evil.example"}, b"{}", 403, "permission_error"),
+        ("GET", PATH, {}, None, 405, "invalid_request_error"),
+        ("POST", f"{PATH}/batches", {}, b"{}", 404, "not_found_error"),
+        ("POST", PATH, {}, b"x" * (8 * 2**20 + 1), 413, "request_too_large"),
+        ("POST", PATH, {"Content-Type": "text/plain"}, b"{}", 415, "invalid_request_error"),
+        ("GET", "/v1/models/opus", {"anthropic-version": "2023-06-01"}, None, 404, "not_found_error"),
+    ],
+)
+def test_whoever_refuses_a_request_says_so_in_anthropics_shape(
+    guarded: Running, method: str, path: str, headers: dict[str, str], sent: bytes | None, status: int, kind: str
+) -> None:
+    answer = guarded.call(method, path, sent, {"x-api-key": "correct-horse-battery", **headers})
+    assert answer.status == status and set(answer.json) == {"type", "error"}
+    assert answer.json["type"] == "error" and answer.error["type"] == kind and answer.error["message"]
+
+
 def test_a_prompt_that_is_too_long_is_said_in_anthropics_words(serve: Serve) -> None:
     for stream in (False, True):
         server = serve(ScriptedSession(faults=[PromptFault(ContextError("9 tokens, 8 allowed"))]))
