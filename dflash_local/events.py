@@ -45,10 +45,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; a stop id counts, what the model wrote after it does not."""
+    """Token counts of one request; a stop id counts, what the model wrote after it does not.
+
+    ``thinking_tokens``: of the completion's; a server of another program does not tell.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

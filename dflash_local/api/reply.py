@@ -39,6 +39,11 @@ class Tally:
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             **({} if in_server and not self.reused else {"prompt_tokens_details": {"cached_tokens": self.reused}}),
+            **(
+                {"completion_tokens_details": {"reasoning_tokens": thought}}
+                if (thought := usage.thinking_tokens)
+                else {}
+            ),
         }
 
     def metrics(self, finished: Finished) -> dict[str, Any]:

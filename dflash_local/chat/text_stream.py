@@ -100,6 +100,7 @@ class TextStream:
 
     Attributes:
         stop: the stop string that ended the text; empty where none did.
+        thinking_tokens: how many ids were of the thinking channel, marks apart.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], channels: ChannelParser) -> None:
@@ -114,6 +115,8 @@ class TextStream:
         self._texts: dict[Channel, list[str]] = {"thinking": [], "final": [], "tool": []}
         self._stopped = False
         self.stop = ""
+        self.thinking_tokens = 0
+        self._thinks = False
         self._last_origin: Origin = "bonus"
 
     def push(self, ids: Sequence[int], origins: Sequence[Origin]) -> Pushed:
@@ -123,6 +126,8 @@ class TextStream:
             self._last_origin = origin
             for span in self._spans(token_id):
                 pieces += self._take(span, origin)
+                self._thinks = span.shown and span.channel == "thinking"  # as before where no character is completed
+            self.thinking_tokens += self._thinks
             if self._stopped:
                 return Pushed(self._emit(pieces), index + 1)
         return Pushed(self._emit(pieces))

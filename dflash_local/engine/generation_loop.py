@@ -310,8 +310,8 @@ class GenerationLoop:
 
     def _finish(self, reason: FinishReason) -> Finished:
         self.stats = self.figures.stats(len(self.said))
-        usage, stop = Usage(len(self.rendered.ids), len(self.said)), "" if self.stream is None else self.stream.stop
-        return Finished(reason, usage, self.stats, stop)
+        stop, thought = ("", 0) if self.stream is None else (self.stream.stop, self.stream.thinking_tokens)
+        return Finished(reason, Usage(len(self.rendered.ids), len(self.said), thought), self.stats, stop)
 
 
 def _of_whole_blocks(choice: DrafterChoice) -> float:

@@ -154,6 +154,15 @@ def test_thinking_as_tokens(chatml: Tokenizer, sizes: tuple[int, ...]) -> None:
     assert run(chatml, ids_of(chatml, "</think>\nhi"), (), sizes)[0] == {"final": "hi"}
 
 
+def test_tokens_of_thoughts_are_counted_without_their_marks(chatml: Tokenizer, harmony: Tokenizer) -> None:
+    """Parts of a character count with the text that they belong to."""
+    for tokenizer, text in ((chatml, THOUGHT), (harmony, HARMONY)):
+        stream = TextStream(tokenizer, (), channel_parser(tokenizer, opens_thinking=False))
+        ids = ids_of(tokenizer, text)
+        stream.push(ids, ["bonus"] * len(ids))
+        assert stream.thinking_tokens == len(ids_of(tokenizer, stream.text("thinking")))
+
+
 def test_tags_spelled_in_ordinary_tokens_are_text(chatml: Tokenizer) -> None:
     assert run(chatml, chatml.encode("write <think> and </think>"))[0] == {"final": "write <think> and </think>"}
 
