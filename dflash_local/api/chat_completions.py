@@ -12,10 +12,12 @@ from dflash_local.api.openai_reply import OpenAIReply, finite
 from dflash_local.api.refusals import FieldError, check_field, naming
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
+    CONVERSATION,
     MAX_ITEMS,
     GenerationBody,
     ParsedRequest,
     Refused,
+    TemplateArguments,
     Texts,
     ToolName,
     forced_tools,
@@ -32,7 +34,7 @@ from dflash_local.request import (
     ToolCall,
     read_arguments,
 )
-from dflash_local.schema import OpenRecord, Record, keys_of
+from dflash_local.schema import OpenRecord, keys_of
 from dflash_local.service.backend import Model
 
 NOT_HERE: Refused = {
@@ -112,16 +114,10 @@ class NamedFunction(OpenRecord, frozen=True):
     function: Name
 
 
-class TemplateArguments(Record, frozen=True):
-    """The one argument of a chat template that may be set."""
-
-    enable_thinking: bool | None = None
-
-
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a chat completion."""
 
-    messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[MessageBody], Meta(min_length=1, max_length=MAX_MESSAGES, examples=[CONVERSATION])]
     tools: Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
     reasoning_effort: Effort | None = None

@@ -11,7 +11,14 @@ from msgspec import Meta
 from dflash_local.api.constraint_fields import ResponseFormat, format_schema
 from dflash_local.api.openai_reply import OpenAIReply, finite
 from dflash_local.api.refusals import FieldError
-from dflash_local.api.request_body import GenerationBody, ParsedRequest, Refused, parsed_request, read_generation
+from dflash_local.api.request_body import (
+    QUESTION,
+    GenerationBody,
+    ParsedRequest,
+    Refused,
+    parsed_request,
+    read_generation,
+)
 from dflash_local.events import Step, TokenLogprob
 from dflash_local.request import MAX_TOP_LOGPROBS
 from dflash_local.schema import quoted
@@ -28,7 +35,7 @@ NOT_HERE: Refused = {
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a text completion. ``prompt`` is checked as a whole: a list holds texts, ids or lists of ids."""
 
-    prompt: Any = None
+    prompt: Annotated[Any, Meta(examples=[QUESTION])] = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
 

@@ -19,7 +19,9 @@ from dflash_local.api.refusals import FieldError, check_field
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
+    CONVERSATION,
     MAX_ITEMS,
+    TEXT_ONLY,
     GenerationBody,
     ParsedRequest,
     Refused,
@@ -32,7 +34,7 @@ from dflash_local.api.request_body import (
     read_generation,
 )
 from dflash_local.events import Finished, Started, Step
-from dflash_local.request import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Message, ToolCall, read_arguments
+from dflash_local.request import EFFORTS, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, Effort, Message, ToolCall, read_arguments
 from dflash_local.schema import OpenRecord
 from dflash_local.service.backend import Model
 
@@ -47,15 +49,31 @@ BILLING_LINE = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)
 SIGNATURE = "dflash-local"  # of thinking; clients send it back, and nothing here looks at it
 BlockType = Annotated[
     Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"],
-    Meta(description="text, thinking, tool_use or tool_result: pictures and documents are not read here"),
+    Meta(description=TEXT_ONLY),
 ]
+
+
+class ResultPart(OpenRecord, frozen=True):
+    """A part of what a tool gave: text, or the name of a tool that a search for tools found."""
+
+    type: Annotated[Literal["text", "tool_reference"], Meta(description=TEXT_ONLY)]
+    text: str | None = None
+    tool_name: ToolName | None = None
+
+    def __post_init__(self) -> None:
+        if self.said is None:
+            raise ValueError(".text is missing" if self.type == "text" else ".tool_name is missing")
+
+    @property
+    def said(self) -> str | None:
+        return self.text if self.type == "text" else self.tool_name
 
 
 class Block(OpenRecord, frozen=True):
     """A part of a message, of whatever type; what its type needs is there."""
 
     type: BlockType
-    text: str = ""
+    text: str | None = None
     thinking: str = ""
     signature: str = ""
     data: str = ""
@@ -63,10 +81,12 @@ class Block(OpenRecord, frozen=True):
     name: ToolName | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str = ""
-    content: Texts | None = None
+    content: str | Annotated[list[ResultPart], Meta(max_length=MAX_ITEMS)] | None = None
     is_error: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.type == "text" and self.text is None:
+            raise ValueError(".text is missing")
         if self.type == "tool_use" and not (self.id and self.name):
             raise ValueError(".id and name of the tool are missing")
         if self.type == "tool_result" and not self.tool_use_id:
@@ -121,12 +141,13 @@ class OutputConfig(OpenRecord, frozen=True):
     """What is asked of the text."""
 
     format: OutputFormat | None = None
+    effort: str | None = None
 
 
 class MessagesBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a message; sampling fields beyond Anthropic's are taken as well."""
 
-    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MAX_MESSAGES, examples=[CONVERSATION])]
     system: Texts | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -156,6 +177,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         model,
         schema=None if form is None else checked_schema("output_config.format.schema", form.schema),
         messages=tuple(_conversation(record)),
+        reasoning_effort=_effort(record.output_config),
         thinking=record.thinking is not None and record.thinking.type != "disabled",
         tools=tools,
         must_call=forced_tools(asked, choice.name if choice is not None and choice.type == "tool" else None, tools),
@@ -163,8 +185,14 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     )
 
 
+def _effort(config: OutputConfig | None) -> Effort | None:
+    """Return OpenAI's word for what is asked for; None for one that nobody here knows."""
+    asked = None if config is None else "xhigh" if config.effort == "max" else config.effort
+    return next((effort for effort in EFFORTS if effort == asked), None)
+
+
 def _conversation(record: MessagesBody) -> Iterator[Message]:
-    """Build the turns. A system message behind the first becomes the user's: chat templates refuse it there."""
+    """Build the turns."""
     if system := _system(_parts(record.system or "")):
         yield Message("system", system)
     for at, sent in enumerate(record.messages):
@@ -174,11 +202,13 @@ def _conversation(record: MessagesBody) -> Iterator[Message]:
             continue
         for block in blocks:
             if block.type == "tool_result":
-                yield Message("tool", "\n\n".join(_parts(block.content or "")), tool_call_id=block.tool_use_id)
-        texts = [block.text for block in blocks if block.type == "text"]
+                given = block.content or ""
+                texts = [given] if isinstance(given, str) else [part.said or "" for part in given]
+                yield Message("tool", "\n\n".join(texts), tool_call_id=block.tool_use_id)
+        texts = [block.text or "" for block in blocks if block.type == "text"]
         said = _system(texts) if sent.role == "system" else "\n\n".join(texts)
-        if said or not any(block.type == "tool_result" for block in blocks):
-            yield Message("user", said)
+        if said or not (sent.role == "system" or any(block.type == "tool_result" for block in blocks)):
+            yield Message(sent.role, said)
     if record.messages[-1].role == "assistant":
         raise FieldError("messages", "the last message is the assistant's: a reply is not gone on with", "leave it out")
 
@@ -189,7 +219,7 @@ def _assistant(blocks: list[Block], path: str) -> Message:
         if block.type == "tool_use":
             check_field(f"{path}.content[{at}].input", block.input)
             calls.append(ToolCall(block.id, block.name or "", json.dumps(block.input or {}, ensure_ascii=False)))
-    text = "".join(block.text for block in blocks if block.type == "text")
+    text = "".join(block.text or "" for block in blocks if block.type == "text")
     return Message("assistant", text, "".join(block.thinking for block in blocks), tuple(calls))
 
 
@@ -265,7 +295,8 @@ class MessageReply(Reply):
 
     def _part(self, part: ReplyPart) -> Iterator[dict[str, Any]]:
         if isinstance(part, ToolCall):
-            yield from self._opened("tool_use", {"id": part.id, "name": part.name, "input": {}})
+            made = part.id.replace("call_", "toolu_", 1) if part.id.startswith("call_") else part.id
+            yield from self._opened("tool_use", {"id": made, "name": part.name, "input": {}})
             yield self._delta("input_json_delta", "partial_json", part.arguments)
             self._content[-1]["input"] = read_arguments(part)
             yield from self._closed()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from msgspec import Meta
@@ -29,6 +29,7 @@ from dflash_local.request import (
     MAX_STOP_CHARS,
     MAX_STOPS,
     Limits,
+    Message,
     Request,
     SamplingParams,
 )
@@ -88,7 +89,11 @@ ToolName = Annotated[
     str,
     Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="a tool's name: letters, digits, _ . - and 128 at most"),
 ]
-TextOnly = Annotated[Literal["text"], Meta(description="text: pictures, sound and files are not read here")]
+TEXT_ONLY = "text: the model reads no pictures, sound or files"
+# What the page of the endpoint shows of a conversation and a prompt, for people and for programs that make requests.
+QUESTION = "Count from 3 to 7."
+CONVERSATION = [{"role": "user", "content": QUESTION}]
+TextOnly = Annotated[Literal["text"], Meta(description=TEXT_ONLY)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -129,6 +134,12 @@ class GenerationBody(ConstraintFields, frozen=True, kw_only=True):
     mode: Mode | None = None
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)] | None = None
     return_token_ids: bool | None = None
+
+
+class TemplateArguments(Record, frozen=True):
+    """The one argument of a chat template that may be set."""
+
+    enable_thinking: bool | None = None
 
 
 Body = TypeVar("Body", bound=Record | OpenRecord)
@@ -294,8 +305,10 @@ def parsed_request(
     if len(counts) > 1:
         raise FieldError("max_tokens", "max_tokens and max_completion_tokens differ", "send one of them")
     stop = record.stop or ()
-    if schema is not None and "messages" in own:
-        own["messages"] = in_format(own["messages"], schema)
+    if "messages" in own:
+        own["messages"] = _turns(own["messages"])
+        if schema is not None:
+            own["messages"] = in_format(own["messages"], schema)
     request = Request(
         sampling=_sampling(record, model),
         limits=Limits(counts.pop() if counts else max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop)),
@@ -307,6 +320,15 @@ def parsed_request(
     )
     include_usage = bool(options and options.include_usage)
     return ParsedRequest(request, record, include_usage, _taken(sent, type(record), left_out))
+
+
+def _turns(sent: Iterable[Message]) -> tuple[Message, ...]:
+    """Return turns with the system's first ones in one; a later one is the user's: chat templates refuse it there."""
+    turns = list(sent)
+    head = list(takewhile(lambda turn: turn.role == "system", turns))
+    rest = (replace(turn, role="user") if turn.role == "system" else turn for turn in turns[len(head) :])
+    system = "\n\n".join(turn.content for turn in head if turn.content)
+    return (*(replace(turn, content=system) for turn in head[:1]), *rest)
 
 
 def _sampling(record: GenerationBody, model: Model) -> SamplingParams:

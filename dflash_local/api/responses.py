@@ -23,10 +23,13 @@ from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
     MAX_ITEMS,
+    QUESTION,
+    TEXT_ONLY,
     Count,
     GenerationBody,
     ParsedRequest,
     Refused,
+    TemplateArguments,
     ToolName,
     forced_tools,
     function_schema,
@@ -46,13 +49,24 @@ NOT_HERE: Refused = {
     "truncation": ("shorten the input", ("disabled",)),
     "max_tokens": ("use max_output_tokens", ()),
     "max_completion_tokens": ("use max_output_tokens", ()),
-    "stop": ("leave it out", ()),
 }
 OFFERED_TYPES = ("function", "custom", "namespace")
+# What is so in every response: fields of OpenAI's that ask for nothing here.
+SAME = {
+    "store": False,
+    "background": False,
+    "truncation": "disabled",
+    "service_tier": "default",
+    "top_logprobs": 0,
+    "max_tool_calls": None,
+    "metadata": {},
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+}
 FREE_FORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 PartType = Annotated[
     Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"],
-    Meta(description="text: pictures, sound and files are not read here"),
+    Meta(description=TEXT_ONLY),
 ]
 
 
@@ -136,13 +150,16 @@ class TextOptions(OpenRecord, frozen=True):
 class ResponsesBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a response."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    input: Annotated[
+        str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)], Meta(examples=[QUESTION])
+    ]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
+    chat_template_kwargs: TemplateArguments | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +193,9 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
     effort = record.reasoning.effort if record.reasoning is not None else None
     tools = tuple(_schema(name, offered) for name, offered in _offered(record).items())
     choice = record.tool_choice
-    asked, named = (None, choice.name) if isinstance(choice, NamedTool) else (choice, None)
+    forced, named = (None, choice.name) if isinstance(choice, NamedTool) else (choice, None)
+    asked = record.chat_template_kwargs and record.chat_template_kwargs.enable_thinking
+    thinking = model.thinking if effort is None else effort != "none"
     kinds = dict.fromkeys(tool.type for tool in record.tools or () if tool.type not in OFFERED_TYPES)
     return parsed_request(
         msgspec.structs.replace(record, max_tokens=record.max_output_tokens),
@@ -184,9 +203,9 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         model,
         schema=schema,
         messages=tuple(_conversation(record)),
-        thinking=model.thinking if effort is None else effort != "none",
+        thinking=thinking if asked is None else asked,
         tools=tools,
-        must_call=forced_tools(asked, named, tools),
+        must_call=forced_tools(forced, named, tools),
         left_out=(f"tools: {kind} is not run here" for kind in kinds),
         reasoning_effort=effort,
     )
@@ -228,10 +247,9 @@ def _schema(name: str, offered: OfferedTool) -> Mapping[str, Any]:
 
 
 def _conversation(record: ResponsesBody) -> tuple[Message, ...]:
-    """Build the turns. A system message behind the first turn becomes the user's: chat templates refuse it there."""
+    """Build the turns."""
     items = [InputItem(role="user", content=record.input)] if isinstance(record.input, str) else record.input
-    head = [record.instructions] if record.instructions else []
-    turns: list[Message] = []
+    turns = [Message("system", record.instructions)] if record.instructions else []
     said: list[InputItem] = []  # of the assistant, one after the other
 
     def answered() -> None:
@@ -249,15 +267,12 @@ def _conversation(record: ResponsesBody) -> tuple[Message, ...]:
         answered()
         if item.type.endswith("_output"):
             turns.append(Message("tool", _text(item.output), tool_call_id=item.call_id))
-        elif item.role in ("system", "developer") and not turns:
-            head.append(_text(item.content))
         else:
-            turns.append(Message("user", _text(item.content)))
+            turns.append(Message("user" if item.role == "user" else "system", _text(item.content)))
     if said and said[-1].type == "message":
         raise FieldError("input", "the last item is the assistant's: a reply is not gone on with", "leave it out")
     answered()
-    system = [Message("system", "\n\n".join(head))] if head else []
-    return (*system, *turns)
+    return tuple(turns)
 
 
 def _assistant(items: list[InputItem]) -> Message:
@@ -281,7 +296,7 @@ class ResponseReply(Reply):
 
     def __init__(self, parsed: ParsedRequest, model: Model, fingerprint: Callable[[], str]) -> None:
         super().__init__(parsed, model, fingerprint)
-        record = parsed.record
+        record, sampling = parsed.record, parsed.request.sampling
         assert isinstance(record, ResponsesBody)
         self._offered = _offered(record)
         self._parts = PartReader(model.call_format, parsed.request.tools, self._tally.notices)
@@ -293,10 +308,13 @@ class ResponseReply(Reply):
             "instructions": record.instructions,
             "max_output_tokens": record.max_output_tokens,
             "tool_choice": msgspec.to_builtins(record.tool_choice or "auto"),
-            "temperature": parsed.request.sampling.temperature,
-            "top_p": parsed.request.sampling.top_p,
-            "tools": msgspec.to_builtins(record.tools or []),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "tools": [{**tool, "strict": False} for tool in msgspec.to_builtins(record.tools or [])],
             "reasoning": {"effort": parsed.request.reasoning_effort, "summary": None},
+            "text": {"format": _format(record)},
         }
 
     def error(self, told: dict[str, Any]) -> bytes:
@@ -315,6 +333,7 @@ class ResponseReply(Reply):
         ended = event.reason != "length"
         return {
             **self._response("completed" if ended else "incomplete"),
+            "completed_at": int(time.time()) if ended else None,
             "incomplete_details": None if ended else {"reason": "max_output_tokens"},
             "usage": self._usage(event),
             "metrics": self._tally.metrics(event),
@@ -325,6 +344,7 @@ class ResponseReply(Reply):
             "id": self._id,
             "object": "response",
             "created_at": self._created,
+            "completed_at": None,
             "status": status,
             "model": self._model.name,
             "output": list(self._output),
@@ -332,8 +352,7 @@ class ResponseReply(Reply):
             "incomplete_details": None,
             "parallel_tool_calls": True,
             "previous_response_id": None,
-            "store": False,
-            "metadata": {},
+            **SAME,
             **self._asked,
             "usage": None,
         }
@@ -344,6 +363,7 @@ class ResponseReply(Reply):
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": self._tally.reused},
             "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": event.usage.thinking_tokens},
             "total_tokens": prompt + completion,
         }
 
@@ -354,7 +374,7 @@ class ResponseReply(Reply):
     def _last(self, event: Finished) -> Iterator[dict[str, Any]]:
         for part in self._parts.finish():
             yield from self._part(part)
-        yield from self._closed()
+        yield from self._closed("incomplete" if event.reason == "length" else "completed")
         whole = self.body(event)
         yield self._event(f"response.{whole['status']}", response=whole)
 
@@ -405,7 +425,7 @@ class ResponseReply(Reply):
         self._output.append(item)
         yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=copy.deepcopy(item))
 
-    def _closed(self) -> Iterator[dict[str, Any]]:
+    def _closed(self, status: Literal["completed", "incomplete"] = "completed") -> Iterator[dict[str, Any]]:
         if not self._open:
             return
         item = self._output[-1]
@@ -413,7 +433,7 @@ class ResponseReply(Reply):
             done = {"text": content["text"], **_no_logprobs(content["type"] == "output_text")}
             yield self._of_item(f"response.{content['type']}.done", content_index=0, **done)
             yield self._of_item("response.content_part.done", content_index=0, part=content)
-        item["status"] = "completed"
+        item["status"] = status
         self._open = ""
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
 
@@ -423,6 +443,13 @@ class ResponseReply(Reply):
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+
+def _format(record: ResponsesBody) -> dict[str, Any]:
+    """Return the form that was asked for, as a response tells it."""
+    form = (record.text and record.text.format) or TextFormat("text")
+    told = {key: value for key, value in msgspec.to_builtins(form).items() if value is not None}
+    return told if form.type != "json_schema" else {"description": None, **told, "strict": True}
 
 
 def _no_logprobs(is_text: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dflash_local.request import Limits, Message, Request, ToolCall
 from dflash_local.service.backend import Backend as Session
 from dflash_local.service.backend import Model
 from tests.api.bodies import find, refusal
+from tests.api.conforming import conforms
 from tests.api.conftest import TOOL, Running, Serve, wait_until
 from tests.service.scripted import PromptFault, ScriptedSession
 
@@ -56,6 +57,13 @@ def client(anthropic: Any) -> Iterator[Callable[..., Any]]:
         one.close()
 
 
+@conforms(
+    "llama.cpp",
+    "messages_with_system messages_multipart_content messages_conversation tool_result_error thinking metadata",
+)
+@conforms("vllm anthropic", "system_message billing_header_stripped_from_system redacted_thinking_valid_passes "
+          "thinking_plus_text_in_assistant_message thinking_plus_tool_use_in_assistant_message "
+          "redacted_thinking_block_is_accepted spec_compliant_top_level_system_untouched")  # fmt: skip
 def test_a_conversation_as_claude_code_sends_it() -> None:
     billing = "x-anthropic-billing-header: cc_version=2.1; cch=5f3a;"
     cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -97,10 +105,15 @@ def test_a_conversation_as_claude_code_sends_it() -> None:
     assert parsed.request.tools == (offered,) and parsed.request.thinking and parsed.stream
     assert parsed.request.limits == Limits(100, ("</block>",))
     named = " ".join(parsed.taken)
-    fields = ("system[].cache_control", "messages[].content[].caller", "tools[].defer_loading", "output_config.effort")
+    fields = (
+        "system[].cache_control",
+        "messages[].content[].caller",
+        "tools[].defer_loading",
+        "thinking.budget_tokens",
+    )
     for field in fields:
         assert f"{field}: " in named
-    assert "web is not the client's own" in named
+    assert "web is not the client's own" in named and parsed.request.reasoning_effort == "high"
     assert read(tools=[ADD], tool_choice={"type": "none"}).request.tools == () and not read().request.thinking
 
 
@@ -125,6 +138,11 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
     assert error["param"] == param, error
 
 
+@conforms(
+    "llama.cpp",
+    "messages_streaming tool_use_basic tool_streaming streaming_content_block_indices thinking_with_reasoning_model",
+)
+@conforms("vllm anthropic", "reasoning_then_tool_transitions_cleanly anthropic_tool_call_streaming")  # fmt: skip
 def test_the_events_of_a_stream(serve: Serve) -> None:
     """Thinking, text and a call, each in a block of its own and cut anywhere."""
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -162,6 +180,9 @@ def test_the_events_of_a_stream(serve: Serve) -> None:
     assert whole["usage"] == last["usage"]
 
 
+@conforms(
+    "vllm anthropic", "non_streaming_stop_string_maps_to_stop_sequence streaming_stop_string_maps_to_stop_sequence"
+)
 @pytest.mark.parametrize(
     ("end", "stop", "told"),
     [
@@ -175,8 +196,14 @@ def test_why_a_message_ends(serve: Serve, end: FinishReason, stop: str, told: tu
         def _finished(self, *arguments: Any) -> Finished:
             return replace(super()._finished(*arguments), stop=stop)
 
-    whole = serve(Ended(end=end)).call("POST", PATH, body()).json
+    server = serve(Ended(end=end))
+    whole = server.call("POST", PATH, body()).json
     assert (whole["stop_reason"], whole["stop_sequence"]) == told
+    streamed = server.call("POST", PATH, body(stream=True)).body.decode()
+    (last,) = (
+        json.loads(line[6:]) for line in streamed.split("\n") if line.startswith('data: {"type":"message_delta"')
+    )
+    assert last["delta"] == {"stop_reason": told[0], "stop_sequence": told[1]}
 
 
 def test_errors_are_anthropics(anthropic: Any, client: Callable[..., Any], server: Running, guarded: Running) -> None:
@@ -236,6 +263,7 @@ def test_the_anthropic_client_reads_everything(client: Callable[..., Any], serve
     assert block.type == "tool_use" and block.input == {"a": 1}
 
 
+@conforms("llama.cpp", "count_tokens count_tokens_no_max_tokens")
 def test_a_prompt_is_counted_beside_a_running_reply(serve: Serve) -> None:
     gate = threading.Event()
     server = serve(ScriptedSession(gate=gate))
@@ -259,6 +287,7 @@ def test_what_cannot_be_counted_is_said_in_anthropics_words(serve: Serve) -> Non
         assert answer.status in (400, 404) and answer.json["type"] == "error" and answer.error["message"]
 
 
+@conforms("llama.cpp", "count_tokens_with_system")
 @pytest.mark.needs_torch
 def test_the_demo_pair_end_to_end(client: Callable[..., Any], serve: Serve) -> None:
     def load(_progress: object) -> Session:

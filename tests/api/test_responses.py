@@ -13,6 +13,7 @@ from dflash_local.api.request_body import ParsedRequest
 from dflash_local.events import Finished, Piece, Step
 from dflash_local.request import Limits, Message, ToolCall
 from tests.api.bodies import find, refusal
+from tests.api.conforming import conforms
 from tests.api.conftest import TOOL, Running, Serve
 from tests.service.scripted import ScriptedSession
 
@@ -51,6 +52,9 @@ CALLS = calls(
 )
 
 
+@conforms("vllm responses", "namespace_tool_accepted_in_request construct_tool_dicts_flattens_namespace "
+          "construct_tool_dicts_none_for_tool_choice_none plain_function_tool_not_flattened "
+          "in_budget_namespace_tool_names_remain_allowed")  # fmt: skip
 def test_a_conversation_as_codex_sends_it() -> None:
     def said(role: str, text: str, kind: str = "input_text") -> dict[str, Any]:
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
@@ -140,6 +144,9 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
     assert error["param"] == param, error
 
 
+@conforms("vllm responses", "namespace_tool_call_split_on_output plain_tool_call_has_no_namespace "
+          "namespace_tool_separator streaming_namespace_tool_call_split custom_tool_input_events "
+          "streaming_done_event_carries_namespace_and_args namespace_tool_separator_streaming")  # fmt: skip
 def test_the_events_of_a_stream(serve: Serve) -> None:
     """Items are whole in their last event, and the same in the response at the end."""
     server = serve(ScriptedSession(steps=CALLS))
