@@ -57,6 +57,11 @@ TAKEN = {
     "cache_control": "the last prompts are cached anyway",
     "client_metadata": "not kept",
     "include": "nothing is sent besides",
+    "context_management": "the conversation is taken as it is sent",
+    "betas": "there are none here",
+    "defer_loading": "all tools are offered",
+    "budget_tokens": "thoughts have no budget of their own",
+    "top_logprobs": "chats and completions tell them",
 }
 Refused = Mapping[str, tuple[str, tuple[object, ...]]]
 # field -> (why, values that ask for nothing): named by OpenAI or vLLM, not done here
