@@ -181,7 +181,7 @@ def read(body: bytes, find: Callable[[str], Model]) -> ParsedRequest:
         thinking=record.thinking is not None and record.thinking.type != "disabled",
         tools=tools,
         must_call=forced_tools(asked, choice.name if choice is not None and choice.type == "tool" else None, tools),
-        left_out=(f"tools: {tool.name} is not the client's own" for tool in record.tools or () if not tool.of_client),
+        left_out=_left_out(record),
     )
 
 
@@ -189,6 +189,15 @@ def _effort(config: OutputConfig | None) -> Effort | None:
     """Return OpenAI's word for what is asked for; None for one that nobody here knows."""
     asked = None if config is None else "xhigh" if config.effort == "max" else config.effort
     return next((effort for effort in EFFORTS if effort == asked), None)
+
+
+def _left_out(record: MessagesBody) -> Iterator[str]:
+    """Return lines of what has no effect."""
+    for tool in record.tools or ():
+        if not tool.of_client:
+            yield f"tools: {tool.name} is not the client's own"
+    if record.output_config is not None and record.output_config.effort and _effort(record.output_config) is None:
+        yield "output_config.effort: that word is not known here"
 
 
 def _conversation(record: MessagesBody) -> Iterator[Message]:

@@ -40,6 +40,14 @@ def test_what_is_not_supported_says_so(name: str, value: Any) -> None:
     assert error["param"].startswith(name) and name in error["message"]
 
 
+@pytest.mark.parametrize("turn", [{"role": "user"}, {"role": "tool", "tool_call_id": "c1"}], ids=["user", "tool"])
+def test_a_picture_beside_text_is_refused_as_in_every_dialect(turn: dict[str, str]) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    error = refusal(chat, messages=[{**turn, "content": [{"type": "text", "text": "Look:"}, picture]}])
+    assert error["param"] == "messages[0].content[1].type"
+    assert "must be text: the model reads no pictures, sound or files, got 'image_url'" in error["message"]
+
+
 def test_what_asks_for_nothing_is_fine() -> None:
     harmless = {
         "n": 1,

@@ -238,8 +238,9 @@ def test_how_is_sampled_is_said_in_anthropics_fields() -> None:
     ],
 )  # fmt: skip
 def test_how_much_is_thought(asked: dict[str, Any], thinks: bool, effort: str | None) -> None:
-    request = read(**asked).request
-    assert (request.thinking, request.reasoning_effort) == (thinks, effort)
+    parsed = read(**asked)
+    assert (parsed.request.thinking, parsed.request.reasoning_effort) == (thinks, effort)
+    assert any("effort" in line for line in parsed.taken) == ("a word" in str(asked))
 
 
 class Remembering(ScriptedSession):
