@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -63,6 +63,13 @@ def convert(value: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
     except msgspec.ValidationError as error:
         text, _, place = str(error).rpartition(" - at `")
         raise _explained(text or place, place.rstrip("`") if text else "", value, kind) from None
+
+
+def json_schemas(kinds: Sequence[type], template: str) -> tuple[dict[type, Any], dict[str, Any]]:
+    """Return references to the JSON schemas of types, by ``template`` with its ``{name}``, and the schemas by name."""
+    with _CONVERTING:
+        references, schemas = msgspec.json.schema_components(kinds, ref_template=template)
+    return dict(zip(kinds, references, strict=True)), schemas
 
 
 def undeclared(value: Any, kind: type) -> Iterator[tuple[str, str]]:

@@ -14,13 +14,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from dflash_local import __version__
-from dflash_local.api import chat_completions, completions, messages, responses
+from dflash_local.api import chat_completions, completions, messages, openapi, responses
+from dflash_local.api import reply_records as records
 from dflash_local.api.answer import JSON_TYPE, HttpAnswer
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
 from dflash_local.api.log import LOGGER, AccessLog
 from dflash_local.api.metrics import CONTENT_TYPE
 from dflash_local.api.models_list import ListedModel
+from dflash_local.api.openapi import Operation
 from dflash_local.api.refusals import Refusal, as_json, error_body, error_headers, speaks_anthropic, stopping
 from dflash_local.api.reply import Reply
 from dflash_local.api.request_body import ParsedRequest, parse, read_record
@@ -42,18 +44,32 @@ def guarded_app(
 
 
 class Dialect(NamedTuple):
-    """How the bodies of a path are read, and what writes the replies to them."""
+    """How the bodies of a path are read, and what writes the replies to them; the records of both."""
 
     path: str
     read: Callable[[bytes, Callable[[str], Model]], ParsedRequest]
     reply: type[Reply]
+    body: type
+    whole: type
 
 
 DIALECTS = (
-    Dialect("/v1/chat/completions", chat_completions.read, chat_completions.ChatReply),
-    Dialect("/v1/completions", completions.read, completions.CompletionReply),
-    Dialect("/v1/messages", messages.read, messages.MessageReply),
-    Dialect("/v1/responses", responses.read, responses.ResponseReply),
+    Dialect(
+        "/v1/chat/completions",
+        chat_completions.read,
+        chat_completions.ChatReply,
+        chat_completions.ChatBody,
+        records.ChatCompletion,
+    ),
+    Dialect(
+        "/v1/completions",
+        completions.read,
+        completions.CompletionReply,
+        completions.CompletionBody,
+        records.Completion,
+    ),
+    Dialect("/v1/messages", messages.read, messages.MessageReply, messages.MessagesBody, records.AssistantMessage),
+    Dialect("/v1/responses", responses.read, responses.ResponseReply, responses.ResponsesBody, records.WholeResponse),
 )
 
 
@@ -68,18 +84,27 @@ class _Routes:
         self._endpoint = endpoint
 
     def all(self) -> list[BaseRoute]:
-        get, post = ["GET"], ["POST"]
+        routes = [Route(one.path, one.handler, methods=[one.method]) for one in self._operations()]
+        return [*routes, Route(openapi.PATH, self.describe, methods=["GET"])]
+
+    def _operations(self) -> list[Operation]:
         return [
-            Route("/v1/models", self.models, methods=get),
-            Route("/v1/models/{name:path}", self.model, methods=get),
-            *(Route(dialect.path, self.generate(dialect), methods=post) for dialect in DIALECTS),
-            Route("/v1/messages/count_tokens", self.count_tokens, methods=post),
-            Route("/health", self.health, methods=get),
-            Route("/metrics", self.metrics, methods=get),
-            Route("/dflash/v1/status", self.status, methods=get),
-            Route("/dflash/v1/load", self.load, methods=post),
-            Route("/dflash/v1/unload", self.unload, methods=post),
+            Operation("GET", "/v1/models", self.models, records.ListedModels),
+            Operation("GET", "/v1/models/{name:path}", self.model, records.OneModel),
+            *(Operation("POST", one.path, self.generate(one), one.whole, one.body, True) for one in DIALECTS),
+            Operation(
+                "POST", "/v1/messages/count_tokens", self.count_tokens, records.TokenCount, messages.MessagesBody
+            ),
+            Operation("GET", "/health", self.health, records.Health),
+            Operation("GET", "/metrics", self.metrics, None),
+            Operation("GET", "/dflash/v1/status", self.status, records.ServerStatus),
+            Operation("POST", "/dflash/v1/load", self.load, records.ServerStatus, LoadBody),
+            Operation("POST", "/dflash/v1/unload", self.unload, records.ServerStatus),
         ]
+
+    async def describe(self, _request: HttpRequest) -> Response:
+        """Return the page of all this, for programs."""
+        return _json(await self._endpoint.in_thread(openapi.describe, self._operations()))
 
     async def models(self, request: HttpRequest) -> Response:
         """List the one model: in Anthropic's shape where the client names its API, with Codex's fields for Codex."""
@@ -91,6 +116,7 @@ class _Routes:
         return _json({"object": "list", "data": [served.for_openai()], **codex})
 
     async def model(self, request: HttpRequest) -> Response:
+        """Tell of the model by one of its names, in the shape of the list."""
         served = self._served(self._endpoint.model_named(request.path_params["name"]))
         return _json(served.for_anthropic() if speaks_anthropic(request.scope) else served.for_openai())
 
@@ -98,6 +124,7 @@ class _Routes:
         """Return the handler of a dialect's path."""
 
         async def answer(request: HttpRequest) -> Any:  # an ASGI app, as a response is one
+            """Answer, whole or as a stream of events."""
             parsed = await self._endpoint.in_thread(dialect.read, await _body(request), self._endpoint.model_named)
             reply = dialect.reply(parsed, self._endpoint.service.model, self._endpoint.fingerprint)
             return HttpAnswer(self._endpoint, parsed, reply)

@@ -26,6 +26,8 @@ from dflash_local.service.backend import Model
 
 MAX_NEW_TOKENS = 16  # OpenAI's default here, and vLLM's
 MAX_ID = 2**31
+TEXT = {"type": "string", "minLength": 1}
+IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID}}
 NOT_HERE: Refused = {
     "echo": ("the reply alone is sent", (False,)),
     "suffix": ("leave it out", ("",)),
@@ -35,7 +37,7 @@ NOT_HERE: Refused = {
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """The body of a text completion. ``prompt`` is checked as a whole: a list holds texts, ids or lists of ids."""
 
-    prompt: Annotated[Any, Meta(examples=[QUESTION])] = None
+    prompt: Annotated[Any, Meta(examples=[QUESTION], extra_json_schema={"anyOf": [TEXT, IDS]})]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
 
