@@ -59,7 +59,7 @@ help:
 	@echo "make test-versions  other versions of typer, textual, gradio, huggingface_hub (or LIBRARIES='typer textual')"
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
-	@echo "make test-clients Open WebUI, llm, langchain, litellm and the openai client, each in .venv-clients"
+	@echo "make test-clients Open WebUI, llm, langchain, litellm, openai and schemathesis, each in .venv-clients"
 	@echo "make test-engines a real vLLM on the CPU, in .venv-vllm, serving the bundled pair"
 	@echo "make soak         an hour of mixed load on dflash serve, its memory watched: make soak SOAK_MINUTES=10"
 	@echo "make lint         ruff, and mypy over package and tests; make format rewrites what ruff can"
