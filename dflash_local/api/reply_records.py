@@ -151,6 +151,7 @@ class WholeResponse(OpenRecord, frozen=True):
     background: bool
     service_tier: str
     metadata: dict[str, Any]
+    user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
     metrics: dict[str, Any]

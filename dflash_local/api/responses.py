@@ -60,6 +60,7 @@ SAME = {
     "top_logprobs": 0,
     "max_tool_calls": None,
     "metadata": {},
+    "user": None,
     "safety_identifier": None,
     "prompt_cache_key": None,
 }
@@ -396,7 +397,7 @@ class ResponseReply(Reply):
             yield from self._opened(kind, "msg" if is_text else "rs", {**more, "content": []})
             part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
             if is_text:
-                part = {"type": "output_text", "text": "", "annotations": []}
+                part = {"type": "output_text", "text": "", "annotations": [], **_no_logprobs(True)}
             yield self._of_item("response.content_part.added", content_index=0, part=part)
             self._output[-1]["content"].append(dict(part))
         content = self._output[-1]["content"][0]

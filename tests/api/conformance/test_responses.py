@@ -19,7 +19,7 @@ from dflash_local.schema import convert
 from tests.api.bodies import find, refusal
 from tests.api.conforming import conforms
 from tests.api.conftest import Running, Serve
-from tests.service.scripted import PromptFault, ScriptedSession
+from tests.service.scripted import HELLO, PromptFault, ScriptedSession
 
 PATH = "/v1/responses"
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_call>'
@@ -304,11 +304,13 @@ THINKS = (
 def test_a_whole_response_has_every_field(
     serve: Serve, sent: dict[str, Any], steps: tuple[Step, ...], kinds: list[str]
 ) -> None:
-    whole = serve(Thinking(**({"steps": steps} if steps else {}))).call("POST", PATH, body(**sent)).json
+    whole = serve(Thinking(steps=steps or HELLO)).call("POST", PATH, body(**sent)).json
     convert(whole, WholeResponse)
     assert whole["status"] == "completed" and whole["completed_at"] >= whole["created_at"]
     assert [item["type"] for item in whole["output"]] == kinds
     assert all(item["id"] and item["status"] == "completed" for item in whole["output"])
+    parts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+    assert all(set(part) == {"type", "text", "annotations", "logprobs"} for part in parts)
     assert whole["usage"] == {
         "input_tokens": 5, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 6,
         "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 11,
