@@ -15,7 +15,6 @@ from dflash_local.api.reply_records import AnthropicError, OpenAIError
 from dflash_local.schema import json_schemas
 
 PATH = "/openapi.json"
-TEXT = {"schema": {"type": "string"}}
 
 
 class Operation(NamedTuple):
@@ -51,9 +50,13 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _operation(one: Operation, path: str, references: dict[type, Any]) -> dict[str, Any]:
-    good = {"text/plain": TEXT} if one.reply is None else {"application/json": {"schema": references[one.reply]}}
+    good: dict[str, Any] = (
+        {"text/plain": {"schema": {"type": "string"}}}
+        if one.reply is None
+        else {"application/json": {"schema": references[one.reply]}}
+    )
     if one.streams:
-        good["text/event-stream"] = TEXT
+        good["text/event-stream"] = {}  # OpenAPI 3.1 has no words for the events of a stream
     error = AnthropicError if speaks_anthropic({"path": path, "headers": ()}) else OpenAIError
     names = re.findall(r"{(\w+)}", path)
     sent = {} if one.body is None else {"application/json": {"schema": references[one.body]}}

@@ -13,7 +13,7 @@ from tests.clients.conftest import OFFLINE, SCRIPTS, Demo, interpreter
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(3600)]
 
 REQUESTS = 5_000
-EXAMPLES = 420  # of an operation, beside those that cover its schema: 5,000 in all
+EXAMPLES = 320  # of an operation, beside those that cover its schema: 5,000 in all
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
