@@ -52,7 +52,6 @@ NOT_APPLICABLE = {
         "log probabilities are told by chats and completions": "logprobs streaming_logprobs",
         "the prompt's tokens are told by chats and completions": "enable_response_messages",
         "input_tokens are counted by /v1/messages/count_tokens": "count_responses_input_tokens",
-        "a call cannot be forced: tool_choice is auto or none": "max_tokens_with_tool_choice_required named_tool_use",
         "what a turn of the assistant says and calls is one message": "message_then_call_not_merged",
         "all parts of a summary are read": "summary_with_multiple_entries_uses_first",
         "the arguments of a call come whole, in one delta": "arguments_done_emitted_without_deltas",
@@ -290,6 +289,11 @@ THINKS = (
             {"tools": [WEATHER]}, (Step((Piece(CALL),), (1,), 0, 0, 0, 0.1),), ["function_call"],
             marks=[conforms("openresponses", "tool-calling"), conforms("vllm responses", "function_tool_use")],
         ),
+        pytest.param(
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}},
+            (Step((Piece(CALL),), (1,), 0, 0, 0, 0.1),), ["function_call"],
+            marks=conforms("vllm responses", "named_tool_use"),
+        ),
         ({"input": [said("user", "hi"), call(1), gave(1, "64 degrees")], "tools": [WEATHER]}, (), ["message"]),
         pytest.param(
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}, "store": True,
@@ -381,9 +385,18 @@ def test_every_event_is_inside_the_one_that_opened_it(
     assert last["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
 
 
-@conforms("vllm responses", "max_tokens incomplete_status_on_length")
-def test_what_was_cut_says_so(serve: Serve) -> None:
-    whole = serve(ScriptedSession(end="length")).call("POST", PATH, body(max_output_tokens=6)).json
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param({}, marks=conforms("vllm responses", "max_tokens incomplete_status_on_length")),
+        pytest.param(
+            {"tools": [WEATHER], "tool_choice": "required"},
+            marks=conforms("vllm responses", "max_tokens_with_tool_choice_required"),
+        ),
+    ],
+)
+def test_what_was_cut_says_so(serve: Serve, sent: dict[str, Any]) -> None:
+    whole = serve(ScriptedSession(end="length")).call("POST", PATH, body(max_output_tokens=6, **sent)).json
     convert(whole, WholeResponse)
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"} and whole["completed_at"] is None
     assert whole["output"][-1]["status"] == "incomplete" and whole["max_output_tokens"] == 6
