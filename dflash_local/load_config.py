@@ -192,7 +192,13 @@ class LoadConfig:
         "GiB of host memory for conversations that are not on the device now; 0 keeps one conversation.",
         high=4096.0,
         metavar="GIB",
-        planned=False,
+        compared=False,
+    )
+    cache_disk: float = _option(
+        0.0,
+        "GiB on disk for conversations that host memory has no room for, and for a restart; 0: none.",
+        high=65_536.0,
+        metavar="GIB",
         compared=False,
     )
     prefill_chunk: int | None = _option(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dflash_local.events import Finished, Stats, Usage
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import Request, check_integer
 
 BASICS = ("engine", "dtype", "quantize", "device", "context")  # shown of every loaded pair, in places of their own
+Place = Literal["device", "host", "disk"]
 Facts = TypeVar("Facts", bound="SessionFacts")
 
 
@@ -28,6 +29,16 @@ class Verdict:
         """Return it in columns; what to do stands below what was found."""
         first = f"{self.subject:<10} {self.state:<8} {self.text}"
         return (first, f"{'':<19} {self.remedy}") if self.remedy else (first,)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCount:
+    """What conversations come to in one place. ``bytes``: None on the device, whose context is reserved."""
+
+    place: Place
+    sequences: int
+    tokens: int
+    bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,8 @@ def ledger_lines(found: Plan, width: int) -> list[str]:
             rows.append((book.reserve.name, amount(book.reserve.bytes), book.reserve.note))
         rows.append(("needed", amount(book.total), f"of {amount(found.machine.free)} {found.machine.room}"))
         rows += on_host
+        kept = {"in host memory": found.load.cache_memory, "on disk": found.load.cache_disk}
+        rows += [("conversations", gib(size), f"{place}, not counted; at most") for place, size in kept.items() if size]
     return table(columns, rows, width)
 
 

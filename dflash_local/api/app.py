@@ -158,13 +158,16 @@ class _Routes:
     async def metrics(self, _request: HttpRequest) -> Response:
         status, facts = self._endpoint.service.status, self._endpoint.service.facts
         in_server = facts is not None and facts.in_server
-        text = self._endpoint.metrics.text(status.model, status.running, status.waiting + status.set_aside, in_server)
+        held = await self._endpoint.in_thread(self._endpoint.service.held)
+        waiting = status.waiting + status.set_aside
+        text = self._endpoint.metrics.text(status.model, status.running, waiting, in_server, held)
         return Response(text, media_type=None, headers={"content-type": CONTENT_TYPE})
 
     async def status(self, _request: HttpRequest) -> Response:
         service = self._endpoint.service
         status, model = service.status, service.model
         models = await self._endpoint.in_thread(self._endpoint.models)
+        held = await self._endpoint.in_thread(service.held)
         return _json(
             {
                 "version": __version__,
@@ -176,6 +179,8 @@ class _Routes:
                 "waiting": status.waiting,
                 "set_aside": status.set_aside,
                 "last_progress_s": status.last_progress_s,
+                "held": [asdict(each) for each in held],
+                "reused_tokens": self._endpoint.metrics.reused_tokens,
                 "loading": asdict(status.progress) if status.progress is not None else None,
                 "error": status.error.as_dict()["error"] if status.error is not None else None,
                 "keep_alive_s": service.keep_alive_s,

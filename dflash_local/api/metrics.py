@@ -6,13 +6,14 @@ Names as in https://docs.vllm.ai/en/stable/design/metrics/ so that its dashboard
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from dflash_local.events import Event, Finished, Started, Step
+from dflash_local.loaded import HeldCount
 from dflash_local.request import Request
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,6 +28,7 @@ COUNTERS = {
     "spec_decode_num_draft_tokens": "Tokens drafted.",
     "spec_decode_num_accepted_tokens": "Drafted tokens that the target accepted.",
 }
+HELD = {"sequences": "Number", "tokens": "Tokens", "bytes": "Bytes"}  # by their place: device, host, disk
 
 
 class Metrics:
@@ -42,6 +44,10 @@ class Metrics:
 
         self._running = named(Gauge, "num_requests_running", "Requests being answered.")
         self._waiting = named(Gauge, "num_requests_waiting", "Requests waiting.")
+        self._held = {
+            name: Gauge(f"dflash:held_{name}", f"{what} of conversations to go on from.", ("place",), registry=registry)
+            for name, what in HELD.items()
+        }
         self._counters = {name: named(Counter, name, help_text) for name, help_text in COUNTERS.items()}
         places = "Accepted drafted tokens by their place in the draft."
         self._positions = named(Counter, "spec_decode_num_accepted_tokens_per_pos", places, ("position",))
@@ -76,13 +82,26 @@ class Metrics:
     def whole(self, seconds: float) -> None:
         self._whole.observe(seconds)
 
-    def text(self, model: str, running: int, waiting: int, in_server: bool = False) -> str:
+    @property
+    def reused_tokens(self) -> int:
+        """Count prompt tokens that were not run again."""
+        return int(self._registry.get_sample_value("vllm:prefix_cache_hits_total") or 0)
+
+    def text(
+        self, model: str, running: int, waiting: int, in_server: bool = False, held: Sequence[HeldCount] = ()
+    ) -> str:
         """Return all of it, with the gauges of this moment.
 
         Args:
             in_server: a server of another program writes the replies: what it may not report at all is left out until
                 it does.
+            held: of conversations; vLLM has no names for them.
         """
+        for each in held:
+            counts = {"sequences": each.sequences, "tokens": each.tokens, "bytes": each.bytes}
+            for name, count in counts.items():
+                if count is not None:
+                    self._held[name].labels(each.place).set(count)
         self._running.set(running)
         self._waiting.set(waiting)
         families = self._labelled({"model_name": model, "engine": "0"}, in_server)

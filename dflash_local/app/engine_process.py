@@ -44,6 +44,7 @@ from dflash_local.settings import Settings
 from dflash_local.store.owner import Owner
 
 CLOSE_S = 1.5  # until the process ends, whatever it is doing
+SAVE_S = 30.0  # likewise, where it writes conversations to files
 FIRST_COMMAND_S = 60.0  # until the command that started this process opens a pair
 
 
@@ -74,13 +75,14 @@ class EngineProcess:
             self.end()
 
     def end(self) -> None:
-        """End the process: what runs is cancelled, and memory is free within two seconds."""
+        """End the process: what runs is cancelled, and memory is free within two seconds, or when files are written."""
         if self._recorded is not None:
             self._recorded.unlink(missing_ok=True)
         if self._service is not None:
             closing = threading.Thread(target=self._service.close, daemon=True)
             closing.start()
-            closing.join(CLOSE_S)
+            facts = self._service.facts
+            closing.join(SAVE_S if facts is not None and facts.load.cache_disk else CLOSE_S)
         shutil.rmtree(self._record.folder, ignore_errors=True)
         os._exit(0)
 
@@ -97,8 +99,9 @@ class EngineProcess:
                 self._measure(connection, message)
             elif isinstance(message, AskStatus):
                 facts = None if self._service is None else self._service.facts
+                held = () if self._service is None else self._service.held()
                 state: Any = "measuring" if self._measuring else "ready" if facts is not None else "loading"
-                connection.send(ProcessStatus(self._name, state, facts, self._leases))
+                connection.send(ProcessStatus(self._name, state, facts, self._leases, held))
             elif isinstance(message, Stop):
                 self.end()
 

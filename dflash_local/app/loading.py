@@ -18,13 +18,14 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
-from dflash_local.store.paths import packages_folder, speeds_folder
+from dflash_local.store.paths import packages_folder, sequences_folder, speeds_folder
 
 if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
     from dflash_local.service.backend import Backend
     from dflash_local.service.load_steps import LoadSteps
     from dflash_local.store.said_record import SaidRecord
+    from dflash_local.store.sequence_files import SequenceFiles
 
 CHECKED_DEVICE = "cuda"  # what a pair is checked on unasked: on a CPU it would take minutes
 
@@ -295,8 +296,21 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> E
             session.observe = partial(AcceptanceRecord(folder).add_reply, pair.name, facts.block_size)
             session.confidences = ConfidenceRecord(folder, f"{pair.name} with {facts.drafter}, {facts.engine}")
             session.said = said
+        session.keep_on_disk(_sequence_files(pair, session, user))
         session.locks = stack.pop_all()
         return session
+
+
+def _sequence_files(pair: Pair, session: EngineSession, user: Settings) -> SequenceFiles | None:
+    """Return where conversations of a pair as it is loaded are kept on disk; None where they are not."""
+    from dflash_local.check import record
+    from dflash_local.store.sequence_files import SequenceFiles
+
+    root, load = sequences_folder(user), session.facts.load
+    if root is None or not load.cache_disk:
+        return None
+    facts = {**record.facts_of(pair, load), "drafter": session.facts.drafter}
+    return SequenceFiles(root, record.digest(facts), int(load.cache_disk * 2**30))
 
 
 def open_for_replies(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, keep: bool = False) -> Backend:

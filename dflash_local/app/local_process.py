@@ -40,7 +40,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import BusyError, DeviceLostError, Interrupted
 from dflash_local.events import Event, Finished, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
+from dflash_local.loaded import HeldCount, SessionFacts
 from dflash_local.remote.server_log import last_line
 from dflash_local.request import Request
 from dflash_local.settings import Settings
@@ -108,6 +108,12 @@ class LocalProcess:
             raise answer.error()
         return int(answer)
 
+    def held(self) -> tuple[HeldCount, ...]:
+        """Count the conversations that the process can go on from; none where it does not answer."""
+        with suppress(OSError, EOFError, AuthenticationError):
+            return _status(self.record).held
+        return ()
+
     def close(self) -> None:
         """Leave the pair, and wait for the process to end where nobody else uses it."""
         with self.lease, suppress(EOFError, OSError):
@@ -150,10 +156,18 @@ def open_process(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, k
 def running_engines(user: Settings) -> Iterator[tuple[ProcessRecord, ProcessStatus]]:
     """The engine's processes of this user that answer, and what each holds."""
     for record in _engines(user):
-        with suppress(OSError, EOFError, AuthenticationError), _connect(record) as connection:
-            connection.send(AskStatus())
-            if connection.poll(ANSWER_S):
-                yield record, connection.recv()
+        with suppress(OSError, EOFError, AuthenticationError):
+            yield record, _status(record)
+
+
+def _status(record: ProcessRecord) -> ProcessStatus:
+    """Ask a process what it holds. OSError, EOFError, AuthenticationError: it does not answer."""
+    with _connect(record) as connection:
+        connection.send(AskStatus())
+        if not connection.poll(ANSWER_S):
+            raise TimeoutError
+        status: ProcessStatus = connection.recv()
+        return status
 
 
 def _engines(user: Settings) -> Iterator[ProcessRecord]:

@@ -17,7 +17,7 @@ from dflash_local import errors
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import DFlashError, EngineError
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
+from dflash_local.loaded import HeldCount, SessionFacts
 from dflash_local.request import Request
 
 
@@ -68,12 +68,13 @@ class AskStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """What the process holds, for so many commands; without facts while it loads, and while it measures."""
+    """What the process holds, for so many commands, and its conversations; no facts while it loads or measures."""
 
     name: str
     state: Literal["loading", "ready", "measuring"]
     facts: SessionFacts | None
     commands: int
+    held: tuple[HeldCount, ...]
 
 
 @dataclass(frozen=True, slots=True)

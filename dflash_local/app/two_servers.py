@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dflash_local.errors import EngineError, UsageError
 from dflash_local.events import Event
+from dflash_local.loaded import HeldCount
 from dflash_local.remote.openai_body import uncounted
 from dflash_local.request import Request
 
@@ -76,6 +77,10 @@ class TwoServers:
     def set_aside(self) -> bool:
         """Return False: one reply at a time is compared."""
         return False
+
+    def held(self) -> tuple[HeldCount, ...]:
+        """Return nothing: servers do not say."""
+        return ()
 
     def close(self) -> None:
         """End what was launched."""

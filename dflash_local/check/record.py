@@ -84,10 +84,11 @@ def _files(path: Path) -> dict[str, Any]:
 
 def path_of(cache: Path | None, facts: dict[str, Any]) -> Path | None:
     """Where the report of these facts lies; None without a cache folder."""
-    return cache / CHECKS / f"{_digest(facts)}.json" if cache is not None else None
+    return cache / CHECKS / f"{digest(facts)}.json" if cache is not None else None
 
 
-def _digest(facts: dict[str, Any]) -> str:
+def digest(facts: dict[str, Any]) -> str:
+    """Return a name for all that facts say."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -118,13 +119,13 @@ def remember_keys(path: Path | None, pair: Pair, report: Report) -> None:
     """
     for keys in (each.figures["drafter_keys"] for each in report.findings if "drafter_keys" in each.figures):
         if path is not None and pair.drafter is not None:
-            file, digest = path.with_name(KEYS), _digest(_files(pair.drafter))
+            file, state = path.with_name(KEYS), digest(_files(pair.drafter))
             entries = read_kept(file, dict) or {}
-            if entries.pop(digest, {}) != keys:
-                keep(file, json.dumps({**entries, **({digest: keys} if keys else {})}, indent=1) + "\n")
+            if entries.pop(state, {}) != keys:
+                keep(file, json.dumps({**entries, **({state: keys} if keys else {})}, indent=1) + "\n")
 
 
 def measured_keys(cache: Path, drafter: Path) -> dict[str, Any]:
     """What was measured of a drafter; empty where nothing was. CheckpointError: an unreadable file."""
     entries = read_kept(cache / CHECKS / KEYS, dict)
-    return dict(entries.get(_digest(_files(drafter)), {})) if entries else {}
+    return dict(entries.get(digest(_files(drafter)), {})) if entries else {}

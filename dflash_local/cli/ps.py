@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.cli import options as opt
@@ -19,6 +20,7 @@ COLUMNS = (
     Column("LOADED AS"),
     Column("CONTEXT", right=True),
     Column("REQUESTS", right=True),
+    Column("CONVERSATIONS", right=True),
     Column("ADDRESS"),
     Column("PROCESS", right=True),
 )
@@ -58,6 +60,7 @@ def _engine(pid: int, status: ProcessStatus) -> dict[str, Any]:
         "url": "",
         "pid": pid,
         "commands": status.commands,
+        "held": [asdict(each) for each in status.held],
         "facts": None if status.facts is None else status.facts.as_dict(),
     }
 
@@ -80,6 +83,8 @@ def _status_of(record: ProcessRecord, user: Settings) -> dict[str, Any] | None:
         "pid": served.get("pid", record.owner.pid),
         "running": served.get("running"),
         "waiting": served.get("waiting"),
+        "held": served.get("held", []),
+        "reused_tokens": served.get("reused_tokens"),
         "keep_alive_s": served.get("keep_alive_s"),
         "facts": facts if isinstance(facts, dict) and served["state"] == "ready" else None,
     }
@@ -103,6 +108,12 @@ def _cells(server: dict[str, Any]) -> tuple[str, ...]:
         "" if facts is None else facts.loaded_as,
         "" if facts is None else tokens(facts.context),
         used if running is None else f"{running} running, {waiting} waiting",
+        _held(server["held"]),
         server["url"],
         str(server["pid"] or ""),
     )
+
+
+def _held(counts: list[dict[str, Any]]) -> str:
+    """Say how many conversations lie where: ``1 device, 2 disk``."""
+    return ", ".join(f"{each['sequences']} {each['place']}" for each in counts if each["sequences"])

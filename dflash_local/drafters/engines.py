@@ -48,7 +48,7 @@ class Proposer(Protocol):
         """Return a copy of the context."""
 
     def put(self, held: Any) -> None:
-        """Go on from what ``hold`` gave, which is used up by it."""
+        """Go on from a copy of what ``hold`` gave."""
 
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         """Draft ``count`` ids behind ``ids``, all of the text, whose last one is the anchor."""

@@ -21,8 +21,8 @@ from dflash_local.engine.drafter_precision import (
     share_head,
 )
 from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.engine.held_sequences import KEPT_SNAPSHOTS
 from dflash_local.engine.sampling import Sampler
-from dflash_local.engine.session import KEPT_SNAPSHOTS
 from dflash_local.errors import DFlashError, KernelError
 from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.jit import why_no_kernels

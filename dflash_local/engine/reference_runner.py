@@ -221,7 +221,7 @@ class ReferenceRunner(SequenceRunner):
 
     def put(self, ids: Sequence[int], held: HeldCaches, rest: Sequence[int] = ()) -> None:
         self._pending = None
-        self.target.kv = held.kv
+        self.target.kv = held.kv.copy()
         self.target.restore(held.point)
         for each, context in zip(self.drafters, held.contexts, strict=True):
             each.put(context)

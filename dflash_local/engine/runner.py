@@ -15,6 +15,8 @@ from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.errors import EngineError, NumericsError
 from dflash_local.models.transformers_target import Forward
 
+SNAPSHOT_EVERY = 4096  # tokens of a prompt
+
 Cut = Callable[[Sequence[float]], int]  # from the confidences of a block's drafts to the rows that are verified
 
 
@@ -57,6 +59,10 @@ class Runner(Protocol):
     @property
     def name(self) -> str:
         """Return the engine's name, as ``--engine`` takes it."""
+
+    @property
+    def drafters(self) -> tuple[Any, ...]:
+        """Return ``proposer`` and ``own``, as far as they are there."""
 
     @property
     def target(self) -> ScoringTarget | None:
@@ -137,7 +143,7 @@ class Runner(Protocol):
 
         Args:
             ids: the whole prompt; ``committed`` is a proper prefix of it.
-            stable: position to take a snapshot at, if it lies in the part to process.
+            stable: position to take a snapshot at, if it lies in the part to process; others are taken on the way.
         """
 
     def launch(self, cut: Cut | None = None, copied: Sequence[int] = ()) -> None:
@@ -166,14 +172,17 @@ class Runner(Protocol):
     def restart(self, length: int, point: Any) -> None:
         """Keep the first ``length`` committed tokens; ``point``: their snapshot, where ``holds`` says no."""
 
+    def snapshot(self) -> Snapshot:
+        """Return what ``restart`` takes to go back to what is committed."""
+
     def hold(self, most_bytes: int) -> Any:
         """Return a copy of the state behind what is committed, in host memory; None where that takes more bytes, or
         cannot be.
         """
 
     def put(self, ids: Sequence[int], held: Any, rest: Sequence[int] = ()) -> None:
-        """Go on from committed ``ids`` and what ``hold`` gave behind them, which may be used up by it. ``rest``: ids of
-        the sequence that follow.
+        """Go on from committed ``ids`` and a copy of what ``hold`` gave behind them. ``rest``: ids of the sequence that
+        follow.
         """
 
     def oracle_drafter(self, text: Sequence[int]) -> Any:
@@ -226,10 +235,13 @@ class PrefillStep:
     first: Cycle | None
 
 
-def chunks(start: int, total: int, stable: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a prompt from ``start`` on, of at most ``size``; one ends at ``stable`` inside it."""
+def chunks(start: int, total: int, stable: int, size: int, every: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a prompt from ``start`` on, of at most ``size``; one ends at ``stable`` inside it, and at each
+    multiple of ``every``.
+    """
     while start < total:
         end = min(start + size, total)
+        end = min(end, (start // every + 1) * every) if every else end
         end = stable if start < stable < end else end
         yield start, end
         start = end
@@ -284,7 +296,8 @@ class SequenceRunner:
             raise EngineError("nothing of the prompt was left to process")
         self.ids = list(ids)
         tensor = torch.tensor(self.ids, dtype=torch.long, device=self.target.device)
-        for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk):
+        every = SNAPSHOT_EVERY if self.takes_snapshots else 0
+        for at, end in chunks(start, len(ids), stable, self.target.prefill_chunk, every):
             out = self.target.prefill(tensor[at:end], self._with_taps)
             if out.taps is not None:
                 self._extend(out.taps, tensor[at:end], at)
@@ -292,7 +305,9 @@ class SequenceRunner:
             first = self._first(out.hidden[-1:], tensor) if end == len(ids) else None
             del out  # the next chunk wants its memory
             # Templates render an old reply without its thinking: the next prompt goes back to where the text is stable.
-            point = self.snapshot() if end == stable and self.takes_snapshots else None
+            # A later prompt may also leave this one anywhere inside it.
+            kept = every and (end == stable or end % every == 0)
+            point = self.snapshot() if kept else None
             yield PrefillStep(end - start, len(ids) - start, point, first)
 
     def snapshot(self) -> Snapshot:

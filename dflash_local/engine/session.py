@@ -17,19 +17,18 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine import device_faults
 from dflash_local.engine.generation_loop import GenerationLoop, SetAside
 from dflash_local.engine.grammar import Grammar, Vocabulary
-from dflash_local.engine.held_sequences import LEAST, HeldSequence, HeldSequences, hosted
+from dflash_local.engine.held_sequences import LEAST, POINTS_SHARE, HeldSequence, HeldSequences, hosted, thinned
 from dflash_local.engine.runner import Runner, Snapshot
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
-from dflash_local.loaded import SessionFacts, nothing_done
+from dflash_local.loaded import HeldCount, SessionFacts, nothing_done
 from dflash_local.request import Request
 from dflash_local.shared_prefix import common_length
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.said_record import SaidRecord
+from dflash_local.store.sequence_files import SequenceFiles
 from dflash_local.text_index import TextIndex
-
-KEPT_SNAPSHOTS = 2
 
 
 class Session:
@@ -54,7 +53,9 @@ class Session:
         self.confidences = ConfidenceRecord(None)
         self.said: SaidRecord | None = None
         self.locks = ExitStack()
-        self._held = HeldSequences(int(facts.load.cache_memory * 2**30))
+        memory = int(facts.load.cache_memory * 2**30)
+        self._points_bytes = memory // POINTS_SHARE if runner.takes_snapshots else 0
+        self._held = HeldSequences(memory - self._points_bytes, lambda: runner.drafters)
         self._turn = 0  # tokens of the last prompt that the next turn of its conversation has, too
         self._snapshots: list[Snapshot] = []
         self._vocabulary: Vocabulary | None = None  # made for the first constraint
@@ -141,7 +142,7 @@ class Session:
         if loop is None:
             return True
         try:
-            if not loop.set_aside(self._snapshots, self._turn, self._room()):
+            if not loop.set_aside(self._snapshots, self._turn, self._room(self._held.most_bytes)):
                 return False
         except (RuntimeError, MemoryError) as error:
             if not device_faults.is_out_of_memory(error):
@@ -254,6 +255,8 @@ class Session:
         self.runner.restart(common, point)
         self.index.truncate(common)
         self._snapshots = [s for s in self._snapshots if s.length <= common]
+        if common and point is None and self.runner.takes_snapshots:  # behind the last reply
+            self.remember(self.runner.snapshot())
         self._turn = prompt.stable
         return common
 
@@ -273,14 +276,11 @@ class Session:
         serves it better.
         """
         runner = self.runner
-        match = self._held.find(ids[:-1], runner.takes_snapshots)
-        if match is not None and match.length <= self._kept(ids[:-1], with_drafts)[0]:
-            match = None
+        held = self._held.take(ids[:-1], runner.takes_snapshots, self._kept(ids[:-1], with_drafts)[0])
         self._leave(ids)
-        if match is not None:
-            self._held.take(match.held)
-            runner.put(match.held.ids, match.held.state)
-            self._snapshots = list(match.held.points)
+        if held is not None:
+            runner.put(held.ids, held.state)
+            self._snapshots = list(held.points)
             self.index.truncate(0)
 
     def _leave(self, ids: list[int]) -> None:
@@ -288,13 +288,14 @@ class Session:
         if len(self.runner.committed) >= LEAST and common_length(self.runner.committed, ids) < self._turn:
             self._hold()
 
-    def _room(self) -> int:
-        return min(self._held.most_bytes, psutil.virtual_memory().available // 2)
+    @staticmethod
+    def _room(most_bytes: int) -> int:
+        return min(most_bytes, psutil.virtual_memory().available // 2)
 
     def _hold(self) -> None:
         """Hold the runner's sequence as it is, if the host has room for it."""
         try:
-            state = self.runner.hold(self._room())
+            state = self.runner.hold(self._room(self._held.most_held))
             if state is not None:
                 held = HeldSequence(list(self.runner.committed), state, hosted(tuple(self._snapshots)))
                 self._held.keep(held)
@@ -305,7 +306,17 @@ class Session:
     def remember(self, point: Snapshot | None) -> None:
         """Keep a snapshot for later turns."""
         if point is not None:
-            self._snapshots = [*self._snapshots, point][-KEPT_SNAPSHOTS:]
+            others = [each for each in self._snapshots if each.length != point.length]
+            self._snapshots = thinned([*others, point], self._points_bytes)
+
+    def keep_on_disk(self, files: SequenceFiles | None) -> None:
+        """Move what host memory has no room for, and all when this is closed, to files; and look for prompts there."""
+        self._held.files = files
+
+    def held(self) -> tuple[HeldCount, ...]:
+        """Count the conversations that a prompt may go on from; from any thread."""
+        tokens = len(self.runner.committed)
+        return HeldCount("device", int(tokens > 0), tokens, None), *self._held.counts()
 
     def reset(self) -> None:
         """Forget all conversations."""
@@ -317,7 +328,12 @@ class Session:
         self._snapshots.clear()
         self.runner.restart(0, None)
 
+    @torch.inference_mode()
     def close(self) -> None:
+        if self._held.files is not None and not self._lost:
+            if len(self.runner.committed) >= LEAST:
+                self._hold()
+            self._held.save()
         self._snapshots.clear()
         self._held.clear()
         if self.tokenizer is not None:

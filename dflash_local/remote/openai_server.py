@@ -23,7 +23,7 @@ from dflash_local.errors import (
     UsageError,
 )
 from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
-from dflash_local.loaded import nothing_done
+from dflash_local.loaded import HeldCount, nothing_done
 from dflash_local.remote import server_metrics
 from dflash_local.remote.endpoint import ANSWER_S, ServerEndpoint, within
 from dflash_local.remote.event_stream import PATIENCE, EventStream, Patience, broken_off, stream_error
@@ -109,6 +109,10 @@ class OpenAIServer:
     def count(self, request: Request) -> int:
         """Raise UsageError: the server applies the chat template, and tells the count with a reply alone."""
         raise uncounted()
+
+    def held(self) -> tuple[HeldCount, ...]:
+        """Return nothing: servers do not say."""
+        return ()
 
     def close(self) -> None:
         """End the server where it was launched for this, and is not kept."""

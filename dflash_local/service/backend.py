@@ -15,7 +15,7 @@ from dflash_local.chat.tool_calls import GENERAL_FORM, CallFormat
 from dflash_local.errors import DFlashError
 from dflash_local.events import Event, LoadProgress, Mode
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
+from dflash_local.loaded import HeldCount, SessionFacts
 from dflash_local.request import Request, SamplingParams
 
 State = Literal["ready", "loading", "unloaded", "broken"]
@@ -27,7 +27,8 @@ class Backend(Protocol):
     ``generate`` prepares the prompt when it is called, and makes the reply while it is iterated: an error of the
     call is one of the request, never of the engine. It stops within one cycle once ``cancelled`` returns True.
     ``count`` returns the tokens of the prompt that ``generate`` would prepare, also from another thread while a reply
-    is made; UsageError where the backend cannot tell.
+    is made; UsageError where the backend cannot tell. ``held`` counts the conversations that it can go on
+    from, likewise.
 
     ``set_aside`` lets another reply begin while an iterator is paused, which goes on as if nothing had been when it is
     iterated again, or ends without the device if it is cancelled by then; False where that cannot be. It is None where
@@ -40,6 +41,8 @@ class Backend(Protocol):
     def generate(self, request: Request, cancelled: Callable[[], bool] = ...) -> Iterator[Event]: ...
 
     def count(self, request: Request) -> int: ...
+
+    def held(self) -> tuple[HeldCount, ...]: ...
 
     @property
     def set_aside(self) -> Callable[[], bool] | None: ...

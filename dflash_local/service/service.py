@@ -27,7 +27,7 @@ from dflash_local.errors import (
 )
 from dflash_local.events import Event, LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts, nothing_done
+from dflash_local.loaded import HeldCount, SessionFacts, nothing_done
 from dflash_local.request import Request, SamplingParams
 from dflash_local.service.answering import Outcome, answer
 from dflash_local.service.backend import Backend, Find, Model, State, Status
@@ -129,10 +129,8 @@ class Service:
         with self._changed:
             since = None if self._last is None else time.monotonic() - self._last
             state: State = "ready" if self._backend is not None else "unloaded"
-            if self._loading is not None:
-                state = "loading"
-            elif self._error is not None:
-                state = "broken"
+            if self._loading is not None or self._error is not None:
+                state = "broken" if self._loading is None else "loading"
             running, waiting, aside = self._turns.counts()
             name, waiting = self._model.name, waiting + self._callers
             return Status(name, state, running, waiting, aside, since, self._loading, self._error)
@@ -171,6 +169,11 @@ class Service:
             with self._changed:
                 self._counting -= 1
                 self._idle_since = time.monotonic()
+
+    def held(self) -> tuple[HeldCount, ...]:
+        """Count the conversations that the loaded pair can go on from; none where it is not loaded, or lost."""
+        backend = self._backend
+        return () if backend is None else backend.held()
 
     @contextmanager
     def _loaded(self, model: str | None = None) -> Iterator[None]:

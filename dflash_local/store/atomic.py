@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+Data = bytes | str | Sequence[bytes | memoryview]  # in pieces where it is large
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
@@ -22,9 +24,9 @@ def make_private(folder: Path) -> None:
             os.mkdir(path, FOLDER_MODE)
 
 
-def write_atomic(path: Path, data: bytes | str, mode: int = FILE_MODE) -> None:
+def write_atomic(path: Path, data: Data, mode: int = FILE_MODE) -> None:
     """Replace the file with the data: readers see the old content or the new, never a part. OSError: it failed."""
-    raw = data.encode("utf-8") if isinstance(data, str) else data
+    pieces = (data.encode("utf-8"),) if isinstance(data, str) else (data,) if isinstance(data, bytes) else data
     make_private(path.parent)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -32,7 +34,8 @@ def write_atomic(path: Path, data: bytes | str, mode: int = FILE_MODE) -> None:
         with os.fdopen(descriptor, "wb") as file:
             if hasattr(os, "fchmod"):  # the umask may have taken bits away
                 os.fchmod(file.fileno(), mode)
-            file.write(raw)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

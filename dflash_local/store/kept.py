@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dflash_local.json_text import parse_json
-from dflash_local.store.atomic import write_atomic
+from dflash_local.store.atomic import Data, write_atomic
 
 Kept = TypeVar("Kept")
 
 _unkept: dict[Path, str] = {}  # why nothing could be written, by folder, since it was told
 
 
-def keep(path: Path, data: bytes | str) -> bool:
+def keep(path: Path, data: Data) -> bool:
     """Write a file as ``write_atomic`` does; False where the disk is full or read-only."""
     try:
         write_atomic(path, data)

@@ -29,6 +29,11 @@ def speeds_folder(settings: Settings) -> Path | None:
     return settings.cache_dir / "speeds" if settings.cache_dir else None
 
 
+def sequences_folder(settings: Settings) -> Path | None:
+    """Return where conversations' states are kept; None when there is no home folder."""
+    return settings.cache_dir / "sequences" if settings.cache_dir else None
+
+
 def packages_folder(settings: Settings) -> Path | None:
     """Return where files of packages of the Python registry are kept; None when there is no home folder."""
     return settings.cache_dir / "packages" if settings.cache_dir else None

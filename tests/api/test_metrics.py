@@ -11,7 +11,8 @@ from tests.api.conftest import Running, Serve, wait_until
 from tests.service.scripted import STATS, ScriptedSession
 
 LINE = re.compile(
-    r'(vllm:[a-z0-9_]+)\{engine="0",(?:([a-z_]+)="([^"]*)",)?model_name="scripted"(?:,position="(\d)")?\} ([0-9.e+-]+)'
+    r'(?:vllm|dflash):([a-z0-9_]+)\{engine="0",(?:([a-z_]+)="([^"]*)",)?model_name="scripted"'
+    r'(?:,(?:position|place)="(\w+)")?\} ([0-9.e+-]+)'
 )
 NAMES = {
     *("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "generation_tokens_total"),
@@ -29,7 +30,7 @@ def samples(server: Running) -> dict[tuple[str, str], float]:
         if not line.startswith("#"):
             match = LINE.fullmatch(line)
             assert match, f"no sample: {line}"
-            found[match[1].removeprefix("vllm:"), match[3] or match[4] or ""] = float(match[5])
+            found[match[1], match[3] or match[4] or ""] = float(match[5])
     return found
 
 
@@ -47,6 +48,8 @@ def test_the_counters_say_what_happened(serve: Serve) -> None:
     assert per_position == [4, 2, 0] and sum(per_position) == 6
     assert found["e2e_request_latency_seconds_bucket", "+Inf"] == found["e2e_request_latency_seconds_count", ""] == 2
     assert found["time_to_first_token_seconds_count", ""] == 2
+    assert [found["held_tokens", place] for place in ("device", "host", "disk")] == [700, 3000, 0]
+    assert found["held_sequences", "host"] == 2 and found["held_bytes", "host"] == 4000
     assert found["num_requests_running", ""] == found["num_requests_waiting", ""] == 0
 
 

@@ -20,6 +20,7 @@ from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client, record_by_hand
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
+ENDS = "ADDRESS", "PROCESS"
 NOTHING = "Nothing is being served; dflash serve MODEL or dflash web starts it.\n"
 
 
@@ -62,7 +63,9 @@ def test_a_server_says_what_it_keeps(serving: Callable[..., Result], cli: Cli, o
     assert (server["running"], server["waiting"], server["keep_alive_s"]) == (0, 0, 3600.0)
     assert server["facts"]["context"] == 512 and json.dumps(server)
     titles, row = lines([server], 200)
-    assert titles.split() == ["MODEL", "STATE", "LOADED", "AS", "CONTEXT", "REQUESTS", "ADDRESS", "PROCESS"]
+    assert titles.split() == ["MODEL", "STATE", "LOADED", "AS", "CONTEXT", "REQUESTS", "CONVERSATIONS", *ENDS]
+    assert "1 device, 2 host" in row and server["held"][1]["bytes"] == 4000 and server["reused_tokens"] == 0
+    assert seen["empty"]["held"] == []
     assert row.split()[:6] == ["demo", "ready", "reference", "float32", "cpu", "512"] and server["url"] in row
     stale = record_by_hand(own_home, seen["record"]["address"], pid=2**22 + 1)  # it was killed: the record is left
     assert cli("ps").out == NOTHING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -9,9 +10,11 @@ from random import Random
 import pytest
 import torch
 
-from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.engine.held_sequences import SHORT, HeldSequence, HeldSequences
+from dflash_local.engine import LoadConfig, Session, load, runner
+from dflash_local.engine.held_sequences import KEPT_SNAPSHOTS, LEAST, SHORT, HeldSequence, HeldSequences, thinned
 from dflash_local.events import Started, Step
+from dflash_local.models.transformers_target import TargetSnapshot
+from dflash_local.store.sequence_files import SequenceFiles
 from tests.engine.named_pairs import DSPARK, named_pair
 from tests.engine_sessions import Reply, ask
 
@@ -39,7 +42,18 @@ class Chat:
         self.ids += [self._draw.randrange(10, 90) for _ in range(new)]
         reply = ask(session, self.ids, SAID, block_size=4)
         self.ids += reply.ids
-        return prefilled(reply), [(step.token_ids, step.drafted, step.accepted) for step in reply.find(Step)]
+        return prefilled(reply), cycles_of(reply)
+
+
+def on_disk(name: str, engine: str, folder: Path, files: Path) -> Session:
+    """Open a session with no room in host memory."""
+    session = open_session(name, engine, folder, cache_memory=0.0)
+    session.keep_on_disk(SequenceFiles(files, "key", 2**30))
+    return session
+
+
+def cycles_of(reply: Reply) -> list[tuple[object, ...]]:
+    return [(step.token_ids, step.drafted, step.accepted) for step in reply.find(Step)]
 
 
 def prefilled(reply: Reply) -> int:
@@ -80,6 +94,93 @@ def test_a_conversation_whose_reply_is_left_out_goes_on_before_it(name: str, eng
     assert again.ids == reply.ids and prefilled(again) == FIRST + 3, "nothing is left"
 
 
+@pytest.mark.parametrize("engine", ["fused", "reference"])
+def test_one_that_begins_as_another_leaves_it(engine: str, tmp_path: Path) -> None:
+    session = open_session("qwen3-dflash2-b8", engine, tmp_path)
+    chat = Chat(1)
+    chat.turn(session, FIRST)
+    Chat(2).turn(session, MORE)
+    begun = ask(session, [*chat.ids[:100], *range(10, 90)], SAID)
+    assert prefilled(begun) == 80
+    assert chat.turn(session, MORE)[0] == MORE + 1
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES[4:])
+def test_a_restart_finds_the_last_conversations_on_disk(name: str, engine: str, tmp_path: Path) -> None:
+    session = on_disk(name, engine, tmp_path / "before", tmp_path / "files")
+    chats = Chat(1), Chat(2)
+    for chat in chats:
+        chat.turn(session, FIRST)
+    session.close()
+    session = on_disk(name, engine, tmp_path / "after", tmp_path / "files")
+    prompts = [[*chat.ids, 91, 92] for chat in chats]
+    restored = [ask(session, prompt, SAID, block_size=4) for prompt in prompts]
+    assert [prefilled(reply) for reply in restored] == [3, 3], "what is new, and the last token of the reply before"
+    session.keep_on_disk(None)
+    for prompt, reply in zip(prompts, restored, strict=True):
+        session.reset()
+        assert cycles_of(ask(session, prompt, SAID, block_size=4)) == cycles_of(reply)
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES[:4])
+@pytest.mark.parametrize("lengths", [(LEAST + 64,), pytest.param(range(LEAST, LEAST + 512), marks=pytest.mark.slow)])
+def test_of_every_length_it_comes_back_as_it_was(
+    name: str, engine: str, lengths: Sequence[int], tmp_path: Path
+) -> None:
+    """From host memory, and from a file: the same cycles as after a cold start."""
+    sessions = open_session(name, engine, tmp_path), on_disk(name, engine, tmp_path, tmp_path / "files")
+    for length in lengths:
+        replies = []
+        for session in sessions:
+            chat = Chat(length)
+            chat.turn(session, length)
+            prompt = [*chat.ids, 91, 92]
+            Chat(1).turn(session, MORE)
+            replies.append(ask(session, prompt, SAID, block_size=4))
+        sessions[0].reset()
+        cold = ask(sessions[0], prompt, SAID, block_size=4)
+        assert [prefilled(each) for each in (*replies, cold)] == [3, 3, len(prompt)]
+        assert [cycles_of(each) for each in replies] == 2 * [cycles_of(cold)], length
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES[:2])
+def test_snapshots_on_the_way_let_a_prompt_be_left_inside(
+    name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a recurrent state: in the prompt, and behind a reply; they come back from a file."""
+    monkeypatch.setattr(runner, "SNAPSHOT_EVERY", 64)
+    session, files = open_session(name, engine, tmp_path), SequenceFiles(tmp_path / "files", "key", 2**30)
+    session.keep_on_disk(files)
+    chat = Chat(1)
+    chat.turn(session, FIRST)
+    replied = chat.ids
+    chat.turn(session, MORE)
+    session.close()
+    session = open_session(name, engine, tmp_path)
+    session.keep_on_disk(files)
+    edited = ask(session, [*replied, 91, 92], SAID, block_size=4)
+    assert prefilled(edited) == 3, "the last token of the reply is run again"
+    left = ask(session, [*replied[:200], 91, 92], SAID, block_size=4)
+    assert prefilled(left) == 200 - 192 + 2
+    session.reset()
+    session.keep_on_disk(None)
+    for prompt, reply in (([*replied, 91, 92], edited), ([*replied[:200], 91, 92], left)):
+        assert cycles_of(ask(session, prompt, SAID, block_size=4)) == cycles_of(reply)
+        session.reset()
+
+
+def test_snapshots_that_lie_closest_together_go_first() -> None:
+    points = [TargetSnapshot(length, (), ((torch.zeros(10),),)) for length in (100, 200, 290, 300, 400, 500, 501)]
+
+    def kept(count: int) -> list[int]:
+        return [point.length for point in thinned(points, count * 40)]
+
+    assert kept(5) == [100, 200, 290, 300, 400, 500, 501]
+    assert kept(4) == [100, 200, 300, 400, 500, 501]
+    assert kept(2) == [200, 400, 500, 501]
+    assert kept(0) == [500, 501] and len(kept(0)) == KEPT_SNAPSHOTS
+
+
 def test_without_memory_for_it_one_conversation_is_kept(tmp_path: Path) -> None:
     session = open_session("demo-hybrid", "fused", tmp_path, cache_memory=0.0)
     chat = Chat(1)
@@ -87,6 +188,7 @@ def test_without_memory_for_it_one_conversation_is_kept(tmp_path: Path) -> None:
         whole = len(chat.ids) + FIRST
         assert chat.turn(session, FIRST)[0] == whole
         Chat(2).turn(session, FIRST)
+    assert [each.sequences for each in session.held()] == [1, 0, 0]
 
 
 def test_what_is_used_least_makes_room_and_short_ones_first() -> None:
@@ -98,8 +200,7 @@ def test_what_is_used_least_makes_room_and_short_ones_first() -> None:
         held_sequences.keep(held(first, length))
 
     def kept() -> list[int]:
-        found = [held_sequences.find([first, *range(3 * SHORT)], whole=True) for first in range(1, 6)]
-        return [first for first, match in enumerate(found, start=1) if match is not None and match.length]
+        return sorted(each.ids[0] for each in held_sequences.held)
 
     assert kept() == [1, 2, 3]
     held_sequences.keep(held(2, 2 * SHORT + SHORT // 2))

@@ -17,7 +17,7 @@ from dflash_local.config.features import ModelConfig  # noqa: E402
 from dflash_local.config.read_model import read_model  # noqa: E402
 from dflash_local.drafters.dflash.layout import DFlashConfig  # noqa: E402
 from dflash_local.drafters.dflash.reference import DrafterModel  # noqa: E402
-from dflash_local.engine import session  # noqa: E402
+from dflash_local.engine import held_sequences  # noqa: E402
 from dflash_local.engine.load_pair import DEFAULT_CONTEXT  # noqa: E402
 from dflash_local.layout.quantized import quantized  # noqa: E402
 from dflash_local.models import drafter_weights, load_target, rope, transformers_config, transformers_target  # noqa: E402
@@ -54,7 +54,7 @@ def drafter_of(biased: bool = False, second: bool = False) -> DFlashConfig:
 def test_the_rooms_agree_on_constants() -> None:
     assert transformers_target.KVCache().capacity == memory.FIRST_ROWS
     assert rope.FIRST_ROWS == memory.FIRST_TABLE_ROWS
-    assert session.KEPT_SNAPSHOTS + 1 == load.SNAPSHOTS
+    assert held_sequences.KEPT_SNAPSHOTS + 1 == load.SNAPSHOTS
     assert DEFAULT_CONTEXT == plan.DEFAULT_CONTEXT
     assert set(load_target.DTYPES) == set(formats.DTYPE_BYTES)
 

@@ -27,11 +27,12 @@ from dflash_local.events import (
     Usage,
 )
 from dflash_local.load_config import LoadConfig
-from dflash_local.loaded import SessionFacts
+from dflash_local.loaded import HeldCount, SessionFacts
 from dflash_local.request import Request
 from dflash_local.service.backend import Backend, Model
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.said_record import SaidRecord
+from dflash_local.store.sequence_files import SequenceFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,12 @@ class ScriptedSession:
 
     def set_aside(self) -> bool:
         return self.takes_turns
+
+    def keep_on_disk(self, files: SequenceFiles | None) -> None:
+        pass
+
+    def held(self) -> tuple[HeldCount, ...]:
+        return HeldCount("device", 1, 700, None), HeldCount("host", 2, 3000, 4000), HeldCount("disk", 0, 0, 0)
 
     def _events(self, request: Request, cancelled: Callable[[], bool], fault: BaseException | None) -> Iterator[Event]:
         if isinstance(fault, DFlashError) and fault.message.startswith("at once"):

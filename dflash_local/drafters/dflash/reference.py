@@ -309,7 +309,7 @@ class DFlashProposer:
         return self._cache.copy()
 
     def put(self, held: ContextCache) -> None:
-        self._cache = held
+        self._cache = held.copy()
 
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         anchor = torch.tensor(ids[-1:], device=self.target.device)

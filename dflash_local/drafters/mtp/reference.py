@@ -100,11 +100,13 @@ class MTPProposer:
         del self._hidden[length:]
         self._cache.length = min(self._cache.length, max(length - 1, 0))
 
-    def hold(self) -> tuple[list[torch.Tensor], KVCache]:
-        return list(self._hidden), self._cache.copy()
+    def hold(self) -> tuple[torch.Tensor | None, KVCache]:
+        return torch.stack(self._hidden) if self._hidden else None, self._cache.copy()
 
-    def put(self, held: tuple[list[torch.Tensor], KVCache]) -> None:
-        self._hidden, self._cache = held
+    def put(self, held: tuple[torch.Tensor | None, KVCache]) -> None:
+        hidden, cache = held
+        self._cache = cache.copy()
+        self._hidden = [] if hidden is None else list(hidden.unbind())
 
     def propose(self, ids: Sequence[int], count: int, sampler: Sampler, noise: torch.Tensor | None) -> Drafts:
         drafts, margins = list[torch.Tensor](), list[torch.Tensor]()
