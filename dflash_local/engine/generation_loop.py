@@ -113,11 +113,11 @@ class GenerationLoop:
         """
         session, runner = self.session, self.runner
         if self.request.block_size is not None or not Scheduler.adapts(runner, self.block):
-            return Scheduler(runner, self.block, session.index, fixed=True)
+            return Scheduler(runner, self.block, session.conversations.index, fixed=True)
         known = session.guided_schedulers if self.processors else session.schedulers
         greedy = self.request.sampling.greedy
         if greedy not in known:
-            known[greedy] = Scheduler(runner, self.block, session.index)
+            known[greedy] = Scheduler(runner, self.block, session.conversations.index)
             known[greedy].recall(session.confidences.read(greedy))
         known[greedy].begin(self.kind.name)
         return known[greedy]
@@ -132,13 +132,13 @@ class GenerationLoop:
             yield Started(len(prompt), 0, 0.0, prompt_ids)
             yield self._finish(self.reason)
             return
-        reused = self.session.reuse(self.rendered, self.drafting)
+        reused = self.session.conversations.reuse(self.rendered, self.drafting)
         ids = torch.tensor(prompt, dtype=torch.long, device=self.runner.device)
         self._sampler = Sampler(self.request.sampling, self.seed, self.runner.vocab_size, ids, self.processors)
         self._begin()
         first: Cycle | None = None
         for step in self.runner.prefill(prompt, self.rendered.stable):
-            self.session.remember(step.point)
+            self.session.conversations.remember(step.point)
             yield PrefillProgress(step.done, step.total)
             if self._is_stopped():
                 first = None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
-import psutil
 import torch
 
 from dflash_local.chat.answer_ids import AnswerIds, answer_ids
@@ -15,20 +14,18 @@ from dflash_local.chat.channels import prompt_opens_thinking
 from dflash_local.chat.template import Rendered, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.engine import device_faults
+from dflash_local.engine.conversations import Conversations, room_of
 from dflash_local.engine.generation_loop import GenerationLoop, SetAside
 from dflash_local.engine.grammar import Grammar, Vocabulary
-from dflash_local.engine.held_sequences import LEAST, POINTS_SHARE, HeldSequence, HeldSequences, hosted, thinned
-from dflash_local.engine.runner import Runner, Snapshot
+from dflash_local.engine.runner import Runner
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
 from dflash_local.loaded import HeldCount, SessionFacts, nothing_done
 from dflash_local.request import Request
-from dflash_local.shared_prefix import common_length
 from dflash_local.store.confidence_record import ConfidenceRecord
 from dflash_local.store.said_record import SaidRecord
 from dflash_local.store.sequence_files import SequenceFiles
-from dflash_local.text_index import TextIndex
 
 
 class Session:
@@ -38,14 +35,13 @@ class Session:
         drafts: False where the drafter is not to be used: every request is answered in mode ``ar``.
         observe: told the figures of each reply that ended. confidences, said: what is learnt of them, and the ids that
             they say, are kept there then.
-        locks: released behind the model, when it is closed.
+        conversations: on the device, and those that wait. locks: released behind the model, when it is closed.
     """
 
     def __init__(
         self, runner: Runner, facts: SessionFacts, tokenizer: Tokenizer | None, stop_ids: frozenset[int]
     ) -> None:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
-        self.index = TextIndex()  # of the runner's sequence
         self.schedulers: dict[bool, Scheduler] = {}  # what was learnt, by whether sampling is greedy
         self.guided_schedulers: dict[bool, Scheduler] = {}  # of replies held to a grammar, which replaces drafts
         self.drafts = True
@@ -53,11 +49,7 @@ class Session:
         self.confidences = ConfidenceRecord(None)
         self.said: SaidRecord | None = None
         self.locks = ExitStack()
-        memory = int(facts.load.cache_memory * 2**30)
-        self._points_bytes = memory // POINTS_SHARE if runner.takes_snapshots else 0
-        self._held = HeldSequences(memory - self._points_bytes, lambda: runner.drafters)
-        self._turn = 0  # tokens of the last prompt that the next turn of its conversation has, too
-        self._snapshots: list[Snapshot] = []
+        self.conversations = Conversations(runner, int(facts.load.cache_memory * 2**30))
         self._vocabulary: Vocabulary | None = None  # made for the first constraint
         self._answers: dict[tuple[bool, bool], AnswerIds] = {}  # likewise, by what ``answer_ids`` takes
         self._lost = False  # the device's context is
@@ -114,13 +106,13 @@ class Session:
                 raise
         finally:
             if loop.aside is not None:
-                self._held.most_bytes += loop.aside.sequence.nbytes
-                self._held.keep(loop.aside.sequence)
+                self.conversations.held.most_bytes += loop.aside.sequence.nbytes
+                self.conversations.held.keep(loop.aside.sequence)
             elif self._running is loop:
                 self._running = None
                 held = 0 if self._lost else len(self.runner.committed)
                 if not whole and not self._lost:  # whatever broke, half-written caches must not answer the next request
-                    self._begin_anew()
+                    self.conversations.begin_anew()
         if whole:
             self.observe(loop.stats)
             if (scheduler := self.schedulers.get(request.sampling.greedy)) is not None:
@@ -138,11 +130,11 @@ class Session:
         What it takes is a part of ``--cache-memory``. It says what it says alone: all that its cycles depend on is
         copied, and noise follows from seed and position.
         """
-        loop = self._running
+        loop, kept = self._running, self.conversations
         if loop is None:
             return True
         try:
-            if not loop.set_aside(self._snapshots, self._turn, self._room(self._held.most_bytes)):
+            if not loop.set_aside(kept.points, kept.turn, room_of(kept.held.most_bytes)):
                 return False
         except (RuntimeError, MemoryError) as error:
             if not device_faults.is_out_of_memory(error):
@@ -151,18 +143,18 @@ class Session:
         assert loop.aside is not None
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)  # so that its time is known
-        self._held.most_bytes -= loop.aside.sequence.nbytes
-        self._running, self._turn = None, 0  # what is left on the device need not be held once more
+        kept.held.most_bytes -= loop.aside.sequence.nbytes
+        self._running, kept.turn = None, 0  # what is left on the device need not be held once more
         return True
 
     @torch.inference_mode()
     def _bring_back(self, loop: GenerationLoop, aside: SetAside) -> None:
         """Let a reply that was set aside go on, and hold the conversation that is on the device now."""
-        held = aside.sequence
-        self._leave(held.ids)
-        self._held.most_bytes += held.nbytes
-        self._running, self._turn, self._snapshots = loop, aside.turn, list(held.points)
-        self.index.truncate(0)
+        held, kept = aside.sequence, self.conversations
+        kept.leave(held.ids)
+        kept.held.most_bytes += held.nbytes
+        self._running, kept.turn, kept.points = loop, aside.turn, list(held.points)
+        kept.index.truncate(0)
         loop.bring_back()
 
     def _shrink(self, held: int) -> Iterator[Event]:
@@ -244,98 +236,26 @@ class Session:
         matcher = self._vocabulary.matcher(constraint, "schema of a tool that must be called" if forced else "")
         return Grammar(self._vocabulary, matcher, answers, place)
 
-    def reuse(self, prompt: Rendered, with_drafts: bool) -> int:
-        """Keep what the caches hold of a new prompt; returns how many of its tokens, of which the last is always run
-        again: the longest common prefix where the caches still hold it, else the longest snapshot in it. Another
-        conversation than the last one may come back from host memory, and the last one goes there.
-        """
-        ids = list(prompt.ids)
-        self._switch(ids, with_drafts)
-        common, point = self._kept(ids[:-1], with_drafts)
-        self.runner.restart(common, point)
-        self.index.truncate(common)
-        self._snapshots = [s for s in self._snapshots if s.length <= common]
-        if common and point is None and self.runner.takes_snapshots:  # behind the last reply
-            self.remember(self.runner.snapshot())
-        self._turn = prompt.stable
-        return common
-
-    def _kept(self, ids: list[int], with_drafts: bool) -> tuple[int, Snapshot | None]:
-        """Count how many of the first tokens of a prompt the device keeps, and return the snapshot that this takes."""
-        runner = self.runner
-        common = common_length(runner.committed, ids)
-        if with_drafts and runner.proposer is not None:
-            common = runner.reusable(common)
-        if runner.holds(common):
-            return common, None
-        point = max((s for s in self._snapshots if s.length <= common), key=lambda s: s.length, default=None)
-        return point.length if point else 0, point
-
-    def _switch(self, ids: list[int], with_drafts: bool) -> None:
-        """Hold the sequence of the last prompt where this one is no later turn of it, and bring the one back that
-        serves it better.
-        """
-        runner = self.runner
-        held = self._held.take(ids[:-1], runner.takes_snapshots, self._kept(ids[:-1], with_drafts)[0])
-        self._leave(ids)
-        if held is not None:
-            runner.put(held.ids, held.state)
-            self._snapshots = list(held.points)
-            self.index.truncate(0)
-
-    def _leave(self, ids: list[int]) -> None:
-        """Hold the sequence of the last prompt where these ids are no later turn of it."""
-        if len(self.runner.committed) >= LEAST and common_length(self.runner.committed, ids) < self._turn:
-            self._hold()
-
-    @staticmethod
-    def _room(most_bytes: int) -> int:
-        return min(most_bytes, psutil.virtual_memory().available // 2)
-
-    def _hold(self) -> None:
-        """Hold the runner's sequence as it is, if the host has room for it."""
-        try:
-            state = self.runner.hold(self._room(self._held.most_held))
-            if state is not None:
-                held = HeldSequence(list(self.runner.committed), state, hosted(tuple(self._snapshots)))
-                self._held.keep(held)
-        except (RuntimeError, MemoryError) as error:
-            if not device_faults.is_out_of_memory(error):
-                raise
-
-    def remember(self, point: Snapshot | None) -> None:
-        """Keep a snapshot for later turns."""
-        if point is not None:
-            others = [each for each in self._snapshots if each.length != point.length]
-            self._snapshots = thinned([*others, point], self._points_bytes)
-
     def keep_on_disk(self, files: SequenceFiles | None) -> None:
         """Move what host memory has no room for, and all when this is closed, to files; and look for prompts there."""
-        self._held.files = files
+        self.conversations.held.files = files
 
     def held(self) -> tuple[HeldCount, ...]:
         """Count the conversations that a prompt may go on from; from any thread."""
         tokens = len(self.runner.committed)
-        return HeldCount("device", int(tokens > 0), tokens, None), *self._held.counts()
+        return HeldCount("device", int(tokens > 0), tokens, None), *self.conversations.held.counts()
 
     def reset(self) -> None:
         """Forget all conversations."""
-        self._held.clear()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Forget what is on the device."""
-        self._snapshots.clear()
-        self.runner.restart(0, None)
+        self.conversations.held.clear()
+        self.conversations.begin_anew()
 
     @torch.inference_mode()
     def close(self) -> None:
-        if self._held.files is not None and not self._lost:
-            if len(self.runner.committed) >= LEAST:
-                self._hold()
-            self._held.save()
-        self._snapshots.clear()
-        self._held.clear()
+        if not self._lost:
+            self.conversations.save()
+        self.conversations.points.clear()
+        self.conversations.held.clear()
         if self.tokenizer is not None:
             if self.said is not None:
                 self.said.write(self.tokenizer.vocabulary)

@@ -109,7 +109,7 @@ class Foreseen(TextIndex):
 
 def plant(session: Session, index: TextIndex, drafting: dict[int, float], given: dict[int, float]) -> None:
     """Begin anew with a text's index, and with costs of drafter's cycles and of those whose drafts are given."""
-    session.index = index
+    session.conversations.index = index
     session.schedulers.clear()
     vars(session.runner).update(costs=drafting, verify_costs=given)
 

@@ -43,7 +43,7 @@ def test_no_text_changes_beside_a_drafter(model: str) -> None:
         for text in TEXTS:
             prompt = session.render(user_request(text)).ids
             plain = asked(session, "ar", prompt, sampling)
-            session.index = Foreseen((*prompt, *plain.ids))
+            session.conversations.index = Foreseen((*prompt, *plain.ids))
             session.schedulers.clear()
             found += cycles(session, prompt, sampling, plain)
     session.close()
