@@ -30,7 +30,7 @@ def test_no_text_changes_in_thousands_of_cycles(monkeypatch: pytest.MonkeyPatch)
         prompt = [draw.randrange(5, 90) for _ in range(draw.randrange(4, 500))]
         sampling = SamplingParams(temperature=draw.choice((0.0, 0.5, 1.0, 1.5)), seed=draw.randrange(99))
         plain = ask(session, prompt, SAID, sampling=sampling, mode="ar")
-        session.index = Foreseen((*prompt, *plain.ids))
+        session.conversations.index = Foreseen((*prompt, *plain.ids))
         session.schedulers.clear()
         drafted = ask(session, prompt, SAID, sampling=sampling)
         assert drafted.ids == plain.ids
