@@ -15,7 +15,6 @@ from starlette.routing import BaseRoute, Route
 
 from dflash_local import __version__
 from dflash_local.api import chat_completions, completions, messages, openapi, responses
-from dflash_local.api import reply_records as records
 from dflash_local.api.answer import JSON_TYPE, HttpAnswer
 from dflash_local.api.endpoint import Endpoint
 from dflash_local.api.guard import App, Guard, Rules
@@ -30,6 +29,7 @@ from dflash_local.errors import DFlashError, UnknownModelError
 from dflash_local.schema import Record
 from dflash_local.service.backend import Model
 
+STREAMED = ("application/json", "text/event-stream")
 CODEX = "client_version"  # that Codex adds to the address of the list
 
 
@@ -44,32 +44,19 @@ def guarded_app(
 
 
 class Dialect(NamedTuple):
-    """How the bodies of a path are read, and what writes the replies to them; the records of both."""
+    """How the bodies of a path are read, what writes the replies to them, and the record of a body."""
 
     path: str
     read: Callable[[bytes, Callable[[str], Model]], ParsedRequest]
     reply: type[Reply]
     body: type
-    whole: type
 
 
 DIALECTS = (
-    Dialect(
-        "/v1/chat/completions",
-        chat_completions.read,
-        chat_completions.ChatReply,
-        chat_completions.ChatBody,
-        records.ChatCompletion,
-    ),
-    Dialect(
-        "/v1/completions",
-        completions.read,
-        completions.CompletionReply,
-        completions.CompletionBody,
-        records.Completion,
-    ),
-    Dialect("/v1/messages", messages.read, messages.MessageReply, messages.MessagesBody, records.AssistantMessage),
-    Dialect("/v1/responses", responses.read, responses.ResponseReply, responses.ResponsesBody, records.WholeResponse),
+    Dialect("/v1/chat/completions", chat_completions.read, chat_completions.ChatReply, chat_completions.ChatBody),
+    Dialect("/v1/completions", completions.read, completions.CompletionReply, completions.CompletionBody),
+    Dialect("/v1/messages", messages.read, messages.MessageReply, messages.MessagesBody),
+    Dialect("/v1/responses", responses.read, responses.ResponseReply, responses.ResponsesBody),
 )
 
 
@@ -89,17 +76,15 @@ class _Routes:
 
     def _operations(self) -> list[Operation]:
         return [
-            Operation("GET", "/v1/models", self.models, records.ListedModels),
-            Operation("GET", "/v1/models/{name:path}", self.model, records.OneModel),
-            *(Operation("POST", one.path, self.generate(one), one.whole, one.body, True) for one in DIALECTS),
-            Operation(
-                "POST", "/v1/messages/count_tokens", self.count_tokens, records.TokenCount, messages.MessagesBody
-            ),
-            Operation("GET", "/health", self.health, records.Health),
-            Operation("GET", "/metrics", self.metrics, None),
-            Operation("GET", "/dflash/v1/status", self.status, records.ServerStatus),
-            Operation("POST", "/dflash/v1/load", self.load, records.ServerStatus, LoadBody),
-            Operation("POST", "/dflash/v1/unload", self.unload, records.ServerStatus),
+            Operation("GET", "/v1/models", self.models),
+            Operation("GET", "/v1/models/{name:path}", self.model),
+            *(Operation("POST", one.path, self.generate(one), one.body, STREAMED) for one in DIALECTS),
+            Operation("POST", "/v1/messages/count_tokens", self.count_tokens, messages.MessagesBody),
+            Operation("GET", "/health", self.health),
+            Operation("GET", "/metrics", self.metrics, replies=("text/plain",)),
+            Operation("GET", "/dflash/v1/status", self.status),
+            Operation("POST", "/dflash/v1/load", self.load, LoadBody),
+            Operation("POST", "/dflash/v1/unload", self.unload),
         ]
 
     async def describe(self, _request: HttpRequest) -> Response:

@@ -10,8 +10,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from dflash_local import __version__
-from dflash_local.api.refusals import speaks_anthropic
-from dflash_local.api.reply_records import AnthropicError, OpenAIError
 from dflash_local.schema import json_schemas
 
 PATH = "/openapi.json"
@@ -21,22 +19,21 @@ class Operation(NamedTuple):
     """What is done at a path.
 
     Attributes:
-        path: as Starlette's routes have it. reply: the record of a whole answer; None for plain text.
-        body: the record of what is sent. streams: the answer may be one of events.
+        path: as Starlette's routes have it. body: the record of what is sent; None where nothing is.
+        replies: media types of a good answer.
     """
 
     method: str
     path: str
     handler: Callable[[HttpRequest], Awaitable[Response]]
-    reply: type | None
     body: type | None = None
-    streams: bool = False
+    replies: tuple[str, ...] = ("application/json",)
 
 
 def describe(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the page."""
-    kinds = {OpenAIError, AnthropicError, *filter(None, (kind for one in operations for kind in (one.body, one.reply)))}
-    references, schemas = json_schemas(sorted(kinds, key=lambda kind: kind.__name__), "#/components/schemas/{name}")
+    """Return the page. Answers are named by their media types; what they hold is written where they are made."""
+    bodies = {one.body for one in operations if one.body is not None}
+    references, schemas = json_schemas(sorted(bodies, key=lambda body: body.__name__), "#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
         path = re.sub(r":\w+}", "}", one.path)
@@ -50,14 +47,6 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _operation(one: Operation, path: str, references: dict[type, Any]) -> dict[str, Any]:
-    good: dict[str, Any] = (
-        {"text/plain": {"schema": {"type": "string"}}}
-        if one.reply is None
-        else {"application/json": {"schema": references[one.reply]}}
-    )
-    if one.streams:
-        good["text/event-stream"] = {}  # OpenAPI 3.1 has no words for the events of a stream
-    error = AnthropicError if speaks_anthropic({"path": path, "headers": ()}) else OpenAIError
     names = re.findall(r"{(\w+)}", path)
     sent = {} if one.body is None else {"application/json": {"schema": references[one.body]}}
     return {
@@ -65,8 +54,8 @@ def _operation(one: Operation, path: str, references: dict[type, Any]) -> dict[s
         **({"parameters": [_parameter(name) for name in names]} if names else {}),
         **({"requestBody": {"required": True, "content": sent}} if sent else {}),
         "responses": {
-            "200": {"description": "done", "content": good},
-            "default": {"description": "refused", "content": {"application/json": {"schema": references[error]}}},
+            "200": {"description": "done", "content": {kind: {} for kind in one.replies}},
+            "default": {"description": "refused", "content": {"application/json": {}}},
         },
     }
 

@@ -47,14 +47,14 @@ def forced_call(tokenizer: Tokenizer, request: Request) -> Constraint:
         UsageError: this model's calls cannot be held to a grammar.
     """
     functions = [tool["function"] for tool in request.tools if tool["function"]["name"] in request.must_call]
-    writer = _Writer(tokenizer, format_of(tokenizer.template) or GENERAL_FORM)
+    writer = _CallWriter(tokenizer, format_of(tokenizer.template) or GENERAL_FORM)
     calls = " | ".join(map(writer.call, functions))
     more = " (space? call)*" if len(functions) > 1 and not writer.before else ""
     start = f"start: {writer.before} call{more}"
     return Constraint("lark", "\n".join([start, f"call: {calls}", _RULES, *writer.rules]))
 
 
-class _Writer:
+class _CallWriter:
     """Writes the rules of one format's calls.
 
     Attributes:

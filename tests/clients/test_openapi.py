@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(3600)]
 
 REQUESTS = 5_000
 EXAMPLES = 320  # of an operation, beside those that cover its schema: 5,000 in all
-CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
 
 
-def test_no_request_breaks_the_endpoint_or_its_schema(demo: Demo, tmp_path: Path) -> None:
+def test_no_request_breaks_the_endpoint(demo: Demo, tmp_path: Path) -> None:
     environ = {**OFFLINE, "HOME": str(tmp_path), "PYTHONPATH": str(SCRIPTS), "SCHEMATHESIS_HOOKS": "fuzz_hooks"}
     program = Path(interpreter("schemathesis")).with_name("schemathesis")
     options = ["--phases", "coverage,fuzzing", "-n", str(EXAMPLES), "--checks", CHECKS, "--seed", "1", "--no-shrink"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dflash_local.api import messages
-from dflash_local.api.reply_records import AssistantMessage
 from dflash_local.events import Event, Piece, Started, Step
 from dflash_local.request import Limits, Message, Request, ToolCall
 from dflash_local.schema import convert
 from tests.api.bodies import find, refusal
+from tests.api.conformance.whole_replies import AssistantMessage
 from tests.api.conforming import conforms
 from tests.api.conftest import Running, Serve
 from tests.service.scripted import ScriptedSession

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dflash_local.api import responses
-from dflash_local.api.reply_records import WholeResponse
 from dflash_local.api.request_body import ParsedRequest
 from dflash_local.errors import ContextError
 from dflash_local.events import Event, Finished, Piece, Step, Usage
 from dflash_local.request import Constraint, Limits, Message, ToolCall
 from dflash_local.schema import convert
 from tests.api.bodies import find, refusal
+from tests.api.conformance.whole_replies import WholeResponse
 from tests.api.conforming import conforms
 from tests.api.conftest import Running, Serve
 from tests.service.scripted import HELLO, PromptFault, ScriptedSession
