@@ -133,9 +133,10 @@ def test_what_is_learnt_of_replies_held_to_a_grammar_is_kept_apart(monkeypatch: 
     ids=["regex", "lark", "gbnf"],
 )
 def test_other_kinds_hold_the_whole_text(constraint: Constraint, pattern: str) -> None:
-    for engine, sampling in zip(ENGINES, SAMPLINGS):
-        text, reason = ask(session_of(engine), constraint, sampling=sampling)
-        assert re.fullmatch(pattern, text) and reason == "stop"
+    for engine in ENGINES:
+        for sampling in SAMPLINGS:
+            text, reason = ask(session_of(engine), constraint, sampling=sampling)
+            assert re.fullmatch(pattern, text) and reason == "stop"
 
 
 def test_any_object_is_one_and_json_is_not_endless_space() -> None:
@@ -221,15 +222,16 @@ def test_copied_drafts_change_no_text() -> None:
         "Say one, two, three, one, two, three, one, two, three.",
         Constraint("regex", "(one, two, (three|four), ){4}end"),
     )
-    for engine, sampling in zip(ENGINES, SAMPLINGS):
+    for engine in ENGINES:
         session = load(find("demo", str(folder_of(LOOKUP))), LoadConfig(dtype="float32", device="cpu", engine=engine))
-        request = user_request(prompt, constraint=constraint, sampling=sampling, limits=Limits(max_new_tokens=90))
-        plain, copied = (
-            Reply(list(session.generate(replace(request, mode=mode))))
-            for mode in ("ar", "dflash")  # type: ignore[arg-type]
-        )
-        assert plain.ids == copied.ids and copied.finished.reason == "stop"
-        assert any(step.copied and step.accepted for step in copied.find(Step)), engine
+        for sampling in SAMPLINGS[:2]:
+            request = user_request(prompt, constraint=constraint, sampling=sampling, limits=Limits(max_new_tokens=90))
+            plain, copied = (
+                Reply(list(session.generate(replace(request, mode=mode))))
+                for mode in ("ar", "dflash")  # type: ignore[arg-type]
+            )
+            assert plain.ids == copied.ids and copied.finished.reason == "stop"
+            assert any(step.copied and step.accepted for step in copied.find(Step)), engine
         session.close()
 
 
