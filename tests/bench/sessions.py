@@ -51,7 +51,7 @@ class DraftedBonus(ReferenceRunner):
 def plant_drafted_bonus(session: Session) -> Session:
     """The same session with a runner that has the bug."""
     old: Any = session.runner
-    session.runner = DraftedBonus(old.target, old.proposer, old.context)
+    session.runner = session.conversations.runner = DraftedBonus(old.target, old.proposer, old.context)
     return session
 
 

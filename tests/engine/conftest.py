@@ -11,6 +11,7 @@ from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.session import Session
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
+from tests.chat.conftest import harmony as harmony  # a tokenizer, as there
 from tests.engine.fused_sessions import fused_session
 from tests.engine_sessions import BLOCK, target_of
 from tests.proposers import Planted

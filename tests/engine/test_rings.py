@@ -164,8 +164,10 @@ def test_a_target_with_windows_goes_on_and_goes_back(family: str, device: str, m
     later = [*near, *reply, *random_prompt(120, 5)]
     next_reply(rings, whole, later)
     assert next_reply(rings, whole, [*later[: len(near) + 9], *random_prompt(9, 8)])[1] == len(near), "a snapshot"
-    assert next_reply(rings, whole, [*near[:-5], *random_prompt(9, 10)])[1] == 0, "of what is before it nothing is left"
-    assert next_reply(rings, whole, [*text[:100], *random_prompt(9, 9)])[1] == 0
+    assert next_reply(rings, whole, [*near[:-5], *random_prompt(9, 10)])[1] == len(text) - 20, (
+        "where it was left before"
+    )
+    assert next_reply(rings, whole, [*text[:100], *random_prompt(9, 9)])[1] == 0, "nothing is left of what is before"
 
 
 # On a CPU windows in all layers are the shorter way of what is there beside layers without.
