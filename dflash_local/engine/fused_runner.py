@@ -350,7 +350,7 @@ class FusedRunner(SequenceRunner):
         rows = key.rows
         drafts = self.progress.tokens[1:rows]
         # Read before the pass is launched, or the host would wait for it and could not work beside it.
-        known = self._sampler.forced(drafts) if self._sampler.guides else ()
+        known = self._sampler.forced(drafts)
         noise = self._sampler.noise(len(self.ids), rows)
         self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
         self._sampler.prepare(known)

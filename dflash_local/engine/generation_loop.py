@@ -80,7 +80,7 @@ class GenerationLoop:
         grammar: Grammar | None = None,
     ) -> None:
         self.session, self.runner, self.request, self.rendered = session, session.runner, request, rendered
-        self.cancelled, self.processors = cancelled, () if grammar is None else (grammar,)
+        self.cancelled, self.guides = cancelled, () if grammar is None else (grammar,)
         self.drafting = request.mode == "dflash"
         self.block = (request.block_size or session.facts.block_size) if self.drafting else 1
         self.seed = request.sampling.seed if request.sampling.seed is not None else fresh_seed()
@@ -114,7 +114,7 @@ class GenerationLoop:
         session, runner = self.session, self.runner
         if self.request.block_size is not None or not Scheduler.adapts(runner, self.block):
             return Scheduler(runner, self.block, session.conversations.index, fixed=True)
-        known = session.guided_schedulers if self.processors else session.schedulers
+        known = session.guided_schedulers if self.guides else session.schedulers
         greedy = self.request.sampling.greedy
         if greedy not in known:
             known[greedy] = Scheduler(runner, self.block, session.conversations.index)
@@ -134,7 +134,7 @@ class GenerationLoop:
             return
         reused = self.session.conversations.reuse(self.rendered, self.drafting)
         ids = torch.tensor(prompt, dtype=torch.long, device=self.runner.device)
-        self._sampler = Sampler(self.request.sampling, self.seed, self.runner.vocab_size, ids, self.processors)
+        self._sampler = Sampler(self.request.sampling, self.seed, self.runner.vocab_size, ids, self.guides)
         self._begin()
         first: Cycle | None = None
         for step in self.runner.prefill(prompt, self.rendered.stable):

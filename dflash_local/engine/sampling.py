@@ -144,10 +144,12 @@ class Sampler:
             return None
         return gumbel(self.seed, first, rows, self.vocab, self.device)
 
-    def forced(self, drafts: torch.Tensor) -> list[int]:
+    def forced(self, drafts: torch.Tensor) -> Sequence[int]:
         """Return a cycle's drafts [m], with ids that are sure to come in the place of wrong ones; ``drafts`` becomes
-        the same.
+        the same. Nothing without guides: the host then does not wait for drafts of a device.
         """
+        if not self.guides:
+            return ()
         ids: list[int] = drafts.tolist()
         for each in self.guides:
             ids = list(each.forced(ids))
