@@ -43,6 +43,8 @@ ROOMS_VENV := .venv-rooms-$(ROOMS_TAG)
 
 # What the tests' hundreds of processes import is compiled once, not by each of them.
 unexport PYTHONDONTWRITEBYTECODE
+# pip, which says what it does and how far it is.
+INSTALL = $(BIN)/python -m tools.pip_install $(filter-out -q -qq --quiet,$(PIP_FLAGS))
 # One thread per process: the tiny models of the tests lose time to more.
 TEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
@@ -148,7 +150,7 @@ define prepare_versions
 	@$(if $(CARD),(grep -v -i -E '$(REPLACED)' constraints.txt; cat constraints-cuda.txt),cat constraints.txt) \
 	  > $(CONSTRAINTS)
 	$(if $(CARD)$(if $(TORCH_CPU_INDEX),,none),,@$(BIN)/python -c 'import torch' 2>/dev/null || \
-	  $(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check --retries 0 --timeout 20 --no-deps \
+	  $(INSTALL) --retries 0 --timeout 20 --no-deps \
 	  --index-url $(TORCH_CPU_INDEX) "$$(grep '^torch==' constraints.txt)" 2>/dev/null || \
 	  echo "$(TORCH_CPU_INDEX) cannot be reached: taking the registry's torch")
 endef
@@ -157,12 +159,12 @@ $(INSTALLED):
 	$(call create_venv,$(VENV))
 	$(prepare_versions)
 	@echo "Installing into $(VENV) (the first time only; torch is large)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(CONSTRAINTS) -e .
+	@$(INSTALL) -c $(CONSTRAINTS) -e .
 	@touch $@
 
 $(INSTALLED_WEB): $(INSTALLED)
 	@echo "Installing the page's library into $(VENV)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(CONSTRAINTS) -e '.[web]'
+	@$(INSTALL) -c $(CONSTRAINTS) -e '.[web]'
 	@touch $@
 
 # In one go where nothing is installed yet: to find out what belongs together takes pip as long as to install it.
@@ -170,7 +172,7 @@ $(INSTALLED_DEV):
 	$(if $(wildcard $(INSTALLED)),,$(call create_venv,$(VENV)))
 	$(prepare_versions)
 	@echo "Installing dflash-local and its test tools into $(VENV) (torch is large)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	@$(INSTALL) -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $(INSTALLED)
 	@touch $@
 
