@@ -145,6 +145,31 @@ class Race:
         """Both ratios, as they are said on every screen."""
         return f"this run: {self.wall_clock:.2f}x wall clock, {self.speed_up:.2f}x decode speed"
 
+    @property
+    def winner(self) -> Mode:
+        """The one with the higher decode rate; the drafted one where they are equal."""
+        return "dflash" if self.speed_up >= 1 else "ar"
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """What stands in large letters at the end, the ratio of the decode rates, and what stands under it."""
+        steps = self.dflash.finished.stats.mean_acceptance_length
+        a_step = [] if steps is None else [f"{steps:.1f} tokens a step"]
+        same = "same text" if self.first_difference is None and not self.by_text else self.verdict
+        return f"{self.speed_up:.1f}x", ", ".join([*a_step, same])
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """The figures in columns: their names, of the plain reply, of the drafted one, and the ratio where it tells."""
+        plain, drafted = self.ar.finished.stats, self.dflash.finished.stats
+        length = drafted.mean_acceptance_length
+        return [
+            ("time", f"{self.ar.seconds:.2f} s", f"{self.dflash.seconds:.2f} s", f"{self.wall_clock:.2f}x"),
+            ("tokens", str(self.ar.tokens), str(self.dflash.tokens), ""),
+            ("tok/s", f"{plain.tokens_per_s:.1f}", f"{drafted.tokens_per_s:.1f}", f"{self.speed_up:.2f}x"),
+            ("acceptance length", "-", "-" if length is None else f"{length:.2f}", ""),
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """Both side by side, as ``--json`` prints it."""
         stats = self.dflash.finished.stats

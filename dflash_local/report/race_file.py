@@ -1,0 +1,97 @@
+"""A race as a file that can be shown again: JSON, a page or a terminal recording, all made of one record."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dflash_local.request import Request
+from dflash_local.service.race import Lane, Race
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What surrounds a race.
+
+    Attributes:
+        title: the pair, as people read it. command: repeats the race.
+        source: where its figures come from: pair, versions, machine, and ``note`` for a toy.
+    """
+
+    title: str
+    prompt: str
+    command: str
+    source: Mapping[str, Any]
+
+
+def command(pair: str, prompt: str, request: Request, seed: int, options: Sequence[str] = ()) -> str:
+    """The command line that runs a race again.
+
+    Args:
+        seed: that of the race: the request's may be None. options: how the pair is loaded.
+    """
+    own = ["--seed", str(seed), "--max-new-tokens", str(request.limits.max_new_tokens)]
+    if not request.sampling.greedy:
+        own += ["--temperature", f"{request.sampling.temperature:g}"]
+    if request.block_size is not None:
+        own += ["--block-size", str(request.block_size)]
+    own += ["--think"] if request.thinking else []
+    end = ["--", prompt] if prompt.startswith("-") else [prompt]
+    return shlex.join(["dflash", "race", pair, *own, *options, *end])
+
+
+def record(race: Race, about: About) -> dict[str, Any]:
+    """All that is known of a race, its events in time included, so that it can be shown again."""
+    ratio, under = race.headline
+    return {
+        **about.source,
+        "title": about.title,
+        "prompt": about.prompt,
+        "command": about.command,
+        "verdict": race.verdict,
+        "ratios": race.ratios,
+        "headline": {"ratio": ratio, "under": under, "winner": race.winner},
+        "rows": race.rows,
+        "unmeasured": unmeasured(race, about),
+        **race.as_dict(),
+        "events": {lane.mode: events(lane) for lane in (race.ar, race.dflash)},
+    }
+
+
+def events(lane: Lane) -> list[dict[str, Any]]:
+    """The steps of a reply: ``t_s`` from its start, how many tokens came, how many were accepted, and their text."""
+    return [
+        {
+            "t_s": step.t_s,
+            "tokens": len(step.token_ids),
+            "accepted": step.accepted,
+            "pieces": [asdict(piece) for piece in step.pieces],
+        }
+        for step in lane.steps
+    ]
+
+
+def unmeasured(race: Race, about: About) -> list[str]:
+    """What the figures do not tell, in sentences."""
+    toy = [f"{about.source['note']}."] if about.source.get("note") else []
+    server = ["Two servers wrote the replies; the way to them is in the times."] if race.in_server else []
+    texts = ["The server names no tokens, so texts were compared."] if race.by_text else []
+    return [
+        *toy,
+        "This is one run of one prompt: drafts of other prompts are accepted more or less often.",
+        "Loading the pair and warming it up are not in the times; memory and energy were not measured.",
+        *server,
+        *texts,
+    ]
+
+
+def to_json(race: Race, about: About) -> bytes:
+    """The record as it is."""
+    return (json.dumps(record(race, about), indent=1, ensure_ascii=True) + "\n").encode("ascii")
+
+
+# What --save and the buttons of the screens offer, by the file's suffix.
+SAVED: dict[str, Callable[[Race, About], bytes]] = {".json": to_json}
