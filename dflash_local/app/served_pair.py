@@ -9,13 +9,14 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from dflash_local import __version__
 from dflash_local.app import examples, fitting, measurements
 from dflash_local.app.examples import TOY
+from dflash_local.app.figures_origin import figures_origin
 from dflash_local.app.load_choices import LoadChoice
 from dflash_local.app.local_process import measure
 from dflash_local.app.model_catalog import ModelCatalog
@@ -23,8 +24,6 @@ from dflash_local.app.model_sources import ModelSource
 from dflash_local.app.models import InstallStatus, ModelStore, install_status, model_store, registry
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import PairPlans, pair_plans
-from dflash_local.bench import provenance
-from dflash_local.bench.certify_servers import identity
 from dflash_local.bench.prompts import Prompt
 from dflash_local.bench.report import Progress
 from dflash_local.errors import BusyError, UsageError
@@ -32,7 +31,6 @@ from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.planner import hardware, software
-from dflash_local.remote.server_checks import ServerFacts
 from dflash_local.service.service import Service
 from dflash_local.settings import Settings
 from dflash_local.store.paths import chats_folder
@@ -135,28 +133,8 @@ class ServedPair(ModelCatalog):
 
     def provenance(self) -> Mapping[str, Any]:
         """Where figures come from, for files that are saved: versions, machine, pair; no names of hosts or users."""
-        where = fitting.machine(self.user)
-        facts = self.service.facts
-        names = ("engine", "dtype", "device", "block_size", "context", "notices")
-        own = {
-            "pair": self.service.model.name,
-            "note": TOY if self.pair.toy else None,
-            "versions": {**provenance.versions(), "gradio": software.version_of("gradio")},
-        }
-        if self.models.label:
-            known = facts if isinstance(facts, ServerFacts) else None
-            return {**own, "server": identity(known) if known is not None else None}
-        return {
-            **own,
-            "machine": {
-                "system": platform.platform(),
-                "processor": hardware.processor(),
-                "cores": os.cpu_count(),
-                "device": where.as_dict(),
-            },
-            **{name: getattr(facts, name) if facts is not None else None for name in names},
-            "load": asdict(facts.load) if facts is not None else None,
-        }
+        origin = figures_origin(self.service, self.pair, self.user, bool(self.models.label))
+        return {**origin, "versions": {**origin["versions"], "gradio": software.version_of("gradio")}}
 
     def certify(self, progress: Progress, cancelled: Callable[[], bool]) -> Mapping[str, Any]:
         """The certificate of the pair that is served now, as ``dflash certify --json`` reports it.

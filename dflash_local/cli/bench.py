@@ -20,7 +20,7 @@ from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.measuring import Report, check_report_path, conclude
+from dflash_local.cli.measuring import Report, check_path, conclude
 from dflash_local.cli.server_options import Origin, TwoServerOptions, origin
 from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UnknownModelError, UsageError
@@ -190,7 +190,7 @@ def bench(
     if kind != SERVER and served.engine is not None:
         load = replace(load, engine=served.engine.value)
     levels, lengths = served.levels(), acceptance_lengths(acceptance)
-    check_report_path(report)
+    check_path("--report", report)
     length = (TOKENS if tasks is None else TASK_TOKENS) if max_new_tokens is None else max_new_tokens
     check_integer("max_new_tokens", length, 1, MAX_NEW_TOKENS)
     block = blocks[0] if blocks else None

@@ -13,7 +13,7 @@ from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.measuring import Report, check_report_path, conclude
+from dflash_local.cli.measuring import Report, check_path, conclude
 from dflash_local.cli.reply import first_interrupt
 from dflash_local.cli.server_options import TwoServerOptions, compared
 from dflash_local.errors import DFlashError, ExactnessError, UsageError
@@ -61,7 +61,7 @@ def certify(
     if servers is not None and seed is not None:
         what = "replies of servers are compared greedily: two sampled requests of one seed differ there"
         raise UsageError(what, "leave --seed out")
-    check_report_path(report)
+    check_path("--report", report)
     thinking, prompts = call.thinks(pair, think), _prompts(pair, prompt or [], prompt_ids or [])
     fault: DFlashError | None
     if servers is not None:

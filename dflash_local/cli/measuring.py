@@ -1,4 +1,4 @@
-"""How ``certify`` and ``bench`` end: the figures, and the file of ``--report``."""
+"""How ``certify`` and ``bench`` end: the figures and the file of ``--report``; and files of options as such."""
 
 from __future__ import annotations
 
@@ -18,19 +18,27 @@ if TYPE_CHECKING:
 Report = Annotated[Path | None, named("--report", "FILE", "Write the whole report there as JSON.")]
 
 
-def check_report_path(file: Path | None) -> None:
+def check_path(option: str, file: Path | None) -> None:
     """Refuse before the work is done what cannot be written after it."""
     if file is None:
         return
     file = file.expanduser()
     if file.is_dir():
-        raise UsageError(f"--report {file} is a folder", "give the name of a file")
+        raise UsageError(f"{option} {file} is a folder", "give the name of a file")
     if not folder(file.absolute().parent).writable:
-        raise UsageError(f"--report {file} cannot be written", "give a file in a folder you may write to")
+        raise UsageError(f"{option} {file} cannot be written", "give a file in a folder you may write to")
+
+
+def write(option: str, file: Path, data: str | bytes) -> None:
+    """Write the file of an option: whole or not at all, for its owner alone. UsageError: it cannot be written."""
+    try:
+        write_atomic(file.expanduser(), data)
+    except OSError as error:
+        raise UsageError(f"{option} {file}: {error.strerror}", "give a file in a folder you may write to") from error
 
 
 def conclude(console: Console, found: Found, as_json: bool, file: Path | None) -> None:
-    """Show what was measured and write it to the file of ``--report``: whole or not at all, for its owner alone.
+    """Show what was measured and write it to the file of ``--report``.
 
     Raises:
         UsageError: the file cannot be written.
@@ -39,8 +47,5 @@ def conclude(console: Console, found: Found, as_json: bool, file: Path | None) -
     console.result(content, lines, as_json)
     if file is None:
         return
-    try:
-        write_atomic(file.expanduser(), json.dumps(content, indent=1, ensure_ascii=True) + "\n")
-    except OSError as error:
-        raise UsageError(f"--report {file}: {error.strerror}", "give a file in a folder you may write to") from error
+    write("--report", file, json.dumps(content, indent=1, ensure_ascii=True) + "\n")
     console.note(f"report written: {file}", "dim")

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_local.app.default_model import SMALL, is_here, small_pair
 from dflash_local.app.examples import FALLBACK_PROMPT, TOY, examples
+from dflash_local.app.figures_origin import figures_origin
 from dflash_local.app.notices import Notify
 from dflash_local.app.reply_text import histogram
 from dflash_local.app.resolve import wanted
@@ -20,6 +22,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.fetch import fetch
 from dflash_local.cli.invocation import Invocation
+from dflash_local.cli.measuring import check_path, write
 from dflash_local.cli.reply import MarkedPrinter, ReplyPrinter, first_interrupt
 from dflash_local.cli.run import piped_text
 from dflash_local.cli.screen import application, can_show, draw_plainly
@@ -27,6 +30,7 @@ from dflash_local.cli.server_options import Origin, TwoServerOptions, compared
 from dflash_local.errors import DoesNotFitError, DownloadError, UsageError
 from dflash_local.events import Event, Finished, Mode
 from dflash_local.load_config import LoadConfig
+from dflash_local.report.race_file import SAVED, About, command
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Lane, Race, Racer
 
@@ -51,6 +55,10 @@ def race(
     think: opt.Think = None,
     bring: Annotated[bool, typer.Option("--pull", help=f"Download {SMALL} first where no MODEL is given.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Line by line, also where a screen could be shown.")] = False,
+    save: Annotated[
+        list[Path] | None,
+        opt.named("--save", "FILE", "Keep it: FILE.html plays in a browser, FILE.cast in asciinema; FILE.json."),
+    ] = None,
     as_json: opt.Json = False,
     *,
     served: TwoServerOptions,
@@ -60,6 +68,8 @@ def race(
     """Watch a pair race itself: the same prompt and seed with and without drafting."""
     call = Invocation.begin()
     user, console = call.user, call.console
+    for file in save or ():
+        _check_file(file)
     text = "\n\n".join(part for part in (prompt, piped_text(sys.stdin)) if part.strip())
     request = user_request(
         text or FALLBACK_PROMPT,
@@ -75,19 +85,45 @@ def race(
     if not text:  # what a pair can do is known once it is
         text = examples(pair)[0]
         request = replace(request, messages=user_request(text).messages)
+
+    def keep(service: Service, result: Race) -> None:
+        line = command(pair.name, text, request, result.seed, _options(source, drafter, served))
+        for file in save or ():
+            origin = figures_origin(service, pair, user, bool(source.models.label))
+            write("--save", file, SAVED[file.suffix](result, About(pair.label, text, line, origin)))
+            console.note(f"race saved: {file}", "dim")
+
     if not plain and not as_json and can_show(console, user.environ):
         shown = application(console, "run_race")
         if shown is not None:
-            raise typer.Exit(_on_screen(shown, call, source, request, text, served.order))
+            raise typer.Exit(_on_screen(shown, call, source, request, text, served.order, keep))
     with source.service(call) as service:
         racer = _racer(service, pair, request, served.order)
         if not as_json:
             console.data(f"{pair.label}: ", "bold", end="")
             console.data_text(text, "bold")
         result = _run_in_lines(racer, None if as_json else Show(console, marked=not service.load().in_server))
+        keep(service, result)
     note = {"note": TOY} if pair.toy else {}
     found = {"pair": pair.name, "prompt": text, **note, **result.as_dict()}
     console.result(found, _conclusion(result, pair, console), as_json)
+
+
+def _check_file(file: Path) -> None:
+    """Refuse before anything is loaded what a race cannot be saved as. UsageError."""
+    if file.suffix not in SAVED:
+        *most, last = SAVED
+        raise UsageError(f"--save {file}: the ending says no kind of file", f"end it in {', '.join(most)} or {last}")
+    check_path("--save", file)
+
+
+def _options(source: Origin, drafter: str | None, served: TwoServerOptions) -> list[str]:
+    """The options that a command repeats the race with; the addresses of servers are left open."""
+    own = ["--drafter", drafter] if drafter else []
+    if served.url is not None:
+        return [*own, "--url", "URL", "--plain-url", "URL"]
+    launched = ["--engine", served.engine.value] if source.models.label and served.engine is not None else []
+    return [*own, *launched, *source.load.arguments()]
 
 
 def _on_screen(
@@ -97,16 +133,21 @@ def _on_screen(
     request: Request,
     prompt: str,
     order: tuple[Mode, Mode],
+    keep: Callable[[Service, Race], None],
 ) -> int:
     """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code."""
     pair = source.pair
     draw_plainly()
     with ExitStack() as stack:
+        services: list[Service] = []
 
         def prepare(notify: Notify) -> Racer:
-            return _racer(stack.enter_context(source.serve(notify)), pair, request, order)
+            services.append(stack.enter_context(source.serve(notify)))
+            return _racer(services[0], pair, request, order)
 
         code, result = run(pair.label, prompt, prepare)
+        if result is not None:
+            keep(services[0], result)
     if result is not None:
         call.console.lines(_conclusion(result, pair, call.console))
     return int(code)

@@ -6,10 +6,14 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from dflash_local.request import Request
 from dflash_local.service.race import Lane, Race
+from dflash_local.terminal import TerminalFilter
+
+PAGE, HOLE = Path(__file__).with_name("race_page.html"), "{{RACE}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,5 +97,16 @@ def to_json(race: Race, about: About) -> bytes:
     return (json.dumps(record(race, about), indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
+def to_html(race: Race, about: About) -> bytes:
+    """One page that plays it and asks no other machine for anything; no text of the model can leave its place."""
+    shown = record(race, about)
+    for steps in shown["events"].values():
+        shows = TerminalFilter()
+        for piece in (piece for step in steps for piece in step["pieces"]):
+            piece["text"] = shows.feed(piece["text"])  # a text must not turn the page's direction
+    data = json.dumps(shown, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    return PAGE.read_text(encoding="utf-8").replace(HOLE, data).encode("utf-8")
+
+
 # What --save and the buttons of the screens offer, by the file's suffix.
-SAVED: dict[str, Callable[[Race, About], bytes]] = {".json": to_json}
+SAVED: dict[str, Callable[[Race, About], bytes]] = {".html": to_html, ".json": to_json}
