@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_local.report.race_cast import to_cast
 from dflash_local.request import Request
 from dflash_local.service.race import Lane, Race
 from dflash_local.terminal import TerminalFilter
@@ -109,4 +110,4 @@ def to_html(race: Race, about: About) -> bytes:
 
 
 # What --save and the buttons of the screens offer, by the file's suffix.
-SAVED: dict[str, Callable[[Race, About], bytes]] = {".html": to_html, ".json": to_json}
+SAVED: dict[str, Callable[[Race, About], bytes]] = {".html": to_html, ".cast": to_cast, ".json": to_json}
