@@ -81,11 +81,11 @@ def events(lane: Lane) -> list[dict[str, Any]]:
 
 def unmeasured(race: Race, about: About) -> list[str]:
     """What the figures do not tell, in sentences."""
-    toy = [f"{about.source['note']}."] if about.source.get("note") else []
+    note = about.source.get("note") or ""
     server = ["Two servers wrote the replies; the way to them is in the times."] if race.in_server else []
     texts = ["The server names no tokens, so texts were compared."] if race.by_text else []
     return [
-        *toy,
+        *([f"{note[0].upper()}{note[1:]}."] if note else []),
         "This is one run of one prompt: drafts of other prompts are accepted more or less often.",
         "Loading the pair and warming it up are not in the times; memory and energy were not measured.",
         *server,

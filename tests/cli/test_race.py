@@ -14,6 +14,7 @@ from dflash_local import terminal
 from dflash_local.app.examples import built_in_prompt
 from dflash_local.errors import ContextError
 from dflash_local.events import Piece, Step
+from dflash_local.report.race_file import SAVED
 from dflash_local.request import Request
 from tests.cli.conftest import Cli, Opened
 from tests.service.scripted import HELLO, PartingSession, ScriptedFacts, ScriptedSession
@@ -64,6 +65,26 @@ def test_json_is_one_object(cli: Cli, opened: Opened) -> None:
     assert result.err == "" and content["pair"] == "demo" and content["prompt"] == "hi" and content["seed"] == 5
     assert content["identical"] is True and content["ar"]["token_ids"] == content["dflash"]["token_ids"]
     assert opened.session.requests[-1].sampling.temperature == 0.5
+
+
+def test_a_race_is_saved_as_each_kind_over_what_was_there(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+    files = [tmp_path / f"race{suffix}" for suffix in SAVED]
+    files[0].write_text("old")
+    result = cli("race", "demo", "hi", "--seed", "5", *(word for file in files for word in ("--save", str(file))))
+    assert result.code == 0 and all(f"race saved: {file}" in result.err for file in files)
+    page, cast, content = (file.read_text(encoding="utf-8") for file in files)
+    assert page.startswith("<!doctype html>") and json.loads(cast.splitlines()[0])["version"] == 2
+    found = json.loads(content)
+    assert found["command"] == "dflash race demo --seed 5 --max-new-tokens 256 hi" and found["machine"]["cores"]
+    assert found["identical"] is True and found["note"] == "toy pair: first-run material, not a speed claim"
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_loaded(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+    other = cli("race", "demo", "hi", "--save", "race.gif")
+    assert other.code == 2 and other.err.splitlines()[1] == "hint: end it in .html, .cast or .json"
+    (tmp_path / "a.json").mkdir()
+    assert "a.json is a folder" in cli("race", "demo", "hi", "--save", str(tmp_path / "a.json")).err
+    assert not opened.sessions
 
 
 def test_the_prompt_may_be_piped_in_or_left_out(cli: Cli, opened: Opened) -> None:

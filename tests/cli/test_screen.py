@@ -165,6 +165,17 @@ def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
     assert "Hello" not in result.out
 
 
+def test_a_race_on_a_screen_is_saved_when_it_is_left(
+    cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(_title: str, _prompt: str, prepare: Any, *_about: Any) -> tuple[int, Any]:
+        return 0, prepare(lambda _event: None).run()
+
+    monkeypatch.setattr("dflash_local.cli.race.application", lambda *_: run)
+    assert cli("race", "demo", "hi", "--save", str(tmp_path / "race.json")).code == 0
+    assert '"identical": true' in (tmp_path / "race.json").read_text(encoding="utf-8")
+
+
 def test_the_screen_downloads_a_pair_of_the_registry(
     toy_hub: FakeHub, own_home: Path, cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
