@@ -90,6 +90,8 @@ test-rooms: $(ROOMS_VENV)/.installed-$(KEY)
 
 screenshots: $(INSTALLED_DEV)
 	@$(TEST) $(BIN)/python tests/ui/make_screenshots.py build/screens docs
+	@$(TEST) $(BIN)/dflash race --plain --save build/screens/race.cast
+	@$(TEST) $(BIN)/python tests/ui/make_race_picture.py build/screens/race.cast docs/race.svg
 	@$(TEST) $(BIN)/python tests/ui/web/make_pictures.py build/screens docs
 
 snapshots: $(INSTALLED_DEV)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
@@ -65,14 +65,22 @@ def _screen(race: Race, about: About, lanes: list[_Shown], time: float, over: bo
     ratio, under = race.headline
     columns = [lane.column(time, top, over and lane.lane.mode == race.winner) for lane in lanes]
     won = GREEN if race.winner == "dflash" else BLUE
-    note = safe_line(str(about.source.get("note") or about.command))
     return [
         _styled(_cut(f"dflash race · {safe_line(about.title)}", WIDTH), BOLD),
         _styled(_cut(safe_line(about.prompt), WIDTH), DIM),
         *(f"{plain}  {drafted}" for plain, drafted in zip(*columns)),
         f"{_styled(f' {ratio} ', f'1;7;{won}')} {_styled(_cut(under, WIDTH - len(ratio) - 3), BOLD)}" if over else "",
-        _styled(_cut(note, WIDTH), DIM),
+        _styled(_cut(safe_line(_place(about.source)), WIDTH), DIM),
     ]
+
+
+def _place(source: Mapping[str, Any]) -> str:
+    """What it was run with and on, after what must be known of a toy."""
+    machine, server = source.get("machine"), source.get("server")
+    here = [machine["device"]["name"], machine["processor"], f"{machine['cores']} cores"] if machine else []
+    there = [f"{server['program']} {server['version'] or ''}"] if server else []
+    program = f"dflash-local {source['versions']['dflash-local']}"
+    return " · ".join(filter(None, (source.get("note"), program, *there, *here)))
 
 
 class _Shown:
@@ -130,7 +138,8 @@ class _Shown:
         rate = self.lane.finished.stats.tokens_per_s if done else 0.0
         if not done and steps > 1:
             rate = (tokens - self._came[1][1]) / max(1e-9, self.times[steps - 1] - self.times[0])
-        return f"{rate:.1f} tok/s · {tokens} tokens · {min(time, self.lane.seconds):.2f} s{' · done' if done else ''}"
+        speed = f"{rate:.1f}" if rate else "–"
+        return f"{speed} tok/s · {tokens} tokens · {min(time, self.lane.seconds):.2f} s{' · done' if done else ''}"
 
     def _row(self, line: Line, steps: int, done: bool) -> str:
         """A line as far as it has come; the last block of the drafted reply is lit, its count behind it."""

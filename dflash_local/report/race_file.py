@@ -87,7 +87,7 @@ def unmeasured(race: Race, about: About) -> list[str]:
     return [
         *([f"{note[0].upper()}{note[1:]}."] if note else []),
         "This is one run of one prompt: drafts of other prompts are accepted more or less often.",
-        "Loading the pair and warming it up are not in the times; memory and energy were not measured.",
+        "Loading and warming up are not in the times. Memory, energy and other work on the machine were not measured.",
         *server,
         *texts,
     ]

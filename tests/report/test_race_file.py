@@ -18,7 +18,8 @@ from dflash_local.service.race import Race, Racer
 from dflash_local.service.service import Service
 from tests.service.scripted import HELLO, PartingSession, ScriptedSession
 
-ABOUT = About("scripted", "say hello", "dflash race scripted", {"pair": "scripted", "note": "toy pair: a toy"})
+SOURCE = {"pair": "scripted", "note": "toy pair: a toy", "versions": {"dflash-local": "1.2"}}
+ABOUT = About("scripted", "say hello", "dflash race scripted", SOURCE)
 HOSTILE = "</script><script>document.title = 'taken'</script>\x1b[2J\x9b31m\u202eabc\r\n\t日本語 <!-- "
 
 
@@ -92,6 +93,7 @@ def test_a_recording_is_asciicast_whose_lanes_go_on_to_the_ratio() -> None:
     first, *_, last = screens(cast)
     assert "plain" in first[2] and "Hello" not in "".join(first)
     assert last[6].count("Hello, world!") == 2 and last[26].startswith(" 2.0x  2.5 tokens a step, same text")
+    assert last[27] == "toy pair: a toy · dflash-local 1.2"
     assert "60.0 tok/s · 6 tokens · 0.11 s · done" in last[4] and "120.0 tok/s" in last[4]
 
 

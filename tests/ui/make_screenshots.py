@@ -1,6 +1,6 @@
-"""Pictures of the terminal screens as SVG, of ``smollm2`` where it is here: ``make screenshots``; two are the README's.
+"""Pictures of the terminal screens as SVG, of ``smollm2`` where it is here: ``make screenshots``; one is in the docs.
 
-Usage: python tests/ui/make_screenshots.py FOLDER README_FOLDER
+Usage: python tests/ui/make_screenshots.py FOLDER DOCS_FOLDER
        python tests/ui/make_screenshots.py --snapshots   (the pictures that the tests compare: ``make snapshots``)
 """
 
@@ -29,7 +29,7 @@ from tests.ui.stage import ScriptedChat, ScriptedSession, Stage  # noqa: E402
 
 SIZES = {"narrow": (80, 24), "middle": (120, 36), "wide": (200, 50)}
 THEMES = {"dark": "textual-dark", "light": "textual-light"}
-README = {"chat": "chat-middle-dark", "race": "race-middle-dark"}
+DOCS = {"chat": "chat-middle-dark"}
 PROMPT = "Write a Python function that returns the n-th Fibonacci number."
 
 
@@ -73,8 +73,8 @@ def stamped(svg: str) -> str:
     return svg.replace("</svg>", f"{text}\n</svg>")
 
 
-def main(folder: Path, readme: Path) -> None:
-    """Every picture into ``folder``, and those of the README into ``readme``."""
+def main(folder: Path, docs: Path) -> None:
+    """Every picture into ``folder``, and that of the docs into ``docs``."""
     folder.mkdir(parents=True, exist_ok=True)
     user = settings.load()
     pair = resolve(default_model(user).name, None, user, lambda _: None)
@@ -82,10 +82,10 @@ def main(folder: Path, readme: Path) -> None:
         for size in SIZES:
             for theme in THEMES:
                 asyncio.run(shoot(session, pair, folder, size, theme))
-    readme.mkdir(parents=True, exist_ok=True)
-    for name, source in README.items():
+    docs.mkdir(parents=True, exist_ok=True)
+    for name, source in DOCS.items():
         picture = (folder / f"{source}.svg").read_text(encoding="utf-8")
-        (readme / f"{name}.svg").write_text(stamped(picture) if pair.toy else picture, encoding="utf-8")
+        (docs / f"{name}.svg").write_text(stamped(picture) if pair.toy else picture, encoding="utf-8")
 
 
 def snapshots() -> None:
