@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 100, 28
 INNER = 45  # cells of text in a lane: two frames of two cells each side, and two cells between the lanes
-ROWS = 19  # lines of text in a lane
+ROWS = 18  # lines of text in a lane
 FRAME_S = 0.04  # steps that are closer are drawn as one
 HOLD_S = 3.0  # the end is shown so long before a player begins anew
 RESET, BOLD, DIM, GREEN, BLUE = "\x1b[0m", "1", "2", "32", "34"
@@ -65,11 +65,13 @@ def _screen(race: Race, about: About, lanes: list[_Shown], time: float, over: bo
     ratio, under = race.headline
     columns = [lane.column(time, top, over and lane.lane.mode == race.winner) for lane in lanes]
     won = GREEN if race.winner == "dflash" else BLUE
+    first, second, *_ = [under[start:stop] for start, stop in _wrapped(under, WIDTH - len(ratio) - 3)] + ["", ""]
+    result = [f"{_styled(f' {ratio} ', f'1;7;{won}')} {_styled(first, BOLD)}", _styled(second, BOLD)]
     return [
         _styled(_cut(f"dflash race · {safe_line(about.title)}", WIDTH), BOLD),
         _styled(_cut(safe_line(about.prompt), WIDTH), DIM),
         *(f"{plain}  {drafted}" for plain, drafted in zip(*columns)),
-        f"{_styled(f' {ratio} ', f'1;7;{won}')} {_styled(_cut(under, WIDTH - len(ratio) - 3), BOLD)}" if over else "",
+        *(result if over else ["", ""]),
         _styled(_cut(safe_line(_place(about.source)), WIDTH), DIM),
     ]
 
