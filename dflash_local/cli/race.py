@@ -32,15 +32,15 @@ from dflash_local.events import Event, Finished, Mode
 from dflash_local.load_config import LoadConfig
 from dflash_local.report.race_file import SAVED, About, command
 from dflash_local.request import Limits, Request, SamplingParams, user_request
-from dflash_local.service.race import Lane, Race, Racer
+from dflash_local.service.race import Race, Racer
 
 if TYPE_CHECKING:
     from dflash_local.service.service import Service
 
 MAX_NEW_TOKENS = 256
 TITLES: dict[Mode, str] = {
-    "ar": "without drafting, one token at a time (ar)",
-    "dflash": "with the drafter (dflash)",
+    "ar": "plain, one token at a time",
+    "dflash": "drafted",
 }
 
 
@@ -168,21 +168,10 @@ def _conclusion(result: Race, pair: Pair, console: Console) -> list[str]:
 
 def table(result: Race) -> list[str]:
     """The figures of both, in columns."""
-
-    def row(name: str, show: Callable[[Lane], str]) -> str:
-        return f"{name:20s}{show(result.ar):>12s}{show(result.dflash):>12s}"
-
-    def acceptance(lane: Lane) -> str:
-        length = lane.finished.stats.mean_acceptance_length
-        return "-" if length is None or lane.mode == "ar" else f"{length:.2f}"
-
     return [
         "",
-        f"{'':20s}{'ar':>12s}{'dflash':>12s}",
-        row("time", lambda lane: f"{lane.seconds:.2f} s"),
-        row("tokens", lambda lane: str(lane.tokens)),
-        row("tok/s", lambda lane: f"{lane.finished.stats.tokens_per_s:.1f}"),
-        row("acceptance length", acceptance),
+        f"{'':20s}{'plain':>12s}{'drafted':>12s}",
+        *(f"{name:20s}{plain:>12s}{drafted:>12s}" for name, plain, drafted, _ in result.rows),
         f"{'seed':20s}{result.seed:>24d}",
     ]
 

@@ -24,7 +24,7 @@ def test_both_replies_a_table_and_the_verdict(cli: Cli, opened: Opened) -> None:
     result = cli("race", "demo", "hi")
     assert result.code == 0, result.err
     out = result.out
-    assert out.index("(ar):\nHello, world!\n") < out.index("(dflash); ")
+    assert out.index("plain, one token at a time:\nHello, world!\n") < out.index("drafted; ")
     assert (
         "time                      0.11 s      0.06 s" in out and "acceptance length              -        2.50" in out
     )

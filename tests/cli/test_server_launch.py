@@ -224,7 +224,7 @@ def test_a_race_launches_both_one_after_the_other(cli: Cli, opened: Opened, reco
     """The drafting server first; the plain one is the same command without its drafter, and never runs beside it."""
     found = cli("race", "demo", "hi", "--engine", "vllm", "--engine-args", "--enforce-eager")
     assert found.code == 0 and not opened.sessions, found.err
-    assert found.out.index("(dflash):") < found.out.index("(ar):") and "identical: yes\n" in found.out
+    assert found.out.index("drafted:") < found.out.index("plain,") and "identical: yes\n" in found.out
     assert "acceptance length              -        2.33" in found.out
     assert len(logs(own_home)) == 2, "neither was launched twice"
     plain = started(record)

@@ -41,7 +41,7 @@ def test_a_race_runs_the_plain_lane_on_the_second_server(cli: Cli, opened: Opene
     result = both(cli, drafting, plain, "race", "demo", "hi")
     assert "‹" not in result.out, "a server tells no origins of tokens"
     assert result.code == 0 and not opened.sessions, result.err
-    assert result.out.count("Hello, world!") == 2 and result.out.index("(ar):") < result.out.index("(dflash):")
+    assert result.out.count("Hello, world!") == 2 and result.out.index("plain,") < result.out.index("drafted:")
     assert "identical: yes\n" in result.out and "acceptance length              -        2.33" in result.out
     assert "x wall clock" in result.out and f"tokens{'8':>26}{'8':>12}\n" in result.out
     assert f"replies come from vLLM 0.32.0 at {drafting.url}, 7 drafts a cycle" in result.err
