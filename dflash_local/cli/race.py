@@ -13,7 +13,6 @@ import typer
 
 from dflash_local.app.default_model import SMALL, is_here, small_pair
 from dflash_local.app.examples import FALLBACK_PROMPT, TOY, examples
-from dflash_local.app.figures_origin import figures_origin
 from dflash_local.app.notices import Notify
 from dflash_local.app.reply_text import histogram
 from dflash_local.app.resolve import wanted
@@ -30,7 +29,6 @@ from dflash_local.cli.server_options import Origin, TwoServerOptions, compared
 from dflash_local.errors import DoesNotFitError, DownloadError, UsageError
 from dflash_local.events import Event, Finished, Mode
 from dflash_local.load_config import LoadConfig
-from dflash_local.report.race_file import SAVED, About, command
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Race, Racer
 
@@ -66,6 +64,9 @@ def race(
     load: LoadConfig,
 ) -> None:
     """Watch a pair race itself: the same prompt and seed with and without drafting."""
+    from dflash_local.app.figures_origin import figures_origin
+    from dflash_local.report.race_file import SAVED, About, command
+
     call = Invocation.begin()
     user, console = call.user, call.console
     for file in save or ():
@@ -111,6 +112,8 @@ def race(
 
 def _check_file(file: Path) -> None:
     """Refuse before anything is loaded what a race cannot be saved as. UsageError."""
+    from dflash_local.report.race_file import SAVED
+
     if file.suffix not in SAVED:
         *most, last = SAVED
         raise UsageError(f"--save {file}: the ending says no kind of file", f"end it in {', '.join(most)} or {last}")
