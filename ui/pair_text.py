@@ -29,22 +29,26 @@ LAUNCHED = "dflash chat MODEL --engine vllm (or sglang) launches it on this mach
 GATED_URL = "https://huggingface.co/{}"
 
 
-def pair_page(item: InstallStatus, plans: PairPlans, store: ModelStore | None, width: int) -> list[str]:
-    """Tell all that is known of a pair, for ``dflash show`` and the page."""
+def pair_page(
+    item: InstallStatus, plans: PairPlans, store: ModelStore | None, width: int, details: bool = True
+) -> list[str]:
+    """Tell what is known of a pair, for ``dflash show`` and the page: the verdict first, the long tables last."""
+    from dflash_local.ui.verdict_text import verdict_lines
+
     row = item.row
     kind = ", ".join([row.family] * bool(row.family) + [row.kind, row.status])
-    return spaced(
-        [
-            [f"{row.name}  ({kind})"],
-            [*facts(row, width), *_here(item, store, width)],
-            generations(row, width),
-            other_drafters(row, width),
-            variants(row, width),
-            _plans(row.name, plans, width),
-            published(row, width),
-            server(row, width),
-        ]
-    )
+    sections = [
+        verdict_lines(row.name, plans, width, row.why_not_here),
+        [f"{row.name}  ({kind})", *facts(row, width), *_here(item, store, width)],
+    ]
+    if details:
+        sections += [generations(row, width), other_drafters(row, width), variants(row, width)]
+        sections += [plan_text.detail_lines(row.name, plans, width), published(row, width)]
+    if details or not row.runs_here:
+        sections.append(server(row, width))
+    if not details:
+        sections.append(plan_text.detail_lines(row.name, plans, width, details))
+    return spaced(sections)
 
 
 def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str]:
@@ -64,29 +68,6 @@ def _here(item: InstallStatus, store: ModelStore | None, width: int) -> list[str
         return field("here", f"in part, {where}; lacking: {', '.join(lacking)}; dflash pull {row.name}", width)
     state = "verified" if item.verified else f"complete but not verified; dflash pull {row.name} checks it"
     return field("here", f"{state}, {where}; dflash chat {row.name}", width)
-
-
-def _plans(name: str, plans: PairPlans, width: int) -> list[str]:
-    """Tell what to take, the ledger of its plan and the table of formats."""
-    found, known = plans.plan, plans.known
-    if known is None or found is None:
-        return ["memory", "  unknown: no source tells the target's shape"]
-    page = ["memory on a server, as published"]
-    if found.runs_on == "local":
-        context = f"context {found.context:,}" if found.context else "context unknown"
-        page = wrapped(f"memory on {plan_text.machine_line(plans.where)}", width)
-        drafting = f"block {found.block_size or 'unknown'}"
-        page.append(f"  {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}")
-    taken = plan_text.summary_lines(name, plans, width - 2)
-    inside = [*taken, *([""] if taken else [])]
-    inside += plan_text.ledger_lines(found, width - 2)
-    inside += wrapped(plan_text.per_token_text(known), width - 2)
-    if plans.table:
-        inside += ["", "what fits", *plan_text.fit_lines(known, plans.table, width - 2)]
-    if plans.variants:
-        inside += ["", "pre-quantised", *plan_text.variant_lines(plans.variants, width - 2)]
-    remarks = plan_text.remarks(known, width - 2)
-    return [*page, *indented([*inside, *([""] if remarks else []), *remarks])]
 
 
 def marks(row: Row) -> list[str]:

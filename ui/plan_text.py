@@ -38,6 +38,35 @@ def engine_line(found: Plan) -> str:
     return f"{', '.join(words)}; it reserves the whole context when it is loaded"
 
 
+def detail_lines(name: str, plans: PairPlans, width: int, details: bool = True) -> list[str]:
+    """Tell what stands behind the verdict: engine, speeds by context, every row of memory, what fits and why not.
+
+    Args:
+        details: False only says how to see them.
+    """
+    found, known = plans.plan, plans.known
+    if found is None or known is None:
+        return []
+    if not details:
+        return wrapped("--details shows every row of memory, all that fits, and speeds by context", width)
+    lines = []
+    if found.runs_on == "local":
+        context = f"context {found.context:,}" if found.context else "context unknown"
+        drafting = f"block {found.block_size or UNKNOWN}" if found.load.draft else "no drafter"
+        word = "fits" if found.fits else "does not fit"
+        lines += wrapped(f"{plans.summary.pair} in {found.format}, {context}, {drafting}: {word}", width)
+        lines += wrapped(f"on {machine_line(found.machine)}", width)
+        lines += [*wrapped(engine_line(found), width), *summary_lines(name, plans, width), ""]
+    lines += indented(ledger_lines(found, width - 2))
+    lines += indented(wrapped(per_token_text(known), width - 2))
+    if plans.table:
+        lines += ["", "what fits", *indented(fit_lines(known, plans.table, width - 2))]
+    if plans.variants:
+        lines += ["", "pre-quantised", *indented(variant_lines(plans.variants, width - 2))]
+    texts = remarks(known, width - 2)
+    return [*lines, *([""] if texts else []), *indented(texts)]
+
+
 def summary_lines(name: str, plans: PairPlans, width: int) -> list[str]:
     """Tell how to take the best weights, what is fetched, why finer ones do not fit, and how fast they will be."""
     from dflash_local.planner.room import described, room_made
@@ -196,7 +225,7 @@ def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
 
 def _how(found: Plan) -> str:
     """Say what a plan takes beside its format to fit, or by how much it does not."""
-    from dflash_local.planner.verified import standing
+    from dflash_local.planner.verified import reports_of, standing
 
     total = found.ledger.total
     if not found.fits and total is not None:
@@ -204,7 +233,7 @@ def _how(found: Plan) -> str:
     precision = found.load.drafter_precision if found.engine == "fused" else "auto"
     host = " and ".join(line.name for line in found.ledger.moved)
     parts = (
-        standing(found) if found.fits else "",
+        standing(found) if reports_of(found) else "",
         rounding_remark(found),
         "" if precision == "auto" else f"drafter precision {precision}",
         f"{host} in host memory" if host else "",

@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.models import registry
 from dflash_local.app.recommending import Summary, row_summary
+from dflash_local.planner.cards import TYPICAL
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.recommend import Preference
     from dflash_local.settings import Settings
-
-# Of each usual size a card whose bandwidth is known, and the GiB that its driver reports.
-CARDS = (
-    ("RTX 4060", 8.0),
-    ("RTX 4070 Ti", 12.0),
-    ("RTX 4080", 16.0),
-    ("RTX 4090", 24.0),
-    ("RTX 5090", 31.8),
-    ("RTX A6000", 48.0),
-    ("H100 80GB HBM3", 79.6),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,7 @@ class CardTable:
 
 
 def card_tables(
-    user: Settings, cards: Sequence[tuple[str, float]] = CARDS, preference: Preference = "balanced"
+    user: Settings, cards: Sequence[tuple[str, float]] = TYPICAL, preference: Preference = "balanced"
 ) -> tuple[CardTable, ...]:
     """Make a table for each card, of the pairs that run in this process at all but those of the first run, in order.
 

@@ -158,8 +158,12 @@ def known_shapes(choice: Choice, store: ModelStore | None) -> Shapes:
     """Read both shapes. SettingsError: nothing is known of the target's; CheckpointError: as of ``shapes``."""
     known = shapes(choice, store)
     if known is None:
-        raise SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
+        raise unknown_shape(choice)
     return known
+
+
+def unknown_shape(choice: Choice) -> SettingsError:
+    return SettingsError(f"nothing is known of the shape of {choice.name}", f"dflash pull {choice.name} reads it")
 
 
 def _of_variant(choice: Choice) -> Mapping[str, Any] | None:

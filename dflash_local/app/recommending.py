@@ -40,7 +40,7 @@ class Summary:
     Attributes:
         fits: a word or two. recommendation: None for what no machine runs in this process, or of which too little is
             known. plan: what runs, else the nearest that does; None where none is known to.
-        download_gib: of all files of the best weights and the drafter, or of the row's own where nothing fits; None
+        download_gib: of all files of the best weights and the drafter, or of the smallest where nothing fits; None
             where it is not known. computed: it is counted from shapes, the text model alone, and quoted by no source.
     """
 
@@ -70,9 +70,9 @@ class Summary:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return what to count on: plain, or drafted at the lowest expected acceptance length where that is faster."""
-        plain = self.plain_tokens_per_s
-        return None if plain is None else max(plain, (self.drafted_tokens_per_s or (plain,))[0])
+        """Return what to count on, see ``Prediction``; None where no speed is predicted."""
+        prediction = self.best.prediction if self.best else None
+        return None if prediction is None else prediction.least_tokens_per_s
 
     @property
     def slow(self) -> str:
@@ -126,7 +126,8 @@ class PairPlans:
     """Holds what the planner says of a pair on a machine.
 
     Attributes:
-        plan: of the best weights; of what was asked for where nothing fits. nearest: what fits where that does not.
+        plan: of the best weights; where nothing fits of those that lack the least memory. nearest: what fits then,
+            with less than was asked for.
         table: a plan for each format of the target's own weights. to_fetch: for the best weights, as
             ``download_of`` has it.
     """
@@ -173,7 +174,8 @@ def pair_plans(
         return PairPlans(where, known, found, plan(known.target, known.drafter, where, runs_on="server"))
     config = config or LoadConfig()
     drafter = known.drafter if config.draft else None
-    best = plan(known.target, known.drafter, where, config) if found.best is None else found.best.plan
+    option = found.recommendation and (found.best or found.recommendation.smallest)
+    best = option.plan if option else plan(known.target, known.drafter, where, config)
     near = None if best.fits else found.plan
     table = fits_table(known.target, drafter, where, config)
     variants = variant_plans(choice.target_row, known, where, config, store)
@@ -208,19 +210,24 @@ def summary(
     """
     from dflash_local.planner.plan import nearest
 
-    own = None if choice.drafter_row is None else download_gib(choice.drafter_row)
     if choice.why_not_here or known is None:
-        return Summary(choice.name, "server" if choice.why_not_here else UNKNOWN, download_gib=own)
+        return Summary(choice.name, "server" if choice.why_not_here else UNKNOWN, download_gib=_own_download(choice))
     found = recommended(choice, known, where, user, config, preference=preference, store=store, variants=variants)
     if (best := found.best) is not None:
         as_published = best.weights.fidelity == 0 and best.config.dtype == (config or LoadConfig()).dtype
         word = "fits" if as_published else f"fits in {best.plan.format.partition(' ')[0]}"
         return Summary(choice.name, word, found, best.plan, *download_of(choice, best))
+    size = (_own_download(choice), False) if found.smallest is None else download_of(choice, found.smallest)
     if (near := nearest(known.target, known.drafter, where, config)) is not None:
         word = f"fits in {near.format}" if near.load.draft or known.drafter is None else "target alone"
-        return Summary(choice.name, word, found, near, own)
-    least = _least_needed(known, where)
-    return Summary(choice.name, UNKNOWN if least is None else f"needs {-(-least // GIB):,} GiB", found, None, own)
+        return Summary(choice.name, word, found, near, *size)
+    least = None if found.smallest is None else found.smallest.plan.ledger.total
+    word = UNKNOWN if least is None else f"needs {-(-least // GIB):,} GiB"
+    return Summary(choice.name, word, found, None, *size)
+
+
+def _own_download(choice: Choice) -> float | None:
+    return None if choice.drafter_row is None else download_gib(choice.drafter_row)
 
 
 def download_of(
@@ -349,17 +356,3 @@ def suited(load: LoadConfig, user: Settings, notify: Notify) -> Suit:
         return choice.with_variant(variant)
 
     return suit
-
-
-def _least_needed(known: Shapes, where: Machine) -> int | None:
-    """Return the bytes of the smallest way to run a pair at all, at the shortest context; None when unknown."""
-    from dflash_local.planner.formats import refusal
-    from dflash_local.planner.plan import fits_table, plan
-
-    found = [
-        one for one in fits_table(known.target, known.drafter, where) if not refusal(known.target, one.load.quantize)
-    ]
-    if found and where.kind == "cpu":
-        found.append(plan(known.target, known.drafter, where, LoadConfig(dtype="bfloat16")))
-    totals = [one.ledger.total for one in found if one.ledger.total is not None]
-    return min(totals) if totals else None

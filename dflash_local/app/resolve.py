@@ -91,7 +91,8 @@ class Choice:
         from dflash_local.catalog.row import Repo
 
         other = self.drafter if not self.own_drafter and isinstance(self.drafter, Repo) else None
-        return self.name if other is None else f"{self.name} with {other.id}"
+        own = "its own layer" if self.drafts_itself else other and other.id
+        return f"{self.name} with {own}" if own else self.name
 
     @property
     def why_not_here(self) -> str:
@@ -384,7 +385,8 @@ def drafter_option(choice: Choice) -> str:
         return f" --drafter {OWN}"
     if drafter == folder_of(LOOKUP):
         return f" --drafter {LOOKUP}"
-    if drafter is None or (row is not None and drafter in (row.drafter, bundled.drafter_of(row))):
+    own = row is not None and (choice.own_drafter if row.bundled else drafter in (row.drafter, bundled.drafter_of(row)))
+    if drafter is None or own:
         return ""
     return f" --drafter {drafter if isinstance(drafter, Path) else drafter.id}"
 

@@ -46,6 +46,8 @@ GGUF = (
     Column("PATH"),  # whole, to be copied
 )
 
+EXAMPLES = ("dflash models --gpu-memory 24", "dflash models --here")
+
 
 def models(
     here: Annotated[bool, typer.Option("--here", help="Only what is on this machine, with sizes on disk.")] = False,
@@ -80,12 +82,13 @@ def _show_cards(
     call: Invocation, gpu_memory: float | None, prefer: opt.PreferenceChoice, markdown: bool, as_json: bool
 ) -> None:
     """Print the table of usual cards, or of the one with so much memory in GiB."""
-    from dflash_local.app.cards import CARDS, card_tables
+    from dflash_local.app.cards import card_tables
+    from dflash_local.planner.cards import TYPICAL
     from dflash_local.ui import card_text
 
-    chosen = [card for card in CARDS if gpu_memory is None or round(card[1]) == round(gpu_memory)]
+    chosen = [card for card in TYPICAL if gpu_memory is None or round(card[1]) == round(gpu_memory)]
     if not chosen:
-        sizes = ", ".join(f"{round(gib)}" for _, gib in CARDS)
+        sizes = ", ".join(f"{round(gib)}" for _, gib in TYPICAL)
         raise UsageError(
             f"--gpu-memory {gpu_memory:g} is none of the table's", f"it has {sizes}; dflash plan takes any"
         )
@@ -126,6 +129,9 @@ def _table(found: list[tuple[InstallStatus, Summary]], where: Machine, width: in
             (name, size.removesuffix(" GiB"), state, word.removeprefix("fits "), speed, ", ".join(marks(item.row)))
             for (name, _, _, size, state, word, speed, _), (item, _) in zip(rows, found, strict=True)
         ]
+    if natural_width(columns, rows) > width:  # names are there to be copied; dflash show has the marks
+        columns = columns[:-1]
+        rows = [tuple("-" if cell == SHOWN["absent"] else cell for cell in row[:-1]) for row in rows]
     lines = table(columns, rows, width)
     lines += ["", *field("fits on", machine_line(where), width, 9)]
     return [*lines, "dflash show MODEL tells more; dflash pull MODEL downloads."]

@@ -131,6 +131,9 @@ Nodes = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 Think = Annotated[bool | None, typer.Option("--think/--no-think", help="Let the model think first, where it can.")]
 System = Annotated[str, named("--system", "TEXT", "The system message.")]
+Details = Annotated[
+    bool, typer.Option("--details", help="Every row of memory, every format and variant, speeds by context.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

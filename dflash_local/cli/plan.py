@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.app import fitting
-from dflash_local.app.fitting import Shapes
 from dflash_local.app.models import model_store, server_commands
 from dflash_local.app.recommending import PairPlans, pair_plans
 from dflash_local.app.resolve import Choice, choose, drafter_option
@@ -17,7 +16,7 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.own_work import OwnWorkPlan, plan_own_work
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
-from dflash_local.tables import indented, wrapped
+from dflash_local.tables import wrapped
 from dflash_local.ui import pair_text, plan_text
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ def plan(
     gpus: opt.Gpus = 1,
     prefer: opt.Prefer = opt.PreferenceChoice.balanced,
     mode: opt.Mode = opt.ModeChoice.dflash,
+    details: opt.Details = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
     *,
@@ -74,16 +74,21 @@ def plan(
     store = model_store(user)
     known = fitting.shapes(choice, store)
     toy = choice.row is not None and choice.row.bundled  # whose speed no memory decides
-    notify = None if toy else console.notify
+    notify = None if toy or choice.why_not_here else console.notify
     where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=notify)
     if choice.why_not_here:
-        _show_server(console, choice, known, where, as_json)
+        _show_server(console, choice, pair_plans(choice, known, where, user), as_json, details)
         return
-    known = fitting.known_shapes(choice, store)
+    if known is None:
+        for line in (
+            [] if as_json else _page(choice, pair_plans(choice, None, where, user), details, console.note_columns)
+        ):
+            console.note(line)
+        raise fitting.unknown_shape(choice)
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
     config = replace(load, draft=draft)
     found = pair_plans(choice, known, where, user, config, preference=prefer.value, store=store)
-    _show_plan(console, choice, found, several_gpus(choice.row, known, where, config), as_json)
+    _show_plan(console, choice, found, several_gpus(choice.row, known, where, config), as_json, details)
 
 
 def _show_own_work(console: Console, found: OwnWorkPlan, as_json: bool) -> None:
@@ -95,15 +100,11 @@ def _show_own_work(console: Console, found: OwnWorkPlan, as_json: bool) -> None:
     raise PlanDoesNotFit(found.refusal, "--context N plans for shorter turns", found.report)
 
 
-def _show_server(console: Console, choice: Choice, known: Shapes | None, where: Machine, as_json: bool) -> None:
+def _show_server(console: Console, choice: Choice, plans: PairPlans, as_json: bool, details: bool) -> None:
     """Show a command as the answer: what a server needs, and how it is started."""
-    from dflash_local.planner.plan import plan as ask
-
     row = choice.row
-    found = None if known is None else ask(known.target, known.drafter, where, runs_on="server")
     commands = server_commands(row) if row and choice.own_drafter else {}
     if as_json:
-        answer = None if found is None else fitting.as_json(found)
         tensor_parallel = row.server.tensor_parallel if row and row.server else None
         console.json(
             {
@@ -111,19 +112,33 @@ def _show_server(console: Console, choice: Choice, known: Shapes | None, where: 
                 "runs_on": "server",
                 "fits": None,
                 "reason": choice.why_not_here,
-                "plan": answer,
+                "summary": plans.summary.as_dict(),
+                "plan": None if plans.plan is None else fitting.as_json(plans.plan),
                 "server_commands": commands,
                 "tensor_parallel": tensor_parallel,
             }
         )
         return
-    ledger = indented(plan_text.ledger_lines(found, console.columns - 2)) if found else []
     known_command = pair_text.server(row, console.columns) if row and commands else []
-    console.lines([*wrapped(f"{choice.described} on a server: {choice.why_not_here}", console.columns), *ledger, ""])
+    console.lines([*_page(choice, plans, details, console.columns), ""])
     console.lines(known_command or ["  the command for a server is unknown"])
 
 
-def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: SeveralGpus | None, as_json: bool) -> None:
+def _page(choice: Choice, plans: PairPlans, details: bool, width: int) -> list[str]:
+    """Write the verdict, how to begin, and the details where they are asked for."""
+    from dflash_local.ui.verdict_text import verdict_lines
+
+    page = verdict_lines(choice.described, plans, width, choice.why_not_here)
+    name, best = f"{choice.name}{drafter_option(choice)}", plans.summary.best
+    if best is not None:
+        page += ["", *wrapped(f"start it with: dflash chat {name} {best.arguments}", width)]
+    more = plan_text.detail_lines(name, plans, width, details)
+    return [*page, *([""] if details else []), *more]
+
+
+def _show_plan(
+    console: Console, choice: Choice, plans: PairPlans, several: SeveralGpus | None, as_json: bool, details: bool
+) -> None:
     found, known, recommendation = plans.plan, plans.known, plans.summary.recommendation
     more = plans.more_context if as_json else None
     assert found is not None and known is not None and recommendation is not None  # it runs here, its shape is known
@@ -146,20 +161,7 @@ def _show_plan(console: Console, choice: Choice, plans: PairPlans, several: Seve
         console.json(report)
     elif not as_json:
         write, width = (console.data, console.columns) if found.fits else (console.note, console.note_columns)
-        context = f"context {found.context:,}" if found.context else "context unknown"
-        drafting = f"block {found.block_size}" if found.load.draft else "no drafter"
-        head = f"{choice.name} in {found.format}, {context}, {drafting}: {'fits' if found.fits else 'does not fit'}"
-        page = [*wrapped(head, width), *wrapped(f"on {plan_text.machine_line(found.machine)}", width)]
-        page += wrapped(f"warning: {found.crowded}", width) if found.crowded else []
-        page += wrapped(plan_text.engine_line(found), width)
-        page += [*plan_text.summary_lines(f"{choice.name}{drafter_option(choice)}", plans, width), ""]
-        page += indented(plan_text.ledger_lines(found, width - 2))
-        page += ["", "what fits", *indented(plan_text.fit_lines(known, plans.table, width - 2))]
-        if plans.variants:
-            page += ["", "pre-quantised", *indented(plan_text.variant_lines(plans.variants, width - 2))]
-        remarks = plan_text.remarks(known, width - 2)
-        page += [*([""] if remarks else []), *indented(remarks)]
-        for line in [*page, *([] if several is None else ["", *wrapped(several.line, width)])]:
+        for line in [*_page(choice, plans, details, width), *([] if several is None else wrapped(several.line, width))]:
             write(line)
     if not found.fits:
         refusal = fitting.refusal_of(found, plans.nearest)

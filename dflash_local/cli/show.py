@@ -24,6 +24,7 @@ def show(
     gpu_memory: opt.GpuMemory = None,
     gpu: opt.Gpu = None,
     nodes: opt.Nodes = None,
+    details: opt.Details = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
     *,
@@ -46,7 +47,8 @@ def show(
     where = fitting.machine(user, gpu, gpu_memory, load.device)
     own = fitting.row_choice(row, user)
     plans = pair_plans(own, fitting.shapes(own, store), where, user, load, store=store)
-    console.result(_show_report(item, plans), pair_text.pair_page(item, plans, store, console.columns), as_json)
+    lines = pair_text.pair_page(item, plans, store, console.columns, details)
+    console.result(_show_report(item, plans), lines, as_json)
 
 
 def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from dflash_local.planner.speed import ExpectedAcceptance, Prediction
 from dflash_local.store.kept import keep, read_kept
 
 ENOUGH = 512  # tokens from which the mean stands instead of published ones
+MEASURED = "measured here"  # begins the source of lengths that are of this machine's replies
 MANY = 65_536  # tokens that a target's count holds; beyond them all are scaled down, so that the latest weigh more
 
 
@@ -45,7 +46,7 @@ class Count:
         if self.tokens < ENOUGH:
             return found
         mean = self.tokens / sum(self.cycles.values())
-        lengths = ExpectedAcceptance(mean, mean, f"measured here over {self.tokens:,.0f} tokens")
+        lengths = ExpectedAcceptance(mean, mean, f"{MEASURED} over {self.tokens:,.0f} tokens")
         return replace(found, times=tuple(each.mixed(self.cycles) for each in found.times), acceptance=lengths)
 
 

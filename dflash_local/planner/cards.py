@@ -50,6 +50,16 @@ CARDS: dict[str, float] = {
     "RX 7900 XTX": 24,
     "MI300X": 192,
 }
+# Of each usual size a card whose bandwidth is known, and its GiB: it stands for that size where no name is given.
+TYPICAL = (
+    ("RTX 4060", 8.0),
+    ("RTX 4070 Ti", 12.0),
+    ("RTX 4080", 16.0),
+    ("RTX 4090", 24.0),
+    ("RTX 5090", 31.8),
+    ("RTX A6000", 48.0),
+    ("H100 80GB HBM3", 79.6),
+)
 # Names as drivers give them -> GB/s, multiprocessors and their boost clock in GHz, from the makers' data sheets; cards
 # sold with several memories under one name are left out.
 DATA_SHEETS: dict[str, tuple[float, int, float]] = {
@@ -115,6 +125,15 @@ def card_memory(name: str) -> tuple[str, float]:
         f"unknown GPU {name!r}",
         (f"did you mean {named}? " if named else "") + "or give its memory: --gpu-memory GIB",
     )
+
+
+def typical_card(gib: float) -> tuple[str, float]:
+    """Return the typical card with about so much memory, else the next smaller one, and GiB.
+
+    Those are what the card's driver tells where its usual size was given, as 80; else what was given.
+    """
+    name, own = next((card for card in reversed(TYPICAL) if round(card[1]) <= round(gib)), TYPICAL[0])
+    return name, own if round(own) == gib else gib
 
 
 def find_card(name: str) -> float | None:

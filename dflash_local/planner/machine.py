@@ -14,7 +14,7 @@ from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
 from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, RunProbe
-from dflash_local.planner.cards import card_memory, find_card, is_old
+from dflash_local.planner.cards import card_memory, find_card, is_old, typical_card
 
 if TYPE_CHECKING:
     from dflash_local.planner.card_probe import CardProbe
@@ -131,14 +131,15 @@ def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
     """
     if memory_gib is not None and not 0 < memory_gib <= 100_000:
         raise UsageError(f"--gpu-memory {memory_gib:g} is not a size in GiB", "give the card's memory, such as 24")
-    if gpu is not None and memory_gib is None:
-        name, memory_gib = card_memory(gpu)
+    why = "nominal memory, less 0.4 GiB for driver and display"
+    if gpu is not None:
+        name, memory_gib = card_memory(gpu) if memory_gib is None else (gpu, memory_gib)
     elif memory_gib is not None:
-        name = gpu or f"a GPU of {memory_gib:g} GiB"
+        why = f"it stands for cards of {memory_gib:g} GiB; {why}"
+        name, memory_gib = typical_card(memory_gib)
     else:
         raise UsageError("a machine needs a name or its memory", "--gpu 'RTX 4090' or --gpu-memory 24")
     memory = round(memory_gib * GIB)
-    why = "nominal memory, less 0.4 GiB for driver and display"
     return Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name), count=count)
 
 

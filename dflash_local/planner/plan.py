@@ -74,6 +74,11 @@ class Plan:
         return self.load.quantize or self.stored or self.dtype
 
     @property
+    def lacking(self) -> int:
+        """Return the bytes that it needs beyond what is free; 0 where it has room, or its need is not known."""
+        return max(0, (self.ledger.total or 0) - self.machine.free)
+
+    @property
     def crowded(self) -> str:
         """Say that it needs more of the main memory than is free at the moment; nothing where it does not."""
         now, total = self.machine.free_now, self.ledger.total

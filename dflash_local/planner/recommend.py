@@ -28,6 +28,7 @@ Preference = Literal["balanced", "quality", "speed", "context"]
 FIDELITY = ("as trained", "published in 8 bits", "rounded to 8 bits", "published in 4 bits", "rounded to 4 bits")
 STORED = ("target weights", "head", "embedding")  # lines of a ledger that a target's files hold
 EIGHT_BITS = ("fp8", "int8")
+FASTER = 1.25  # times the speed of the best weights from which others are named as faster
 SIXTEEN_BITS = "measured with 16-bit targets"  # of acceptance lengths that stand for quantised ones
 
 
@@ -155,6 +156,26 @@ class Recommendation:
     @property
     def best(self) -> Option | None:
         return self.fitting[0] if self.fitting else None
+
+    @property
+    def smallest(self) -> Option | None:
+        """Return what lacks the least memory of the options that do not fit; None where no need is known."""
+        return min((one for one in self.rest if one.plan.lacking), key=lambda one: one.plan.lacking, default=None)
+
+    @property
+    def faster(self) -> Option | None:
+        """Return the fastest of the options with room for a chat, with weights that somebody has measured; None where
+        it is not faster than the best by ``FASTER``.
+        """
+        if self.best is None or self.best.prediction is None:
+            return None
+        known = [
+            (one.prediction.least_tokens_per_s, one)
+            for one in self.fitting
+            if one.chat and one.prediction is not None and one.weights.fidelity < len(FIDELITY) - 1
+        ]
+        speed, found = max(known, key=lambda each: each[0], default=(0.0, None))
+        return found if speed >= FASTER * self.best.prediction.least_tokens_per_s else None
 
     def as_dict(self) -> dict[str, Any]:
         better = self.next_better

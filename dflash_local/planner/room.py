@@ -63,6 +63,11 @@ class MoreContext:
     def line(self) -> str:
         return f"+{self.tokens:,} tokens with {self.options}: {self.cost}"
 
+    @property
+    def short_line(self) -> str:
+        """Say it with the last cost alone, which is the one that matters."""
+        return f"{self.options}: {self.tokens:,} more tokens of context, {self.cost.rpartition(', ')[2]}"
+
 
 def room_made(load: LoadConfig) -> list[RoomMaker]:
     """Return what a load does to leave more memory for its context."""

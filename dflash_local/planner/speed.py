@@ -178,6 +178,12 @@ class Prediction:
         plain = self.times[0].plain_tokens_per_s
         return drafted and (drafted[0] / plain, drafted[1] / plain)
 
+    @property
+    def least_tokens_per_s(self) -> float:
+        """Return what to count on: plain, or drafted at the lowest acceptance length where that is faster."""
+        plain = self.times[0].plain_tokens_per_s
+        return max(plain, (self.drafted_tokens_per_s(self.times[0]) or (plain,))[0])
+
     def drafted_tokens_per_s(self, one: Times) -> tuple[float, float] | None:
         """Predict it at the lowest and highest acceptance length; None where no length is known."""
         if self.acceptance is None or one.cycle_ms is None:

@@ -6,13 +6,11 @@ from dflash_local.catalog.verified import verified
 from dflash_local.planner.cards import same_card
 from dflash_local.planner.plan import Plan
 
-NAMELESS = "a GPU of"  # how ``machine.named`` calls a card of which only the memory is given
-
 
 def reports_of(plan: Plan) -> int | None:
-    """Count reports of the plan's format, engine and card; None where there is no card or its name is not known."""
+    """Count reports of the plan's format, engine and card; None where there is no card."""
     machine = plan.machine
-    if plan.runs_on != "local" or machine.kind in ("cpu", "mps") or machine.name.startswith(NAMELESS):
+    if plan.runs_on != "local" or machine.kind in ("cpu", "mps"):
         return None
     wanted = plan.format, plan.engine
     rows = (row for row in verified() if (row.format, row.engine) == wanted and same_card(row.card, machine.name))

@@ -42,9 +42,10 @@ def test_what_does_not_run_here_says_so_in_a_line(cli: Cli, name: str) -> None:
         refuse_what_does_not_run(choose(name, None, settings.load()))
     error = found.value
     assert row.name in error.message and error.message.isprintable() and error.hint and error.exit_code in (4, 5)
-    assert row.why_not_here in " ".join(cli("show", name).out.split())
+    assert row.why_not_here in " ".join(cli("show", name, "--details").out.split())
     planned = cli("plan", name)
-    assert planned.code == 0 and f"{name} on a server: {row.why_not_here}" in " ".join(planned.out.split())
+    answer = " ".join(planned.out.split())
+    assert planned.code == 0 and f"{name}: on a server only" in answer and f"no: {row.why_not_here}" in answer
     assert cli("plan", name, "--json").json["reason"] == row.why_not_here
     ran = cli("run", name, "hi")
     assert ran.code == error.exit_code and f"error: {error.message}" in ran.err and "Traceback" not in ran.err
@@ -59,13 +60,13 @@ def test_another_drafter_is_refused_by_name_or_planned(cli: Cli, name: str, repo
             refuse_what_does_not_run(choice)
         assert choice.why_not_here in found.value.message and found.value.exit_code == 5
         answer = " ".join(cli("plan", repo).out.split())
-        assert f"{name} with {repo} on a server: {choice.why_not_here}" in answer
+        assert f"{name} with {repo}: on a server only" in answer and f"no: {choice.why_not_here}" in answer
     else:
         refuse_what_does_not_run(choice)
         known = fitting.shapes(choice, None)
         assert known is not None and known.drafter is not None and not known.drafter_unknown
     assert cli("plan", repo.partition("/")[2], "--gpu-memory", "192").code == 0
-    shown = " ".join(cli("show", name).out.split())
+    shown = " ".join(cli("show", name, "--details").out.split())
     assert "other drafters, by name or with --drafter" in shown and f"{repo}: kind" in shown
 
 
@@ -83,7 +84,7 @@ def test_a_published_quantised_drafter_is_planned_with_what_it_takes(cli: Cli) -
     assert coded[1] == "int4 g128, as stored; the rest bfloat16" and 0.3 < coded[0] / plain[0] < 0.35
     decoded = weights(*drafter, "--engine", "reference")
     assert decoded == (weights("--engine", "reference")[0], "int4 g128 decoded to bfloat16")
-    page = " ".join(cli("plan", "Qwen3.8-27B", *drafter, "--gpu-memory", "24").out.split())
+    page = " ".join(cli("plan", "Qwen3.8-27B", *drafter, "--gpu-memory", "24", "--details").out.split())
     assert f"take them with: dflash chat Qwen/Qwen3.8-27B {' '.join(drafter)} --variant pack-quantized-int4" in page
-    shown = " ".join(cli("show", "Qwen3.8-27B").out.split())
+    shown = " ".join(cli("show", "Qwen3.8-27B", "--details").out.split())
     assert "syvai/Qwen3.8-27B-DFlash2-W4A16: kind dflash2, licence unknown, the same drafter in int4" in shown

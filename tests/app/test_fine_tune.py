@@ -126,7 +126,7 @@ def test_a_tuned_toy_is_a_pair_with_the_bundled_drafter(tmp_path: Path) -> None:
 
 def test_plan_and_pull_take_it(cli: Cli, toy_hub: FakeHub, tuned: Callable[..., Path]) -> None:
     folder = tuned("mine", "Qwen/Qwen3-8B")
-    planned = cli("plan", str(folder), "--gpu-memory", "80")
+    planned = cli("plan", str(folder), "--gpu-memory", "80", "--details")
     assert planned.code == 0 and "drafter weights" in planned.out
     assert "has the architecture of Qwen/Qwen3-8B" in planned.err
     pulled = cli("pull", str(folder), "--dry-run")

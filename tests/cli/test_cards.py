@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dflash_local.app.cards import CARDS
 from dflash_local.catalog.registry import load
+from dflash_local.planner.cards import TYPICAL
 from tests.cli.conftest import Cli
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -43,7 +43,7 @@ ROWS = [row.name for row in load().rows]
 LOCAL = [row.name for row in load().rows if row.runs_here and not (row.bundled or row.bundled_drafter)]
 FIVE = [
     pytest.param(*card, marks=() if round(card[1]) == 24 else pytest.mark.slow)  # 24: some fit, some coarser, some not
-    for card in CARDS
+    for card in TYPICAL
     if round(card[1]) in (8, 12, 24, 48, 80)
 ]
 
@@ -96,11 +96,11 @@ def test_every_range_has_its_source(cli: Cli) -> None:
 
 @pytest.mark.parametrize("asked", [("--variant", "autoround-int4"), ("--quantize", "int8"), ("--quantize", "int4")])
 def test_coarser_weights_keep_the_published_lengths_in_words(cli: Cli, asked: tuple[str, ...]) -> None:
-    text = " ".join(cli("plan", "qwen3.5-9b", *asked, "--gpu", "RTX 4090").out.split())
+    text = " ".join(cli("plan", "qwen3.5-9b", *asked, "--gpu", "RTX 4090", "--details").out.split())
     assert "acceptance length 5.1 to 7.93: model card of" in text and "measured with 16-bit targets" in text
 
 
 def test_a_length_of_another_block_or_drafter_is_not_taken(cli: Cli) -> None:
     """A DSpark drafter of a row whose own drafter is published has what is typical of its block."""
-    text = " ".join(cli("plan", "dspark_qwen3_8b_block7", "--gpu", "RTX 4090").out.split())
+    text = " ".join(cli("plan", "dspark_qwen3_8b_block7", "--gpu", "RTX 4090", "--details").out.split())
     assert "typical of other pairs" in text and "with block 8" in text and "table 3" not in text

@@ -34,7 +34,7 @@ def test_it_says_what_the_turns_are_and_how_long_they_take(cli: Cli, folder: Pat
     assert "tokens: estimated" in flat and "Codex: what is sent is longer" in flat
     assert "seconds a turn on RTX 4090" in flat and "predicted, fitted to measurements of one NVIDIA H200" in flat
     assert flat.count("dflash chat ") == 3
-    unknown = " ".join(cli("plan", "--from", str(folder), "--gpu-memory", "24").out.split())
+    unknown = " ".join(cli("plan", "--from", str(folder), "--gpu", "RTX 3060").out.split())
     assert "no speed is predicted for this machine; --gpu NAME plans" in unknown
 
 
