@@ -142,7 +142,7 @@ class LoadConfig:
     )
     quantize: str | None = _option(
         None,
-        "Round a target's plain weights to 8 or 4 bits as they are read; bnb-: with bitsandbytes, which is slow.",
+        "Round plain weights as they are read; bnb- is slow.",
         choices=(*QUANTIZED, *BITSANDBYTES),
         metavar="FORMAT",
         has_variable=False,

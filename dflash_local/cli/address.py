@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from dflash_local import settings
+from dflash_local.cli.help_pages import MORE
 from dflash_local.cli.options import named
 from dflash_local.errors import UsageError
 
@@ -30,14 +31,14 @@ SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 Host = Annotated[str, named("--host", "ADDRESS", "Others than this machine's own need a token.")]
 Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")]
 Token = Annotated[str | None, named("--token", "TEXT", "What clients must send; others see it in ps.")]
-TokenFile = Annotated[Path | None, named("--token-file", "FILE", "A file that holds the token.")]
-AllowHost = Annotated[list[str] | None, named("--allow-host", "NAME", "A further name of this server.")]
+TokenFile = Annotated[Path | None, named("--token-file", "FILE", "A file that holds the token.", MORE)]
+AllowHost = Annotated[list[str] | None, named("--allow-host", "NAME", "A further name of this server.", MORE)]
 AllowOrigin = Annotated[
     list[str] | None,
-    named("--allow-origin", "ORIGIN", "A web page that may use this server, as https://app.example; repeatable."),
+    named("--allow-origin", "ORIGIN", "A web page that may use this server, as https://app.example; repeatable.", MORE),
 ]
 KeepAlive = Annotated[
-    str | None, named("--keep-alive", "TIME", "Unload when idle: 90s, 2h, 0, never; 30m if not given.")
+    str | None, named("--keep-alive", "TIME", "Unload when idle: 90s, 2h, 0, never; 30m if not given.", MORE)
 ]
 
 

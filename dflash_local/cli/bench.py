@@ -19,6 +19,7 @@ from dflash_local.bench import prompts as lists
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
+from dflash_local.cli.help_pages import MORE
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_path, conclude
 from dflash_local.cli.server_options import Origin, TwoServerOptions, origin
@@ -68,10 +69,10 @@ KNOWN_BY = {
 
 Contexts = Annotated[
     list[int] | None,
-    opt.named("--context", "N", "Tokens the session may hold; with random weights tokens committed, repeatable."),
+    opt.named("--context", "N", "Tokens the session may hold; with random weights tokens committed, repeatable.", MORE),
 ]
 Prompts = Annotated[
-    str | None, opt.named("--prompts", "heldout|builtin|FILE.jsonl", "heldout for bundled pairs, else builtin.")
+    str | None, opt.named("--prompts", "SET|FILE", "heldout, usual for bundled pairs, builtin or FILE.jsonl.")
 ]
 Tokens = Annotated[int | None, opt.named("--max-new-tokens", "N", f"Tokens in a reply at most; {TOKENS} if not given.")]
 Weights = Annotated[
@@ -79,20 +80,26 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         metavar="real|random|random:FORMAT",
-        help="random: the pair's shapes on this GPU, without a download; times only. "
-        f"FORMAT: of a quantised target, {' '.join(USUAL)}.",
+        help="random: the pair's shapes, without a download; times only. FORMAT: of a quantised target, as int4-g128.",
     ),
 ]
 BlockSizes = Annotated[
     list[int] | None,
-    opt.named("--block-size", "B", "Anchor and drafts per cycle; trained size if not given; with --tasks repeatable."),
+    opt.named(
+        "--block-size", "B", "Anchor and drafts per cycle; trained size if not given; with --tasks repeatable.", MORE
+    ),
 ]
-Prefill = Annotated[int | None, opt.named("--prefill", "N", "Random weights: tokens of a prompt to time, 0 for none.")]
+Prefill = Annotated[
+    int | None, opt.named("--prefill", "N", "Random weights: tokens of a prompt to time, 0 for none.", MORE)
+]
 AcceptanceLengths = Annotated[
-    str | None, opt.named("--acceptance", "3,5,7", "Random weights: tokens per cycle to project tok/s at.")
+    str | None, opt.named("--acceptance", "3,5,7", "Random weights: tokens per cycle to project tok/s at.", MORE)
 ]
 Baselines = Annotated[
-    bool, typer.Option("--baselines", help="Random weights: transformers and the reference engine beside it.")
+    bool,
+    typer.Option(
+        "--baselines", help="Random weights: transformers and the reference engine beside it.", rich_help_panel=MORE
+    ),
 ]
 Routing = Annotated[
     str | None,
@@ -101,33 +108,50 @@ Routing = Annotated[
         metavar="uniform|correlated",
         help="Random weights of a mixture: each row's experts drawn by themselves (the worst case, the default), or "
         "all rows' among k * rows^0.75.",
+        rich_help_panel=MORE,
     ),
 ]
 Fidelity = Annotated[
     bool,
-    typer.Option("--fidelity", help="Instead: how near a target with coarser weights or caches is to its original."),
+    typer.Option(
+        "--fidelity",
+        help="Instead: how near a target with coarser weights or caches is to its original.",
+        rich_help_panel=MORE,
+    ),
 ]
 Original = Annotated[
-    str | None, opt.named("--original", "MODEL", "With --fidelity: the original, where the registry names none.")
+    str | None, opt.named("--original", "MODEL", "With --fidelity: the original, where the registry names none.", MORE)
 ]
 Tasks = Annotated[
     str | None,
     typer.Option(
         "--tasks",
         metavar="gsm8k,math500,...",
-        help="Instead: tasks of the model cards, gsm8k math500 humaneval mbpp mt-bench alpaca; results are kept.",
+        help="Instead: tasks of model cards; also humaneval mbpp mt-bench alpaca. Results are kept.",
     ),
 ]
 Resume = Annotated[
     bool | None,
-    typer.Option("--resume/--no-resume", help="With --tasks or --url: go on where an earlier run ended; usual."),
+    typer.Option(
+        "--resume/--no-resume",
+        help="With --tasks or --url: go on where an earlier run ended; usual.",
+        rich_help_panel=MORE,
+    ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FOLDER", help="With --tasks or --url: where results go, a line a prompt."),
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        help="With --tasks or --url: where results go, a line a prompt.",
+        rich_help_panel=MORE,
+    ),
 ]
 AcceptNewData = Annotated[
-    bool, typer.Option("--accept-new-data", help="With --tasks: take the data as the Hub has them now.")
+    bool,
+    typer.Option(
+        "--accept-new-data", help="With --tasks: take the data as the Hub has them now.", rich_help_panel=MORE
+    ),
 ]
 
 
@@ -136,7 +160,8 @@ class ServerBench(TwoServerOptions):
     """The options of a server as they were given."""
 
     concurrency: Annotated[
-        str | None, opt.named("--concurrency", "1,4,16", f"Over a server: requests at a time, each 1 to {MOST}; 1.")
+        str | None,
+        opt.named("--concurrency", "1,4,16", f"Over a server: requests at a time, each 1 to {MOST}; 1.", MORE),
     ] = None
 
     @property
@@ -151,6 +176,9 @@ class ServerBench(TwoServerOptions):
             if not (word.isascii() and word.isdigit() and len(word) <= len(str(MOST)) and 1 <= int(word) <= MOST):
                 raise UsageError(f"--concurrency: {word[:20]!r} is not 1 to {MOST}", "give numbers such as 1,4,16")
         return tuple(dict.fromkeys(map(int, words)))
+
+
+EXAMPLES = ("dflash bench smollm2 --limit 4", "dflash bench Qwen/Qwen3.5-9B --weights random")
 
 
 def bench(
@@ -180,7 +208,7 @@ def bench(
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
-    """Measure speed and acceptance with and without drafting. Writes what --report, --tasks and --url keep."""
+    """Measure speed and acceptance with and without drafting."""
     given = locals() | {name: getattr(served, name) for name in ("url", "plain_url", "engine_args", "concurrency")}
     call = Invocation.begin()
     stored, blocks, contexts = _stored_format(weights), tuple(dict.fromkeys(block_size or ())), tuple(context or ())

@@ -12,6 +12,7 @@ from dflash_local.app.examples import bench_prompts
 from dflash_local.bench.prompts import Prompt
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
+from dflash_local.cli.help_pages import MORE
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_path, conclude
 from dflash_local.cli.reply import first_interrupt
@@ -27,20 +28,22 @@ if TYPE_CHECKING:
 TOKENS = 128
 REPORT_IT = "this is an engine bug: please report it with --report FILE attached"
 
+EXAMPLES = ("dflash certify smollm2", 'dflash certify smollm2 --prompt "Count to ten" --report report.json')
+
 
 def certify(
     model: opt.Model,
     drafter: opt.Drafter = None,
     prompt: Annotated[list[str] | None, opt.named("--prompt", "TEXT", "A prompt; repeatable.")] = None,
     prompt_ids: Annotated[
-        list[str] | None, opt.named("--prompt-ids", "1,2,3", "A prompt as token ids; repeatable.")
+        list[str] | None, opt.named("--prompt-ids", "1,2,3", "A prompt as token ids; repeatable.", MORE)
     ] = None,
     max_new_tokens: Annotated[int, opt.named("--max-new-tokens", "N", "Tokens in a reply at most.")] = TOKENS,
     block_size: Annotated[
-        list[int] | None, opt.named("--block-size", "B", "Block size; repeatable; trained size if not given.")
+        list[int] | None, opt.named("--block-size", "B", "Block size; repeatable; trained size if not given.", MORE)
     ] = None,
     planted: Annotated[
-        bool, typer.Option("--planted", help="Draft AR's own text with mistakes: every acceptance length occurs.")
+        bool, typer.Option("--planted", help="Draft the plain text with mistakes: every acceptance length occurs.")
     ] = False,
     seed: opt.Seed = None,
     think: opt.Think = None,
@@ -51,7 +54,7 @@ def certify(
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
-    """Compare replies with and without drafting, greedy and sampled; exit 7 when the engine is at fault."""
+    """Compare replies with and without drafting. Greedy and sampled; exit 7 when the engine is at fault."""
     call = Invocation.begin()
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     source = compared(call, model, drafter, load, served)

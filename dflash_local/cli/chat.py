@@ -20,6 +20,8 @@ from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions, merge
 from dflash_local.tables import wrapped
 from dflash_local.ui.plan_text import machine_line
 
+EXAMPLES = ("dflash chat", "dflash chat Qwen/Qwen3.5-9B --variant autoround-int4")
+
 
 def chat(
     model: opt.ModelOrDefault = None,

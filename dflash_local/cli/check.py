@@ -37,6 +37,8 @@ ONLY = (
     "chosen for every later load."
 )
 
+EXAMPLES = ("dflash check Qwen/Qwen3.5-9B", "dflash check Qwen/Qwen3.5-9B --only drafter")
+
 
 def check(
     model: opt.Model,
@@ -51,7 +53,7 @@ def check(
     *,
     load: LoadConfig,
 ) -> None:
-    """Check a pair on this card; exit 6 when the files or the pair are at fault, 7 when the engine or the card is."""
+    """Check a pair on this card. Exit 6 when the files or the pair are at fault, 7 when the engine or the card is."""
     call, load = Invocation.begin(), opt.drafting(load, mode)
     if only is CheckedPart.drafter and not load.draft:
         raise UsageError("--mode ar loads no drafter", "leave it away to check one")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
 REPORT = "Write an archive for a bug report instead; asks first, sends nothing."
 
+EXAMPLES = ("dflash doctor", "dflash doctor --report doctor.json")
+
 
 def doctor(
     report: Annotated[Path | None, opt.named("--report", "FILE", REPORT)] = None,
@@ -31,7 +33,7 @@ def doctor(
     json_: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Look at this machine and this installation, and say what to do about each problem."""
+    """Look at this machine and installation, and say what to mend."""
     if report is not None or show:
         _report(report, show, yes, json_)
         return

@@ -21,7 +21,6 @@ from dflash_local.events import LoadProgress, Notice
 from dflash_local.store.atomic import write_atomic
 
 AgentChoice = Enum("AgentChoice", [(each, each) for each in AGENTS])  # type: ignore[misc]
-PANEL = "Coding agents"
 LEAVE_S = 5.0  # for an agent that is told to end
 
 
@@ -31,19 +30,15 @@ class AgentOptions:
 
     client: Annotated[
         AgentChoice | None,
-        typer.Option("--for", help="Print the settings of a coding agent.", rich_help_panel=PANEL),
+        typer.Option("--for", help="Print the settings of a coding agent."),
     ] = None
     write: Annotated[
         bool,
-        typer.Option(
-            "--write", help="Write them into a file of its own that it reads beside yours.", rich_help_panel=PANEL
-        ),
+        typer.Option("--write", help="Write them into a file of its own, read beside yours."),
     ] = False
     run: Annotated[
         bool,
-        typer.Option(
-            "--run", help="Start it in this folder once the model is loaded; end with it.", rich_help_panel=PANEL
-        ),
+        typer.Option("--run", help="Start it here once the model is loaded; end with it."),
     ] = False
 
     def agent(self, call: Invocation) -> ForAgent | None:

@@ -4,55 +4,47 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
 from dflash_local import settings
 from dflash_local.cli import options as opt
+from dflash_local.cli.help_pages import LOADING, MORE_LOADING, HelpAll, HelpfulCommand
 from dflash_local.errors import UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadOption
 
-PANEL = "Loading"
 PARAMETER = "load"  # of the command, annotated as LoadConfig
 SAMPLING = "sampling"  # of the command: the options of ``options.SAMPLING`` that were given
-MODEL, VARIANT = "model", "variant"
+MODEL, VARIANT, HELP_ALL = "model", "variant", "help_all"
+USUAL = ("context", "quantize", "device")  # options that help shows; --help-all shows all
 VARIANT_HELP = "A pre-quantised target of MODEL, as dflash show MODEL lists them."
 Result = TypeVar("Result")
 
 
-class PanelCommand(TyperCommand):
-    """A command whose help has a section for each panel that its options name, after the others."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            usual = "Arguments" if param.param_type_name == "argument" else "Options"
-            if record is not None:
-                panels.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
-        for title in sorted(panels, key=lambda title: title == PANEL):
-            with formatter.section(title):
-                formatter.write_dl(panels[title])
-
-
-def add_command(app: typer.Typer, name: str, command: Callable[..., Any], *, planning: bool = False) -> None:
+def add_command(
+    app: typer.Typer,
+    name: str,
+    command: Callable[..., Any],
+    *,
+    panel: str,
+    examples: Sequence[str],
+    planning: bool = False,
+) -> None:
     """Add a command; one that takes a ``load`` gets it from options of the command line over the user's settings.
 
     Any other parameter that is a dataclass stands for an option for each of its fields, annotated as a parameter is. An
     option that the command has itself under the name of a field of ``LoadConfig`` stays the command's.
 
     Args:
+        panel: of the program's help. examples: command lines that the command's help ends with.
         planning: only the options that the memory plan depends on.
     """
-    if PARAMETER in inspect.signature(command).parameters:
-        app.command(name, cls=PanelCommand)(_with_options(command, planning))
-    else:
-        app.command(name)(command)
+    added = app.command(name, cls=HelpfulCommand, epilog="\n".join(examples), rich_help_panel=panel)
+    added(_with_options(command, planning))
 
 
 def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..., Result]:
@@ -64,16 +56,19 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
     }
     own = [each for parameter in signature.parameters.values() for each in _own(parameter)]
     names = {each.name for each in own}
-    own += [_variant()] if MODEL in names else []
+    loads = PARAMETER in signature.parameters
+    own += [_variant()] if loads and MODEL in names else []
     offered = [
         option
         for option in LOAD_OPTIONS.values()
-        if not option.spelled and (option.planned or not planning) and option.name not in names
+        if loads and not option.spelled and (option.planned or not planning) and option.name not in names
     ]
 
     @functools.wraps(command)
     def run(**given: Any) -> Result:
-        load = replace(settings.load().load_config, **_taken(offered, given))
+        given.pop(HELP_ALL)
+        if loads:
+            given[PARAMETER] = replace(settings.load().load_config, **_taken(offered, given))
         variant = given.pop(VARIANT, None)
         if variant is not None:
             given[MODEL] = _repository(given[MODEL], variant)
@@ -82,9 +77,9 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
             given[SAMPLING] = {name: value for name, value in values.items() if value is not None}
         for name, group in groups.items():
             given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
-        return command(**given, **{PARAMETER: load})
+        return command(**given)
 
-    parameters = [*own, *map(_parameter, offered)]
+    parameters = [*own, *map(_parameter, offered), _keyword(HELP_ALL, HelpAll, False)]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
@@ -108,7 +103,7 @@ def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Paramet
 
 def _variant() -> inspect.Parameter:
     """Return ``--variant``, which names another MODEL: not how it is loaded but which files are."""
-    option = typer.Option("--variant", help=VARIANT_HELP, metavar="NAME", rich_help_panel=PANEL)
+    option = typer.Option("--variant", help=VARIANT_HELP, metavar="NAME", rich_help_panel=LOADING)
     return _keyword(VARIANT, Annotated[str | None, option])
 
 
@@ -137,5 +132,6 @@ def _parameter(option: LoadOption) -> inspect.Parameter:
     if option.choices:
         kind = cast(Any, Enum)(option.name, [(each, each) for each in option.choices], type=str)
     help_ = f"{option.help} One of {option.allowed}." if option.choices and option.metavar else option.help
-    shown = typer.Option(option.switch, help=help_, metavar=option.metavar, rich_help_panel=PANEL)
+    panel = LOADING if option.name in USUAL else MORE_LOADING
+    shown = typer.Option(option.switch, help=help_, metavar=option.metavar, rich_help_panel=panel)
     return _keyword(option.name, Annotated[kind | None, shown])

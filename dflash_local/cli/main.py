@@ -16,14 +16,17 @@ import typer
 
 from dflash_local import __version__, settings
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
+from dflash_local.cli.help_pages import HelpfulGroup
 from dflash_local.cli.load_options import add_command
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
-# each is the function of the same name in the module of the same name
-COMMANDS = (
-    *("run", "chat", "serve", "web", "race", "models", "show", "plan", "pull", "rm"),
-    *("check", "ps", "stop", "certify", "bench", "doctor"),
-)
+# each is the function of the same name in the module of the same name, which has its EXAMPLES
+GROUPS = {
+    "Talk": ("run", "chat", "serve", "web", "race"),
+    "Models": ("models", "show", "plan", "pull", "rm"),
+    "This machine": ("check", "ps", "stop", "certify", "bench", "doctor"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 PLANNING = ("show", "plan")  # load nothing: of the options for loading they take those that a plan depends on
 PIPE_CLOSED = 141  # what a shell reports for a program ended by SIGPIPE
 # typer re-exports only this leaf of the parser's errors; its root is found by name in old and new typer
@@ -35,6 +38,8 @@ _PARSE_ERROR: type[typer.BadParameter] = next(
 
 app = typer.Typer(
     name="dflash",
+    cls=HelpfulGroup,
+    epilog="dflash chat\ndflash plan Qwen/Qwen3.5-9B --gpu-memory 24",
     help="Run a language model with its DFlash drafter: the same text in less time.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -60,9 +65,11 @@ def start(
         Console({}).data_text(context.get_help())
 
 
-for _name in COMMANDS:
-    _call = getattr(importlib.import_module(f"dflash_local.cli.{_name}"), _name)
-    add_command(app, _name, _call, planning=_name in PLANNING)
+for _panel, _names in GROUPS.items():
+    for _name in _names:
+        _of = importlib.import_module(f"dflash_local.cli.{_name}")
+        _call, _planning = getattr(_of, _name), _name in PLANNING
+        add_command(app, _name, _call, panel=_panel, examples=_of.EXAMPLES, planning=_planning)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

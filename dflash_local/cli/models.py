@@ -59,7 +59,7 @@ def models(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """List all pairs: what they take, what is here, and whether they fit this machine."""
+    """List all pairs: their size, what is here, and how they fit this machine."""
     call = Invocation.begin()
     user, console = call.user, call.console
     if cards or markdown:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dflash_local import settings
+from dflash_local.cli.help_pages import MORE
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.load_config import LoadConfig
 
@@ -58,9 +59,9 @@ def _beginning(start: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys(start + name[len(start) :] for name in matching))
 
 
-def named(flag: str, metavar: str, help: str) -> Any:
-    """Return an option that takes a value."""
-    return typer.Option(flag, metavar=metavar, help=help)
+def named(flag: str, metavar: str, help: str, panel: str | None = None) -> Any:
+    """Return an option that takes a value. ``panel``: of the help, see ``help_pages``."""
+    return typer.Option(flag, metavar=metavar, help=help, rich_help_panel=panel)
 
 
 def _model(metavar: str, help: str) -> Any:
@@ -75,8 +76,8 @@ ModelOrDefault = Annotated[
     str | None,
     _model(
         "[MODEL]",
-        "A name that dflash models lists, a folder or a GGUF file; else smollm2 where it is here, or a toy; with --url "
-        "the server's only one.",
+        "A name that dflash models lists, a folder or a GGUF file; else smollm2 where it is here, a toy, or what the "
+        "server at --url has.",
     ),
 ]
 Models = Annotated[list[str], _model("MODEL", "Names that dflash models lists.")]
@@ -85,7 +86,7 @@ Drafter = Annotated[
     named(
         "--drafter",
         "FOLDER|REPO",
-        "The drafter's folder or owner/name; mtp is the target's own layer, lookup copies what the text repeats.",
+        "A folder or owner/name; mtp is the target's own layer, lookup copies what the text repeats.",
     ),
 ]
 FromFolder = Annotated[
@@ -93,35 +94,41 @@ FromFolder = Annotated[
     named(
         "--from",
         "FOLDER",
-        "Plan for your own turns: those of Claude Code, Codex, OpenCode, Open WebUI or dflash that it holds.",
+        "Plan for your own turns: those of coding agents, Open WebUI or dflash in it.",
     ),
 ]
 Prefer = Annotated[
-    PreferenceChoice, typer.Option("--prefer", help="What comes first: finest weights, tokens/s or context.")
+    PreferenceChoice,
+    typer.Option("--prefer", help="What comes first: finest weights, tokens/s or context.", rich_help_panel=MORE),
 ]
-Mode = Annotated[ModeChoice, typer.Option("--mode", help="Draft and verify, or one token at a time.")]
+Mode = Annotated[ModeChoice, typer.Option("--mode", help="ar is plain: one token at a time.")]
 MaxNewTokens = Annotated[int | None, named("--max-new-tokens", "N", "Tokens in the reply at most.")]
 Temperature = Annotated[float | None, named("--temperature", "T", "0 is greedy.")]
-Seed = Annotated[int | None, named("--seed", "N", "-2^63 to 2^64-1; a fresh one if not given, shown.")]
-BlockSize = Annotated[int | None, named("--block-size", "B", "Anchor and drafts per cycle; trained size if not given.")]
+Seed = Annotated[int | None, named("--seed", "N", "-2^63 to 2^64-1; a fresh one if not given, shown.", MORE)]
+BlockSize = Annotated[
+    int | None, named("--block-size", "B", "Anchor and drafts per cycle; trained size if not given.", MORE)
+]
 # What a command's parameter ``sampling`` stands for on the command line: it gets those that were given.
 SAMPLING: dict[str, Any] = {
     "temperature": Temperature,
-    "top_k": Annotated[int | None, named("--top-k", "K", "Keep the K likeliest tokens; 0 is off.")],
-    "top_p": Annotated[float | None, named("--top-p", "P", "Keep the likeliest tokens up to this mass.")],
-    "min_p": Annotated[float | None, named("--min-p", "P", "Drop tokens under P times the likeliest.")],
+    "top_k": Annotated[int | None, named("--top-k", "K", "Keep the K likeliest tokens; 0 is off.", MORE)],
+    "top_p": Annotated[float | None, named("--top-p", "P", "Keep the likeliest tokens up to this mass.", MORE)],
+    "min_p": Annotated[float | None, named("--min-p", "P", "Drop tokens under P times the likeliest.", MORE)],
     "repetition_penalty": Annotated[
-        float | None, named("--repetition-penalty", "X", "Over prompt and reply; 1 is off.")
+        float | None, named("--repetition-penalty", "X", "Over prompt and reply; 1 is off.", MORE)
     ],
-    "presence_penalty": Annotated[float | None, named("--presence-penalty", "X", "Over the reply; 0 is off.")],
-    "frequency_penalty": Annotated[float | None, named("--frequency-penalty", "X", "Over the reply; 0 is off.")],
+    "presence_penalty": Annotated[float | None, named("--presence-penalty", "X", "Over the reply; 0 is off.", MORE)],
+    "frequency_penalty": Annotated[float | None, named("--frequency-penalty", "X", "Over the reply; 0 is off.", MORE)],
     "seed": Seed,
 }
-GpuMemory = Annotated[
-    float | None, named("--gpu-memory", "GIB", "Plan for a GPU with this much memory instead of this machine.")
-]
+GpuMemory = Annotated[float | None, named("--gpu-memory", "GIB", "Plan for a typical GPU of this size.")]
 Gpu = Annotated[str | None, named("--gpu", "NAME", "Plan for a GPU known by name, such as 'RTX 4090'.")]
-Gpus = Annotated[int, typer.Option("--gpus", metavar="N", min=1, max=64, help="So many GPUs of --gpu or --gpu-memory.")]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        "--gpus", metavar="N", min=1, max=64, help="So many GPUs of --gpu or --gpu-memory.", rich_help_panel=MORE
+    ),
+]
 Nodes = Annotated[
     int | None,
     typer.Option(
@@ -135,7 +142,7 @@ Details = Annotated[
     bool, typer.Option("--details", help="Every row of memory, every format and variant, speeds by context.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=MORE)]
 
 
 def drafting(load: LoadConfig, mode: ModeChoice) -> LoadConfig:

@@ -38,6 +38,9 @@ class PlanDoesNotFit(DoesNotFitError):
         return {**super().as_dict(), **self.report}
 
 
+EXAMPLES = ("dflash plan Qwen/Qwen3.5-9B --gpu-memory 24", "dflash plan --from ~/.claude --gpu 'RTX 4090'")
+
+
 def plan(
     model: opt.ModelOrNone = None,
     drafter: opt.Drafter = None,
@@ -53,7 +56,7 @@ def plan(
     *,
     load: LoadConfig,
 ) -> None:
-    """Say what a pair takes on this machine or another, and whether it fits; exit 5 when it does not.
+    """Say whether a pair fits this machine or another, and how fast. Exit 5 when it does not fit.
 
     With --from, what your own turns are and how long they would take, with the best pairs or with MODEL.
     """

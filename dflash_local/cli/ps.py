@@ -25,9 +25,11 @@ COLUMNS = (
     Column("PROCESS", right=True),
 )
 
+EXAMPLES = ("dflash ps", "dflash ps --json")
+
 
 def ps(as_json: opt.Json = False, debug: opt.Debug = False) -> None:
-    """Show what runs on this machine: servers, pages, and the processes that hold a model."""
+    """Show what runs here: servers, pages and what holds a model."""
     call = Invocation.begin()
     console, servers = call.console, served(call.user)
     if as_json:

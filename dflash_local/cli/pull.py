@@ -39,6 +39,8 @@ Xet = Annotated[
     ),
 ]
 
+EXAMPLES = ("dflash pull smollm2", "dflash pull Qwen/Qwen3.5-9B --variant autoround-int4 --dry-run")
+
 
 def pull(
     models: opt.Models,
@@ -55,7 +57,7 @@ def pull(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Download pairs into the shared Hugging Face cache and verify every byte."""
+    """Download pairs and verify every byte. They go into the shared Hugging Face cache."""
     call = Invocation.begin()
     user, console = call.user, call.console
     if drafter is not None and len(models) > 1:

@@ -41,6 +41,8 @@ TITLES: dict[Mode, str] = {
     "dflash": "drafted",
 }
 
+EXAMPLES = ("dflash race smollm2", 'dflash race smollm2 "Write quicksort in Python" --plain')
+
 
 def race(
     model: opt.ModelOrDefault = None,
@@ -63,7 +65,7 @@ def race(
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
-    """Watch a pair race itself: the same prompt and seed with and without drafting."""
+    """Watch a pair race itself, with and without drafting. Prompt and seed are the same."""
     from dflash_local.app.figures_origin import figures_origin
     from dflash_local.report.race_file import SAVED, About, command
 

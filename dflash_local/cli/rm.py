@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (Column("REPOSITORY", shrinks=True), Column("SIZE", right=True), Column("", shrinks=True))
 
+EXAMPLES = ("dflash rm Qwen/Qwen3.5-9B --dry-run", "dflash rm Qwen/Qwen3.5-9B --yes")
+
 
 def rm(
     models: opt.Models,
@@ -34,7 +36,7 @@ def rm(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Remove pairs from this machine; a drafter's own name removes the drafter alone."""
+    """Remove pairs from this machine. A drafter's own name removes the drafter alone."""
     from dflash_local.store import removal as store
 
     call = Invocation.begin()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_NEW_TOKENS = 512
 
+EXAMPLES = ('dflash run smollm2 "Write a haiku about the sea"', 'git diff | dflash run smollm2 "Sum up this change"')
+
 
 def run(
     model: opt.Model,

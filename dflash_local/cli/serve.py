@@ -15,6 +15,8 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.server_options import Origin, ServerOptions, origin
 from dflash_local.load_config import LoadConfig
 
+EXAMPLES = ("dflash serve Qwen/Qwen3.5-9B --port 8000", "dflash serve Qwen/Qwen3.5-9B --for claude --run")
+
 
 def serve(
     model: opt.ModelOrDefault = None,

@@ -14,8 +14,8 @@ from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.fetch import obtain
+from dflash_local.cli.help_pages import MORE, MORE_LOADING
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.load_options import PANEL
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
@@ -44,7 +44,7 @@ class ServerOptions:
         typer.Option(
             "--engine",
             help=f"{LOAD_OPTIONS['engine'].help} vllm, sglang: the server at --url, else one that is launched.",
-            rich_help_panel=PANEL,
+            rich_help_panel=MORE_LOADING,
         ),
     ] = None
     engine_args: Annotated[
@@ -53,19 +53,21 @@ class ServerOptions:
             "--engine-args",
             metavar="ARGS",
             help="More arguments for the launched server, as one text: '--max-model-len 8192'.",
-            rich_help_panel=PANEL,
+            rich_help_panel=MORE_LOADING,
         ),
     ] = None
     own: Annotated[
         bool,
-        typer.Option("--own", help="Load the pair again where another command has it loaded.", rich_help_panel=PANEL),
+        typer.Option(
+            "--own", help="Load the pair again where another command has it loaded.", rich_help_panel=MORE_LOADING
+        ),
     ] = False
     trust_remote_code: Annotated[
         bool,
         typer.Option(
             "--trust-remote-code",
             help="Let the launched server run Python code of the model's repository, where it needs that.",
-            rich_help_panel=PANEL,
+            rich_help_panel=MORE_LOADING,
         ),
     ] = False
 
@@ -86,7 +88,9 @@ class KeptServerOptions(ServerOptions):
 
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Leave the model loaded at the end; says how to end it.", rich_help_panel=PANEL),
+        typer.Option(
+            "--keep", help="Leave the model loaded at the end; says how to end it.", rich_help_panel=MORE_LOADING
+        ),
     ] = False
 
 
@@ -97,7 +101,7 @@ class TwoServerOptions(ServerOptions):
     plain_url: Annotated[
         str | None,
         opt.named(
-            "--plain-url", "URL", "A second server, of the same target without drafts: it writes the plain text."
+            "--plain-url", "URL", "A second server, of the same target without drafts: it writes the plain text.", MORE
         ),
     ] = None
 

@@ -18,6 +18,8 @@ from dflash_local.ui import pair_text
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
 
+EXAMPLES = ("dflash show Qwen/Qwen3.5-9B", "dflash show Qwen/Qwen3.5-9B --gpu-memory 24 --details")
+
 
 def show(
     model: opt.Model,
@@ -30,7 +32,7 @@ def show(
     *,
     load: LoadConfig,
 ) -> None:
-    """Show a pair: its drafter, sizes, licences, published figures, and the memory it takes."""
+    """Show a pair: how it runs here, its parts and licences. More with --details: memory and published figures."""
     call = Invocation.begin()
     user, console = call.user, call.console
     choice = choose(model, None, user)

@@ -16,6 +16,8 @@ from dflash_local.settings import Settings
 
 WHICH = "The model or the address of what dflash ps shows."
 
+EXAMPLES = ("dflash stop 8000", "dflash stop --all")
+
 
 def stop(
     which: Annotated[str | None, typer.Argument(metavar="[MODEL|ADDRESS]", help=WHICH)] = None,

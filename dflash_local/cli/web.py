@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dflash_local.service.service import Service
     from dflash_local.ui.web.mount import Page
 
+EXAMPLES = ("dflash web --open", "dflash web Qwen/Qwen3.5-9B --port 7860")
+
 
 def web(
     model: opt.ModelOrDefault = None,
@@ -38,7 +40,7 @@ def web(
     debug: opt.Debug = False,
     load: LoadConfig,
 ) -> None:
-    """Chat, race, measure and manage models in a browser; the endpoint of ``serve`` is there too. Ctrl-C stops it."""
+    """Chat, race, measure and manage models in a browser. The endpoint of ``serve`` is there too. Ctrl-C stops it."""
     call = Invocation.begin()
     user = call.user
     address = at.address_of(host, port, token, token_file, allow_host, user)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import typer
 
-from dflash_local.cli.load_options import PANEL
 from dflash_local.cli.main import app
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from tests.cli.conftest import Cli, Opened, Result
@@ -37,15 +36,15 @@ def test_all_commands_have_the_options_of_what_they_do() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(LOADING | PLANNING))
-def test_they_stand_in_a_panel_of_their_own(command: str, cli: Cli) -> None:
-    shown = cli(command, "--help").out
-    assert shown.count(f"\n{PANEL}:\n") == 1
-    usual, loading = shown.split(f"\n{PANEL}:\n")
+def test_they_stand_in_panels_of_their_own(command: str, cli: Cli) -> None:
+    shown = cli(command, "--help-all").out
+    assert shown.count("\nLoading:\n") == shown.count("\nMore of loading:\n") == 1
+    usual = shown.replace(shown.partition("\nLoading:\n")[2].partition("\nMore options:\n")[0], "")
+    usual, _, rest = usual.partition("\nMore of loading:\n")
     for name in options_of(command):
-        assert (LOAD_OPTIONS[name].flag in loading) or (command, name) == ("bench", "context")
-        assert LOAD_OPTIONS[name].flag not in usual or (command, name) == ("bench", "context")
-    assert "Options:" in usual
-    assert max(map(len, shown.splitlines())) <= 80
+        flag, own = LOAD_OPTIONS[name].flag, (command, name) == ("bench", "context")
+        assert flag in shown and (flag not in usual or own)
+    assert rest and max(map(len, shown.splitlines())) <= 80
 
 
 def argv_of(command: str) -> list[str]:

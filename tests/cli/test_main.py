@@ -62,7 +62,7 @@ def test_help_is_quick_and_an_error_before_loading_imports_nothing_heavy_either(
         "for argv in (['--help'], ['run', 'dmeo', 'hi']): print(main(argv), *sys.modules, file=sys.stderr)"
     )
     done = python("-c", program)
-    assert b"Commands:" in done.stdout
+    assert b"Models:" in done.stdout
     helped, *told, failed = done.stderr.decode().splitlines()
     assert told[0].startswith("error: unknown model 'dmeo'") and "did you mean 'demo'?" in told[1]
     assert (helped.split()[0], failed.split()[0]) == ("0", "3")

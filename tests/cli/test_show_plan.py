@@ -288,7 +288,7 @@ def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:
     none = cli("plan", "demo", "--variant", "fp8")
     assert none.code == 2 and "no pre-quantised variants of demo are known" in none.err
     for command in ("run", "chat", "serve", "bench", "pull", "plan"):
-        assert "--variant" in cli(command, "--help").out
+        assert "--variant" in cli(command, "--help-all").out
 
 
 def test_show_has_a_line_for_each_of_several_machines(cli: Cli) -> None:
