@@ -225,7 +225,7 @@ def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
 
 def _how(found: Plan) -> str:
     """Say what a plan takes beside its format to fit, or by how much it does not."""
-    from dflash_local.planner.verified import reports_of, standing
+    from dflash_local.planner.verified import standing
 
     total = found.ledger.total
     if not found.fits and total is not None:
@@ -233,10 +233,10 @@ def _how(found: Plan) -> str:
     precision = found.load.drafter_precision if found.engine == "fused" else "auto"
     host = " and ".join(line.name for line in found.ledger.moved)
     parts = (
-        standing(found) if reports_of(found) else "",
         rounding_remark(found),
         "" if precision == "auto" else f"drafter precision {precision}",
         f"{host} in host memory" if host else "",
+        standing(found) if found.fits else "",
     )
     return "; ".join(part for part in parts if part)
 

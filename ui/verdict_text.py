@@ -163,7 +163,7 @@ def _better(plans: PairPlans, best: Option) -> str:
         return "--mode ar: drafting does not help here"
     faster = recommendation.faster
     if faster is not None and faster.prediction is not None:
-        return f"{faster.arguments}: about {_rates(faster.prediction)}, {faster.fidelity}"
+        return f"{faster.arguments or 'the published weights'}: about {_rates(faster.prediction)}, {faster.fidelity}"
     if more is not None:
         return more.short_line
     finer = recommendation.next_better

@@ -77,15 +77,15 @@ def plan(
     store = model_store(user)
     known = fitting.shapes(choice, store)
     toy = choice.row is not None and choice.row.bundled  # whose speed no memory decides
-    notify = None if toy or choice.why_not_here else console.notify
+    predicted = known is not None and not toy and not choice.why_not_here
+    notify = console.notify if predicted else None
     where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=notify)
     if choice.why_not_here:
         _show_server(console, choice, pair_plans(choice, known, where, user), as_json, details)
         return
     if known is None:
-        for line in (
-            [] if as_json else _page(choice, pair_plans(choice, None, where, user), details, console.note_columns)
-        ):
+        page = _page(choice, pair_plans(choice, None, where, user), details, console.note_columns)
+        for line in [] if as_json else page:
             console.note(line)
         raise fitting.unknown_shape(choice)
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import get_args
 
 from dflash_local.config.features import (
@@ -22,6 +23,7 @@ CONV_KERNEL_SIZE = 4  # of the Gated-DeltaNet kernels
 ACTIVATION = "silu"
 
 
+@lru_cache(maxsize=256)  # every plan of a model asks
 def fused_refusal(model: ModelConfig) -> str:
     """Return why the fused engine cannot run a target; empty when it can. What no source states is no reason."""
     if any(isinstance(layer.mixer, LatentAttentionConfig) for layer in model.layers):

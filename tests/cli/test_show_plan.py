@@ -309,3 +309,57 @@ def test_show_of_several_machines_refuses_what_it_cannot_say(cli: Cli) -> None:
     none = cli("show", "demo", "--nodes", "2")
     assert none.code == 3 and "no command is known that serves" in none.err
     assert cli("show", "qwen3.5-9b", "--nodes", "1").code == 2
+
+
+def verdict_of(text: str) -> dict[str, str]:
+    """The four lines that a page opens with, by their labels."""
+    found, label = dict[str, str](), ""
+    for line in text.splitlines()[1:]:
+        if not line.startswith("  "):
+            break
+        if line[2] == " ":
+            found[label] += f" {line.strip()}"
+        else:
+            label, _, found[label] = line.strip().partition(" ")
+    return {label: words.strip() for label, words in found.items()}
+
+
+def test_plan_opens_with_a_verdict_of_four_lines(cli: Cli) -> None:
+    shown = cli("plan", "qwen3.5-9b", "--gpu-memory", "24").out
+    assert shown.startswith("Qwen/Qwen3.5-9B on RTX 4090 (24 GiB, 1,008 GB/s): fits\n") and len(shown.splitlines()) < 12
+    found = verdict_of(shown)
+    assert list(found) == ["weights", "context", "speed", "better"]
+    assert found["weights"] == "bfloat16, published weights, 20.39 GiB to download"
+    assert re.fullmatch(r"[\d,]+ tokens of 262,144", found["context"])
+    assert re.fullmatch(r"about \d+ tok/s plain, \d+ to \d+ drafted \(published acceptance\)", found["speed"])
+    assert re.match(r"--variant autoround-int4: about \d+ tok/s plain, \d+ to \d+ drafted, ", found["better"])
+    assert "cycle" not in shown and "MEMORY" not in shown and "--details" in shown
+    assert verdict_of(cli("show", "qwen3.5-9b", "--gpu-memory", "24").out) == found
+    short = verdict_of(cli("plan", "qwen3-14b", "--gpu-memory", "16").out)
+    assert "acceptance of similar pairs" in short["speed"]
+    assert re.fullmatch(r".*--kv-cache int8: [\d,]+ more tokens of context, which changes replies", short["better"])
+    whole = verdict_of(cli("plan", "qwen3.5-9b", "--gpu-memory", "80", "--prefer", "speed").out)
+    assert "all that the models were made for" in whole["context"] and "variant autoround-int4" in whole["weights"]
+    assert whole["better"] == "nothing that this program knows"
+
+
+def test_what_does_not_fit_says_what_is_missing_and_the_nearest_that_does(cli: Cli) -> None:
+    large = cli("plan", "qwen3.6-35b-a3b", "--gpu-memory", "8")
+    found = verdict_of(large.err)
+    assert large.code == 5 and list(found) == ["weights", "needs", "missing", "nearest"]
+    needs, missing = (float(found[label].partition(" ")[0]) for label in ("needs", "missing"))
+    assert missing == pytest.approx(needs - 7.6, abs=0.01) and "a card of 24 GiB, such as RTX 4090" in found["nearest"]
+    assert f"{missing:.1f} GiB too little" in large.err
+    alone = verdict_of(cli("plan", "qwen3.5-9b", "--gpu-memory", "8").err)["nearest"]
+    assert alone.startswith("int4 without its drafter, ") and "--mode ar" in alone and "--context" not in alone
+    huge = verdict_of(cli("plan", "qwen3.5-122b-a10b", "--gpu-memory", "8", "--quantize", "int8").err)
+    assert huge["nearest"].startswith("several cards") and huge["weights"].startswith("int8, rounded at load; ")
+
+
+def test_what_is_not_known_has_four_lines_too(cli: Cli, toy_hub: FakeHub) -> None:
+    unknown = cli("plan", TARGET)
+    found = verdict_of(unknown.err)
+    assert unknown.code == 3 and "error: nothing is known of the shape" in unknown.err
+    assert list(found) == ["weights", "context", "speed", "better"] and f"dflash pull {TARGET}" in found["better"]
+    server = verdict_of(cli("plan", "moonshotai/Kimi-K2.5").out)
+    assert server["here"] == "no: no single GPU holds it" and server["weights"] == "int4 g32; 560.78 GiB to download"
