@@ -186,4 +186,4 @@ def _nearest(plans: PairPlans, found: Plan) -> str:
     larger = next((card for card in cards.TYPICAL if card[1] * GIB - DISPLAY >= total), None)
     if larger is None:
         return "several cards behind a server; dflash models lists what fits here"
-    return f"a card of {larger[1]:.0f} GiB, such as {larger[0]}; dflash models lists what fits here"
+    return f"a card of {larger[1]:.0f} GiB ({larger[0]}); dflash models lists what fits here"

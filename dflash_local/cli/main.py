@@ -16,7 +16,7 @@ import typer
 
 from dflash_local import __version__, settings
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
-from dflash_local.cli.help_pages import HelpfulGroup
+from dflash_local.cli.help_pages import HelpAll, HelpfulGroup
 from dflash_local.cli.load_options import add_command
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
@@ -59,6 +59,7 @@ def start(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Without a command, say which there are."""
     if context.invoked_subcommand is None:

@@ -134,7 +134,9 @@ def _page(choice: Choice, plans: PairPlans, details: bool, width: int) -> list[s
     page = verdict_lines(choice.described, plans, width, choice.why_not_here)
     name, best = f"{choice.name}{drafter_option(choice)}", plans.summary.best
     if best is not None:
-        page += ["", *wrapped(f"start it with: dflash chat {name} {best.arguments}", width)]
+        variant = () if best.weights.variant is None else ("--variant", best.weights.variant.name)
+        words = ("dflash chat", name, *variant, *best.config.arguments())
+        page += ["", *wrapped(f"start it with: {' '.join(words)}", width)]
     more = plan_text.detail_lines(name, plans, width, details)
     return [*page, *([""] if details else []), *more]
 
@@ -164,7 +166,10 @@ def _show_plan(
         console.json(report)
     elif not as_json:
         write, width = (console.data, console.columns) if found.fits else (console.note, console.note_columns)
-        for line in [*_page(choice, plans, details, width), *([] if several is None else wrapped(several.line, width))]:
+        for line in [
+            *_page(choice, plans, details, width),
+            *([] if several is None else ["", *wrapped(several.line, width)]),
+        ]:
             write(line)
     if not found.fits:
         refusal = fitting.refusal_of(found, plans.nearest)

@@ -348,7 +348,7 @@ def test_what_does_not_fit_says_what_is_missing_and_the_nearest_that_does(cli: C
     found = verdict_of(large.err)
     assert large.code == 5 and list(found) == ["weights", "needs", "missing", "nearest"]
     needs, missing = (float(found[label].partition(" ")[0]) for label in ("needs", "missing"))
-    assert missing == pytest.approx(needs - 7.6, abs=0.01) and "a card of 24 GiB, such as RTX 4090" in found["nearest"]
+    assert missing == pytest.approx(needs - 7.6, abs=0.01) and "a card of 24 GiB (RTX 4090)" in found["nearest"]
     assert f"{missing:.1f} GiB too little" in large.err
     alone = verdict_of(cli("plan", "qwen3.5-9b", "--gpu-memory", "8").err)["nearest"]
     assert alone.startswith("int4 without its drafter, ") and "--mode ar" in alone and "--context" not in alone

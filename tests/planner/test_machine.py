@@ -261,6 +261,16 @@ def test_a_memory_is_a_machine_and_wins_over_the_table() -> None:
     assert (other.name, other.memory) == ("Brand New", 48 * GIB)
 
 
+@pytest.mark.parametrize(
+    ("given", "card", "gib"),
+    [(24, "RTX 4090", 24.0), (80, "H100 80GB HBM3", 79.6), (79.5, "H100 80GB HBM3", 79.5), (20, "RTX 4080", 20.0)]
+    + [(6, "RTX 4060", 6.0), (192, "H100 80GB HBM3", 192.0)],
+)
+def test_a_memory_alone_is_the_typical_card_of_that_size_or_below(given: float, card: str, gib: float) -> None:
+    found = machine.named(None, given)
+    assert (found.name, found.memory) == (card, round(gib * GIB)) and f"cards of {given:g} GiB" in found.why
+
+
 @pytest.mark.parametrize("memory", [0, -1, float("nan"), float("inf"), 1e9])
 def test_a_senseless_memory_is_refused(memory: float) -> None:
     with pytest.raises(UsageError, match="not a size"):

@@ -213,12 +213,11 @@ def test_a_longer_context_takes_longer_and_only_contexts_that_fit_are_told(measu
 @pytest.mark.parametrize(
     "machine",
     [
-        named(None, 24),
         Machine("CPU", "cpu", 64 * GIB, 60 * GIB, ""),
         replace(h200(), name="NVIDIA Some Card"),
         replace(h200(), kernels=False),
     ],
-    ids=["a size alone", "a CPU", "an unknown card", "no kernels"],
+    ids=["a CPU", "an unknown card", "no kernels"],
 )
 def test_where_nothing_is_known_nothing_is_predicted(machine: Machine, measured: dict[str, Measured]) -> None:
     each = measured["qwen35_9b_int4_g128"]

@@ -29,4 +29,4 @@ def test_another_card_format_or_engine_was_never_run() -> None:
 @pytest.mark.parametrize("kind", ["cpu", "mps"])
 def test_without_a_named_card_nothing_is_said(kind: str) -> None:
     where = Machine("CPU", kind, 2**37, 2**37, "", kind)  # type: ignore[arg-type]
-    assert standing(planned(where)) == "" and reports_of(planned(named(None, 80))) is None
+    assert standing(planned(where)) == "" and reports_of(planned(where)) is None
