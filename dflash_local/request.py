@@ -218,6 +218,7 @@ class Request:
         return_token_ids: report the prompt's ids as well (those of the reply always are).
         constraint: what the reply's text must be.
         must_call: names of tools: the answer is a call of one of them. Where there are several, calls may be several.
+        continues: the last message is a reply that was cut off, and this one goes on where it ended.
     """
 
     messages: tuple[Message, ...] = ()
@@ -234,6 +235,7 @@ class Request:
     return_token_ids: bool = False
     constraint: Constraint | None = None
     must_call: tuple[str, ...] = ()
+    continues: bool = False
 
     def __post_init__(self) -> None:
         if [bool(self.messages), bool(self.prompt), bool(self.prompt_ids)].count(True) != 1:
@@ -258,6 +260,8 @@ class Request:
             raise UsageError(f"{len(self.tools)} tools given, {MAX_TOOLS} allowed")
         if self.reasoning_effort not in (None, *EFFORTS):
             raise UsageError(f"unknown reasoning_effort {self.reasoning_effort!r}", f"use one of {', '.join(EFFORTS)}")
+        if self.continues and (not self.messages or self.messages[-1].role != "assistant"):
+            raise UsageError("there is no reply to go on with", "the last message must be the assistant's")
         if self.must_call and self.constraint is not None:
             raise UsageError("a call is forced and a format is asked for as well", "send one of them")
         size = sum(check_json(f"tools[{index}]", tool) for index, tool in enumerate(self.tools))

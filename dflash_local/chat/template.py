@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.chat.channels import END_THINK, THINK
+from dflash_local.chat.stop_ids import HARMONY_TAGS
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.chat.tokenizer_files import takes_effort
 from dflash_local.chat.tool_calls import format_of
@@ -114,6 +115,7 @@ def render(
     thinking: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
     effort: Effort | None = None,
+    continues: bool = False,
     now: datetime | None = None,
     context: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -126,6 +128,7 @@ def render(
         thinking: passed as ``enable_thinking``, always.
         tools: JSON schemas of functions that the model may call.
         effort: passed as ``reasoning_effort`` where the template reads it; elsewhere a notice says that it does not.
+        continues: the last message is a reply that was cut off: it is not ended, and nothing begins behind it.
         now: what ``strftime_now`` returns in the template; the present by default.
         context: ids that the session holds. Tools in words that would take more than half of them are left out,
             with a notice.
@@ -153,6 +156,9 @@ def render(
         text = "\n\n".join(message.content for message in shown)
         ids = [*tokenizer.begin, *tokenizer.encode(text, context, cancelled)]
         return _not_empty(Rendered(tuple(ids), len(ids), False, notices))
+    begun = messages[-1] if continues else None
+    if begun is not None:
+        messages = messages[:-1]
     concealer = Concealer(tokenizer.control_pattern, tokenizer.control_texts)
     given = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text, "reasoning_effort": effort}
     arguments: dict[str, Any] = {
@@ -172,10 +178,29 @@ def render(
         if not prompt or has_prompt(texts[0]):
             break
     full, *history = (concealer.reveal(tokenizer.with_controls(text)) for text in texts)
+    opens_thinking = _opens_thinking(texts)
+    if begun is not None:
+        full += _beginning(tokenizer, begun, opens_thinking)
+        opens_thinking = bool(begun.thinking and not begun.content)
     ids = tokenizer.encode(full, context, cancelled)
     before_reply = tokenizer.encode(history[0], None, cancelled) if history else []
     stable = len(os.path.commonprefix([ids, before_reply]))  # type: ignore[type-var]
-    return _not_empty(Rendered(tuple(ids), stable, _opens_thinking(texts), notices))
+    return _not_empty(Rendered(tuple(ids), stable, opens_thinking, notices))
+
+
+def _beginning(tokenizer: Tokenizer, message: Message, opens_thinking: bool) -> str:
+    """Return a reply that was cut off as the model wrote it, behind a prompt that opens its thinking or does not.
+
+    Raises:
+        UsageError: the model writes its replies in harmony, where the place of a cut does not follow from the text.
+    """
+    if all(tokenizer.is_added(tag) for tag in HARMONY_TAGS):
+        raise UsageError("this model's replies cannot go on where they ended", "/regen makes the reply again")
+    opening, closing = (tokenizer.with_controls(tag) for tag in (THINK, END_THINK))
+    thought = message.thinking if opens_thinking or not message.thinking else f"{opening}\n{message.thinking}"
+    if not message.content:
+        return thought
+    return f"{thought}\n{closing}\n\n{message.content}" if thought or opens_thinking else message.content
 
 
 def _fitting(

@@ -184,6 +184,7 @@ class Session:
                 thinking=request.thinking,
                 tools=request.tools,
                 effort=request.reasoning_effort,
+                continues=request.continues,
                 context=context,
                 cancelled=cancelled,
             )

@@ -46,6 +46,8 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
         body |= {"logprobs": True, "top_logprobs": request.logprobs}
     body["messages"] = [_message(message) for message in request.messages]
     body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
+    if request.continues:
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
     if request.reasoning_effort is not None:
         body["reasoning_effort"] = request.reasoning_effort
     if request.tools:
@@ -77,6 +79,8 @@ def _check(request: Request, facts: ServerFacts, seed: int) -> None:
         raise UsageError(f"{facts.title} names no tokens: return_token_ids cannot be had")
     if request.constraint is not None and facts.program != "vllm":
         raise UsageError(f"replies of {facts.title} cannot be constrained from here", "leave out the format or grammar")
+    if request.continues and not request.messages[-1].content:
+        raise UsageError("a reply that was cut off while the model thought cannot go on at a server", "make it again")
     if seed > MAX_SEED:
         raise UsageError(f"seed {seed} is above {MAX_SEED}, the largest that servers take")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from dflash_local.errors import BusyError, DeviceLostError, DFlashError, EngineError, ServerError, UsageError
@@ -38,10 +39,15 @@ class Gathered:
     Attributes:
         texts: as the model wrote them. finished: how it ended; None before, or when it failed.
         broken_off: its server, its process or its device went away in the middle of it.
+
+    Args:
+        begun: what it goes on from; its texts are the first ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Turn | None = None) -> None:
         self.texts: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
+        if begun is not None:
+            self.texts |= {"final": [begun.content], "thinking": [begun.thinking]}
         self.token_ids: list[int] = []
         self.finished: Finished | None = None
         self.broken_off = False
@@ -85,6 +91,7 @@ class Answer(Gathered):
     server, its process or its device went away is kept as if it were stopped.
 
     Attributes:
+        begun: the reply that this one goes on from; its text comes in no event.
         turn: what it became in the conversation; None before, and when it was not kept.
     """
 
@@ -93,9 +100,10 @@ class Answer(Gathered):
         request: Request,
         submit: Callable[[Request], Ticket],
         settle: Callable[[Answer], None] = lambda _answer: None,
+        begun: Turn | None = None,
     ) -> None:
-        super().__init__()
-        self.request = request
+        super().__init__(begun)
+        self.request, self.begun = request, begun
         self.turn: Turn | None = None
         self._submit, self._settle = submit, settle
         self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
@@ -157,12 +165,21 @@ class Answer(Gathered):
         return self._ticket is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What ``start_over`` took away, and the chat's file."""
+
+    turns: tuple[Turn, ...]
+    last: Finished | None
+    path: Path | None
+
+
 class Conversation:
     """One conversation, one reply at a time. Its methods may be called from any thread.
 
     Attributes:
         turns: the messages and replies. last: how the last reply ended. replies: how each of this session did.
-        pending: the reply on its way.
+        pending: the reply on its way. cleared: what ``undo_start_over`` brings back; None when there is nothing.
     """
 
     def __init__(self, model: ChatModel, options: ChatOptions, recorder: Recorder | None = None) -> None:
@@ -172,7 +189,10 @@ class Conversation:
         self.last: Finished | None = None
         self.replies: list[Finished] = []
         self.pending: Answer | None = None
+        self.cleared: Cleared | None = None
         self.lock = threading.RLock()
+        self._undo: Callable[[], None] = lambda: None  # makes it what it was before the pending reply
+        self._replaced: Turn | None = None  # by the pending reply, where that is kept
 
     @property
     def sampling(self) -> SamplingParams:
@@ -194,7 +214,8 @@ class Conversation:
             return self._prepare(lambda: self._drop(1))
 
     def regenerate(self, options: ChatOptions | None = None) -> Answer:
-        """The last reply again, with a fresh seed; when none is kept, the old one stays.
+        """The last reply again, with a fresh seed; when none is kept, the old one stays. A last message that has no
+        reply, as a crash leaves it, gets one.
 
         Args:
             options: from now on.
@@ -204,11 +225,53 @@ class Conversation:
         """
         with self.lock:
             self._begin(options)
-            if not self.turns or self.turns[-1].role != "assistant":
+            if not self.turns:
                 raise UsageError("there is no reply to make again")
-            old = self.turns[-1]
-            self._drop(1)
-            return self._prepare(lambda: self._add(old), seed=fresh_seed())
+            old = self.turns.pop() if self.turns[-1].role == "assistant" else None
+            return self._prepare(old=old, seed=fresh_seed())
+
+    def continue_reply(self, options: ChatOptions | None = None) -> Answer:
+        """Let the last reply, which was stopped or cut off, go on where it ended; both parts are one turn. When
+        nothing is kept, it stays as it was.
+
+        Args:
+            options: from now on.
+
+        Raises:
+            BusyError: a reply is on its way. UsageError: it ended by itself, or this model cannot go on with one.
+            DFlashError: it cannot be sent.
+        """
+        with self.lock:
+            self._begin(options)
+            if not self.turns or not self.turns[-1].ending:
+                raise UsageError("there is no reply that was cut off", "ask for more in a message")
+            return self._prepare(old=self.turns.pop(), goes_on=True)
+
+    def edit(self, index: int, text: str, options: ChatOptions | None = None) -> Answer:
+        """Send another message in the place of the one at ``turns[index]``: what followed that is no more a part of the
+        conversation, though its file keeps it. When no reply is kept, all is as before.
+
+        Args:
+            options: from now on.
+
+        Raises:
+            BusyError: a reply is on its way. UsageError: no message of the user's is there. DFlashError: it cannot be
+                sent.
+        """
+        with self.lock:
+            self._begin(options)
+            if not 0 <= index < len(self.turns) or self.turns[index].role != "user":
+                raise UsageError("there is no message of yours at that place")
+            old = self.turns[index:]
+            self._drop(len(old))
+            self._add(Turn("user", text))
+
+            def undo() -> None:
+                self._drop(1)
+                for turn in old:
+                    self._add(turn)
+
+            return self._prepare(undo)
 
     def take_back(self) -> str:
         """Forget the user's last message and its reply, and return it; BusyError in a reply, UsageError without one."""
@@ -222,19 +285,45 @@ class Conversation:
             return text
 
     def start_over(self) -> None:
-        """Forget the turns; the next one begins a new chat file. A reply on its way is ended and goes nowhere."""
+        """Forget the turns; the next one begins a new chat file. A reply on its way is ended: what came of it is kept
+        with the turns that ``undo_start_over`` brings back.
+        """
         with self.lock:
             if self.pending is not None:
-                self.pending.cancel()
-                self.pending = None
+                pending, self.pending = self.pending, None
+                pending.cancel()
+                pending.broken_off = True
+                if pending.worth_keeping:
+                    self._keep(pending, {})
+                    pending.turn = None
+                else:
+                    self._undo()
+            if self.turns:
+                self.cleared = Cleared(tuple(self.turns), self.last, self.recorder.path)
             self.turns.clear()
             self.last = None
             self.recorder.begin_anew()
+
+    def undo_start_over(self) -> None:
+        """Bring back what ``start_over`` took away; the next message makes that impossible.
+
+        Raises:
+            UsageError: nothing was taken away, or something was sent since.
+        """
+        with self.lock:
+            if self.cleared is None:
+                raise UsageError("there is nothing to bring back", "a new message makes /clear final")
+            cleared, self.cleared = self.cleared, None
+            self.turns.extend(cleared.turns)
+            self.last = cleared.last
+            if cleared.path is not None:
+                self.recorder.go_on(cleared.path)
 
     def take_up(self, chat: Chat) -> None:
         """Go on with an earlier chat; its file is the recorder's business."""
         with self.lock:
             self.start_over()
+            self.cleared = None
             self.options.system = chat.system
             self.turns.extend(chat.turns)
 
@@ -253,31 +342,58 @@ class Conversation:
     def _begin(self, options: ChatOptions | None) -> None:
         if self.pending is not None:
             raise BusyError("a reply is on its way", "Stop ends it")
+        self.cleared = None
         self.options = options or self.options
 
-    def _prepare(self, undo: Callable[[], None], **sampling: int) -> Answer:
+    def _prepare(
+        self,
+        undo: Callable[[], None] = lambda: None,
+        old: Turn | None = None,
+        goes_on: bool = False,
+        **sampling: int,
+    ) -> Answer:
+        """Make the reply that is pending from now on.
+
+        Args:
+            undo: makes the conversation what it was, where nothing is kept.
+            old: a reply that this one is to replace; the file loses it only then. goes_on: from its end.
+        """
+
         def settle(answer: Answer) -> None:
             with self.lock:
                 if answer is not self.pending:  # begun anew meanwhile
                     return
-                self.pending, finished = None, answer.finished
+                self.pending = None
                 if not answer.worth_keeping:
-                    undo()
+                    self._undo()
                     return
                 figures: dict[str, Any] = {}
-                if finished is not None:
-                    self.last, figures = finished, summary(finished)
-                    self.replies.append(finished)
-                answer.turn = Turn("assistant", answer.text, answer.thinking, answer.stopped, figures)
-                self._add(answer.turn)
+                if answer.finished is not None:
+                    self.last, figures = answer.finished, summary(answer.finished)
+                    self.replies.append(answer.finished)
+                self._keep(answer, figures)
 
+        self._replaced, begun = old, old if goes_on else None
+        self._undo = undo if old is None else lambda: self.turns.append(old)
         try:
-            request = self._request(replace(self.sampling, **sampling), tuple(turn.message for turn in self.turns))
+            turns = (*self.turns, begun) if begun else self.turns
+            request = self._request(replace(self.sampling, **sampling), tuple(turn.message for turn in turns))
+            if begun is not None:
+                request = replace(request, continues=True, thinking=request.thinking or bool(begun.thinking))
         except DFlashError:
-            undo()
+            self._undo()
             raise
-        self.pending = Answer(request, self.model.submit, settle)
+        self.pending = Answer(request, self.model.submit, settle, begun)
         return self.pending
+
+    def _keep(self, answer: Answer, figures: dict[str, Any]) -> None:
+        """Make a turn of what came of a reply."""
+        if answer.begun is not None and figures:
+            figures["tokens"] += answer.begun.figures.get("tokens", 0)
+        answer.turn = Turn("assistant", answer.text, answer.thinking, answer.stopped, figures)
+        if self._replaced is not None:
+            self.recorder.record("drop", count=1)
+        self._add(answer.turn)
 
     def _request(self, sampling: SamplingParams, messages: tuple[Message, ...]) -> Request:
         options = self.options

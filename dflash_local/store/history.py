@@ -4,24 +4,45 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import BusyError, DFlashError, UsageError
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
 from dflash_local.store.paths import CHAT_SUFFIX, chat_path, is_chat_name
-from dflash_local.store.records import Chat, Turn, decode, encode, encode_chat, encode_turn
+from dflash_local.store.records import Chat, Turn, decode, encode, encode_chat, encode_turn, outline
 
 if sys.platform != "win32":
     import fcntl
 
 BAD_SUFFIX = ".bad"
+_NUMBERED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")  # a name that nobody chose
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEntry:
+    """One chat of a list.
+
+    Attributes:
+        name: what ``load`` takes. title: given by the user, else the first words; never empty.
+        model: that it was talked to last. turns: messages and replies.
+        modified: seconds since the epoch. size: bytes.
+    """
+
+    name: str
+    title: str
+    model: str
+    turns: int
+    modified: float
+    size: int
 
 
 class ChatFile:
@@ -80,7 +101,7 @@ class ChatFile:
         self._append(encode_turn(self._seq, turn))
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append another record: ``system`` (content) or ``drop`` (count)."""
+        """Append another record: ``system``, ``model`` or ``title`` (content), or ``drop`` (count)."""
         self._append(encode(kind, self._seq, **fields))
 
     def close(self) -> None:
@@ -117,11 +138,17 @@ class Recorder:
     def __init__(self, folder: Path | None, warn: Callable[[str], None], keep: bool = True) -> None:
         self._folder, self._warn, self._keep = folder, warn, keep
         self._file: ChatFile | None = None
+        self._model = ""  # that the file names last
 
     @property
     def name(self) -> str | None:
         """Return the chat's name once it has a file."""
         return self._file.path.stem if self._file else None
+
+    @property
+    def path(self) -> Path | None:
+        """Return the chat's file once it has one."""
+        return self._file.path if self._file else None
 
     def turn(self, model: str, system: str, turns: Sequence[Turn]) -> None:
         """Record the last of ``turns``, and all of them when the file begins here."""
@@ -129,11 +156,14 @@ class Recorder:
             return
         try:
             if self._file is not None:
+                if model != self._model:
+                    self._file.record("model", content=model)
                 self._file.turn(turns[-1])
             elif self._folder is None:
                 raise OSError("there is no home folder (HOME is not set)")
             else:
                 self._file = ChatFile.create(self._folder, model, system, turns)
+            self._model = model
         except OSError as error:
             self._stop(error)
 
@@ -151,7 +181,8 @@ class Recorder:
         if not self._keep:
             return
         try:
-            self._file, _ = ChatFile.resume(path)
+            self._file, chat = ChatFile.resume(path)
+            self._model = chat.model
         except DFlashError as error:
             self._warn(str(error))
         except OSError as error:
@@ -177,11 +208,7 @@ def load(folder: Path | None, name: str) -> tuple[Path, Chat]:
     try:
         if path is None:
             raise FileNotFoundError
-        descriptor = _opened(path, os.O_RDONLY)
-        try:
-            return path, decode(_read(descriptor))
-        finally:
-            os.close(descriptor)
+        return path, decode(_whole(path))
     except FileNotFoundError as error:
         raise UsageError(f"there is no chat {name!r}", "/load shows those there are") from error
     except OSError as error:
@@ -205,6 +232,86 @@ def save(folder: Path | None, name: str, chat: bytes, replace: bool) -> Path:
 
 def names(folder: Path | None) -> list[str]:
     """List the chats that ``load`` takes, the newest last. DFlashError: the folder cannot be read."""
+    return [path.stem for path, _ in reversed(_files(folder))]
+
+
+def entries(folder: Path | None, search: str = "") -> list[ChatEntry]:
+    """List the chats, the newest first; a file that is no chat is passed over.
+
+    Args:
+        search: only chats with these words in their title or in a message, in capitals or not.
+
+    Raises:
+        DFlashError: the folder cannot be read.
+    """
+    found = []
+    for path, status in _files(folder):
+        with suppress(OSError):
+            raw = _whole(path)
+            seen = outline(raw)
+            if seen is None:
+                continue
+            title = seen.title or (seen.words if _NUMBERED.fullmatch(path.stem) else "") or path.stem
+            if search.casefold() in title.casefold() or seen.has(search):
+                found.append(ChatEntry(path.stem, title, seen.model, seen.turns, status.st_mtime, len(raw)))
+    return found
+
+
+def find(folder: Path | None, wanted: str) -> ChatEntry:
+    """Return the chat of a name, else the newest one whose title begins so. UsageError: there is none."""
+    listed = entries(folder)
+    begins = wanted.casefold().strip()
+    named = [entry for entry in listed if entry.name == wanted]
+    titled = [entry for entry in listed if entry.title.casefold().startswith(begins)]
+    if not [*named, *titled]:
+        raise UsageError(f"there is no chat {wanted!r}", "/load shows those there are")
+    return [*named, *titled][0]
+
+
+def rename(folder: Path | None, name: str, title: str) -> None:
+    """Give a chat a title, also while it is open; its age stays.
+
+    Raises:
+        UsageError: there is none of that name, or a newer version wrote it. DFlashError: it cannot be written.
+    """
+    path, chat = load(folder, name)
+    if chat.newer:
+        raise UsageError(f"{name} was written by a newer version of dflash-local", "rename it there")
+    line = encode("title", chat.last_seq + 1, content=" ".join(title.split()))
+    try:
+        status, ended = path.stat(), _whole(path).endswith(b"\n")
+        descriptor = _opened(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, line if ended else b"\n" + line)
+        finally:
+            os.close(descriptor)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    except OSError as error:
+        raise DFlashError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def delete(folder: Path | None, name: str) -> None:
+    """Remove a chat for good.
+
+    Raises:
+        BusyError: it is open. UsageError: there is none of that name. DFlashError: it cannot be removed.
+    """
+    path, _ = load(folder, name)
+    try:
+        descriptor = _opened(path, os.O_RDWR)
+        try:
+            if sys.platform != "win32" and not _flock(descriptor):  # Windows removes no open file
+                raise BusyError(f"{name} is open in another chat", "close it there first")
+        finally:
+            os.close(descriptor)
+        path.unlink()
+        path.with_name(path.name + BAD_SUFFIX).unlink(missing_ok=True)
+    except OSError as error:
+        raise DFlashError(f"{path} cannot be removed: {error.strerror}") from error
+
+
+def _files(folder: Path | None) -> list[tuple[Path, os.stat_result]]:
+    """Return the files of chats, the newest first. DFlashError: the folder cannot be read."""
     if folder is None:
         return []
     try:
@@ -216,9 +323,17 @@ def names(folder: Path | None) -> list[str]:
     found = []
     for path in paths:
         with suppress(OSError):  # a link that leads nowhere
-            kind = path.stat()
-            found += [(kind.st_mtime, path.stem)] if stat.S_ISREG(kind.st_mode) else []
-    return [stem for _, stem in sorted(found)]
+            status = path.stat()
+            found += [(path, status)] if stat.S_ISREG(status.st_mode) else []
+    return sorted(found, key=lambda one: (one[1].st_mtime, one[0].stem), reverse=True)
+
+
+def _whole(path: Path) -> bytes:
+    descriptor = _opened(path, os.O_RDONLY)
+    try:
+        return _read(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _flock(descriptor: int) -> bool:

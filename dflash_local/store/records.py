@@ -7,6 +7,7 @@ object, so a line cut by a crash is always recognised.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ from dflash_local.json_text import parse_json
 from dflash_local.request import Message, Role
 
 VERSION = 1
+TITLE_CHARS = 60
+# How ``encode`` begins a line.
+_BEGINNING = re.compile(rb'\{"version": \d+, "seq": \d+, "kind": "(\w+)"(?:, "count": (\d{1,9})\b)?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,36 @@ class Chat:
     last_seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Holds what a list shows of a chat, and looks for words in it. Lines of messages are decoded as they are needed.
+
+    Attributes:
+        title: that a user gave it. model: that it was talked to last.
+    """
+
+    title: str
+    model: str
+    lines: tuple[bytes, ...]
+
+    @property
+    def turns(self) -> int:
+        return len(self.lines)
+
+    @property
+    def words(self) -> str:
+        """Return how the first message begins."""
+        record = _record(self.lines[0]) if self.lines else None
+        return first_words(_text(record, "content")) if record is not None else ""
+
+    def has(self, search: str) -> bool:
+        """Return whether a message has these words, in capitals or not."""
+        search = search.casefold()
+        written = json.dumps(search, ensure_ascii=False)[1:-1]
+        near = (line for line in self.lines if written in line.decode("utf-8", "replace").casefold())
+        return any(search in _text(_record(line) or {}, "content").casefold() for line in near)
+
+
 def encode(kind: str, seq: int, **fields: Any) -> bytes:
     record = {"version": VERSION, "seq": seq, "kind": kind, **fields}
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
@@ -95,6 +129,8 @@ def decode(raw: bytes) -> Chat:
     for record in records:
         if record["kind"] == "chat":
             model, system = _text(record, "model"), _text(record, "system")
+        elif record["kind"] == "model":
+            model = _text(record, "content")
         elif record["kind"] == "system":
             system = _text(record, "content")
         elif record["kind"] == "drop":
@@ -106,6 +142,30 @@ def decode(raw: bytes) -> Chat:
             turns += [turn] if turn else []
     newer = any(record["version"] > VERSION for record in records)
     return Chat(model, system, tuple(turns), newer, bad, whole, max((r["seq"] for r in records), default=-1))
+
+
+def outline(raw: bytes) -> Outline | None:
+    """Read what a list shows, without decoding the messages; None where the file does not begin as a chat."""
+    named: dict[str, str] = {}
+    turns: list[bytes] = []
+    for line in raw.split(b"\n"):
+        found = _BEGINNING.match(line)
+        kind = found[1].decode() if found else ""
+        if found and kind == "turn":
+            turns.append(line)
+        elif found and kind == "drop":
+            del turns[max(0, len(turns) - int(found[2] or 0)) :]
+        elif kind in ("chat", "title", "model") and (record := _record(line)) is not None:
+            named[kind] = _text(record, "model" if kind == "chat" else "content")
+        if "chat" not in named:
+            return None
+    return Outline(named.get("title", ""), named.get("model", named["chat"]), tuple(turns))
+
+
+def first_words(text: str) -> str:
+    """Return the beginning of a text as one line, cut between words where there are any."""
+    line = " ".join(text[: 20 * TITLE_CHARS].split())
+    return line if len(line) <= TITLE_CHARS else f"{line[:TITLE_CHARS].rsplit(' ', 1)[0]} …"
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -279,3 +279,27 @@ def test_arguments_that_are_no_json_object_are_refused(chatml: Tokenizer, argume
     messages = [Message("user", "x"), Message("assistant", "", tool_calls=(ToolCall("c", "f", arguments),))]
     with pytest.raises(UsageError, match="tool call 'f'"):
         render(chatml, messages, thinking=False)
+
+
+@pytest.mark.parametrize(
+    ("begun", "tags"),
+    [
+        (Message("assistant", "Once <|im_end|> upon", "a plan"), ["<think>", "</think>"]),
+        (Message("assistant", "", "a pl"), ["<think>"]),
+        (Message("assistant", "Once"), []),
+    ],
+)
+def test_a_reply_that_was_cut_off_is_left_open(chatml: Tokenizer, begun: Message, tags: list[str]) -> None:
+    question = [Message("user", "Tell me a tale.")]
+    rendered = render(chatml, [*question, begun], thinking=True, continues=True)
+    prompt = render(chatml, question, thinking=True).ids
+    assert rendered.ids[: len(prompt)] == prompt and rendered.opens_thinking is not bool(begun.content)
+    rest = rendered.ids[len(prompt) :]
+    assert chatml.decode(rest, skip_special=False).endswith(begun.content or begun.thinking)
+    assert [tag for tag in ("<think>", "</think>", "<|im_end|>") if chatml.token_id(tag) in rest] == tags
+
+
+def test_a_harmony_reply_cannot_go_on(chatml: Tokenizer, harmony: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harmony, "template", chatml.template)
+    with pytest.raises(UsageError, match="cannot go on"):
+        render(harmony, [Message("user", "x"), Message("assistant", "y")], thinking=True, continues=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dflash_local.errors import BusyError, ContextError, UsageError
+from dflash_local.errors import BusyError, ContextError, ServerError, UsageError
 from dflash_local.events import Finished, Piece, Step
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, SamplingParams
 from dflash_local.service.chat_options import ChatOptions, parse_setting
@@ -143,6 +143,65 @@ def test_taking_up_and_starting_over(table: Table) -> None:
     assert table.chat.turns == [] and table.chat.last is None
     finish(table.chat.answer("new"))
     assert len(history.names(table.folder)) == 2
+
+
+def test_an_edited_message_is_answered_anew_or_all_is_as_before(tmp_path: Path) -> None:
+    table = Table(tmp_path, ScriptedSession(faults=[None, None, ContextError("no")]))
+    for text in ("one", "two"):
+        finish(table.chat.answer(text))
+    before = list(table.chat.turns)
+    with pytest.raises(ContextError):
+        finish(table.chat.edit(0, "uno"))
+    assert table.chat.turns == before and [text for _, text in table.kept()] == [turn.content for turn in before]
+    finish(table.chat.edit(0, "uno"))
+    assert [turn.content for turn in table.chat.turns] == ["uno", "Hello, world!\n"]
+    assert [text for _, text in table.kept()] == ["uno", "Hello, world!\n"]
+    for nowhere in (1, 2, -1):
+        with pytest.raises(UsageError, match="no message of yours"):
+            table.chat.edit(nowhere, "x")
+
+
+def test_a_reply_that_was_cut_off_goes_on_as_one_turn(tmp_path: Path) -> None:
+    table = Table(tmp_path, ScriptedSession(end="length", faults=[None, ServerError("gone")]))
+    with pytest.raises(UsageError, match="cut off"):
+        table.chat.continue_reply()
+    finish(table.chat.answer("hi"))
+    with pytest.raises(ServerError):
+        finish(table.chat.continue_reply())
+    assert table.chat.turns[-1].content == "Hello, world!\n" * 2 and table.chat.turns[-1].ending == "stopped"
+    table.session.end = "stop"
+    answer = finish(table.chat.continue_reply())
+    assert answer.request.continues and answer.request.messages[-1].content == "Hello, world!\n" * 2
+    assert [text for _, text in table.kept()] == ["hi", "Hello, world!\n" * 3]
+    with pytest.raises(UsageError, match="cut off"):
+        table.chat.continue_reply()
+
+
+def test_a_message_that_a_crash_left_without_a_reply_gets_one(table: Table) -> None:
+    table.chat.take_up(Chat("m", "", (Turn("user", "old"),), False, 0, 0, 0))
+    finish(table.chat.regenerate())
+    assert [turn.content for turn in table.chat.turns] == ["old", "Hello, world!\n"]
+
+
+def test_starting_over_is_undone_until_the_next_message(table: Table) -> None:
+    with pytest.raises(UsageError, match="nothing to bring back"):
+        table.chat.undo_start_over()
+    finish(table.chat.answer("one"))
+    table.chat.start_over()
+    table.chat.start_over()  # a second press loses nothing
+    table.chat.undo_start_over()
+    with table.chat.answer("two") as coming:
+        while not coming.text:
+            next(coming)
+        table.chat.start_over()
+    table.chat.undo_start_over()
+    wanted = ["one", "Hello, world!\n", "two", "Hello"]
+    assert [turn.content for turn in table.chat.turns] == wanted == [text for _, text in table.kept()]
+    assert table.chat.turns[-1].stopped and coming.turn is None
+    table.chat.start_over()
+    finish(table.chat.answer("three"))
+    with pytest.raises(UsageError, match="nothing to bring back"):
+        table.chat.undo_start_over()
 
 
 def test_thinking_is_kept_apart(tmp_path: Path) -> None:

@@ -256,3 +256,61 @@ def test_what_is_no_chat_is_refused_in_one_line_and_not_waited_for(odd_folder: P
     recorder = Recorder(odd_folder, warnings.append)
     recorder.go_on(odd_folder / f"{name}.jsonl")
     assert len(warnings) == 1 and "not kept" in warnings[0] and recorder.name is None
+
+
+def test_the_list_of_chats_has_titles_and_finds_words(tmp_path: Path) -> None:
+    long = "Tell me, please, how rivers find\n\ttheir way to the sea, and why they wind so much"
+    first = ChatFile.create(
+        tmp_path, "demo", "", [Turn("user", long), Turn("assistant", 'Say "kind": "turn" aloud, Ü')]
+    )
+    first.record("model", content="other")
+    first.record("drop", count=1)
+    first.turn(Turn("assistant", "Downhill"))
+    first.close()
+    history.save(tmp_path, "mine", encode_chat("demo", "", TURNS), replace=False)
+    for index, path in enumerate((first.path, tmp_path / "mine.jsonl")):
+        os.utime(path, (1000 + index, 1000 + index))
+    (tmp_path / "foreign.jsonl").write_bytes(b'{"messages": []}\n' * 3)
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    mine, rivers = history.entries(tmp_path)
+    assert (mine.name, mine.title, mine.turns, mine.modified) == ("mine", "mine", 4, 1001)
+    assert (rivers.title, rivers.model, rivers.turns) == (
+        "Tell me, please, how rivers find their way to the sea, and …",
+        "other",
+        2,
+    )
+    for words, wanted in (("DOWNHILL", [rivers]), ("zwölf ÄPFEL?\nund", [mine]), ("aloud", []), ("content", [])):
+        assert history.entries(tmp_path, words) == wanted, words
+    assert history.find(tmp_path, "tell ME").name == rivers.name and history.find(tmp_path, "mine") == mine
+    with pytest.raises(UsageError, match="no chat 'sea'"):
+        history.find(tmp_path, "sea")
+
+
+def test_a_chat_is_renamed_while_it_is_open_and_deleted_only_when_it_is_not(tmp_path: Path) -> None:
+    path = write_chat(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])  # a crash before the line's end
+    age = history.entries(tmp_path)[0].modified
+    history.rename(tmp_path, path.stem, "apples\nand pears")
+    file, chat = ChatFile.resume(path)
+    history.rename(tmp_path, path.stem, "apples")
+    file.turn(Turn("user", "on"))
+    with pytest.raises(BusyError, match="open"):
+        history.delete(tmp_path, path.stem)
+    file.close()
+    (entry,) = history.entries(tmp_path)
+    assert entry.title == "apples" and chat.turns == TURNS and entry.turns == 5 and entry.modified >= age
+    history.delete(tmp_path, path.stem)
+    assert list(tmp_path.iterdir()) == []
+    newer = newer_chat(tmp_path)
+    with pytest.raises(UsageError, match="newer version"):
+        history.rename(tmp_path, newer.stem, "x")
+
+
+def test_a_chat_names_the_model_that_it_was_talked_to_last(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, pytest.fail)
+    for count, model in enumerate(("one", "one", "two", "two"), 1):
+        recorder.turn(model, "", TURNS[:count])
+    recorder.close()
+    (entry,) = history.entries(tmp_path)
+    assert entry.model == "two" == history.load(tmp_path, entry.name)[1].model
+    assert (tmp_path / f"{entry.name}.jsonl").read_bytes().count(b'"kind": "model"') == 1
