@@ -28,6 +28,7 @@ LIBRARY_DEFAULTS = {
 }
 
 
+FullContext = Literal["drop", "summarise", "stop"]
 FLAGS = ("thinking", "history", "attach", "debug", "safe", "in_process")
 FLAG_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of variables, besides those of JSON
 
@@ -65,6 +66,7 @@ class Settings:
 
     Attributes:
         load_config: how pairs are loaded where a command has no options of its own.
+        full_context: what a chat does with its oldest messages once they do not fit: ``service.full_context``.
         attach: use a pair that another command keeps loaded. in_process: load pairs in the command's own process.
         safe: begin with the slowest way of running, which needs least of the machine.
         vllm: the program of that name to launch, in place of the one on PATH. sglang: the Python that has SGLang.
@@ -83,6 +85,7 @@ class Settings:
     max_new_tokens: int | None = None
     thinking: bool | None = None
     history: bool = True
+    full_context: FullContext = "drop"
     attach: bool = True
     debug: bool = False
     safe: bool = False
@@ -241,6 +244,7 @@ def _record() -> Any:
     kinds["model"] = Annotated[str, Meta(min_length=1, description="the name of a pair or a folder")]
     kinds["temperature"] = Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]
     kinds["max_new_tokens"] = Annotated[int, Meta(ge=0, le=MAX_NEW_TOKENS)]
+    kinds["full_context"] = FullContext
     kinds |= dict.fromkeys(FLAGS, bool)
     kinds |= dict.fromkeys(("vllm", "sglang"), Annotated[str, Meta(min_length=1, description="the path of a program")])
     fields = [(name, kind | None, None) for name, kind in kinds.items()]
@@ -264,7 +268,7 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
     switches = {*FLAGS, *(name for name, option in LOAD_OPTIONS.items() if option.kind is bool)}
     options = (name for name, option in LOAD_OPTIONS.items() if option.has_variable)
     values = {}
-    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "vllm", "sglang"):
+    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "full_context", "vllm", "sglang"):
         text = env.get(f"DFLASH_{name.upper()}", "").strip()
         if text:
             values[name] = FLAG_WORDS.get(text.lower(), text.lower()) if name in switches else text

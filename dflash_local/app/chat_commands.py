@@ -8,12 +8,14 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from dflash_local.app import kept_chats
 from dflash_local.app.reply_text import figures, histogram
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.service.chat_options import SAMPLING, SETTABLE, parse_setting
+from dflash_local.settings import FullContext
 from dflash_local.store import export, history
 from dflash_local.store.records import encode_chat
 from dflash_local.terminal import safe, safe_line
@@ -86,6 +88,7 @@ def _set(chat: ChatSession, argument: str) -> str:
         values["seed"] = "random" if values["seed"] is None else values["seed"]
         values |= {"max_new_tokens": options.limits.max_new_tokens, "stop": list(options.limits.stop)}
         values |= {"block_size": options.block_size or "auto", "thinking": "on" if options.thinking else "off"}
+        values["full_context"] = f"{options.full_context} (or {' or '.join(get_args(FullContext))})"
         return _lines(*(f"  {key:20s} {shown}" for key, shown in values.items()))
     if name not in SETTABLE:
         close = difflib.get_close_matches(name, SETTABLE, n=1)
@@ -141,19 +144,20 @@ def _save(chat: ChatSession, argument: str) -> str:
 
 def _load(chat: ChatSession, argument: str) -> str:
     if not argument:
-        known = history.names(chat.folder)
-        return _lines(*([f"  {name}" for name in known] or ["there are no chats yet"]))
-    path, found = history.load(chat.folder, argument)
-    chat.conversation.take_up(found)
-    chat.conversation.recorder.go_on(path)
-    if found.bad_lines:
-        chat.warn(f"{found.bad_lines} damaged line(s) of {argument} were passed over")
-    return _lines(f"{len(found.turns)} messages of a chat with {found.model or 'an unknown model'}")
+        known = kept_chats.listing(history.entries(chat.folder))
+        return _lines(*(known or ["there are no chats yet"]), *(["/load NUMBER goes on with one"] if known else []))
+    return chat.take_up(kept_chats.chosen(chat.folder, argument).name)
 
 
-def _clear(chat: ChatSession, _argument: str) -> str:
+def _clear(chat: ChatSession, argument: str) -> str:
+    if argument not in ("", "undo"):
+        raise UsageError(f"/clear takes no {argument!r}", "/clear begins anew, /clear undo brings the last one back")
+    if argument:
+        chat.conversation.undo_start_over()
+        return _lines(f"{len(chat.conversation.turns)} messages are back")
     chat.conversation.start_over()
-    return _lines("a new conversation")
+    undo = "; /clear undo brings the last one back until you send a message" if chat.conversation.cleared else ""
+    return _lines(f"a new conversation{undo}")
 
 
 def _export(chat: ChatSession, argument: str) -> str:
@@ -186,9 +190,10 @@ COMMANDS: dict[str, ChatCommand] = {
     "/system": ChatCommand("/system [TEXT|off]", "show or change the system message", _system),
     "/stats": ChatCommand("/stats", "the last reply's figures in full", _stats),
     "/regen": ChatCommand("/regen", "the last reply again, with a fresh seed"),
+    "/continue": ChatCommand("/continue", "let a reply that was cut off go on"),
     "/save": ChatCommand("/save NAME", "keep this chat under a name", _save),
-    "/load": ChatCommand("/load [NAME]", "list the chats, or go on with one", _load),
-    "/clear": ChatCommand("/clear", "begin a new conversation", _clear),
+    "/load": ChatCommand("/load [CHAT]", "list the chats, or go on with one", _load),
+    "/clear": ChatCommand("/clear [undo]", "begin a new conversation, or bring the last one back", _clear),
     "/export": ChatCommand("/export FILE", "write the chat as .md or .json", _export),
     "/quit": ChatCommand("/quit", "leave (/bye, /exit)"),
 }

@@ -24,6 +24,7 @@ from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.conversation import Conversation
 from dflash_local.service.service import Service
 from dflash_local.settings import Settings
+from dflash_local.store import history
 from dflash_local.store.history import Recorder
 from dflash_local.store.paths import chats_folder
 from dflash_local.terminal import safe_line
@@ -151,6 +152,19 @@ class ChatSession(ModelCatalog):
         return occupancy(facts.device, self.user.environ, facts.pid)
 
     # commands
+
+    def take_up(self, name: str) -> str:
+        """Go on with a chat on disk and return what it is, in a line.
+
+        Raises:
+            UsageError: there is none of that name. DFlashError: it cannot be read.
+        """
+        path, found = history.load(self.folder, name)
+        self.conversation.take_up(found)
+        self.conversation.recorder.go_on(path)
+        if found.bad_lines:
+            self.warn(f"{found.bad_lines} damaged line(s) of {name} were passed over")
+        return safe_line(f"{len(found.turns)} messages of a chat with {found.model or 'an unknown model'}")
 
     @property
     def commands(self) -> Mapping[str, ChatCommand]:

@@ -19,6 +19,7 @@ from dflash_local.planner import hardware, machine, software, torch_build
 from dflash_local.planner.hardware import Driver, TorchFacts
 from dflash_local.planner.software import OURS, Compiler, VersionCommand
 from dflash_local.settings import Settings
+from dflash_local.store.paths import chats_folder
 from dflash_local.tables import amount
 
 Status = Literal["ok", "info", "problem"]
@@ -76,6 +77,7 @@ def examine(user: Settings) -> Iterator[Check]:
     yield check_requirements(software.missing_requirements())
     yield check_memory(hardware.memory())
     yield from check_folders(user.hub.cache, user.data_dir)
+    yield check_chats(user)
     yield check_models(user)
     yield check_command(software.command("dflash"))
 
@@ -221,6 +223,14 @@ def check_folders(cache: Path | None, data: Path | None) -> Iterator[Check]:
         yield Check("data folder", "problem", f"{data} cannot be written", "set DFLASH_HOME to a folder of yours")
     else:
         yield Check("data folder", "ok", str(data))
+
+
+def check_chats(user: Settings) -> Check:
+    """Where chats are kept, and how to keep none."""
+    folder = chats_folder(user)
+    if not user.history or folder is None:
+        return Check("chats", "info", "not kept")
+    return Check("chats", "ok", f"{folder}; dflash chat --no-history, or DFLASH_HISTORY=off, keeps none")
 
 
 def check_command(command: VersionCommand) -> Check:

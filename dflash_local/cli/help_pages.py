@@ -32,7 +32,18 @@ HelpAll = Annotated[
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose help has a section for each panel, and its epilog's lines as examples."""
+    """A command whose help has a section for each panel, and its epilog's lines as examples.
+
+    An option whose value is in brackets there may stand without it.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        bare = {name for param in self.params for name in param.opts if str(param.metavar).startswith("[")}
+        following = [*args[1:], "--"]
+        given = [
+            [word, ""] if word in bare and after.startswith("-") else [word] for word, after in zip(args, following)
+        ]
+        return super().parse_args(ctx, [word for words in given for word in words])
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {title: [] for title in PANELS}

@@ -11,7 +11,7 @@ from dflash_local.app.reply_text import figures
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import print_reply
 from dflash_local.errors import DFlashError, EngineError
-from dflash_local.service.conversation import Answer
+from dflash_local.service.gathered import Answer
 
 PROMPT = ">>> "
 MORE = "... "
@@ -82,13 +82,21 @@ def _execute(line: str, chat: ChatSession, console: Console) -> Answer | None:
         if answer.request.sampling.greedy:
             console.note("greedy: the reply will be the same; /set temperature 0.7 changes that", "dim")
         return answer
+    elif name == "/continue":
+        return chat.conversation.continue_reply()
     else:
         with console.progress():
             console.note_text(chat.execute(line))
-        for turn in chat.conversation.turns if name == "/load" and argument.strip() else ():
-            console.note(PROMPT if turn.role == "user" else "", "dim", end="")
-            console.note_text(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
+        if (name == "/load" and argument.strip()) or (name == "/clear" and argument):
+            show_turns(chat, console)
     return None
+
+
+def show_turns(chat: ChatSession, console: Console) -> None:
+    """Print the conversation so far."""
+    for turn in chat.conversation.turns:
+        console.note(PROMPT if turn.role == "user" else "", "dim", end="")
+        console.note_text(turn.content + (f" [{turn.ending}]" if turn.ending else ""))
 
 
 def _help(chat: ChatSession, console: Console) -> None:

@@ -14,7 +14,7 @@ from dflash_local.cli.console import Console
 from dflash_local.events import Channel, Event, Notice, Origin, Step
 
 if TYPE_CHECKING:
-    from dflash_local.service.conversation import Answer
+    from dflash_local.service.gathered import Answer
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from dflash_local.loaded import SessionFacts
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, Request, SamplingParams, user_request
 
 if TYPE_CHECKING:
-    from dflash_local.service.conversation import Answer
+    from dflash_local.service.gathered import Answer
 
 MAX_NEW_TOKENS = 512
 
@@ -52,7 +52,7 @@ def run(
     load: LoadConfig,
 ) -> None:
     """Answer one prompt. Greedy unless --temperature is given."""
-    from dflash_local.service.conversation import Answer
+    from dflash_local.service.gathered import Answer
 
     call, load = Invocation.begin(), opt.drafting(load, mode)
     user, console = call.user, call.console

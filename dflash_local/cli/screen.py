@@ -6,11 +6,13 @@ import codecs
 import importlib
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash_local import terminal
 from dflash_local.cli.console import Console
-from dflash_local.errors import EngineError
+from dflash_local.errors import EngineError, Interrupted
+from dflash_local.store.history import ChatEntry
 
 if TYPE_CHECKING:
     from dflash_local.app.chat_session import ChatSession
@@ -63,6 +65,17 @@ def application(console: Console, run: str = "run") -> Any | None:
     except (ImportError, AttributeError) as error:  # not installed, or another version than it claims
         console.note(f"the screen cannot be shown ({error}); this goes on line by line", "dim")
         return None
+
+
+def pick_chat(folder: Path | None) -> ChatEntry:
+    """Let a person choose a chat. Interrupted: none was chosen."""
+    from dflash_local.ui.tui.chats import ChatsApp
+
+    draw_plainly()
+    entry = ChatsApp(folder).run()
+    if entry is None:
+        raise Interrupted("no chat was chosen")
+    return entry
 
 
 def show(run: Any, chat: ChatSession, greeting: str) -> int:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.request import Limits, SamplingParams
+from dflash_local.settings import FullContext
 
 MAX_NEW_TOKENS = 1024
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
-SETTABLE = (*SAMPLING, "max_new_tokens", "stop", "block_size", "thinking")
+SETTABLE = (*SAMPLING, "max_new_tokens", "stop", "block_size", "thinking", "full_context")
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class ChatOptions:
     block_size: int | None = None
     thinking: bool = False
     system: str = ""
+    full_context: FullContext = "drop"
 
 
 def merged(defaults: SamplingParams, changed: Mapping[str, float | int]) -> SamplingParams:
@@ -39,6 +41,10 @@ def parse_setting(options: ChatOptions, name: str, value: str) -> Mapping[str, A
     """What ``/set name value`` changes: fields of ``ChatOptions``; UsageError where the value is not allowed."""
     if name == "thinking":
         return {"thinking": _switch(value)}
+    if name == "full_context":
+        if value not in (allowed := get_args(FullContext)):
+            raise UsageError(f"full_context must be one of {', '.join(allowed)}, got {value!r}")
+        return {"full_context": value}
     if name == "max_new_tokens":
         return {"limits": replace(options.limits, max_new_tokens=_number(name, value, int))}
     if name == "stop":

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dflash_local.errors import BusyError, DeviceLostError, DFlashError, EngineError, ServerError, UsageError
-from dflash_local.events import Channel, Event, Finished, Step
+from dflash_local.errors import BusyError, DFlashError, UsageError
+from dflash_local.events import Finished
+from dflash_local.loaded import SessionFacts
 from dflash_local.request import Message, Request, SamplingParams, fresh_seed
 from dflash_local.service.chat_options import ChatOptions, merged
+from dflash_local.service.full_context import SentTurns
+from dflash_local.service.gathered import Answer
 from dflash_local.service.ticket import Ticket
 from dflash_local.store.history import Recorder
 from dflash_local.store.records import Chat, Turn
@@ -30,139 +32,12 @@ class ChatModel(Protocol):
     @property
     def sampling(self) -> SamplingParams: ...
 
+    @property
+    def facts(self) -> SessionFacts | None: ...
+
     def submit(self, request: Request) -> Ticket: ...
 
-
-class Gathered:
-    """What came of one reply so far, added to by one thread and read by any.
-
-    Attributes:
-        texts: as the model wrote them. finished: how it ended; None before, or when it failed.
-        broken_off: its server, its process or its device went away in the middle of it.
-
-    Args:
-        begun: what it goes on from; its texts are the first ones.
-    """
-
-    def __init__(self, begun: Turn | None = None) -> None:
-        self.texts: dict[Channel, list[str]] = {"final": [], "thinking": [], "tool": []}
-        if begun is not None:
-            self.texts |= {"final": [begun.content], "thinking": [begun.thinking]}
-        self.token_ids: list[int] = []
-        self.finished: Finished | None = None
-        self.broken_off = False
-
-    def gather(self, event: Event) -> None:
-        """Add what an event brought."""
-        if isinstance(event, Step):
-            self.token_ids += event.token_ids
-            for piece in event.pieces:
-                self.texts[piece.channel].append(piece.text)
-        elif isinstance(event, Finished):
-            self.finished = event
-
-    @property
-    def text(self) -> str:
-        """The answer, calls of tools after its words."""
-        return "".join((*self.texts["final"], *self.texts["tool"]))
-
-    @property
-    def thinking(self) -> str:
-        """What was thought."""
-        return "".join(self.texts["thinking"])
-
-    @property
-    def stopped(self) -> bool:
-        """True when it was ended early."""
-        return self.broken_off or (self.finished is not None and self.finished.reason == "cancelled")
-
-    @property
-    def worth_keeping(self) -> bool:
-        """True when it ended and something came of it."""
-        ended = self.broken_off or self.finished is not None
-        return ended and (not self.stopped or bool(self.text or self.thinking))
-
-
-class Answer(Gathered):
-    """A reply: an iterator over its events. Use it in a ``with``, which submits the request; that may take a load.
-
-    Leaving the ``with`` decides: a reply that ended is kept as a turn, one that failed, was abandoned
-    or was stopped before any text is not, and the conversation is as it was before. What came of a reply before its
-    server, its process or its device went away is kept as if it were stopped.
-
-    Attributes:
-        begun: the reply that this one goes on from; its text comes in no event.
-        turn: what it became in the conversation; None before, and when it was not kept.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        submit: Callable[[Request], Ticket],
-        settle: Callable[[Answer], None] = lambda _answer: None,
-        begun: Turn | None = None,
-    ) -> None:
-        super().__init__(begun)
-        self.request, self.begun = request, begun
-        self.turn: Turn | None = None
-        self._submit, self._settle = submit, settle
-        self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
-        self._ticket: Ticket | None = None
-        self._cancelled = self._settled = False
-
-    def __enter__(self) -> Answer:
-        """Submit the request; where it cannot be sent (DFlashError) the conversation is as it was before."""
-        with ExitStack() as stack:
-            stack.callback(self._end)
-            ticket = self._submit(self.request)
-            stack.pop_all()
-        with self._lock:
-            self._ticket = ticket
-            if self._cancelled:
-                ticket.cancel()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self.finished is None:
-            self.cancel()
-        self._end()
-
-    def _end(self) -> None:
-        if not self._settled:
-            self._settled = True
-            self._settle(self)
-
-    def __iter__(self) -> Answer:
-        return self
-
-    def __next__(self) -> Event:
-        if self._ticket is None:
-            raise EngineError("the request was not submitted")
-        try:
-            event = next(self._ticket)
-        except (DeviceLostError, ServerError):
-            self.broken_off = True
-            raise
-        self.gather(event)
-        return event
-
-    def cancel(self) -> None:
-        """Stop the reply within one cycle; its last event is ``Finished('cancelled')``. From any thread."""
-        with self._lock:
-            self._cancelled = True
-            ticket = self._ticket
-        if ticket is not None:
-            ticket.cancel()
-
-    @property
-    def cancelled(self) -> bool:
-        """True when ``cancel`` was called, whether or not it came in time."""
-        return self._cancelled
-
-    @property
-    def submitted(self) -> bool:
-        """True once the model has the request."""
-        return self._ticket is not None
+    def count(self, request: Request) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +45,7 @@ class Cleared:
     """What ``start_over`` took away, and the chat's file."""
 
     turns: tuple[Turn, ...]
+    sent: SentTurns
     last: Finished | None
     path: Path | None
 
@@ -179,7 +55,8 @@ class Conversation:
 
     Attributes:
         turns: the messages and replies. last: how the last reply ended. replies: how each of this session did.
-        pending: the reply on its way. cleared: what ``undo_start_over`` brings back; None when there is nothing.
+        pending: the reply on its way. sent: which turns fit the context.
+        cleared: what ``undo_start_over`` brings back; None when there is nothing.
     """
 
     def __init__(self, model: ChatModel, options: ChatOptions, recorder: Recorder | None = None) -> None:
@@ -190,6 +67,7 @@ class Conversation:
         self.replies: list[Finished] = []
         self.pending: Answer | None = None
         self.cleared: Cleared | None = None
+        self.sent = SentTurns()
         self.lock = threading.RLock()
         self._undo: Callable[[], None] = lambda: None  # makes it what it was before the pending reply
         self._replaced: Turn | None = None  # by the pending reply, where that is kept
@@ -299,9 +177,9 @@ class Conversation:
                 else:
                     self._undo()
             if self.turns:
-                self.cleared = Cleared(tuple(self.turns), self.last, self.recorder.path)
+                self.cleared = Cleared(tuple(self.turns), self.sent, self.last, self.recorder.path)
             self.turns.clear()
-            self.last = None
+            self.sent, self.last = SentTurns(), None
             self.recorder.begin_anew()
 
     def undo_start_over(self) -> None:
@@ -315,7 +193,7 @@ class Conversation:
                 raise UsageError("there is nothing to bring back", "a new message makes /clear final")
             cleared, self.cleared = self.cleared, None
             self.turns.extend(cleared.turns)
-            self.last = cleared.last
+            self.sent, self.last = cleared.sent, cleared.last
             if cleared.path is not None:
                 self.recorder.go_on(cleared.path)
 
@@ -326,6 +204,7 @@ class Conversation:
             self.cleared = None
             self.options.system = chat.system
             self.turns.extend(chat.turns)
+            self.sent = SentTurns(chat.summarised, chat.summary)
 
     def set_system(self, text: str) -> None:
         """Change the system message from the next reply on."""
@@ -334,10 +213,10 @@ class Conversation:
 
     def request(self, text: str = "") -> Request:
         """The request of now, with ``text`` as a further message; else the last one again, UsageError without any."""
-        messages = [turn.message for turn in self.turns]
-        while not text and messages and messages[-1].role == "assistant":
-            messages.pop()
-        return self._request(self.sampling, (*messages, *((Message("user", text),) if text else ())))
+        turns = [*self.turns, Turn("user", text)] if text else list(self.turns)
+        while turns and turns[-1].role == "assistant":
+            turns.pop()
+        return self._request(self.sampling, self.sent.messages(turns))
 
     def _begin(self, options: ChatOptions | None) -> None:
         if self.pending is not None:
@@ -370,20 +249,36 @@ class Conversation:
                 figures: dict[str, Any] = {}
                 if answer.finished is not None:
                     self.last, figures = answer.finished, summary(answer.finished)
+                    self.sent.learn(answer.request, answer.finished.usage.prompt_tokens)
                     self.replies.append(answer.finished)
                 self._keep(answer, figures)
 
         self._replaced, begun = old, old if goes_on else None
         self._undo = undo if old is None else lambda: self.turns.append(old)
+        turns = (*self.turns, begun) if begun is not None else tuple(self.turns)
+        chosen, options = replace(self.sampling, **sampling), self.options
+        thought = begun is not None and bool(begun.thinking)
+
+        def made(messages: tuple[Message, ...]) -> Request:
+            request = self._request(chosen, messages, options)
+            goes_on = begun is not None and messages[-1].role == "assistant"
+            return replace(request, continues=goes_on, thinking=request.thinking or (goes_on and thought))
+
+        def fit(answer: Answer) -> Request:
+            known = self.sent.unsent, self.sent.summary
+            request, notices = self.sent.fit(turns, options.full_context, self.model, made, answer.ask)
+            answer.notices.extend(notices)
+            unsent, text = self.sent.unsent, self.sent.summary
+            if (unsent, text) != known and (text or known[1]):  # without a summary another context decides anew
+                self.recorder.record("summary", count=unsent if text else 0, content=text)
+            return request
+
         try:
-            turns = (*self.turns, begun) if begun else self.turns
-            request = self._request(replace(self.sampling, **sampling), tuple(turn.message for turn in turns))
-            if begun is not None:
-                request = replace(request, continues=True, thinking=request.thinking or bool(begun.thinking))
+            request = made(self.sent.messages(turns))
         except DFlashError:
             self._undo()
             raise
-        self.pending = Answer(request, self.model.submit, settle, begun)
+        self.pending = Answer(request, self.model.submit, settle, begun, fit)
         return self.pending
 
     def _keep(self, answer: Answer, figures: dict[str, Any]) -> None:
@@ -395,8 +290,10 @@ class Conversation:
             self.recorder.record("drop", count=1)
         self._add(answer.turn)
 
-    def _request(self, sampling: SamplingParams, messages: tuple[Message, ...]) -> Request:
-        options = self.options
+    def _request(
+        self, sampling: SamplingParams, messages: tuple[Message, ...], options: ChatOptions | None = None
+    ) -> Request:
+        options = options or self.options
         head = (Message("system", options.system),) if options.system.strip() else ()
         return Request(
             messages=(*head, *messages),

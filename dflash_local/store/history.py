@@ -210,7 +210,7 @@ def load(folder: Path | None, name: str) -> tuple[Path, Chat]:
             raise FileNotFoundError
         return path, decode(_whole(path))
     except FileNotFoundError as error:
-        raise UsageError(f"there is no chat {name!r}", "/load shows those there are") from error
+        raise UsageError(f"there is no chat {name!r}", "/load and dflash chat --resume list them") from error
     except OSError as error:
         raise DFlashError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -264,7 +264,7 @@ def find(folder: Path | None, wanted: str) -> ChatEntry:
     named = [entry for entry in listed if entry.name == wanted]
     titled = [entry for entry in listed if entry.title.casefold().startswith(begins)]
     if not [*named, *titled]:
-        raise UsageError(f"there is no chat {wanted!r}", "/load shows those there are")
+        raise UsageError(f"there is no chat {wanted!r}", "/load and dflash chat --resume list them")
     return [*named, *titled][0]
 
 

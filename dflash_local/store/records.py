@@ -56,6 +56,7 @@ class Chat:
         bad_lines: lines that are no record and were passed over. good_bytes: length of the file up
             to the end of its last complete line.
         last_seq: the highest sequence number, -1 without any record.
+        summary: what the model wrote of the first ``summarised`` turns, which are sent no more.
     """
 
     model: str
@@ -65,6 +66,8 @@ class Chat:
     bad_lines: int
     good_bytes: int
     last_seq: int
+    summary: str = ""
+    summarised: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ def decode(raw: bytes) -> Chat:
     records = [record for line in lines if (record := _record(line)) is not None]
     bad = len(lines) - len(records) + bool(tail)
     records.sort(key=lambda record: record["seq"])
-    model, system, turns = "", "", list[Turn]()
+    model, system, summary, turns = "", "", ("", 0), list[Turn]()
     for record in records:
         if record["kind"] == "chat":
             model, system = _text(record, "model"), _text(record, "system")
@@ -134,14 +137,17 @@ def decode(raw: bytes) -> Chat:
         elif record["kind"] == "system":
             system = _text(record, "content")
         elif record["kind"] == "drop":
-            count = record.get("count")
-            turns = turns[: max(0, len(turns) - (count if isinstance(count, int) else 0))]
+            turns = turns[: max(0, len(turns) - _count(record))]
+            summary = summary if len(turns) >= summary[1] else ("", 0)
+        elif record["kind"] == "summary":
+            summary = _text(record, "content"), _count(record)
         elif record["kind"] == "turn":
             turn = _turn(record)
             bad += turn is None
             turns += [turn] if turn else []
     newer = any(record["version"] > VERSION for record in records)
-    return Chat(model, system, tuple(turns), newer, bad, whole, max((r["seq"] for r in records), default=-1))
+    last = max((record["seq"] for record in records), default=-1)
+    return Chat(model, system, tuple(turns), newer, bad, whole, last, *summary)
 
 
 def outline(raw: bytes) -> Outline | None:
@@ -192,6 +198,11 @@ def _turn(record: dict[str, Any]) -> Turn | None:
         return turn if turn.message else None
     except UsageError:
         return None
+
+
+def _count(record: dict[str, Any]) -> int:
+    count = record.get("count")
+    return max(0, count) if isinstance(count, int) else 0
 
 
 def _text(record: dict[str, Any], name: str) -> str:

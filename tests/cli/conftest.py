@@ -56,6 +56,13 @@ class NoTerminal(io.TextIOWrapper):
     """Piped input."""
 
 
+class TypedInput(NoTerminal):
+    """Lines that a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @cache
 def parser_of(app: typer.Typer) -> Any:
     """The commands and their options; a process builds them once, tests call hundreds of commands in one."""
@@ -64,12 +71,17 @@ def parser_of(app: typer.Typer) -> Any:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """``cli("run", "demo", "hi", stdin="...")`` runs a command; without ``stdin`` nothing is piped in."""
+    """``cli("run", "demo", "hi", stdin="...")`` runs a command; without ``stdin`` nothing is piped in, and ``typed`` is
+    what a person types in its place.
+    """
 
-    def call(*argv: str, stdin: str | bytes = b"") -> Result:
+    def call(*argv: str, stdin: str | bytes = b"", typed: str | None = None) -> Result:
         raw = stdin.encode("utf-8") if isinstance(stdin, str) else stdin
+        if typed is not None:
+            raw = typed.encode("utf-8")
         monkeypatch.setattr("typer.main.get_command", parser_of)
-        monkeypatch.setattr(sys, "stdin", NoTerminal(io.BytesIO(raw), encoding="utf-8"))
+        kind = NoTerminal if typed is None else TypedInput
+        monkeypatch.setattr(sys, "stdin", kind(io.BytesIO(raw), encoding="utf-8"))
         capsys.readouterr()
         code = main(argv)
         captured = capsys.readouterr()

@@ -75,12 +75,22 @@ def test_sampling_comes_from_the_models_generation_config(cli: Cli, opened: Open
 
 def test_set_shows_changes_and_refuses(cli: Cli, opened: Opened) -> None:
     lines = ["/set", "/set top_k 5", "/set max-new-tokens 7", "/set seed 4", "/set thinking on", "/set block_size 2"]
-    lines += ["/set stop END", "hi", "/set seed random", "/set stop off", "/set block_size auto", "hi"]
+    lines += [
+        "/set full-context stop",
+        "/set full-context never",
+        "/set stop END",
+        "hi",
+        "/set seed random",
+        "/set stop off",
+        "/set block_size auto",
+        "hi",
+    ]
     result = cli("chat", stdin="\n".join(lines))
     first, second = opened.session.requests
     assert (first.sampling.top_k, first.sampling.seed, first.block_size, first.thinking) == (5, 4, 2, True)
     assert first.limits.max_new_tokens == 7 and first.limits.stop == ("END",)
     assert (second.sampling.seed, second.block_size, second.limits.stop) == (None, None, ())
+    assert "full_context stop" in result.err and "must be one of drop, summarise, stop, got 'never'" in result.err
     assert "temperature" in result.err and "max_new_tokens       1024" in result.err
 
 
@@ -103,7 +113,7 @@ def test_set_shows_changes_and_refuses(cli: Cli, opened: Opened) -> None:
         ("/regen", "no reply to make again"),
         ("/save", "needs a name"),
         ("/save mine", "nothing to save"),
-        ("/load ../x", "cannot be the name"),
+        ("/load ../x", "no chat '../x'"),
         ("/load none", "no chat 'none'"),
         ("/export", "needs one file name"),
         ("/export talk.doc", "ends neither"),
@@ -117,7 +127,7 @@ def test_a_bad_command_is_a_line_and_the_chat_goes_on(cli: Cli, opened: Opened, 
 
 def test_help_names_every_command(cli: Cli, opened: Opened) -> None:
     result = cli("chat", stdin="/help\n")
-    assert all(name in result.err for name in COMMANDS) and len(COMMANDS) == 13
+    assert all(name in result.err for name in COMMANDS) and len(COMMANDS) == 14
 
 
 @pytest.mark.parametrize("word", ["/quit", "/bye", "/exit", "/QUIT"])
@@ -157,7 +167,7 @@ def test_stats_are_told_in_full(cli: Cli, opened: Opened) -> None:
 
 
 def test_regen_draws_a_fresh_seed_and_replaces_the_reply(cli: Cli, opened: Opened, chats: Path) -> None:
-    cli("chat", "--seed", "7", "--temperature", "1", stdin="hi\n/regen\n/regen\n")
+    cli("chat", "--seed", "7", "--temperature", "1", typed="hi\n/regen\n/regen\n")
     requests = opened.session.requests
     assert requests[0].sampling.seed == 7 and len({request.sampling.seed for request in requests}) == 3
     assert all([m.content for m in request.messages] == ["hi"] for request in requests)
@@ -167,7 +177,7 @@ def test_regen_draws_a_fresh_seed_and_replaces_the_reply(cli: Cli, opened: Opene
 
 def test_a_regen_that_fails_keeps_the_old_reply(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[None, ContextError("too long")])
-    result = cli("chat", stdin="hi\n/regen\nho\n")
+    result = cli("chat", typed="hi\n/regen\nho\n")
     assert "error: too long" in result.err
     assert [m.role for m in opened.session.requests[2].messages] == ["user", "assistant", "user"]
     assert [turn.content for turn in kept(chats)][:2] == ["hi", "Hello, world!\n"]
@@ -175,7 +185,7 @@ def test_a_regen_that_fails_keeps_the_old_reply(cli: Cli, opened: Opened, chats:
 
 def test_a_failed_message_is_taken_back(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[ContextError("too long", "/clear begins anew")])
-    result = cli("chat", stdin="long\nshort\n")
+    result = cli("chat", typed="long\nshort\n")
     assert result.code == 0 and "error: too long" in result.err
     assert [m.content for m in opened.session.requests[1].messages] == ["short"]
     assert [turn.content for turn in kept(chats)] == ["short", "Hello, world!\n"]
@@ -183,9 +193,9 @@ def test_a_failed_message_is_taken_back(cli: Cli, opened: Opened, chats: Path) -
 
 def test_a_broken_engine_is_loaded_again_by_the_next_message(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: ScriptedSession(faults=[None, EngineError("dead context", "load again")])
-    result = cli("chat", stdin="hi\nho\nhe\n")
+    result = cli("chat", typed="hi\nho\nhe\n")
     assert result.code == 0 and "error: dead context\nhint: load again\n" in result.err
     assert [turn.content for turn in kept(chats)] == ["hi", "Hello, world!\n", "he", "Hello, world!\n"]
     opened.make = lambda _pair: ScriptedSession(faults=[EngineError("dead context", "load again")])
-    last = cli("chat", "--no-history", stdin="hi\n")
+    last = cli("chat", "--no-history", typed="hi\n")
     assert last.code == 7 and last.err.endswith("error: the engine is broken: dead context\nhint: load again\n")

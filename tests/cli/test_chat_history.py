@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from dflash_local.store.records import VERSION, Turn, encode_chat
 from tests.cli.conftest import Cli, Opened
 from tests.service.scripted import HELLO, ScriptedSession
 
+Typed = Callable[..., None]
+
 
 def kept(chats: Path) -> list[Turn]:
     """The turns of the only chat there is."""
@@ -27,7 +30,7 @@ def kept(chats: Path) -> list[Turn]:
 
 
 def test_the_chat_is_kept_privately_with_its_figures(cli: Cli, opened: Opened, chats: Path) -> None:
-    cli("chat", stdin="hi\n")
+    cli("chat", typed="hi\n")
     turns = kept(chats)
     assert [(turn.role, turn.content) for turn in turns] == [("user", "hi"), ("assistant", "Hello, world!\n")]
     assert turns[1].figures["mean_acceptance_length"] == 2.5 and turns[1].figures["tokens_per_s"] == 120.0
@@ -36,32 +39,87 @@ def test_the_chat_is_kept_privately_with_its_figures(cli: Cli, opened: Opened, c
 
 
 def test_no_history_keeps_nothing(cli: Cli, opened: Opened, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli("chat", "--no-history", stdin="hi\n")
+    cli("chat", "--no-history", typed="hi\n")
     monkeypatch.setenv("DFLASH_HISTORY", "0")
-    cli("chat", stdin="hi\n")
+    cli("chat", typed="hi\n")
     assert not chats.exists()
     monkeypatch.delenv("DFLASH_HISTORY")
-    cli("chat", stdin="/quit\n")
+    cli("chat", typed="/quit\n")
     assert not chats.exists(), "an empty chat is no file"
+    cli("chat", stdin="hi\n")
+    assert not chats.exists(), "what a program pipes in is no chat"
 
 
 def test_save_load_clear_and_names(cli: Cli, opened: Opened, chats: Path) -> None:
-    result = cli("chat", "--no-history", stdin="hi\n/save mine\nho\n/save mine\n/clear\nalone\n/load\n")
-    assert "saved:" in result.err and "  mine" in result.err
+    result = cli("chat", "--no-history", typed="hi\n/save mine\nho\n/save mine\n/clear\nalone\n/load\n")
+    assert "saved:" in result.err and "/clear undo" in result.err
+    assert [line.split() for line in result.err.splitlines() if "just now" in line] == [
+        "1 mine just now demo 4".split()
+    ]
     assert len(opened.session.requests[2].messages) == 1
-    again = cli("chat", stdin="/system old\n/load mine\nmore\n")
+    again = cli("chat", typed="/system old\n/load mine\nmore\n")
     assert "4 messages of a chat with demo" in again.err and ">>> hi" in again.err
     assert [m.content for m in opened.session.requests[0].messages][-1] == "more"
     assert len(opened.session.requests[0].messages) == 5
     assert len(history.load(chats, "mine")[1].turns) == 6, "the chat goes on in its file"
-    assert "already" in cli("chat", stdin="hi\n/save mine\n").err
+    assert "already" in cli("chat", typed="hi\n/save mine\n").err
+
+
+def test_clear_is_undone_and_a_cut_reply_goes_on(cli: Cli, opened: Opened, chats: Path) -> None:
+    opened.make = lambda _pair: ScriptedSession(end="length")
+    result = cli("chat", typed="hi\n/clear undo\n/clear\n/clear undo\n/continue\n/clear later\n")
+    assert "nothing to bring back" in result.err and "2 messages are back" in result.err
+    assert "/clear takes no 'later'" in result.err and result.out == "Hello, world!\n" * 2
+    assert [turn.content for turn in kept(chats)] == ["hi", "Hello, world!\n" * 2]
+
+
+def test_continue_and_resume_go_on_with_a_chat_and_its_model(cli: Cli, opened: Opened, chats: Path) -> None:
+    assert "no chat to go on with" in cli("chat", "--continue").err
+    cli("chat", "demo-hybrid", typed="Old tales\n")
+    cli("chat", typed="new ones\n")
+    for path, age in zip(sorted(chats.iterdir(), key=lambda path: b"Old" in path.read_bytes()), (60, 7200)):
+        os.utime(path, (time.time() - age, time.time() - age))
+    opened.pairs.clear()
+    last = cli("chat", "--continue", stdin="more\n")
+    assert "2 messages of a chat with demo\n>>> new ones\n" in last.err and "no MODEL" not in last.err
+    assert [m.content for m in opened.session.requests[0].messages] == ["new ones", "Hello, world!\n", "more"]
+    cli("chat", "--resume", "old TALES", typed="more\n")
+    other = cli("chat", "demo", "--resume", "old", stdin="")
+    assert "4 messages of a chat with demo-hybrid" in other.err and "talking to demo (toy pair)\n" not in other.err
+    assert [pair.name for pair in opened.pairs] == ["demo", "demo-hybrid", "demo"]
+    for wrong, complaint in (
+        (["--resume"], "--resume needs a chat where nobody can choose"),
+        (["--resume", "--continue"], "leave one out"),
+        (["--resume", "none"], "no chat 'none'"),
+    ):
+        result = cli("chat", *wrong)
+        assert result.code == 2 and complaint in result.err
+
+
+def test_resume_without_a_name_lists_the_chats(cli: Cli, opened: Opened, chats: Path, typed: Typed) -> None:
+    for name in ("one", "two"):
+        history.save(chats, name, encode_chat("demo", "", [Turn("user", name)]), replace=False)
+        os.utime(chats / f"{name}.jsonl", (1, 1 + len(name) * (name == "two")))
+    typed("more")
+    result = cli("chat", "--plain", "--resume", stdin="2\n")
+    assert "which one? 1 to 2" in result.err and [m.content for m in opened.session.requests[0].messages] == [
+        "one",
+        "more",
+    ]
+
+
+def test_a_chat_whose_model_is_gone_is_one_clear_line(cli: Cli, opened: Opened, chats: Path) -> None:
+    history.save(chats, "gone", encode_chat("/no/such/folder", "", [Turn("user", "hi")]), replace=False)
+    result = cli("chat", "--continue")
+    assert result.code == 2 and "the chat is with /no/such/folder, and no such model is here" in result.err
+    assert cli("chat", "demo", "--continue").code == 0
 
 
 def test_a_newer_chat_is_loaded_said_to_be_read_only_and_not_touched(cli: Cli, opened: Opened, chats: Path) -> None:
     raw = encode_chat("demo", "", [Turn("user", "from the future")])
     path = history.save(chats, "future", raw.replace(b'"version": %d' % VERSION, b'"version": 9'), replace=False)
     before = path.read_bytes()
-    result = cli("chat", stdin="/load future\nhi\n")
+    result = cli("chat", typed="/load future\nhi\n")
     assert "newer version" in result.err and path.read_bytes() == before
     assert [m.content for m in opened.session.requests[0].messages] == ["from the future", "hi"]
     assert len(history.names(chats)) == 2
@@ -74,7 +132,7 @@ def test_a_disk_that_is_full_is_one_warning_and_the_chat_goes_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    result = cli("chat", stdin="one\ntwo\nthree\n")
+    result = cli("chat", typed="one\ntwo\nthree\n")
     assert result.code == 0 and result.out == "Hello, world!\n" * 3
     assert result.err.count("warning:") == 1 and "No space left" in result.err
 
@@ -82,18 +140,18 @@ def test_a_disk_that_is_full_is_one_warning_and_the_chat_goes_on(
 def test_without_home_the_chat_goes_on(cli: Cli, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "USERPROFILE", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    result = cli("chat", stdin="one\ntwo\n")
+    result = cli("chat", typed="one\ntwo\n")
     assert result.code == 0 and result.out == "Hello, world!\n" * 2 and result.err.count("warning:") == 1
 
 
 def test_export_writes_both_forms(cli: Cli, opened: Opened, tmp_path: Path) -> None:
-    cli("chat", "--system", "brief", stdin=f"hi\n/export {tmp_path}/t.md\n/export '{tmp_path}/t.json'\n")
+    cli("chat", "--system", "brief", typed=f"hi\n/export {tmp_path}/t.md\n/export '{tmp_path}/t.json'\n")
     assert "acceptance_length 2.5" in (tmp_path / "t.md").read_text()
     assert json.loads((tmp_path / "t.json").read_text())["messages"][1]["figures"]["seed"] == 99
 
 
 def test_system_is_shown_changed_and_removed(cli: Cli, opened: Opened) -> None:
-    result = cli("chat", stdin="/system be kind\nhi\n/system off\nho\n/system\n")
+    result = cli("chat", typed="/system be kind\nhi\n/system off\nho\n/system\n")
     first, second = opened.session.requests
     assert first.messages[0].content == "be kind" and second.messages[0].role == "user"
     assert "system message: none" in result.err
@@ -116,7 +174,7 @@ def interrupting(at: int, times: int = 1, replies_before: int = 0) -> ScriptedSe
 
 def test_ctrl_c_stops_the_reply_and_keeps_what_came_marked(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: interrupting(at=1)
-    result = cli("chat", stdin="one\ntwo\n")
+    result = cli("chat", typed="one\ntwo\n")
     assert result.code == 0 and result.out == "Hello\nHello\n" and result.err.count("[stopped]") == 2
     assert [m.content for m in opened.session.requests[1].messages] == ["one", "Hello", "two"]
     assert kept(chats)[1].stopped is True
@@ -124,18 +182,15 @@ def test_ctrl_c_stops_the_reply_and_keeps_what_came_marked(cli: Cli, opened: Ope
 
 def test_ctrl_c_before_any_text_takes_the_message_back(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: interrupting(at=0)
-    result = cli("chat", stdin="one\n")
+    result = cli("chat", typed="one\n")
     assert result.code == 0 and "taken back" in result.err and kept(chats) == []
 
 
 def test_ctrl_c_before_any_text_of_another_try_keeps_the_reply(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: interrupting(at=0, replies_before=1)
-    result = cli("chat", stdin="one\n/regen\n")
+    result = cli("chat", typed="one\n/regen\n")
     assert "nothing came of it, the earlier reply stays" in result.err
     assert [turn.content for turn in kept(chats)] == ["one", "Hello, world!\n"]
-
-
-Typed = Callable[..., None]
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from dflash_local.errors import BusyError, ContextError, ServerError, UsageError
 from dflash_local.events import Finished, Piece, Step
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, SamplingParams
 from dflash_local.service.chat_options import ChatOptions, parse_setting
-from dflash_local.service.conversation import Answer, Conversation
+from dflash_local.service.conversation import Conversation
+from dflash_local.service.gathered import Answer
 from dflash_local.service.service import Service
 from dflash_local.store import history
 from dflash_local.store.history import Recorder
@@ -25,7 +26,7 @@ class Model:
     def __init__(self, session: ScriptedSession) -> None:
         self.name, self.sampling = "one", SamplingParams()
         self.service = Service.over(session)
-        self.submit = self.service.submit
+        self.submit, self.count, self.facts = self.service.submit, self.service.count, session.facts
 
 
 class Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_local.events import Finished, FinishReason, Piece, Step, Usage
-from dflash_local.service.conversation import Gathered
+from dflash_local.service.gathered import Gathered
 from tests.service.scripted import STATS
 
 

@@ -20,7 +20,7 @@ from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
 from dflash_local.events import Event, LoadProgress, Notice, Step
 from dflash_local.planner.occupancy import Occupancy
-from dflash_local.service.conversation import Answer
+from dflash_local.service.gathered import Answer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.figures import reply_line
 from dflash_local.ui.job import Job
@@ -90,9 +90,12 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         self.add_class("-metered")
         self.session.listen(self._receive)
+        if self.conversation.turns:
+            await self.transcript.rebuild(self.conversation.turns, self._by_origin)
         if self._greeting:
             await self.show(self._greeting)
-        await self.transcript.offer(self.session.examples)
+        if not self.conversation.turns:
+            await self.transcript.offer(self.session.examples)
         self.start(self._open())
         self.set_interval(PULSE_S, self._drain)
         self.set_interval(MEMORY_S, self.look_at_memory)

@@ -16,6 +16,7 @@ from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.service.race import Racer
 from dflash_local.ui.safety import parser
+from dflash_local.ui.tui.chats import ChatsScreen
 from dflash_local.ui.tui.dialogs import HelpScreen, ModelsScreen, PullScreen
 from dflash_local.ui.tui.load import LoadScreen
 from dflash_local.ui.tui.race import RaceScreen
@@ -51,6 +52,32 @@ async def _regenerate(screen: ChatScreen, _argument: str) -> None:
             old.display = True
 
     screen.start(again())
+
+
+async def _continue(screen: ChatScreen, _argument: str) -> None:
+    """Let a reply that was cut off go on, in its place."""
+
+    async def on() -> None:
+        conversation = screen.conversation
+        if await screen.reply(conversation.continue_reply):
+            await screen.transcript.rebuild(conversation.turns, False)
+
+    if not screen.start(on()):
+        screen.notify(COMING, markup=False)
+
+
+async def _load(screen: ChatScreen, argument: str) -> None:
+    """Go on with a chat; without its name they are shown."""
+
+    async def load() -> None:
+        name = argument
+        if not name:
+            entry = await screen.dialog(ChatsScreen(screen.session.folder))
+            name = entry.name if entry is not None else ""
+        if name:
+            await screen.run_command(lambda: screen.session.execute(f"/load {name}"))
+
+    screen.start(load())
 
 
 async def _edit(screen: ChatScreen, _argument: str) -> None:
@@ -213,6 +240,8 @@ Act = Callable[["ChatScreen", str], Awaitable[None]]
 OWN: dict[str, tuple[str, Act]] = {
     "/help": ("keys and commands", _help),
     "/regen": ("the last reply again, with a fresh seed", _regenerate),
+    "/continue": ("let a reply that was cut off go on", _continue),
+    "/load [CHAT]": ("go on with another chat", _load),
     "/edit": ("the last message back into the field", _edit),
     "/copy [N]": ("the last reply, or its Nth code block, to the clipboard", _copy),
     "/editor": ("write the message in $VISUAL or $EDITOR", _editor),

@@ -9,7 +9,8 @@ from typing import Any
 
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.chat_options import ChatOptions, parse_setting
-from dflash_local.service.conversation import Answer, Conversation
+from dflash_local.service.conversation import Conversation
+from dflash_local.service.gathered import Answer
 from dflash_local.service.service import Service
 from dflash_local.store import export
 from dflash_local.store.records import Turn

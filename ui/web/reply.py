@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dflash_local.errors import EngineError
 from dflash_local.events import Event, Finished, Piece, Step
 from dflash_local.loaded import SessionFacts
-from dflash_local.service.conversation import Answer
+from dflash_local.service.gathered import Answer
 from dflash_local.service.service import Service
 from dflash_local.terminal import safe_line
 from dflash_local.ui.job import Job

@@ -1,0 +1,168 @@
+"""What happens when a conversation outgrows the context: the oldest messages are not sent any more, the model
+summarises them, or it stops with an error. The conversation itself keeps all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from dflash_local.errors import ContextError, DFlashError, Interrupted, UsageError
+from dflash_local.events import Notice
+from dflash_local.loaded import SessionFacts
+from dflash_local.request import Limits, Message, Request, SamplingParams
+from dflash_local.settings import FullContext
+from dflash_local.store.records import Turn
+
+NEARLY_FULL = 0.8  # of the context
+ROOM_SHARE = 16  # a reply has this part of the context at least, or what its limit allows
+KEPT_SHARE = 2  # so much is left when something goes, so that the caches serve several turns before more has to go
+SUMMARY_TOKENS, SUMMARY_SHARE = 512, 8  # at most so many, and this part of the context
+TOKENS_PER_CHAR = 1 / 3  # where nothing is known; English has fewer
+ASK = "Summarise our conversation so far in one short paragraph: facts, names, decisions, what is still open."
+HEAD = "[Summary of the conversation so far: {}]\n\n"
+THEN: dict[FullContext, str] = {
+    "drop": "when it is full, the oldest messages are not sent any more",
+    "summarise": "when it is full, the model summarises the oldest messages",
+    "stop": "when it is full, no message is sent any more",
+}
+
+
+class Counter(Protocol):
+    """What counts the tokens of a prompt; ``facts`` are known once it has."""
+
+    @property
+    def facts(self) -> SessionFacts | None: ...
+
+    def count(self, request: Request) -> int: ...
+
+
+class SentTurns:
+    """Which turns of a conversation are sent, and what stands for the others.
+
+    Attributes:
+        unsent: so many of the first turns are not sent. summary: what the model wrote of them; empty for none.
+    """
+
+    def __init__(self, unsent: int = 0, summary: str = "") -> None:
+        self.unsent, self.summary = unsent, summary
+        self._warned = False
+        self._context = 0  # that ``unsent`` was chosen for
+        self._tokens_per_char = TOKENS_PER_CHAR
+
+    def messages(self, turns: Sequence[Turn], unsent: int | None = None) -> tuple[Message, ...]:
+        """Return what is sent of the turns; where fewer are left than were not to be sent, all."""
+        first = self.unsent if unsent is None else unsent
+        first = first if first < len(turns) else 0
+        sent = [turn.message for turn in turns[first:]]
+        if first and self.summary:
+            sent[0] = Message(sent[0].role, HEAD.format(self.summary) + sent[0].content)
+        return tuple(sent)
+
+    def learn(self, request: Request, prompt_tokens: int) -> None:
+        """Take over how many tokens a prompt had, for a server that does not count."""
+        chars = sum(message.size for message in request.messages)
+        if chars and prompt_tokens:
+            self._tokens_per_char = prompt_tokens / chars
+
+    def fit(
+        self,
+        turns: Sequence[Turn],
+        how: FullContext,
+        counter: Counter,
+        made: Callable[[tuple[Message, ...]], Request],
+        ask: Callable[[Request], str],
+    ) -> tuple[Request, list[Notice]]:
+        """Return the request for a reply to the last of the turns, and what the user should know of it.
+
+        Args:
+            made: makes a request of messages. ask: gets the text of the reply to one.
+
+        Raises:
+            ContextError: it does not fit, and ``how`` is to stop, or the last message alone is too long.
+            Interrupted: ``ask`` was. DFlashError: the model cannot be loaded.
+        """
+        tokens = self._count(counter, made(self.messages(turns)))
+        context = counter.facts.context if counter.facts is not None else 0
+        if self.unsent >= len(turns) or 0 < self._context < context:  # a model with more room came
+            self.unsent, self.summary = 0, ""
+            tokens = self._count(counter, made(self.messages(turns)))
+        self._context, request = context, made(self.messages(turns))
+        if not context:
+            return request, []
+        most = context - min(request.limits.max_new_tokens, context // ROOM_SHARE)
+        if tokens is not None and tokens <= most:
+            return request, self._nearly_full(tokens, context, how)
+        if how == "stop":
+            counted = "more than that" if tokens is None else f"{tokens:,} with your message"
+            raise ContextError(
+                f"the context of {context:,} tokens is full: the conversation has {counted}",
+                "begin a new chat (/clear), or let the oldest messages go (/set full-context drop)",
+            )
+
+        def count(first: int) -> int | None:
+            return self._count(counter, made(self.messages(turns, first)))
+
+        cut = self._cut(turns, lambda first: (count(first) or context) <= context // KEPT_SHARE)
+        if (count(cut) or context) >= context:
+            raise ContextError(
+                f"this message alone does not fit the context of {context:,} tokens",
+                "shorten it, or load the model with a larger --context",
+            )
+        if cut == self.unsent:  # the last message leaves less room than it should
+            return request, []
+        notices = self._let_go(turns, cut, context, how, made, ask)
+        return made(self.messages(turns)), notices
+
+    def _count(self, counter: Counter, request: Request) -> int | None:
+        """Return the tokens of a prompt, guessed where they cannot be counted; None where they exceed the context."""
+        try:
+            return counter.count(request)
+        except ContextError:
+            return None
+        except UsageError:
+            return int(sum(message.size for message in request.messages) * self._tokens_per_char)
+
+    def _cut(self, turns: Sequence[Turn], small: Callable[[int], bool]) -> int:
+        """Return the first turn to send: the earliest message from which on it is small enough, else the last one."""
+        cuts = [at for at, turn in enumerate(turns) if turn.role == "user" and at > self.unsent]
+        low, high = 0, len(cuts) - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if small(cuts[middle]) else (middle + 1, high)
+        return cuts[low] if cuts else self.unsent
+
+    def _let_go(
+        self,
+        turns: Sequence[Turn],
+        cut: int,
+        context: int,
+        how: FullContext,
+        made: Callable[[tuple[Message, ...]], Request],
+        ask: Callable[[Request], str],
+    ) -> list[Notice]:
+        """Send the turns before ``cut`` no more, from now on."""
+        summary, why = "", ""
+        if how == "summarise":
+            request = made((*self.messages(turns[:cut]), Message("user", ASK)))
+            limits = Limits(min(SUMMARY_TOKENS, context // SUMMARY_SHARE))
+            try:
+                written = ask(replace(request, sampling=SamplingParams(), limits=limits, thinking=False))
+                summary = " ".join(written.split())
+            except Interrupted:
+                raise
+            except DFlashError as error:
+                why = f"; they could not be summarised: {error.message}"
+        self.unsent, self.summary, self._warned = cut, summary, False
+        what = f"the context of {context:,} tokens is full: {cut} earlier messages"
+        if summary:
+            return [Notice(f"{what} are sent as a summary: {summary}", "warning")]
+        return [Notice(f"{what} are not sent any more, the chat keeps them{why}", "warning")]
+
+    def _nearly_full(self, tokens: int, context: int, how: FullContext) -> list[Notice]:
+        """Warn once when little is left, unless something had to go before."""
+        nearly = tokens >= NEARLY_FULL * context
+        warn, self._warned = nearly and not self._warned and not self.unsent, nearly
+        share = f"the context is {tokens / context:.0%} full ({tokens:,} of {context:,} tokens)"
+        return [Notice(f"{share}; {THEN[how]} (/set full-context)", "warning")] if warn else []
