@@ -9,15 +9,15 @@ from pathlib import Path
 from dflash_local.errors import UsageError
 from dflash_local.store import history
 from dflash_local.store.history import ChatEntry
-from dflash_local.tables import Column, table
+from dflash_local.tables import Column, cut, table
 
 SHOWN = 20
-WIDTH = 80
+WIDTH, MODEL = 80, 20  # columns
 COLUMNS = (
     Column("", right=True),
     Column("CHAT", shrinks=True),
     Column("AGE"),
-    Column("MODEL", shrinks=True),
+    Column("MODEL"),
     Column("MESSAGES", right=True),
 )
 UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
@@ -44,7 +44,7 @@ def listing(entries: Sequence[ChatEntry], width: int = WIDTH) -> list[str]:
     """Write the newest chats as a table whose numbers ``chosen`` takes."""
     now = time.time()
     shown = [
-        (str(number), entry.title, age(now - entry.modified), entry.model, str(entry.turns))
+        (str(number), entry.title, age(now - entry.modified), cut(entry.model, MODEL), str(entry.turns))
         for number, entry in enumerate(entries[:SHOWN], 1)
     ]
     older = len(entries) - len(shown)

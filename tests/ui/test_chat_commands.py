@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import SettingsError
-from dflash_local.store.records import Turn
+from dflash_local.store import history
+from dflash_local.store.records import Turn, encode_chat
+from dflash_local.ui.tui.command_menu import CommandMenu
 from dflash_local.ui.tui.transcript import UserMessage
 from tests.ui.stage import Stage, saying, staged
 
@@ -19,12 +22,55 @@ from tests.ui.stage import Stage, saying, staged
 async def test_commands_run_beside_the_screen_and_answer_in_it(stage: Stage) -> None:
     stage.chat_session.acts["/stats"] = lambda: stage.chat_session.say("all the [bold]figures[/bold]")
     await stage.press(*"/st")
-    assert "Tab: /stats" in stage.screen_text
+    assert "/stats  figures" in stage.screen_text
     await stage.press("tab", "enter")
     await stage.idle()
     assert "all the [bold]figures[/bold]" in stage.screen_text, "no markup is read into it"
     await stage.send("//etc is a folder")
     assert stage.chat_session.executed == ["/stats"] and stage.sent == ["/etc is a folder"]
+
+
+@staged()
+async def test_a_slash_offers_the_commands_and_the_arrows_choose(stage: Stage) -> None:
+    menu, composer = stage.chat.query_one(CommandMenu), stage.composer
+    await stage.press("/")
+    assert menu.display and "/copy [N]" in stage.screen_text
+    await stage.press("s")
+    assert list(composer.offered) == ["/set [NAME VALUE]", "/stats"]
+    await stage.press("up", "tab")
+    assert composer.text == "/stats " and not menu.display
+    await stage.press("ctrl+c")
+    assert composer.text == "" and stage.notified != "Ctrl+C again leaves", "the first Ctrl+C empties the field"
+    await stage.press(*"/s", "down", "enter")
+    await stage.idle()
+    await stage.press(*"/pul", "enter")
+    assert composer.text == "/pull " and stage.chat_session.executed == ["/stats"], "one that needs a word is not sent"
+    await stage.press("ctrl+u", *"/s", "escape")
+    assert composer.text == "/s" and not menu.display
+    await stage.press("ctrl+u", "up", "up")
+    assert composer.text == "/stats" and not menu.display, "the arrows bring back what was sent"
+
+
+def keep_chats(stage: Stage, folder: Path) -> None:
+    for name, words in (("rivers", "why rivers wind"), ("apples", "twelve apples")):
+        history.save(folder, name, encode_chat("demo", "", [Turn("user", words)]), replace=False)
+    stage.chat_session.folder = folder
+
+
+def test_chats_are_found_by_words_and_gone_on_with(tmp_path: Path) -> None:
+    @staged()
+    async def play(stage: Stage) -> None:
+        keep_chats(stage, tmp_path)
+        await stage.enter("/load")
+        await stage.shows("apples")
+        assert "rivers" in stage.screen_text and "just now" in stage.screen_text
+        await stage.press(*"WIND")
+        await stage.until(lambda: "apples" not in stage.screen_text)
+        await stage.press("down", "enter")
+        await stage.idle()
+        assert stage.chat_session.executed == ["/load rivers"]
+
+    play()
 
 
 @contextmanager

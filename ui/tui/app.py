@@ -56,7 +56,7 @@ class ChatApp(App[DFlashError]):
         end_on_signals(self)
 
     def action_interrupt(self) -> None:
-        """Ctrl+C: copy a selection, else stop the reply, else (twice) leave."""
+        """Ctrl+C: copy a selection, else stop the reply, else empty the field, else (twice) leave."""
         focused = self.focused
         typed = focused.selected_text if isinstance(focused, TextArea) else ""
         selected = typed or self.screen.get_selected_text()
@@ -69,7 +69,12 @@ class ChatApp(App[DFlashError]):
         again, self._pressed = now - self._pressed < TWICE_S, now
         if again:
             self.exit()
-        elif not self._stop():
+        elif self._stop():
+            return
+        elif self.screen is self.chat and self.chat.composer.text:
+            self.chat.composer.clear()
+            self._pressed = -TWICE_S  # the next one does not leave
+        else:
             self.notify("Ctrl+C again leaves", markup=False)
 
     def _stop(self) -> bool:

@@ -14,7 +14,7 @@ from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static, TextArea
+from textual.widgets import Footer, OptionList, Static, TextArea
 
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
@@ -26,6 +26,7 @@ from dflash_local.ui.figures import reply_line
 from dflash_local.ui.job import Job
 from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.readings import Readings
+from dflash_local.ui.tui.command_menu import CommandMenu
 from dflash_local.ui.tui.composer import Composer
 from dflash_local.ui.tui.meter import Meter, one_line
 from dflash_local.ui.tui.own_commands import OWN, load_dialog, named_model, own_command
@@ -84,7 +85,8 @@ class ChatScreen(Screen[None]):
             yield Meter()
         yield Static(id="hint", markup=False)
         yield Static(id="status", markup=False)
-        yield Composer(usage.split()[0] for usage in self.commands)
+        yield CommandMenu()
+        yield Composer(self.commands)
         yield Footer()
 
     async def on_mount(self) -> None:
@@ -333,14 +335,15 @@ class ChatScreen(Screen[None]):
 
     async def run_command(self, work: Callable[[], str]) -> None:
         """Do what every chat can do; show what it returns and what it changed, also where it fails."""
-        before, loaded = list(self.conversation.turns), self.session.facts
+        before, loaded, text = list(self.conversation.turns), self.session.facts, ""
         try:
-            if text := await self.do(work):
-                await self.show(text)
+            text = await self.do(work)
         finally:
             said, other = self.conversation.turns != before, self.session.facts is not loaded
             if said:
                 await self.transcript.rebuild(self.conversation.turns, self._by_origin)
+            if text:
+                await self.show(text)
             if other:
                 self._take_facts()
             if said or other:
@@ -369,9 +372,17 @@ class ChatScreen(Screen[None]):
         self.transcript.page(direction)
 
     @on(TextArea.Changed)
-    def _complete(self) -> None:
-        names = self.composer.completions
-        self._hint("Tab: " + "  ".join(names) if names else LEGEND if self._by_origin else "")
+    def _offer(self) -> None:
+        self.composer.chosen = 0
+        self._show_menu()
+
+    @on(Composer.Chose)
+    def _show_menu(self) -> None:
+        self.query_one(CommandMenu).show(self.composer.offered, self.composer.chosen)
+
+    @on(OptionList.OptionSelected, "#commands")
+    def _clicked(self, event: OptionList.OptionSelected) -> None:
+        self.composer.choose(event.option_index, send=False)
 
     @on(Composer.Refused)
     def _refused(self, message: Composer.Refused) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from textual import events
 from textual.binding import Binding
@@ -17,6 +17,7 @@ MAX_PASTE = 100_000  # characters; a longer text belongs into a file: dflash run
 FOLD_LINES = 5  # more of them, or of characters, fold
 FOLD_CHARACTERS = 1_000
 _TOKEN = re.compile(r"\[[\d,]+ (?:lines|characters) pasted(?:, \d+)?\]")
+MENU_KEYS = ("up", "down", "tab", "enter", "escape")
 NEW_LINE = ("shift+enter", "ctrl+j", "alt+enter")
 
 
@@ -74,6 +75,9 @@ class Composer(TextArea):
             super().__init__()
             self.text = text
 
+    class Chose(Message):
+        """Another command is the chosen one, or none is offered any more."""
+
     class Refused(Message):
         """Something was not taken over."""
 
@@ -81,22 +85,37 @@ class Composer(TextArea):
             super().__init__()
             self.reason = reason
 
-    def __init__(self, commands: Iterable[str] = ()) -> None:
+    def __init__(self, commands: Mapping[str, str] | None = None) -> None:
         self._pastes = Pastes()  # TextArea sets a text and a cursor when it is made
         super().__init__(
             placeholder="Message; Enter sends, Ctrl+J new line, / commands", show_line_numbers=False, soft_wrap=True
         )
-        self._commands = sorted(commands)
+        self._commands = dict(sorted((commands or {}).items()))
+        self.chosen = 0  # of the commands that are offered
+        self._refused = ""  # a text for which none is
         self.examples: Sequence[str] = ()  # prompts that Tab puts into an empty field, one after the other
         self._sent: list[str] = []
         self._at = 0  # place in the history; len(_sent) is the draft
         self._draft = ""
 
     @property
-    def completions(self) -> list[str]:
-        if not self.text.startswith("/") or any(character.isspace() for character in self.text):
-            return []
-        return [name for name in self._commands if name.startswith(self.text.lower())]
+    def offered(self) -> Mapping[str, str]:
+        """Return the commands that begin as the field does, usage and help; none for a text of the history."""
+        recalled = self._at < len(self._sent)
+        if recalled or not self.text.startswith("/") or self.text == self._refused or len(self.text.split()) > 1:
+            return {}
+        if self.text[-1].isspace():
+            return {}
+        return {usage: about for usage, about in self._commands.items() if usage.startswith(self.text.lower())}
+
+    def choose(self, at: int, send: bool) -> None:
+        """Put one of the offered commands in, or send it where it needs no argument."""
+        name, _, argument = list(self.offered)[at].partition(" ")
+        self.put(name if send else f"{name} ")
+        if send and argument and not argument.startswith("["):
+            self.put(f"{name} ")
+        elif send:
+            self._send()
 
     @property
     def message(self) -> str:
@@ -133,12 +152,12 @@ class Composer(TextArea):
         self._take(self.app.clipboard)
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key == "enter":
+        if self.offered and event.key in MENU_KEYS:
+            self._act_on_menu(event.key)
+        elif event.key == "enter":
             self._send()
         elif event.key in NEW_LINE:
             self.insert("\n")
-        elif event.key == "tab" and self.completions:
-            self.put(f"{self.completions[0]} ")
         elif event.key == "tab" and self.examples and (not self.text or self.text in self.examples):
             self.put(self.examples[(list(self.examples).index(self.text) + 1) % len(self.examples) if self.text else 0])
         elif event.key == "up" and self.cursor_location[0] == 0 and self._sent:
@@ -150,6 +169,16 @@ class Composer(TextArea):
             return
         event.stop()
         event.prevent_default()
+
+    def _act_on_menu(self, key: str) -> None:
+        if key in ("tab", "enter"):
+            self.choose(self.chosen, send=key == "enter")
+            return
+        if key == "escape":
+            self._refused = self.text
+        else:
+            self.chosen = (self.chosen + (1 if key == "down" else -1)) % len(self.offered)
+        self.post_message(self.Chose())
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()

@@ -77,7 +77,8 @@ async def _load(screen: ChatScreen, argument: str) -> None:
         if name:
             await screen.run_command(lambda: screen.session.execute(f"/load {name}"))
 
-    screen.start(load())
+    if not screen.start(load()):
+        screen.composer.put(f"/load {argument}".strip())
 
 
 async def _edit(screen: ChatScreen, _argument: str) -> None:
