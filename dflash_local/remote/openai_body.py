@@ -47,7 +47,9 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
     body["messages"] = [_message(message) for message in request.messages]
     body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
     if request.continues:
-        body |= {"continue_final_message": True, "add_generation_prompt": False}
+        body["continue_final_message"] = True
+        if facts.program == "vllm":  # it refuses both together, and the other is its default
+            body["add_generation_prompt"] = False
     if request.reasoning_effort is not None:
         body["reasoning_effort"] = request.reasoning_effort
     if request.tools:

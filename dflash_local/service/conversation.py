@@ -70,6 +70,7 @@ class Conversation:
         self.sent = SentTurns()
         self.lock = threading.RLock()
         self._undo: Callable[[], None] = lambda: None  # makes it what it was before the pending reply
+        self._kept = 0, 0  # characters of the pending reply and its thoughts that the file has
         self._replaced: Turn | None = None  # by the pending reply, where that is kept
 
     @property
@@ -278,8 +279,17 @@ class Conversation:
         except DFlashError:
             self._undo()
             raise
-        self.pending = Answer(request, self.model.submit, settle, begun, fit)
+        self._kept = 0, 0
+        self.pending = Answer(request, self.model.submit, settle, begun, fit, self._keep_part)
         return self.pending
+
+    def _keep_part(self, answer: Answer) -> None:
+        """Put into the file what came of a reply so far; where it replaces another, that one stays instead."""
+        with self.lock:
+            if answer is self.pending and self._replaced is None:
+                text, thinking = answer.text, answer.thinking
+                self.recorder.record("part", content=text[self._kept[0] :], thinking=thinking[self._kept[1] :])
+                self._kept = len(text), len(thinking)
 
     def _keep(self, answer: Answer, figures: dict[str, Any]) -> None:
         """Make a turn of what came of a reply."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -12,6 +13,8 @@ from dflash_local.events import Channel, Event, Finished, Notice, Step
 from dflash_local.request import Request
 from dflash_local.service.ticket import Ticket
 from dflash_local.store.records import Turn
+
+KEEP_S = 2.0  # a program that is killed loses so much of a reply
 
 
 class Gathered:
@@ -84,13 +87,14 @@ class Answer(Gathered):
         settle: Callable[[Answer], None] = lambda _answer: None,
         begun: Turn | None = None,
         fit: Callable[[Answer], Request] = lambda answer: answer.request,
+        keep: Callable[[Answer], None] = lambda _answer: None,
     ) -> None:
         super().__init__(begun)
         self.request: Request = request
         self.begun = begun
         self.turn: Turn | None = None
         self.notices: deque[Notice] = deque()
-        self._fit = fit
+        self._fit, self._keep, self._kept_at = fit, keep, time.monotonic()
         self._submit, self._settle = submit, settle
         self._lock = threading.RLock()  # Ctrl-C may cancel while this thread is inside
         self._ticket: Ticket | None = None
@@ -155,6 +159,9 @@ class Answer(Gathered):
             self.broken_off = True
             raise
         self.gather(event)
+        if isinstance(event, Step) and time.monotonic() - self._kept_at >= KEEP_S:
+            self._keep(self)
+            self._kept_at = time.monotonic()
         return event
 
     def cancel(self) -> None:

@@ -69,7 +69,8 @@ class ChatFile:
 
     @classmethod
     def resume(cls, path: Path) -> tuple[ChatFile, Chat]:
-        """Open a chat to go on with it; a line cut by a crash is moved to a ``.bad`` file.
+        """Open a chat to go on with it; a line cut by a crash is moved to a ``.bad`` file, and what had come of a reply
+        by then becomes a turn that was stopped.
 
         Raises:
             BusyError: another process has it open. UsageError: a newer version wrote it.
@@ -93,15 +94,20 @@ class ChatFile:
                 os.ftruncate(descriptor, chat.good_bytes)
             elif raw and not raw.endswith(b"\n"):
                 os.write(descriptor, b"\n")
+            file = cls(path, descriptor, chat.last_seq + 1)
+            if chat.unfinished:
+                file.turn(chat.turns[-1])
             stack.pop_all()
-        return cls(path, descriptor, chat.last_seq + 1), chat
+        return file, chat
 
     def turn(self, turn: Turn) -> None:
         """Append a turn; it is on the disk when this returns."""
         self._append(encode_turn(self._seq, turn))
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append another record: ``system``, ``model`` or ``title`` (content), or ``drop`` (count)."""
+        """Append another record: ``system``, ``model`` or ``title`` (content), ``summary`` (count, content),
+        ``drop`` (count), or ``part`` of a reply under way (content, thinking).
+        """
         self._append(encode(kind, self._seq, **fields))
 
     def close(self) -> None:

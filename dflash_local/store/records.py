@@ -57,6 +57,7 @@ class Chat:
             to the end of its last complete line.
         last_seq: the highest sequence number, -1 without any record.
         summary: what the model wrote of the first ``summarised`` turns, which are sent no more.
+        unfinished: the last turn is what had come of a reply when the program was ended.
     """
 
     model: str
@@ -68,6 +69,7 @@ class Chat:
     last_seq: int
     summary: str = ""
     summarised: int = 0
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,10 @@ def decode(raw: bytes) -> Chat:
     bad = len(lines) - len(records) + bool(tail)
     records.sort(key=lambda record: record["seq"])
     model, system, summary, turns = "", "", ("", 0), list[Turn]()
+    begun = "", ""  # what came of a reply under way, and of its thoughts
     for record in records:
+        if record["kind"] in ("turn", "drop"):
+            begun = "", ""
         if record["kind"] == "chat":
             model, system = _text(record, "model"), _text(record, "system")
         elif record["kind"] == "model":
@@ -139,15 +144,19 @@ def decode(raw: bytes) -> Chat:
         elif record["kind"] == "drop":
             turns = turns[: max(0, len(turns) - _count(record))]
             summary = summary if len(turns) >= summary[1] else ("", 0)
+        elif record["kind"] == "part":
+            begun = begun[0] + _text(record, "content"), begun[1] + _text(record, "thinking")
         elif record["kind"] == "summary":
             summary = _text(record, "content"), _count(record)
         elif record["kind"] == "turn":
             turn = _turn(record)
             bad += turn is None
             turns += [turn] if turn else []
+    unfinished = any(begun) and turns[-1:] != [] and turns[-1].role == "user"
+    turns += [Turn("assistant", *begun, stopped=True)] if unfinished else []
     newer = any(record["version"] > VERSION for record in records)
     last = max((record["seq"] for record in records), default=-1)
-    return Chat(model, system, tuple(turns), newer, bad, whole, last, *summary)
+    return Chat(model, system, tuple(turns), newer, bad, whole, last, *summary, unfinished)
 
 
 def outline(raw: bytes) -> Outline | None:

@@ -451,3 +451,14 @@ def test_odd_alternatives_cost_themselves_alone() -> None:
     top = [{"token": "token_id:6", "logprob": float("nan")}, {"token": 7, "logprob": -1.0}, {"token": "token_id:8"}]
     entry = {"token": "token_id:5", "logprob": -1.0, "bytes": [300], "top_logprobs": top}
     assert rows_of({"logprobs": {"content": [entry]}}) == (TokenLogprob(5, "token_id:5", -1.0, ()),)
+
+
+def test_a_reply_that_was_cut_off_goes_on_at_a_server(fake: Fake) -> None:
+    facts = session_of(fake).facts
+    begun = replace(ASK, messages=(*ASK.messages, Message("assistant", "Once")), continues=True)
+    vllm, sglang = body_of(begun, facts, 1)[1], body_of(begun, replace(facts, program="sglang"), 1)[1]
+    assert vllm["continue_final_message"] and sglang["continue_final_message"]
+    assert vllm["add_generation_prompt"] is False and "add_generation_prompt" not in sglang
+    thought = replace(begun, messages=(*ASK.messages, Message("assistant", "", "a plan")))
+    with pytest.raises(UsageError, match="while the model thought"):
+        body_of(thought, facts, 1)

@@ -10,6 +10,7 @@ import pytest
 from dflash_local.errors import BusyError, ContextError, ServerError, UsageError
 from dflash_local.events import Finished, Piece, Step
 from dflash_local.request import MAX_MESSAGE_CHARS, Limits, SamplingParams
+from dflash_local.service import gathered
 from dflash_local.service.chat_options import ChatOptions, parse_setting
 from dflash_local.service.conversation import Conversation
 from dflash_local.service.gathered import Answer
@@ -182,6 +183,29 @@ def test_a_message_that_a_crash_left_without_a_reply_gets_one(table: Table) -> N
     table.chat.take_up(Chat("m", "", (Turn("user", "old"),), False, 0, 0, 0))
     finish(table.chat.regenerate())
     assert [turn.content for turn in table.chat.turns] == ["old", "Hello, world!\n"]
+
+
+def test_a_program_that_is_killed_leaves_what_had_come(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered, "KEEP_S", 0.0)
+    finish(table.chat.answer("one"))
+    answer = table.chat.answer("two")
+    with answer:
+        while answer.text != "Hello, world":
+            next(answer)
+        (name,) = history.names(table.folder)
+        path, chat = history.load(table.folder, name)  # as another program finds it
+        copy = path.with_name("copy.jsonl")
+        copy.write_bytes(path.read_bytes())
+        list(answer)
+    assert [turn.content for turn in chat.turns] == ["one", "Hello, world!\n", "two", "Hello, world"]
+    assert chat.turns[-1].stopped and chat.unfinished
+    recorder = Recorder(table.folder, pytest.fail)
+    recorder.go_on(copy)
+    recorder.record("drop", count=1)
+    recorder.close()
+    assert [turn.content for turn in history.load(table.folder, "copy")[1].turns] == ["one", "Hello, world!\n", "two"]
+    copy.unlink()
+    assert [text for _, text in table.kept()] == ["one", "Hello, world!\n", "two", "Hello, world!\n"]
 
 
 def test_starting_over_is_undone_until_the_next_message(table: Table) -> None:
