@@ -90,6 +90,7 @@ def test_a_bad_variable_names_itself_and_what_is_allowed(variable: str, value: s
     [
         ('{"temperature": "9"}', "temperature must be a number from 0 to 5, got '9'", ""),
         ('{"history": 3}', "history must be true or false, got 3", ""),
+        ('{"full_context": "end"}', "full_context must be one of drop, stop, summarise, got 'end'", ""),
         ('{"model": ""}', "model must be the name of a pair", ""),
         ('{"temprature": 1}', "temprature is unknown", "did you mean 'temperature'?"),
         ("[1]", "must hold one JSON object", "correct it"),

@@ -94,11 +94,11 @@ class ChatFile:
                 os.ftruncate(descriptor, chat.good_bytes)
             elif raw and not raw.endswith(b"\n"):
                 os.write(descriptor, b"\n")
-            file = cls(path, descriptor, chat.last_seq + 1)
+            resumed = cls(path, descriptor, chat.last_seq + 1)
             if chat.unfinished:
-                file.turn(chat.turns[-1])
+                resumed.turn(chat.turns[-1])
             stack.pop_all()
-        return file, chat
+        return resumed, chat
 
     def turn(self, turn: Turn) -> None:
         """Append a turn; it is on the disk when this returns."""

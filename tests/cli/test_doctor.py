@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local import settings
 from dflash_local.cli import doctor_checks
 from dflash_local.cli.main import main
 from dflash_local.errors import MissingDependencyError, SettingsError
@@ -158,6 +159,13 @@ def test_folders_that_cannot_be_written_are_problems(tmp_path: Path) -> None:
 
 def test_no_home_folder_is_information() -> None:
     assert [check.status for check in doctor_checks.check_folders(None, None)] == ["info"]
+
+
+def test_where_chats_are_kept_and_how_to_keep_none(tmp_path: Path) -> None:
+    kept = doctor_checks.check_chats(settings.load({"HOME": str(tmp_path)})).value
+    assert str(tmp_path) in kept and "--no-history" in kept
+    for environ in ({}, {"HOME": str(tmp_path), "DFLASH_HISTORY": "off"}):
+        assert doctor_checks.check_chats(settings.load(environ)).value == "not kept"
 
 
 class TestCommandName:

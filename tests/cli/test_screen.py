@@ -98,7 +98,7 @@ def test_the_commands_answer_the_screen(
         assert texts[5] == "now talking to demo-hybrid (toy pair)"
         assert chat.conversation.options.sampling == {"top_k": 5} and len(chat.conversation.turns) == 2
         own = {name for name, command in chat.commands.items() if command.act is None}
-        assert own == {"/help", "/regen", "/quit"}, "each screen has its own"
+        assert own == {"/help", "/regen", "/continue", "/quit"}, "each screen has its own"
         return 0
 
     acting(monkeypatch, act)

@@ -117,7 +117,7 @@ def test_a_chat_keeps_what_came_of_a_reply_and_goes_on(
         real(self)
 
     monkeypatch.setattr(Handler, "do_POST", second_fails)
-    result = cli("chat", "demo", "--url", fake.url, stdin="one\ntwo\nthree\n/stats\n")
+    result = cli("chat", "demo", "--url", fake.url, typed="one\ntwo\nthree\n/stats\n")
     assert result.code == 0 and result.out == "Hello, world!\nHello, \nHello, world!\n"
     errors = [line for line in result.err.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and f"the server at {fake.url}" in errors[0] and "Traceback" not in result.err

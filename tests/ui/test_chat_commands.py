@@ -11,11 +11,13 @@ import pytest
 
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import SettingsError
+from dflash_local.request import Request
 from dflash_local.store import history
 from dflash_local.store.records import Turn, encode_chat
 from dflash_local.ui.tui.command_menu import CommandMenu
 from dflash_local.ui.tui.transcript import UserMessage
-from tests.ui.stage import Stage, saying, staged
+from tests.service.scripted import ScriptedSession
+from tests.ui.stage import Stage, play, saying, staged
 
 
 @staged()
@@ -51,6 +53,22 @@ async def test_a_slash_offers_the_commands_and_the_arrows_choose(stage: Stage) -
     assert composer.text == "/stats" and not menu.display, "the arrows bring back what was sent"
 
 
+class NearlyFull(ScriptedSession):
+    """Counts 420 tokens of its context of 512."""
+
+    def count(self, request: Request) -> int:
+        return 420
+
+
+def test_a_context_that_is_nearly_full_is_said_above_the_reply_also_on_a_small_screen() -> None:
+    async def act(stage: Stage) -> None:
+        await stage.send("hi")
+        text = " ".join(stage.screen_text.split())
+        assert text.index("the context is 82% full (420 of 512 tokens)") < text.index("Hello, world!")
+
+    play(act, NearlyFull(), size=(80, 24))
+
+
 def keep_chats(stage: Stage, folder: Path) -> None:
     for name, words in (("rivers", "why rivers wind"), ("apples", "twelve apples")):
         history.save(folder, name, encode_chat("demo", "", [Turn("user", words)]), replace=False)
@@ -59,7 +77,7 @@ def keep_chats(stage: Stage, folder: Path) -> None:
 
 def test_chats_are_found_by_words_and_gone_on_with(tmp_path: Path) -> None:
     @staged()
-    async def play(stage: Stage) -> None:
+    async def act(stage: Stage) -> None:
         keep_chats(stage, tmp_path)
         await stage.enter("/load")
         await stage.shows("apples")
@@ -70,7 +88,7 @@ def test_chats_are_found_by_words_and_gone_on_with(tmp_path: Path) -> None:
         await stage.idle()
         assert stage.chat_session.executed == ["/load rivers"]
 
-    play()
+    act()
 
 
 @contextmanager

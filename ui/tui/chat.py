@@ -211,7 +211,7 @@ class ChatScreen(Screen[None]):
                 await self._view.feed(steps)
             for item in items:
                 if isinstance(item, tuple):
-                    await self.show(*item)
+                    await self.transcript.add(Note(*item), before=self._view)
                 elif isinstance(item, LoadProgress):
                     self.readings.state = f"{safe_line(item.stage)} {item.fraction:.0%}"
                 else:
@@ -318,6 +318,8 @@ class ChatScreen(Screen[None]):
             self._answer = answer
             if self._stopping:
                 answer.cancel()
+            while answer.notices:  # of the conversation, not of the reply
+                self._receive(answer.notices.popleft())
             for event in answer:
                 self._came.put(event)
 

@@ -185,9 +185,9 @@ class Transcript(VerticalScroll):
         if prompts:
             await self.mount(Examples(prompts))
 
-    async def add(self, widget: Widget) -> None:
+    async def add(self, widget: Widget, before: Widget | None = None) -> None:
         """Show one more; the oldest of too many go."""
-        await self.mount(widget)
+        await self.mount(widget, before=before)
         if len(self.children) > MAX_SHOWN:
             keep = MAX_SHOWN * 3 // 4
             await self.remove_children(self.children[: len(self.children) - keep])
