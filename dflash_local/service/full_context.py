@@ -16,7 +16,7 @@ from dflash_local.settings import FullContext
 from dflash_local.store.records import Turn
 
 NEARLY_FULL = 0.8  # of the context
-ROOM_SHARE = 16  # a reply has this part of the context at least, or what its limit allows
+ROOM_SHARE = 10  # a reply has this part of the context at least, or what its limit allows
 KEPT_SHARE = 2  # so much is left when something goes, so that the caches serve several turns before more has to go
 SUMMARY_TOKENS, SUMMARY_SHARE = 512, 8  # at most so many, and this part of the context
 TOKENS_PER_CHAR = 1 / 3  # where nothing is known; English has fewer

@@ -246,3 +246,11 @@ async def test_the_picker_offers_what_is_here_first_and_loads_it_or_tells_what_i
     await stage.press("enter")
     await stage.idle()
     assert stage.chat_session.executed == ["/model here"]
+
+
+@staged(lambda: ScriptedSession(end="length"))
+async def test_a_reply_that_was_cut_off_goes_on_in_its_place(stage: Stage) -> None:
+    await stage.send("hi")
+    await stage.send("/continue")
+    assert stage.turns[-1].content == "Hello, world!\n" * 2 and stage.roles == ["user", "assistant"]
+    assert stage.screen_text.count("Hello, world!") == 2 and stage.screen_text.count("cut off at its limit") == 1

@@ -20,7 +20,8 @@ from dflash_local.store.history import ChatEntry
 from dflash_local.tables import cut
 from dflash_local.terminal import safe_line
 
-AGE, MODEL, COUNT = 14, 18, 8
+AGE, MODEL, COUNT = 16, 18, 8
+NARROW = 60  # columns for a row; fewer have no room for the model
 BESIDE = 8  # columns of the frame and the list around a row
 
 
@@ -61,13 +62,13 @@ class ChatsScreen(ModalScreen[ChatEntry | None]):
         self.app.call_from_thread(self._show, found)
 
     def _show(self, entries: Sequence[ChatEntry]) -> None:
-        width = max(12, self.query_one("#chats").size.width - BESIDE - AGE - MODEL - COUNT)
-        now = time.time()
+        whole = self.query_one("#chats").size.width - BESIDE
+        beside = MODEL if whole >= NARROW else 0
+        width, now = max(8, whole - AGE - beside - COUNT), time.time()
 
         def row(title: str, when: str, model: str, turns: str) -> str:
-            return safe_line(
-                f"{cut(title, width).ljust(width)}  {when:{AGE}s}{cut(model, MODEL - 2):{MODEL}s}{turns:>{COUNT}s}"
-            )
+            name = cut(model, MODEL - 2).ljust(beside)[:beside]
+            return safe_line(f"{cut(title, width).ljust(width)}  {when:{AGE}s}{name}{turns:>{COUNT}s}")
 
         self.query_one("#columns", Static).update(Content(row("Chat", "Age", "Model", "Messages")))
         listed = self.query_one(OptionList)
