@@ -266,12 +266,14 @@ class Conversation:
             return replace(request, continues=goes_on, thinking=request.thinking or (goes_on and thought))
 
         def fit(answer: Answer) -> Request:
-            known = self.sent.unsent, self.sent.summary
-            request, notices = self.sent.fit(turns, options.full_context, self.model, made, answer.ask)
+            sent, known = self.sent, (self.sent.unsent, self.sent.summary)
+            request, notices = sent.fit(turns, options.full_context, self.model, made, answer.ask)
             answer.notices.extend(notices)
-            unsent, text = self.sent.unsent, self.sent.summary
-            if (unsent, text) != known and (text or known[1]):  # without a summary another context decides anew
-                self.recorder.record("summary", count=unsent if text else 0, content=text)
+            changed = (sent.unsent, sent.summary) != known and bool(sent.summary or known[1])
+            with self.lock:
+                if changed and answer is self.pending:  # without a summary another context decides anew
+                    count = sent.unsent if sent.summary else 0
+                    self.recorder.record("summary", count=count, content=sent.summary)
             return request
 
         try:
