@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dflash_local import __version__
@@ -67,6 +68,11 @@ class ServedPair(ModelCatalog):
     def name(self) -> str:
         """What the list of pairs calls the one that is served now."""
         return self.listed_name(self.service.model.name)
+
+    @property
+    def chats(self) -> Path | None:
+        """Return where conversations are kept; None where they are not, or there is no home folder."""
+        return chats_folder(self.user) if self.user.history else None
 
     def listed_name(self, name: str) -> str:
         """Return what the list of pairs calls one that is named by itself or by one of its pre-quantised targets."""

@@ -1,178 +1,206 @@
-"""The Chat tab: one conversation for each window, its figures beside it."""
+"""The Chat tab: one conversation for each window, the saved ones before it, its figures behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import gradio as gr
-from gradio.blocks import Block
 from gradio.components import Component
 from gradio.components.chatbot import ExampleMessage
 
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
-from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions
 from dflash_local.ui.figures import reply_line
 from dflash_local.ui.pieces import LEGEND
-from dflash_local.ui.web import follow, markup
-from dflash_local.ui.web.chat_view import ChatView, chat_options, shown
+from dflash_local.ui.web import drawer, follow, markup, memory
+from dflash_local.ui.web.chat_settings import Changes, ChatSettings, Given
+from dflash_local.ui.web.chat_view import ChatView, shown
+from dflash_local.ui.web.drawer import Drawer
 from dflash_local.ui.web.figures_panel import panel
 from dflash_local.ui.web.reply import ReplyJob
+from dflash_local.ui.web.text import MATH
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 PULSE_S = 0.1  # the page is changed at most so often
 CHARS_A_PULSE = 20_000  # a long text is drawn less often: the browser lays it out anew each time
 FIGURES_S = 0.3
-Given = dict[Component, Any]
-Changes = dict[Component, Any]
-
-
-def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbox:
-    """Make a field for a number; empty means what its placeholder says."""
-    return gr.Textbox(label=label, value=value, placeholder=placeholder, lines=1, max_lines=1, min_width=120)
+GONE_S = 3.0  # in which a window that is loaded anew is known to have left
+ELSEWHERE = "This chat is open in another window, which writes it. Load this page anew to see what came since."
+FOCUS = "() => document.querySelector('#df-field textarea').focus()"
 
 
 class ChatTab:
     def __init__(self, served: ServedPair, visitors: Visitors, opened: gr.Tab) -> None:
         self._served, self._visitors = served, visitors
         with gr.Row(elem_classes="df-split"):
+            self.drawer = Drawer(visitors)
             with gr.Column(scale=7, min_width=300):
-                self.pair = gr.HTML(elem_classes="df-plain")
-                self.chatbot = gr.Chatbot(
-                    show_label=False,
-                    height=None,
-                    autoscroll=False,
-                    elem_classes="df-talk",
-                    buttons=["copy", "copy_all"],
-                    latex_delimiters=[],
-                    feedback_options=None,
-                    placeholder=self._welcome(),
-                    examples=self._examples(),
-                )
-                follow.build()
-                self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
-                with gr.Row(elem_classes="df-composer"):
-                    self.field = gr.Textbox(
-                        show_label=False,
-                        container=False,
-                        placeholder="Message; Enter sends, Shift+Enter begins a line",
-                        lines=1,
-                        max_lines=10,
-                        scale=8,
-                        min_width=200,
-                        elem_id="df-field",
-                    )
-                    self.send = gr.Button("Send", variant="primary", scale=1, min_width=80)
-                    self.stop = gr.Button("Stop", scale=1, min_width=80, interactive=False)
-                self._tools()
-                self._settings()
-            with gr.Column(scale=3, min_width=260):
+                with gr.Row(elem_classes="df-top"):
+                    drawer.toggle()
+                    self.pair = gr.HTML(elem_classes="df-plain", elem_id="df-pair")
+                self._talk()
+                self.settings = ChatSettings(served.service)
+            with gr.Column(scale=3, min_width=240, elem_classes="df-side"):
                 self.figures = gr.HTML(elem_id="df-figures", elem_classes="df-plain")
+        self.remembered = memory.remembered()
         self._bind(opened)
 
-    def _tools(self) -> None:
+    def _talk(self) -> None:
+        self.chatbot = gr.Chatbot(
+            show_label=False,
+            height=None,
+            autoscroll=False,
+            elem_classes="df-talk",
+            buttons=["copy"],
+            latex_delimiters=MATH,
+            feedback_options=None,
+            placeholder=self._welcome(),
+            examples=self._examples(),
+        )
+        follow.build()
+        self.edit = memory.edit_buttons()
+        self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
+        with gr.Row(elem_classes="df-composer"):
+            self.field = gr.Textbox(
+                show_label=False,
+                container=False,
+                placeholder="Message; Enter sends, Shift+Enter begins a line",
+                lines=1,
+                max_lines=10,
+                scale=8,
+                min_width=200,
+                autofocus=True,
+                elem_id="df-field",
+            )
+            self.send = gr.Button("Send", variant="primary", scale=1, min_width=80)
+            self.stop = gr.Button("Stop", scale=1, min_width=80, interactive=False)
         with gr.Row(elem_classes="df-tools"):
-            self.again = gr.Button("Regenerate", size="sm", min_width=90)
-            self.edit = gr.Button("Edit last", size="sm", min_width=90)
-            self.clear = gr.Button("Clear", size="sm", min_width=70)
-            self.export = gr.Button("Export", size="sm", min_width=70)
+            self.keep = gr.Button("Cancel the edit", size="sm", min_width=90, visible=False)
+            self.go_on = gr.Button("Continue", size="sm", min_width=80, visible=False)
+            self.again = gr.Button("Regenerate", size="sm", min_width=90, interactive=False)
+            self.clear = gr.Button("Clear", size="sm", min_width=70, interactive=False)
+            self.undo = gr.Button("Undo Clear", size="sm", min_width=90, visible=False)
+            self.export = gr.Button("Export", size="sm", min_width=70, interactive=False)
             self.origins = gr.Checkbox(label="Tokens by origin", container=False, min_width=150)
         self.links = gr.HTML(elem_classes=["df-plain", "df-maybe"])
 
-    def _settings(self) -> None:
-        model = self._served.service.model
-        with gr.Accordion("Settings", open=False):
-            self.own = gr.HTML(elem_classes="df-plain")
-            self.system = gr.Textbox(label="System prompt", lines=2, max_lines=8)
-            with gr.Row():
-                self.mode = gr.Radio(
-                    [("with the drafter", "dflash"), ("without (AR)", "ar")], value=model.mode, label="Mode"
-                )
-                self.thinking = gr.Checkbox(label="Thinking", value=model.thinking)
-            with gr.Row():
-                # Text and no gr.Number: that makes a 0 of an empty field.
-                self.temperature = line("Temperature")
-                self.top_p = line("Top-p")
-                self.limit = line("Most tokens", value=str(MAX_NEW_TOKENS))
-                self.block = line("Block size")
-                self.seed = line("Seed", placeholder="random")
-
     def _bind(self, opened: gr.Tab) -> None:
-        asked: set[Block] = {self.field, self.system, self.mode, self.thinking, self.temperature}
-        asked |= {self.top_p, self.limit, self.block, self.seed}
-        drawn = [self.chatbot, self.field, self.status, self.figures, self.stop, self.pair]
+        asked = {self.field, *self.settings.fields}
+        tools: list[Component] = [self.keep, self.go_on, self.again, self.clear, self.undo, self.export, self.stop]
+        row = [self.chatbot, self.status, self.figures, self.pair, self.remembered, self.drawer.list, *tools]
+        drawn = [*row, self.field]
         how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
-        gr.on([self.send.click, self.field.submit], self._send, asked, drawn, trigger_mode="once", **how)
-        self.chatbot.example_select(self._try, asked, drawn, trigger_mode="once", **how)
-        self.again.click(self._again, asked, drawn, trigger_mode="once", **how)
+        once: dict[str, Any] = {"trigger_mode": "once", **how}
+        gr.on([self.send.click, self.field.submit], self._send, asked, drawn, **once)
+        self.chatbot.example_select(self._try, asked, drawn, **once)
+        self.again.click(self._again, asked, drawn, **once)
+        self.go_on.click(self._go_on, asked, drawn, **once)
         self.stop.click(self._stop, None, None, **how)
-        self.edit.click(self._edit, None, [self.chatbot, self.field, self.status], **how)
-        emptied = [self.chatbot, self.status, self.figures, self.links]
-        gr.on([self.clear.click, self.chatbot.clear], self._clear, None, emptied, **how)
+        self.edit.click(self._edit, None, [*drawn], **how).then(None, js=FOCUS)
+        self.keep.click(self._keep, None, [*drawn], **how).then(None, js=FOCUS)
+        whole = [*drawn, self.links, *self.settings.changed]
+        gr.on([self.clear.click, self.drawer.new.click], self._clear, None, whole, **how).then(None, js=FOCUS)
+        self.undo.click(self._undo, None, whole, **how)
         self.export.click(self._export, None, [self.links], **how)
         self.origins.change(self._show_origins, [self.origins], [self.chatbot, self.status], **how)
-        looked = [self.chatbot, self.pair, self.own, self.figures, self.mode, self.thinking]
-        gr.on(None, self._look, None, looked, **how)
-        opened.select(self._look, None, looked, **how)
+        self.remembered.click(self._arrive, None, whole, **how)
+        self.drawer.list.click(self._act, None, whole, trigger_mode="multiple", **how)
+        self.drawer.search.change(
+            self._search, [self.drawer.search], [self.drawer.list], trigger_mode="always_last", **how
+        )
+        opened.select(self._look, None, whole, **how)
 
     # What the user does
 
     async def _send(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
-        text = given[self.field] or ""
-        async for changes in self._ask(text, lambda chat: chat.ask(text, self._options(given)), request):
+        text, visitor = given[self.field] or "", self._visitors.of(request)
+        place = visitor.editing
+
+        def ask(chat: ChatView) -> ReplyJob:
+            options = self.settings.options(given)
+            return chat.ask(text, options) if place is None else chat.edit(place, text, options)
+
+        async for changes in self._ask(text, ask, visitor):
             yield changes
 
     async def _try(self, given: Given, event: gr.SelectData, request: gr.Request) -> AsyncIterator[Changes]:
         """Send one of the prompts to begin with; what was typed meanwhile stays in the field."""
         text = str(event.value["text"])
-        async for changes in self._ask(text, lambda chat: chat.ask(text, self._options(given)), request):
+        ask, visitor = (lambda chat: chat.ask(text, self.settings.options(given))), self._visitors.of(request)
+        async for changes in self._ask(text, ask, visitor):
             if given[self.field]:
                 changes.pop(self.field, None)
             yield changes
 
     async def _again(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
-        async for changes in self._ask("", lambda chat: chat.again(self._options(given)), request):
+        visitor = self._visitors.of(request)
+        async for changes in self._ask("", lambda chat: chat.again(self.settings.options(given)), visitor):
             yield changes
 
-    async def _ask(self, text: str, ask: Callable[[ChatView], ReplyJob], request: gr.Request) -> AsyncIterator[Changes]:
-        """Start a reply and show it; ``text`` leaves the field for it, empty where it is the last one again."""
+    async def _go_on(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
         visitor = self._visitors.of(request)
+        async for changes in self._ask("", lambda chat: chat.go_on(self.settings.options(given)), visitor):
+            yield changes
+
+    async def _ask(self, text: str, ask: Callable[[ChatView], ReplyJob], visitor: Visitor) -> AsyncIterator[Changes]:
+        """Start a reply and show it; ``text`` leaves the field for it, empty where it is the last one again.
+
+        The reply does not end with this: a window that is loaded anew follows it, too.
+        """
         try:
+            self._visitors.check_writer(visitor)
             reply = ask(visitor.chat)
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
-        try:
-            emptied: Changes = {self.field: ""} if text else {}
-            yield {**emptied, self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
-            async for changes in self._follow(visitor, reply, text):
-                yield changes
-        finally:  # a window that is closed ends its reply: nobody listens then
-            reply.cancel()
+        visitor.editing = None
+        emptied: Changes = {self.field: ""} if text else {}
+        yield {**emptied, **self._drawn(visitor, reply), **self._standing(visitor)}
+        async for changes in self._follow(visitor, reply):
+            yield changes
 
     def _stop(self, request: gr.Request) -> None:
         self._visitors.of(request).chat.stop()
 
-    def _edit(self, request: gr.Request) -> Changes:
+    def _edit(self, event: gr.EventData, request: gr.Request) -> Changes:
+        """Put a message into the field; Send replaces it and what followed."""
         visitor = self._visitors.of(request)
         try:
-            text = visitor.chat.conversation.take_back()
-        except DFlashError as error:
-            return {self.status: markup.failed(error)}
-        return {self.field: text, self.chatbot: visitor.chat.messages(visitor.origins), self.status: ""}
+            index = int(getattr(event, "index", -1))
+            text = visitor.chat.message(index)
+        except (DFlashError, ValueError) as error:
+            return {self.status: markup.paragraph(str(error), "error")}
+        visitor.editing = index
+        note = markup.paragraph("You are editing a message: Send replaces it and all that followed.")
+        return {self.field: text, self.status: note, self.keep: gr.update(visible=True)}
+
+    def _keep(self, request: gr.Request) -> Changes:
+        self._visitors.of(request).editing = None
+        return {self.field: "", self.status: "", self.keep: gr.update(visible=False)}
 
     def _clear(self, request: gr.Request) -> Changes:
-        chat = self._visitors.of(request).chat
-        chat.clear()
-        return {self.chatbot: [], self.status: "", self.links: "", self.figures: panel(chat.look())}
+        visitor = self._visitors.of(request)
+        if self._visitors.others(visitor):
+            self._visitors.show_new(visitor)
+        else:
+            visitor.chat.clear()
+        visitor.editing = None
+        return self._whole(visitor)
+
+    def _undo(self, request: gr.Request) -> Changes:
+        visitor = self._visitors.of(request)
+        try:
+            visitor.chat.undo_clear()
+        except DFlashError as error:
+            return {self.status: markup.failed(error)}
+        return self._whole(visitor)
 
     def _export(self, request: gr.Request) -> Changes:
         """Offer the conversation as Markdown and as JSON with its figures."""
         chat = self._visitors.of(request).chat
-        if not chat.conversation.turns:
-            return {self.links: markup.paragraph("there is nothing to export yet")}
         markdown = markup.save_link("Markdown", "conversation.md", "text/markdown", chat.exported("md"))
         content = chat.exported("json")
         as_json = markup.save_link("JSON with figures", "conversation.json", "application/json", content)
@@ -183,72 +211,150 @@ class ChatTab:
         visitor.origins = wanted
         rows = visitor.chat.messages(wanted)
         # What the copy button would take is HTML then.
-        buttons = ["copy_all"] if wanted else ["copy", "copy_all"]
         return {
-            self.chatbot: gr.update(value=rows, buttons=buttons),
+            self.chatbot: gr.update(value=rows, buttons=[] if wanted else ["copy"]),
             self.status: markup.paragraph(LEGEND if wanted else ""),
         }
 
     def _look(self, request: gr.Request) -> Changes:
         """Look anew: another pair may have been loaded while the window was elsewhere."""
         visitor, model = self._visitors.of(request), self._served.service.model
-        own = f"The model's defaults: temperature {model.sampling.temperature:g}, top-p {model.sampling.top_p:g}"
-        changes: Changes = {
+        other, visitor.model = visitor.model != model.name, model.name
+        return {
             self.chatbot: gr.update(placeholder=self._welcome(), examples=self._examples()),
             self.pair: self._pair(),
-            self.own: markup.paragraph(own),
-            self.figures: panel(visitor.chat.look()),
+            self.figures: self._panel(visitor),
+            **self.settings.look(other),
         }
-        if visitor.model != model.name:
-            visitor.model = model.name
-            changes |= {self.mode: model.mode, self.thinking: model.thinking}
-        return changes
+
+    # Its chats
+
+    async def _arrive(self, event: gr.EventData, request: gr.Request) -> AsyncIterator[Changes]:
+        """Show a window that is loaded the chat that its tab remembers, and the reply that is on its way in it."""
+        visitor = self._visitors.of(request)
+        key, _, name = str(getattr(event, "chat", "")).partition(" ")
+        yield self._look(request)
+        async for changes in self._take_up(visitor, key, name):
+            yield changes
+
+    async def _take_up(self, visitor: Visitor, key: str, name: str) -> AsyncIterator[Changes]:
+        try:
+            await asyncio.to_thread(self._visitors.take_up, visitor, key, name)
+        except DFlashError as error:
+            yield {**self._whole(visitor), self.status: markup.failed(error)}
+            return
+        yield self._whole(visitor)
+        chat, reply = visitor.chat, visitor.chat.reply
+        if reply is not None and reply.running:
+            async for changes in self._follow(visitor, reply):
+                yield changes
+            return
+        until = time.monotonic() + GONE_S
+        while chat is visitor.chat and self._visitors.others(visitor):
+            if time.monotonic() > until:
+                yield {self.status: markup.paragraph(ELSEWHERE)}
+                return
+            await asyncio.sleep(PULSE_S)
+
+    async def _act(self, event: gr.EventData, request: gr.Request) -> AsyncIterator[Changes]:
+        """Do what a button of the list asks for."""
+        visitor, act, name = self._visitors.of(request), getattr(event, "act", ""), str(getattr(event, "name", ""))
+        if act == "open":
+            async for changes in self._take_up(visitor, "", name):
+                yield changes
+            return
+        try:
+            if act == "rename":
+                self.drawer.rename(name, str(getattr(event, "title", "")))
+            elif act == "delete":
+                await asyncio.to_thread(self.drawer.delete, visitor, name)
+        except DFlashError as error:
+            yield {self.status: markup.failed(error)}
+        else:
+            yield self._whole(visitor)
+
+    def _search(self, words: str, request: gr.Request) -> Changes:
+        visitor = self._visitors.of(request)
+        visitor.search = (words or "").strip()
+        return {self.drawer.list: self.drawer.drawn(visitor)}
 
     # What the user sees
 
-    async def _follow(self, visitor: Visitor, reply: ReplyJob, text: str = "") -> AsyncIterator[Changes]:
+    async def _follow(self, visitor: Visitor, reply: ReplyJob) -> AsyncIterator[Changes]:
+        """Show what comes of a reply as long as the window shows its chat."""
         seen: tuple[int, str] | None = None
         drawn = figured = 0.0
         async for _ in reply.pulses(PULSE_S):
+            if visitor.chat.reply is not reply:
+                return
             now, stamp = time.monotonic(), (reply.version, reply.state)
             pause = PULSE_S * (1 + len(reply.source.text) // CHARS_A_PULSE)
-            if visitor.chat.reply is not reply or stamp == seen or now - drawn < pause * 0.9:
+            if stamp == seen or now - drawn < pause * 0.9:
                 continue
-            changes = {self.stop: gr.update(interactive=True), **self._drawn(visitor, reply)}
+            changes = self._drawn(visitor, reply)
             if now - figured < FIGURES_S:
                 changes.pop(self.figures)
             else:
                 changes[self.pair], figured = self._pair(), now
             seen, drawn = stamp, now
             yield changes
-        if visitor.chat.reply is not reply:  # cleared
-            yield {self.stop: gr.update(interactive=False)}
-            return
-        yield {self.stop: gr.update(interactive=False), self.pair: self._pair(), **self._ended(visitor, reply, text)}
+        if visitor.chat.reply is reply:
+            yield {self.pair: self._pair(), **self._standing(visitor), **self._ended(visitor, reply)}
 
     def _drawn(self, visitor: Visitor, reply: ReplyJob) -> Changes:
         return {
             self.chatbot: visitor.chat.messages(visitor.origins),
             self.status: markup.paragraph(reply.state),
-            self.figures: panel(reply.readings, tuple(reply.curve)),
+            self.figures: self._panel(visitor),
         }
 
-    def _ended(self, visitor: Visitor, reply: ReplyJob, text: str) -> Changes:
+    def _ended(self, visitor: Visitor, reply: ReplyJob) -> Changes:
         """Show a reply for the last time; a message that got none goes back into the field."""
-        changes = self._drawn(visitor, reply)
+        changes, chat = self._drawn(visitor, reply), visitor.chat
         error = reply.error
         if error is None and reply.source.turn is not None:
-            turns = visitor.chat.conversation.turns
+            turns = chat.conversation.turns
             words = [turns[-1].ending] if turns and turns[-1].ending else []
-            changes[self.status] = markup.paragraph(" · ".join([*words, reply_line(reply.readings)]))
+            changes[self.status] = markup.paragraph(" · ".join([*words, reply_line(reply.readings), *chat.tell()]))
             return changes
-        nothing = markup.paragraph(
-            "nothing came of it; the message is back in the field" if text else "nothing came of it"
-        )
-        changes[self.status] = markup.failed(error) if error is not None else nothing
-        if text and reply.source.turn is None:
-            changes[self.field] = text
-        return changes
+        text = reply.message if reply.source.turn is None else ""
+        nothing = "nothing came of it; the message is back in the field" if text else "nothing came of it"
+        changes[self.status] = markup.failed(error) if error is not None else markup.paragraph(nothing)
+        return {**changes, self.field: text} if text else changes
+
+    def _whole(self, visitor: Visitor) -> Changes:
+        """Show a conversation that the window has not shown before."""
+        chat = visitor.chat
+        return {
+            self.chatbot: chat.messages(visitor.origins),
+            self.status: markup.paragraph(" · ".join(chat.tell())),
+            self.links: "",
+            self.figures: self._panel(visitor),
+            self.settings.system: chat.conversation.options.system,
+            **self._standing(visitor),
+        }
+
+    def _standing(self, visitor: Visitor) -> Changes:
+        """Show what can be done with the conversation as it stands, its place in the list, and have it remembered."""
+        chat = visitor.chat
+        turns, idle = chat.conversation.turns, not chat.busy
+        last = turns[-1] if turns else None
+        return {
+            self.keep: gr.update(visible=visitor.editing is not None),
+            self.go_on: gr.update(visible=idle and last is not None and bool(last.ending)),
+            self.again: gr.update(interactive=idle and last is not None),
+            self.clear: gr.update(interactive=bool(turns)),
+            self.undo: gr.update(visible=chat.conversation.cleared is not None),
+            self.export: gr.update(interactive=bool(turns)),
+            self.stop: gr.update(interactive=chat.busy),
+            self.remembered: memory.mark(chat),
+            self.drawer.list: self.drawer.drawn(visitor),
+        }
+
+    def _panel(self, visitor: Visitor) -> str:
+        """Draw the figures; before the first reply there are none."""
+        reply, readings = visitor.chat.reply, visitor.chat.look()
+        return "" if reply is None else panel(readings, tuple(reply.curve))
 
     def _pair(self) -> str:
         service = self._served.service
@@ -267,16 +373,3 @@ class ChatTab:
     def _examples(self) -> list[ExampleMessage]:
         """Offer the prompts to begin with; a click sends one."""
         return [{"text": prompt} for prompt in self._served.examples]
-
-    def _options(self, given: Given) -> ChatOptions:
-        return chat_options(
-            self._served.service,
-            system=given[self.system] or "",
-            mode=given[self.mode] or "",
-            thinking=given[self.thinking],
-            temperature=given[self.temperature],
-            top_p=given[self.top_p],
-            max_new_tokens=given[self.limit],
-            block_size=given[self.block],
-            seed=given[self.seed],
-        )

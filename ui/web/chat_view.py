@@ -1,34 +1,93 @@
-"""The conversation of one window as the page shows it: its rows, its figures, and the reply under way."""
+"""A conversation as the page shows it: its rows, its figures, its file, and the reply under way."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from dflash_local.errors import UsageError
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.chat_options import ChatOptions, parse_setting
 from dflash_local.service.conversation import Conversation
 from dflash_local.service.gathered import Answer
 from dflash_local.service.service import Service
-from dflash_local.store import export
+from dflash_local.store import export, history
+from dflash_local.store.history import Recorder
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.web.reply import ReplyJob
 from dflash_local.ui.web.text import SafeMarkdown, by_origin
 
+LEAVE_S = 2.0  # in which a reply that is stopped ends
+
 
 class ChatView:
-    """Holds one conversation with the service pair. Its methods may be called from any thread."""
+    """Holds one conversation with the service pair. Its methods may be called from any thread.
 
-    def __init__(self, service: Service) -> None:
-        self.conversation = Conversation(service, ChatOptions())
+    Args:
+        folder: where chats are kept; None keeps none.
+
+    Attributes:
+        key: names it as long as this server runs.
+    """
+
+    def __init__(self, service: Service, folder: Path | None = None) -> None:
+        self.key = secrets.token_hex(8)
+        self._told: list[str] = []
+        recorder = Recorder(folder, lambda text: self._told.append(text), keep=folder is not None)
+        self.conversation = Conversation(service, ChatOptions(), recorder)
         self.readings = Readings(mode=service.model.mode)
-        self._service = service
+        self._service, self._folder = service, folder
         self._replies: list[ReplyJob] = []  # those of the conversation, and the last one
         self._known: SessionFacts | None = None  # what the readings are of
+        self._left = ""  # the name of the file that was closed when no window was left
+
+    @property
+    def name(self) -> str:
+        """Is what the chat's file is called; empty as long as it has none."""
+        return self.conversation.recorder.name or self._left
+
+    def tell(self) -> list[str]:
+        """Return what the store had to say, once."""
+        told, self._told = self._told, []
+        return told
+
+    def open(self, name: str) -> None:
+        """Go on with a chat of the store, as its file is now.
+
+        Raises:
+            UsageError: there is none of that name. DFlashError: it cannot be read.
+        """
+        path, found = history.load(self._folder, name)
+        with self.conversation.lock:
+            self._replies.clear()
+            self._left = ""
+            self.conversation.take_up(found)
+            self.conversation.recorder.go_on(path)
+
+    def leave(self) -> None:
+        """End the reply under way, and leave the file to other programs, as no window shows the chat any more."""
+        self.stop()
+        reply = self.reply
+        if reply is not None:
+            reply.join(LEAVE_S)
+        with self.conversation.lock:
+            self._left = self.name
+            self.conversation.recorder.close()
+
+    def come_back(self) -> None:
+        """Take up again what was left; another program may have gone on with it.
+
+        Raises:
+            DFlashError: its file cannot be read any more.
+        """
+        if self._left:
+            self.open(self._left)
 
     @property
     def busy(self) -> bool:
@@ -46,21 +105,57 @@ class ChatView:
         Raises:
             BusyError: a reply is on its way. UsageError: it cannot be sent so.
         """
-        return self._start(lambda: self.conversation.answer(text, options))
+        return self._start(lambda: self.conversation.answer(text, options), text)
 
     def again(self, options: ChatOptions) -> ReplyJob:
         """The last reply once more, with a fresh seed; the old one stays when none comes.
 
+        A message whose reply was lost with its server is answered.
+
         Raises:
             BusyError: a reply is on its way. UsageError: there is none to make again.
         """
+        turns = self.conversation.turns
+        if turns and turns[-1].role == "user" and not self.busy:
+            return self._start(lambda: self.conversation.edit(len(turns) - 1, turns[-1].content, options))
         return self._start(lambda: self.conversation.regenerate(options))
 
+    def edit(self, index: int, text: str, options: ChatOptions) -> ReplyJob:
+        """Send another text in the place of the user's message of that number, from 0; what followed it goes.
+
+        Raises:
+            BusyError: a reply is on its way. UsageError: there is no such message, or it cannot be sent so.
+        """
+        return self._start(lambda: self.conversation.edit(self._place(index), text, options), text)
+
+    def go_on(self, options: ChatOptions) -> ReplyJob:
+        """Continue the last reply, which was cut.
+
+        Raises:
+            BusyError: a reply is on its way. UsageError: there is none that was cut.
+        """
+        return self._start(lambda: self.conversation.continue_reply(options))
+
+    def message(self, index: int) -> str:
+        """Return the user's message of that number, from 0; UsageError where there is none."""
+        return self.conversation.turns[self._place(index)].content
+
+    def _place(self, index: int) -> int:
+        places = [place for place, turn in enumerate(self.conversation.turns) if turn.role == "user"]
+        if not 0 <= index < len(places):
+            raise UsageError("that message is not there any more", "reload the page")
+        return places[index]
+
     def clear(self) -> None:
-        """Forget everything that was said; a reply under way is ended and goes nowhere."""
+        """Begin a new conversation; the one before is brought back by ``undo_clear`` until the next message."""
         with self.conversation.lock:
+            self._left = ""
             self.conversation.start_over()
             self._replies.clear()
+
+    def undo_clear(self) -> None:
+        """Bring back what ``clear`` took away; UsageError where there is nothing."""
+        self.conversation.undo_start_over()
 
     def stop(self) -> None:
         """End the reply under way within one cycle; what came of it is kept."""
@@ -93,13 +188,14 @@ class ChatView:
         write = export.to_json if form == "json" else export.to_markdown
         return write(self._service.name, self.conversation.options.system, tuple(self.conversation.turns))
 
-    def _start(self, ask: Callable[[], Answer]) -> ReplyJob:
+    def _start(self, ask: Callable[[], Answer], text: str = "") -> ReplyJob:
+        self.come_back()
         with self.conversation.lock:
             kept = {id(turn) for turn in self.conversation.turns}
             answer = ask()
             self._replies = [reply for reply in self._replies if id(reply.source.turn) in kept]
             self.readings.begin(answer.request.mode)
-            reply = ReplyJob(answer, self._service, self.readings, self._known, self._ended)
+            reply = ReplyJob(answer, text, self._service, self.readings, self._known, self._ended)
             self._replies.append(reply)
             return reply
 
@@ -113,17 +209,26 @@ class ChatView:
 def _rows(turn: Turn | None, reply: ReplyJob | None, origins: bool) -> list[dict[str, Any]]:
     """Write a turn as the page's component takes it; without a turn a reply that is coming."""
     if reply is None:
-        return [] if turn is None else _messages(turn.role, shown(turn.content), "", "", "done")
+        return [] if turn is None else _kept(turn)
     answer = by_origin(tuple(reply.pieces)) if origins and reply.pieces else reply.answer
-    if turn is not None and turn.ending:
-        answer = f"{answer}\n\n*({turn.ending})*"
+    if turn is not None:
+        answer += _ending(turn)
     status = "pending" if turn is None and reply.is_thinking else "done"
     return _messages("assistant", answer, reply.thoughts, reply.thinking_title, status)
 
 
-@lru_cache(maxsize=256)
+def _kept(turn: Turn) -> list[dict[str, Any]]:
+    """Write a turn of which nothing but its text is known."""
+    return _messages(turn.role, shown(turn.content) + _ending(turn), shown(turn.thinking), "Thinking", "done")
+
+
+def _ending(turn: Turn) -> str:
+    return f"\n\n*({turn.ending})*" if turn.ending else ""
+
+
+@lru_cache(maxsize=1024)
 def shown(text: str) -> str:
-    """Write a user's own words as Markdown for the page."""
+    """Write a text that is whole as Markdown for the page."""
     whole = SafeMarkdown()
     whole.feed(safe(text))
     return whole.text

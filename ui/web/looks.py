@@ -1,8 +1,6 @@
-"""Colours, fonts and the few rules of layout that Gradio's own do not cover."""
+"""Colours and fonts as Gradio's theme takes them; `face.css` names them for the page's own rules."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import gradio as gr
 
@@ -31,4 +29,3 @@ THEME = gr.themes.Base(
     button_primary_text_color="white",
     color_accent="*primary_600",
 )
-CSS = Path(__file__).with_name("looks.css").read_text(encoding="utf-8")

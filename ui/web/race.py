@@ -22,7 +22,7 @@ from dflash_local.service.service import Service
 from dflash_local.ui.figures import NONE, rate
 from dflash_local.ui.race_run import NAMES, RaceRun, Track
 from dflash_local.ui.web import markup
-from dflash_local.ui.web.chat import line
+from dflash_local.ui.web.chat_settings import line
 from dflash_local.ui.web.chat_view import chat_options
 from dflash_local.ui.web.reply import waiting_for
 from dflash_local.ui.web.visitors import Visitor, Visitors

@@ -10,7 +10,7 @@ from dflash_local.events import Event, Finished, Piece, Step
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.gathered import Answer
 from dflash_local.service.service import Service
-from dflash_local.terminal import safe_line
+from dflash_local.terminal import safe, safe_line
 from dflash_local.ui.job import Job
 from dflash_local.ui.pieces import SafePieces
 from dflash_local.ui.readings import Readings
@@ -29,7 +29,8 @@ class ReplyJob(Job[None]):
     """A reply on its thread, and how the page shows it. It may be looked at from any thread.
 
     Args:
-        source: the reply itself. known: what the readings are of; another pair makes them begin anew.
+        source: the reply itself. message: what is asked, where it was not asked before.
+        known: what the readings are of; another pair makes them begin anew.
         then: called at its end, from its thread.
 
     Attributes:
@@ -41,12 +42,13 @@ class ReplyJob(Job[None]):
     def __init__(
         self,
         source: Answer,
+        message: str,
         service: Service,
         readings: Readings,
         known: SessionFacts | None,
         then: Callable[[ReplyJob], None],
     ) -> None:
-        self.source, self.readings, self.facts = source, readings, known
+        self.source, self.message, self.readings, self.facts = source, message, readings, known
         self.pieces: list[Piece] = []
         self.curve: list[tuple[float, float]] = []
         self.version = 0
@@ -57,6 +59,8 @@ class ReplyJob(Job[None]):
         self._began: float | None = None
         self._every = 1  # steps for one point of the curve
         self._steps = 0
+        if (begun := source.begun) is not None:
+            self._show((Piece(safe(begun.thinking), "thinking"), Piece(safe(begun.content))))
         super().__init__(self._listen, source.cancel)
 
     def _listen(self) -> None:
@@ -126,6 +130,6 @@ class ReplyJob(Job[None]):
         for piece in pieces:
             if piece.channel == "thinking":
                 self._thoughts.feed(piece.text)
-            else:
+            elif piece.text:
                 self.pieces.append(piece)
                 self._answer.feed(piece.text)

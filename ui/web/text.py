@@ -18,8 +18,19 @@ from dflash_local.ui.safety import MarkdownGuard
 
 LANGUAGES = {"py": "python", "js": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash", "mermaid": "text"}
 ESCAPED = re.compile(r"[!-/:-@\[-`{-~]")  # every ASCII sign that Markdown may read
-# What is looked at in prose: escapes, backticks, what may open a tag, images, link targets, link definitions.
-NOTED = re.compile(r"\\[!-/:-@\[-`{-~]|`+|<(?=[A-Za-z/!?])|!\[|\]\(|\]:")
+# Formulas stand between signs of the private area, which no text keeps: the browser's script, which sees no difference
+# between prose and code, finds these alone. A dollar sign opens one by Pandoc's rule, so that prices stay prices.
+MATH = [
+    {"left": "\ue000", "right": "\ue001", "display": False},
+    {"left": "\ue002", "right": "\ue003", "display": True},
+]
+UNMARKED = dict.fromkeys(map(ord, "\ue000\ue001\ue002\ue003"), "\ufffd")
+FORMULA = (
+    r"\$\$(?P<dollars>[^$]{1,2000}?)\$\$|\\\[(?P<square>.{1,2000}?)\\\]|\\\((?P<round>.{1,2000}?)\\\)"
+    r"|(?<![\w$])\$(?P<dollar>(?![\s$])[^$\n]{0,500}?(?<![\s\\]))\$(?![\w$])"
+)
+# What is looked at in prose: formulas, escapes, backticks, what may open a tag, images, link targets, link definitions.
+NOTED = re.compile(FORMULA + r"|\\[!-/:-@\[-`{-~]|`+|<(?=[A-Za-z/!?])|!\[|\]\(|\]:", re.DOTALL)
 TARGET = re.compile(r"\s*(?:https?://|mailto:)", re.IGNORECASE)
 ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])[ \t]")
 FENCE = re.compile(r"^((?:[\s>*+\-]|\d{1,9}[.)])*?)(?=```|~~~)")
@@ -75,6 +86,7 @@ class SafeMarkdown:
 
     def feed(self, text: str) -> None:
         """Take the next bit."""
+        text = text.translate(UNMARKED)
         if not self._guard.accepts(text):
             self._rest.append(text)
             return
@@ -165,7 +177,9 @@ def _inline(text: str) -> str:
     while (found := NOTED.search(text, at)) is not None:
         parts.append(text[at : found.start()])
         sign, at = found.group(), found.end()
-        if sign.startswith("`"):
+        if (kind := found.lastgroup) is not None:
+            parts.append(_formula(found[kind], kind in ("dollars", "square")))
+        elif sign.startswith("`"):
             close = _partner(text, sign, at, lonely)
             if close is None:
                 parts.append(sign)
@@ -181,6 +195,11 @@ def _inline(text: str) -> str:
         else:
             parts.append("]\\:" if sign == "]:" else sign)
     return "".join((*parts, text[at:]))
+
+
+def _formula(tex: str, display: bool) -> str:
+    mark = MATH[display]
+    return f"{mark['left']}{tex.replace('<', chr(92) + 'lt ')}{mark['right']}"
 
 
 def _partner(text: str, ticks: str, at: int, lonely: set[int]) -> int | None:
@@ -203,5 +222,5 @@ def _code(ticks: str, content: str) -> str:
 
 def _entities(text: str) -> str:
     """Make text, on one line, in which nothing is Markdown or HTML."""
-    quoted = ESCAPED.sub(lambda sign: f"&#{ord(sign.group())};", text)
+    quoted = ESCAPED.sub(lambda sign: f"&#{ord(sign.group())};", text.translate(UNMARKED))
     return quoted.replace("\n", "&#10;")

@@ -54,6 +54,7 @@ class FakeServedPair(ServedPair):
     service: Service
     notes: Sequence[str] = ()
     examples: Sequence[str] = ("Say hello.",)
+    chats: Path | None = None
     registry: list[ModelEntry] = field(default_factory=lambda: [ModelEntry("scripted", "bundled", "fits", "")])
     prompts: Sequence[Prompt] = (Prompt("greeting", "Say hello."),)
     facts: Mapping[str, str] = field(default_factory=lambda: {"dflash-local": "0"})
@@ -185,7 +186,7 @@ def site(
 
 
 READY = {
-    "Chat": (".df-figures",),  # the page has asked the server once
+    "Chat": ("#df-pair p",),  # the page has asked the server once
     "Race": (".df-lanes",),
     "Models": ("#df-details pre", ".df-plans"),  # the tables are drawn: no click falls between two of them
     "Bench": ("#df-prompts label",),
@@ -196,7 +197,7 @@ READY = {
 def enter(page: Page, here: Site, tab: str = "Chat") -> None:
     """Load the page, and wait for what belongs to a tab."""
     page.goto(here.url)
-    page.locator(".df-figures").wait_for()
+    page.locator("#df-pair p").wait_for()
     page.get_by_role("tab", name=tab).click()
     for part in READY[tab]:
         page.locator(part).first.wait_for()

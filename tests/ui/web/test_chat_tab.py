@@ -84,14 +84,22 @@ def check_again(page: Page, session: ScriptedSession) -> None:
     wait_until(lambda: len(session.requests) == 2)
     status(page, f"seed {session.requests[1].sampling.seed}")
     assert session.requests[1].messages == session.requests[0].messages
-    press(page, "Edit last")
+    page.get_by_role("button", name="Edit this message").press("Enter")
+    status(page, "Send replaces it")
     wait_until(lambda: field(page).input_value() == "first\nsecond")
-    assert page.locator(BOT).count() == page.locator(USER).count() == 0
+    press(page, "Cancel the edit")
+    wait_until(lambda: field(page).input_value() == "")
+    page.get_by_role("button", name="Edit this message").press("Enter")
+    wait_until(lambda: field(page).input_value() == "first\nsecond")
     send(page, "two")
     page.locator(USER).get_by_text("two").wait_for()
     wait_until(lambda: len(session.requests) == 3)
     assert [message.content for message in session.requests[2].messages] == ["two"]
     status(page, "acceptance 2.50")
+    press(page, "Clear")
+    page.locator(USER).wait_for(state="detached")
+    press(page, "Undo Clear")
+    page.locator(USER).get_by_text("two").wait_for()
     press(page, "Clear")
     page.locator(USER).wait_for(state="detached")
     send(page, "three")
@@ -117,7 +125,7 @@ def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_
         page.get_by_label("Top-p").fill("0.9")
         page.get_by_label("Most tokens").first.fill("33")
         page.get_by_label("Block size").fill("3")
-        page.get_by_label("without (AR)").check()
+        page.get_by_label("without (plain)").check()
         page.get_by_label("Seed").first.fill("no number")
         send(page, "hi")
         status(page, "seed must be a whole number, got 'no number'")
@@ -177,8 +185,7 @@ def test_an_error_is_one_line_and_the_message_comes_back_unless_a_part_of_the_re
 def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visitor: Visitor) -> None:
     steps = (*said("I wonder ", "<b>why</b>", channel="thinking"), *said("# Title\n\n```py\nprint('<b>')\n```\n"))
     with visiting(visitor, "Chat", ScriptedSession(steps=steps)) as (_, page):
-        press(page, "Export")
-        page.get_by_text("there is nothing to export yet").wait_for()
+        assert page.locator("button:visible").get_by_text("Export", exact=True).is_disabled()
         send(page, "code, please")
         status(page, "acceptance 2.50")
         title = page.get_by_text("Thinking (2 tokens, 0.0 s)")

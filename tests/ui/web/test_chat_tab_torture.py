@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import enter, visiting, wait_until
@@ -103,7 +105,10 @@ def test_text_of_a_model_or_a_user_is_shown_and_never_obeyed(visitor: Visitor) -
         assert "<svg onload=alert('six')>" in origins.inner_text().replace("‹", "").replace("›", "")
 
 
-def test_two_windows_wait_in_line_and_a_closed_one_frees_the_machine(visitor: Visitor) -> None:
+def test_two_windows_wait_in_line_and_a_closed_one_frees_the_machine(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_local.ui.web.visitors.GRACE_S", 0.1)
     gate = threading.Event()
 
     class Echo(ScriptedSession):
