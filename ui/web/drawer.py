@@ -44,12 +44,18 @@ const rename = (button) => {
   item.prepend(field);
   item.classList.add('df-renaming');
   field.select();
-  const end = () => { field.remove(); item.classList.remove('df-renaming'); };
+  let ended = false;  // it loses the focus as it goes
+  const end = () => {
+    if (ended) return;
+    ended = true;
+    item.classList.remove('df-renaming');
+    field.remove();
+  };
   field.addEventListener('keydown', (event) => {
     if (event.key === 'Enter') { tell('rename', field, {title: field.value}); end(); }
     if (event.key === 'Escape') { end(); button.focus(); }
   });
-  field.addEventListener('blur', () => field.isConnected && end());
+  field.addEventListener('blur', end);
 };
 """
 # Beside the conversation where there is room; over it, when asked for, where there is none.
