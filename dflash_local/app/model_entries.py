@@ -19,6 +19,22 @@ if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
 
+GOOD_AT = {  # by family: what its makers offer it for
+    "demo": "A toy that shows how drafting works; no assistant.",
+    "qwen3": "General chat and reasoning in many languages.",
+    "qwen3-coder": "Code, and the tools of coding agents.",
+    "qwen3.5": "General chat, code and reasoning.",
+    "qwen3.6": "General chat, code and reasoning.",
+    "qwen3.8": "General chat, code and reasoning.",
+    "gpt-oss": "Reasoning, and tools of agents.",
+    "llama": "General chat.",
+    "gemma4": "General chat in many languages.",
+    "kimi": "Agents and code.",
+    "kimi-k3": "Agents and code.",
+    "minimax": "Agents and code.",
+    "glm": "Agents and code.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
@@ -27,6 +43,8 @@ class ModelEntry:
     Attributes:
         state: bundled, local, variant (only a pre-quantised target of it is here), partial or absent.
         fits: the memory plan's word on this machine. size: of its download, as text. slow: as ``Summary.slow``.
+        good_at: in a sentence, else empty. licence: of the target, else empty.
+        plain, drafted: predicted tokens per second here; None where no speed is.
     """
 
     name: str
@@ -34,6 +52,10 @@ class ModelEntry:
     fits: str
     size: str
     slow: str = ""
+    good_at: str = ""
+    licence: str = ""
+    plain: float | None = None
+    drafted: tuple[float, float] | None = None
 
     @property
     def here(self) -> bool:
@@ -101,4 +123,14 @@ def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -
             here = store.find(each.source) if store is not None else None
             state = "variant" if here is not None and here.complete else state
     size = "" if row.bundled else gib(found.download_gib, found.computed)
-    return ModelEntry(row.bundled or row.name, state, found.fits, size, found.slow)
+    return ModelEntry(
+        row.bundled or row.name,
+        state,
+        found.fits,
+        size,
+        found.slow,
+        GOOD_AT.get(row.family, ""),
+        row.licence or "",
+        found.plain_tokens_per_s,
+        found.drafted_tokens_per_s,
+    )

@@ -1,4 +1,4 @@
-"""The Models tab: the pairs with their state; the chosen one's load dialog, unloading, removing and details."""
+"""The Models tab: the pairs as cards; the chosen one's load dialog, unloading, removing and details."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import gradio as gr
 from dflash_local.app.model_entries import ModelEntry, in_order
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
+from dflash_local.tables import rate
 from dflash_local.ui.pair_text import pair_page
+from dflash_local.ui.plan_text import speed_range
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.load_dialog import LoadDialog
 from dflash_local.ui.web.models_view import ModelsView, Pull
@@ -27,25 +29,25 @@ STATES = {
     "local": "here",
     "bundled": "built in",
 }
-# Rows are buttons; which one is chosen is marked at once, without waiting for the server,
-# and stays marked when a table comes that was drawn before the click. Until its own load dialog
+# Cards have a button each; which one is chosen is marked at once, without waiting for the server,
+# and stays marked when cards come that were drawn before the click. Until its own load dialog
 # comes, the one before it starts nothing.
 CHOOSE = """
-const mark = () => element.querySelectorAll('tr[data-name]').forEach((row) => {
+const mark = () => element.querySelectorAll('li[data-name]').forEach((row) => {
   const on = row.dataset.name === element.dataset.chosen;
   row.classList.toggle('df-chosen', on);
   row.querySelector('button').setAttribute('aria-pressed', on);
 });
 const adopt = () => {
-  const rows = [...element.querySelectorAll('tr[data-name]')];
-  const first = element.querySelector('table[data-chosen]');
+  const rows = [...element.querySelectorAll('li[data-name]')];
+  const first = element.querySelector('ul[data-chosen]');
   if (first && !rows.some((row) => row.dataset.name === element.dataset.clicked)) {
     element.dataset.chosen = first.dataset.chosen;
   }
   mark();
 };
 element.addEventListener('click', (event) => {
-  const row = event.target.closest('tr[data-name]');
+  const row = event.target.closest('li[data-name]');
   if (!row) return;
   element.dataset.chosen = element.dataset.clicked = row.dataset.name;
   mark();
@@ -57,6 +59,12 @@ element.addEventListener('click', (event) => {
 });
 watch('value', adopt);
 adopt();
+"""
+# What is open for reading stays open when it is drawn anew.
+STAY_OPEN = """
+let open = false;
+element.addEventListener('toggle', (event) => { open = event.target.open; }, true);
+watch('value', () => element.querySelectorAll('details').forEach((part) => { part.open = open; }));
 """
 # How many columns of text the window holds; the details are laid out for them.
 COLUMNS = "Math.floor((window.innerWidth - 100) / (window.innerWidth > 640 ? 7.8 : 6.8))"
@@ -83,7 +91,7 @@ class ModelsTab:
                 self.yes = gr.Button("Remove it", variant="stop", elem_id="df-yes", min_width=110)
                 self.no = gr.Button("Keep it", elem_id="df-no", min_width=110)
         self.notice = gr.HTML(elem_id="df-models-notice", elem_classes="df-maybe")
-        self.details = gr.HTML(elem_id="df-details")
+        self.details = gr.HTML(js_on_load=STAY_OPEN, apply_default_css=False, elem_id="df-details")
         self._connect(opened)
 
     def _connect(self, opened: gr.Tab) -> None:
@@ -164,9 +172,9 @@ class ModelsTab:
         if chosen not in names:
             chosen = next((name for name in names if served.service.model.answers_to(name)), names[0] if names else "")
         entry = next((entry for entry in entries if entry.name == chosen), None)
-        table = _table(entries, chosen, served.name)
+        cards = _cards(entries, chosen, served.name)
         self.dialog.ask(chosen, request)
-        return [table, self._details(chosen, columns), *self._buttons(entry)]
+        return [cards, self._details(chosen, columns), *self._buttons(entry)]
 
     def _choose(self, event: gr.EventData, request: gr.Request) -> Updates:
         try:
@@ -180,10 +188,13 @@ class ModelsTab:
 
     def _details(self, name: str, columns: float) -> str:
         width = min(max(int(columns), FEWEST), MOST)
+        if not name:
+            return ""
         try:
-            return markup.block("\n".join(pair_page(*self._served.details(name), width))) if name else ""
+            text = markup.block("\n".join(pair_page(*self._served.details(name), width)))
         except DFlashError as error:
             return markup.failed(error)
+        return f"<details><summary>All that is known of {markup.word(name)}</summary>{text}</details>"
 
     def _buttons(self, entry: ModelEntry | None) -> Updates:
         """Update unload and remove."""
@@ -246,19 +257,26 @@ def _pulling(pull: Pull | None) -> str:
     return markup.progress(words, done / total if total else None)
 
 
-def _table(entries: Sequence[ModelEntry], chosen: str, loaded: str) -> str:
-    """List the pairs, one button each."""
-    rows = []
-    for entry in entries:
-        name, state = markup.word(entry.name), STATES.get(entry.state, entry.state)
-        served = f" {markup.BADGE}" if entry.name == loaded else ""
-        rows.append(
-            f'<tr data-name="{name}"><td><button type="button" aria-pressed="false">{name}</button>{served}</td>'
-            f"<td>{markup.word(state)}</td><td>{markup.word(entry.size or '-')}</td>"
-            f"<td>{markup.word(entry.fits)}</td></tr>"
-        )
-    titles = "".join(f'<th scope="col">{title}</th>' for title in ("Pair", "On disk", "Download", "This machine"))
+def _cards(entries: Sequence[ModelEntry], chosen: str, loaded: str) -> str:
+    cards = "".join(_card(entry, markup.BADGE if entry.name == loaded else "") for entry in entries)
+    return f'<ul class="df-cards" data-chosen="{markup.word(chosen)}">{cards}</ul>'
+
+
+def _card(entry: ModelEntry, badge: str) -> str:
+    name, state = markup.word(entry.name), STATES.get(entry.state, entry.state)
+    size = f"{entry.size} to download" if entry.size and not entry.here else entry.size
+    facts = {"size": size, "speed here": _speed(entry), "this machine": entry.fits, "licence": entry.licence}
+    lines = "".join(f"<dt>{label}</dt><dd>{markup.word(text)}</dd>" for label, text in facts.items() if text)
+    good_at = f"<p>{markup.word(entry.good_at)}</p>" if entry.good_at else ""
     return (
-        f'<div class="df-pairs"><table data-chosen="{markup.word(chosen)}"><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<li data-name="{name}"><button type="button" aria-pressed="false">{name}</button>'
+        f'<span class="df-state"><span>{markup.word(state)}</span>{badge}</span>{good_at}<dl>{lines}</dl></li>'
     )
+
+
+def _speed(entry: ModelEntry) -> str:
+    """Write the predicted speed without drafts and with them; empty where none is predicted."""
+    if entry.plain is None:
+        return ""
+    drafted = f", {speed_range(entry.drafted)} drafted" if entry.drafted else ""
+    return f"about {rate(entry.plain)} tok/s plain{drafted}"

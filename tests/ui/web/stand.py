@@ -188,7 +188,7 @@ def site(
 READY = {
     "Chat": ("#df-pair p",),  # the page has asked the server once
     "Race": (".df-lanes",),
-    "Models": ("#df-details pre", ".df-plans"),  # the tables are drawn: no click falls between two of them
+    "Models": ("#df-details summary", ".df-plans"),  # the cards are drawn: no click falls between two drawings
     "Bench": ("#df-prompts label",),
     "About": ("#df-about td",),
 }

@@ -43,13 +43,13 @@ def any_model(name: str, _load: LoadConfig | None = None) -> Model:
 
 
 def row(page: Page, name: str) -> Locator:
-    return page.locator(f'#df-pairs tr[data-name="{name}"]')
+    return page.locator(f'#df-pairs li[data-name="{name}"]')
 
 
 def choose(page: Page, name: str) -> None:
     """Click a row, and wait until what belongs to it is shown."""
     row(page, name).locator("button").click()
-    page.locator("#df-details pre").get_by_text(name).first.wait_for()
+    page.locator("#df-details summary").get_by_text(name).first.wait_for()
     page.locator(f'.df-plans[data-pair="{name}"]').wait_for()
 
 
@@ -116,21 +116,23 @@ def check_removal(page: Page) -> None:
 
 def test_names_are_shown_as_text_and_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
     odd = "<img src=x onerror=alert(1)>"
+    facts = ("", "Code.", "Apache-2.0", 88.2, (290.4, 449.9))
 
     def change(served: FakeServedPair) -> None:
         served.registry = [
             ModelEntry("scripted", "bundled", "fits", ""),
-            *(ModelEntry(name, "absent", "fits", "9 GiB") for name in ("d", "c", "b", odd)),
+            *(ModelEntry(name, "absent", "fits", "9 GiB", *facts) for name in ("d", "c", "b", odd)),
         ]
 
     def order(page: Page) -> list[str]:
-        return page.locator("#df-pairs tr[data-name] button").all_inner_texts()
+        return page.locator("#df-pairs li[data-name] button").all_inner_texts()
 
     with visiting(visitor, "Models", change=change) as (here, page):
         assert order(page) == ["scripted", "d", "c", "b", odd]
         news = {"d": ("absent", "needs 9 GiB"), "b": ("local", "fits"), "c": ("absent", "target alone")}
         here.served.registry = [
-            ModelEntry(one.name, *news.get(one.name, (one.state, one.fits)), one.size) for one in here.served.registry
+            ModelEntry(one.name, *news.get(one.name, (one.state, one.fits)), one.size, *facts)
+            for one in here.served.registry
         ]
         here.service.load()
         row(page, "d").get_by_text("needs 9 GiB").wait_for()
@@ -139,7 +141,10 @@ def test_names_are_shown_as_text_and_no_row_moves_while_the_tab_is_open(visitor:
         page.get_by_role("tab", name="Models").click()
         wait_until(lambda: order(page) == ["scripted", "b", "d", "c", odd])
         page.locator("#df-pairs").get_by_text(odd).click()
+        page.locator("#df-details summary").get_by_text(odd).click()
         page.locator("#df-details").get_by_text(f"all about {odd}").wait_for()
+        card = row(page, "d").inner_text()
+        assert "Code." in card and "about 88 tok/s plain, 290 to 450 drafted" in card and "Apache-2.0" in card
         assert page.locator("#df-pairs img").count() == 0
 
 
