@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
 
-GOOD_AT = {  # by family: what its makers offer it for
+GOOD_AT = {  # by name or family: what its makers offer it for
+    "smollm2": "Small and quick: short answers, a first try.",
     "demo": "A toy that shows how drafting works; no assistant.",
     "qwen3": "General chat and reasoning in many languages.",
     "qwen3-coder": "Code, and the tools of coding agents.",
@@ -129,7 +130,7 @@ def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -
         found.fits,
         size,
         found.slow,
-        GOOD_AT.get(row.family, ""),
+        GOOD_AT.get(row.name) or GOOD_AT.get(row.family, ""),
         row.licence or "",
         found.plain_tokens_per_s,
         found.drafted_tokens_per_s,
