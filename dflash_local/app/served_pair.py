@@ -33,7 +33,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.planner import hardware, software
 from dflash_local.service.service import Service
-from dflash_local.settings import Settings
+from dflash_local.settings import FullContext, Settings
 from dflash_local.store.paths import chats_folder
 from dflash_local.tables import amount
 
@@ -73,6 +73,11 @@ class ServedPair(ModelCatalog):
     def chats(self) -> Path | None:
         """Return where conversations are kept; None where they are not, or there is no home folder."""
         return chats_folder(self.user) if self.user.history else None
+
+    @property
+    def full_context(self) -> FullContext:
+        """Return what a chat does with its oldest messages as long as it is not told otherwise."""
+        return self.user.full_context
 
     def listed_name(self, name: str) -> str:
         """Return what the list of pairs calls one that is named by itself or by one of its pre-quantised targets."""

@@ -25,8 +25,9 @@ from dflash_local.ui.web.text import MATH
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 PULSE_S = 0.1  # the page is changed at most so often
-CHARS_A_PULSE = 20_000  # a long text is drawn less often: the browser lays it out anew each time
+CHARS_A_PULSE = 20_000  # a long conversation is drawn less often: the browser works through all of it each time
 FIGURES_S = 0.3
+MORE = 40  # turns that are shown at once when earlier ones are asked for
 GONE_S = 3.0  # in which a window that is loaded anew is known to have left
 ELSEWHERE = "This chat is open in another window, which writes it. Load this page anew to see what came since."
 FOCUS = "() => document.querySelector('#df-field textarea').focus()"
@@ -42,13 +43,14 @@ class ChatTab:
                     drawer.toggle()
                     self.pair = gr.HTML(elem_classes="df-plain", elem_id="df-pair")
                 self._talk()
-                self.settings = ChatSettings(served.service)
+                self.settings = ChatSettings(served.service, served.full_context)
             with gr.Column(scale=3, min_width=240, elem_classes="df-side"):
                 self.figures = gr.HTML(elem_id="df-figures", elem_classes="df-plain")
         self.remembered = memory.remembered()
         self._bind(opened)
 
     def _talk(self) -> None:
+        self.earlier = gr.Button("Show earlier messages", size="sm", visible=False, elem_id="df-earlier")
         self.chatbot = gr.Chatbot(
             show_label=False,
             height=None,
@@ -89,7 +91,16 @@ class ChatTab:
 
     def _bind(self, opened: gr.Tab) -> None:
         asked = {self.field, *self.settings.fields}
-        tools: list[Component] = [self.keep, self.go_on, self.again, self.clear, self.undo, self.export, self.stop]
+        tools: list[Component] = [
+            self.earlier,
+            self.keep,
+            self.go_on,
+            self.again,
+            self.clear,
+            self.undo,
+            self.export,
+            self.stop,
+        ]
         row = [self.chatbot, self.status, self.figures, self.pair, self.remembered, self.drawer.list, *tools]
         drawn = [*row, self.field]
         how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
@@ -100,6 +111,7 @@ class ChatTab:
         self.go_on.click(self._go_on, asked, drawn, **once)
         self.stop.click(self._stop, None, None, **how)
         self.edit.click(self._edit, None, [*drawn], **how).then(None, js=FOCUS)
+        self.earlier.click(self._earlier, None, [*drawn], **how)
         self.keep.click(self._keep, None, [*drawn], **how).then(None, js=FOCUS)
         whole = [*drawn, self.links, *self.settings.changed]
         gr.on([self.clear.click, self.drawer.new.click], self._clear, None, whole, **how).then(None, js=FOCUS)
@@ -169,17 +181,23 @@ class ChatTab:
         """Put a message into the field; Send replaces it and what followed."""
         visitor = self._visitors.of(request)
         try:
-            index = int(getattr(event, "index", -1))
-            text = visitor.chat.message(index)
+            back = int(getattr(event, "back", 0))
+            text = visitor.chat.message(back)
         except (DFlashError, ValueError) as error:
             return {self.status: markup.paragraph(str(error), "error")}
-        visitor.editing = index
+        visitor.editing = back
         note = markup.paragraph("You are editing a message: Send replaces it and all that followed.")
         return {self.field: text, self.status: note, self.keep: gr.update(visible=True)}
 
     def _keep(self, request: gr.Request) -> Changes:
         self._visitors.of(request).editing = None
         return {self.field: "", self.status: "", self.keep: gr.update(visible=False)}
+
+    def _earlier(self, request: gr.Request) -> Changes:
+        visitor = self._visitors.of(request)
+        visitor.most += MORE
+        rows = visitor.chat.messages(visitor.origins, visitor.most)
+        return {self.chatbot: rows, **self._standing(visitor)}
 
     def _clear(self, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
@@ -209,7 +227,7 @@ class ChatTab:
     def _show_origins(self, wanted: bool, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
         visitor.origins = wanted
-        rows = visitor.chat.messages(wanted)
+        rows = visitor.chat.messages(wanted, visitor.most)
         # What the copy button would take is HTML then.
         return {
             self.chatbot: gr.update(value=rows, buttons=[] if wanted else ["copy"]),
@@ -288,7 +306,7 @@ class ChatTab:
             if visitor.chat.reply is not reply:
                 return
             now, stamp = time.monotonic(), (reply.version, reply.state)
-            pause = PULSE_S * (1 + len(reply.source.text) // CHARS_A_PULSE)
+            pause = PULSE_S * (1 + visitor.chat.size(visitor.most) // CHARS_A_PULSE)
             if stamp == seen or now - drawn < pause * 0.9:
                 continue
             changes = self._drawn(visitor, reply)
@@ -303,7 +321,7 @@ class ChatTab:
 
     def _drawn(self, visitor: Visitor, reply: ReplyJob) -> Changes:
         return {
-            self.chatbot: visitor.chat.messages(visitor.origins),
+            self.chatbot: visitor.chat.messages(visitor.origins, visitor.most),
             self.status: markup.paragraph(reply.state),
             self.figures: self._panel(visitor),
         }
@@ -315,7 +333,8 @@ class ChatTab:
         if error is None and reply.source.turn is not None:
             turns = chat.conversation.turns
             words = [turns[-1].ending] if turns and turns[-1].ending else []
-            changes[self.status] = markup.paragraph(" · ".join([*words, reply_line(reply.readings), *chat.tell()]))
+            lines = (" · ".join([*words, reply_line(reply.readings)]), *reply.notices, *chat.tell())
+            changes[self.status] = "".join(map(markup.paragraph, lines))
             return changes
         text = reply.message if reply.source.turn is None else ""
         nothing = "nothing came of it; the message is back in the field" if text else "nothing came of it"
@@ -326,7 +345,7 @@ class ChatTab:
         """Show a conversation that the window has not shown before."""
         chat = visitor.chat
         return {
-            self.chatbot: chat.messages(visitor.origins),
+            self.chatbot: chat.messages(visitor.origins, visitor.most),
             self.status: markup.paragraph(" · ".join(chat.tell())),
             self.links: "",
             self.figures: self._panel(visitor),
@@ -339,7 +358,9 @@ class ChatTab:
         chat = visitor.chat
         turns, idle = chat.conversation.turns, not chat.busy
         last = turns[-1] if turns else None
+        hidden = len(turns) - visitor.most
         return {
+            self.earlier: gr.update(visible=hidden > 0, value=f"Show earlier messages ({hidden})"),
             self.keep: gr.update(visible=visitor.editing is not None),
             self.go_on: gr.update(visible=idle and last is not None and bool(last.ending)),
             self.again: gr.update(interactive=idle and last is not None),

@@ -10,6 +10,7 @@ from gradio.components import Component
 
 from dflash_local.service.chat_options import MAX_NEW_TOKENS, ChatOptions
 from dflash_local.service.service import Service
+from dflash_local.settings import FullContext
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.chat_view import chat_options
 
@@ -22,6 +23,13 @@ def line(label: str, value: str = "", placeholder: str = "default") -> gr.Textbo
     return gr.Textbox(label=label, value=value, placeholder=placeholder, lines=1, max_lines=1, min_width=120)
 
 
+FULL = [
+    ("leave out the oldest messages", "drop"),
+    ("summarise the oldest messages", "summarise"),
+    ("stop, and say so", "stop"),
+]
+
+
 class ChatSettings:
     """Holds the fields, folded.
 
@@ -29,7 +37,7 @@ class ChatSettings:
         fields: whose values ``options`` reads. changed: those that ``look`` and a chat of the store fill in.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, full_context: FullContext) -> None:
         self._service = service
         model = service.model
         with gr.Accordion("Settings", open=False):
@@ -39,6 +47,7 @@ class ChatSettings:
                 modes = [("with the drafter", "dflash"), ("without (plain)", "ar")]
                 self.mode = gr.Radio(modes, value=model.mode, label="Mode")
                 self.thinking = gr.Checkbox(label="Thinking", value=model.thinking)
+                self.full = gr.Dropdown(FULL, value=full_context, label="When the context is full", filterable=False)
             with gr.Row():
                 # Text and no gr.Number: that makes a 0 of an empty field.
                 self.temperature = line("Temperature")
@@ -47,7 +56,7 @@ class ChatSettings:
                 self.block = line("Block size")
                 self.seed = line("Seed", placeholder="random")
         self.fields: set[Block] = {self.system, self.mode, self.thinking, self.temperature}
-        self.fields |= {self.top_p, self.limit, self.block, self.seed}
+        self.fields |= {self.top_p, self.limit, self.block, self.seed, self.full}
         self.changed: list[Component] = [self.own, self.system, self.mode, self.thinking]
 
     def look(self, other_model: bool) -> Changes:
@@ -69,4 +78,5 @@ class ChatSettings:
             max_new_tokens=given[self.limit],
             block_size=given[self.block],
             seed=given[self.seed],
+            full_context=given[self.full],
         )

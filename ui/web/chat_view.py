@@ -23,6 +23,7 @@ from dflash_local.ui.readings import Readings
 from dflash_local.ui.web.reply import ReplyJob
 from dflash_local.ui.web.text import SafeMarkdown, by_origin
 
+SHOWN = 20  # turns; earlier ones are shown when they are asked for
 LEAVE_S = 2.0  # in which a reply that is stopped ends
 
 
@@ -120,13 +121,13 @@ class ChatView:
             return self._start(lambda: self.conversation.edit(len(turns) - 1, turns[-1].content, options))
         return self._start(lambda: self.conversation.regenerate(options))
 
-    def edit(self, index: int, text: str, options: ChatOptions) -> ReplyJob:
-        """Send another text in the place of the user's message of that number, from 0; what followed it goes.
+    def edit(self, back: int, text: str, options: ChatOptions) -> ReplyJob:
+        """Send another text in the place of a message of the user's, counted from the last, which is 1.
 
         Raises:
             BusyError: a reply is on its way. UsageError: there is no such message, or it cannot be sent so.
         """
-        return self._start(lambda: self.conversation.edit(self._place(index), text, options), text)
+        return self._start(lambda: self.conversation.edit(self._place(back), text, options), text)
 
     def go_on(self, options: ChatOptions) -> ReplyJob:
         """Continue the last reply, which was cut.
@@ -136,15 +137,15 @@ class ChatView:
         """
         return self._start(lambda: self.conversation.continue_reply(options))
 
-    def message(self, index: int) -> str:
-        """Return the user's message of that number, from 0; UsageError where there is none."""
-        return self.conversation.turns[self._place(index)].content
+    def message(self, back: int) -> str:
+        """Return a message of the user's, counted from the last, which is 1; UsageError where there is none."""
+        return self.conversation.turns[self._place(back)].content
 
-    def _place(self, index: int) -> int:
+    def _place(self, back: int) -> int:
         places = [place for place, turn in enumerate(self.conversation.turns) if turn.role == "user"]
-        if not 0 <= index < len(places):
-            raise UsageError("that message is not there any more", "reload the page")
-        return places[index]
+        if not 0 < back <= len(places):
+            raise UsageError("that message is not there any more", "load the page anew")
+        return places[-back]
 
     def clear(self) -> None:
         """Begin a new conversation; the one before is brought back by ``undo_clear`` until the next message."""
@@ -174,14 +175,27 @@ class ChatView:
                 self.readings.ar_speed = ar_speed or self.readings.ar_speed
             return self.readings
 
-    def messages(self, origins: bool = False) -> list[dict[str, Any]]:
-        """Write the conversation as the page's component takes it, the reply under way included."""
+    def messages(self, origins: bool = False, most: int = SHOWN) -> list[dict[str, Any]]:
+        """Write the end of the conversation as the page's component takes it, the reply under way included.
+
+        Args:
+            most: turns; the component works through all of its rows at each change.
+        """
         with self.conversation.lock:
-            turns = list(self.conversation.turns)
+            turns, sent = list(self.conversation.turns), self.conversation.sent
             replies = {id(reply.source.turn): reply for reply in self._replies if reply.source.turn is not None}
             coming = self.reply if self.conversation.pending is not None else None
-        rows = [row for turn in turns for row in _rows(turn, replies.get(id(turn)), origins)]
+        rows: list[dict[str, Any]] = []
+        for place, turn in list(enumerate(turns))[-most:]:
+            if place and place == sent.unsent:
+                rows += _unsent(place, sent.summary)
+            rows += _rows(turn, replies.get(id(turn)), origins)
         return rows if coming is None else [*rows, *_rows(None, coming, origins)]
+
+    def size(self, most: int = SHOWN) -> int:
+        """Return about how many characters ``messages`` has."""
+        text = self.reply.source.text if self.reply is not None and self.busy else ""
+        return len(text) + sum(len(turn.content) for turn in self.conversation.turns[-most:])
 
     def exported(self, form: str) -> str:
         """Write the conversation as a file: ``md`` or ``json``."""
@@ -215,6 +229,14 @@ def _rows(turn: Turn | None, reply: ReplyJob | None, origins: bool) -> list[dict
         answer += _ending(turn)
     status = "pending" if turn is None and reply.is_thinking else "done"
     return _messages("assistant", answer, reply.thoughts, reply.thinking_title, status)
+
+
+def _unsent(count: int, summary: str) -> list[dict[str, Any]]:
+    """Write the fold between the messages that the model is not sent any more and those that it is."""
+    how = "summarised for the model" if summary else "not sent to the model any more"
+    title = f"The {count} earlier messages are {how}"
+    text = shown(summary) if summary else "The context is full. They are kept, and shown, all the same."
+    return _messages("assistant", "", text, title, "done")
 
 
 def _kept(turn: Turn) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import gradio as gr
 
+from dflash_local.app.kept_chats import age
 from dflash_local.errors import DFlashError
 from dflash_local.store import history
 from dflash_local.store.history import ChatEntry
@@ -14,7 +15,6 @@ from dflash_local.ui.web import markup
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
 MOST = 200  # chats that are listed; the search finds the others
-UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 # Open is a click; Rename makes a field of the title; Delete asks once more in its own place.
 LIST = """
 const tell = (act, button, more) => trigger('click', {act, name: button.closest('li').dataset.name, ...more});
@@ -134,11 +134,3 @@ def _item(entry: ChatEntry, shown: bool) -> str:
         f'<span class="df-acts"><button type="button" data-act="rename" aria-label="Rename {title}">Rename</button>'
         f'<button type="button" data-act="delete" aria-label="Delete {title}">Delete</button></span></li>'
     )
-
-
-def age(seconds: float) -> str:
-    """Say how long ago in one unit."""
-    for unit, length in UNITS:
-        if seconds >= length:
-            return f"{int(seconds // length)} {unit} ago"
-    return "just now"

@@ -39,7 +39,7 @@ area.addEventListener('wheel', (event) => {
   if (log && event.deltaY < 0 && log.contains(event.target) && log.scrollTop > 0) following = false;
 }, {passive: true});
 area.addEventListener('click', (event) => {
-  if (event.target.closest('.thought-group')) following = false;
+  if (event.target.closest('.thought-group, #df-earlier')) following = false;
 });
 button.addEventListener('click', () => {
   following = true;
@@ -49,7 +49,12 @@ button.addEventListener('wheel', (event) => {  // it came under the pointer that
   event.preventDefault();
   scroller().scrollTop += event.deltaY;
 }, {passive: false});
-new MutationObserver(follow).observe(area, {childList: true, subtree: true, characterData: true});
+let due = false;  // once a frame: each look has the browser lay the conversation out
+const soon = () => {
+  if (!due) requestAnimationFrame(() => { due = false; follow(); });
+  due = true;
+};
+new MutationObserver(soon).observe(area, {childList: true, subtree: true, characterData: true});
 window.addEventListener('resize', follow);
 follow();
 """

@@ -32,7 +32,7 @@ area.addEventListener('click', (event) => {
   const button = event.target.closest('.df-edit');
   if (!button) return;
   const rows = [...area.querySelectorAll('.df-talk .user-row')];
-  trigger('click', {index: rows.indexOf(button.closest('.user-row'))});
+  trigger('click', {back: rows.length - rows.indexOf(button.closest('.user-row'))});
 });
 new MutationObserver(add).observe(area, {childList: true, subtree: true});
 add();
@@ -50,5 +50,5 @@ def mark(chat: ChatView) -> str:
 
 
 def edit_buttons() -> gr.HTML:
-    """Add a button to each message of the user's; a click has the message's ``index`` from 0."""
+    """Add a button to each message of the user's; a click tells how far ``back`` it is, 1 for the last."""
     return gr.HTML(js_on_load=EDIT, apply_default_css=False, elem_classes="df-unseen")

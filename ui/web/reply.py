@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from dflash_local.errors import EngineError
-from dflash_local.events import Event, Finished, Piece, Step
+from dflash_local.events import Event, Finished, Notice, Piece, Step
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.gathered import Answer
 from dflash_local.service.service import Service
@@ -34,7 +34,7 @@ class ReplyJob(Job[None]):
         then: called at its end, from its thread.
 
     Attributes:
-        facts: of the pair that replies; before it does, of the one before.
+        notices: what is to be known of this reply. facts: of the pair that replies; before it does, of the one before.
         pieces: the answer with the origins of its tokens, without control characters.
         curve: seconds and tokens per second, over the whole reply. version: grows with everything that came.
     """
@@ -49,6 +49,7 @@ class ReplyJob(Job[None]):
         then: Callable[[ReplyJob], None],
     ) -> None:
         self.source, self.message, self.readings, self.facts = source, message, readings, known
+        self.notices: list[str] = []
         self.pieces: list[Piece] = []
         self.curve: list[tuple[float, float]] = []
         self.version = 0
@@ -115,6 +116,8 @@ class ReplyJob(Job[None]):
                 self._show(self._safe.feed(event))
             elif isinstance(event, Finished):
                 self._show(self._safe.finish())
+            elif isinstance(event, Notice):
+                self.notices.append(event.message)
             self.version += 1
 
     def _count(self, step: Step) -> None:

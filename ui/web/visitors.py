@@ -20,7 +20,7 @@ import gradio as gr
 from dflash_local.errors import BusyError
 from dflash_local.service.service import Service
 from dflash_local.ui.job import Job
-from dflash_local.ui.web.chat_view import ChatView
+from dflash_local.ui.web.chat_view import SHOWN, ChatView
 
 if TYPE_CHECKING:
     from dflash_local.ui.web.bench_run import BenchRun
@@ -37,7 +37,8 @@ class Visitor:
 
     Attributes:
         model: the one that its settings were filled in for. origins: show where each token came from.
-        editing: the number of the message that the field holds for another try. search: of the list of chats.
+        editing: how far back the message is that the field holds for another try. search: of the list of chats.
+        most: turns that are shown.
         chosen: the pair that was picked in the table of pairs. order: of that table's rows.
         asked, planned, planned_before: ways to load: wanted, shown, and shown before. bench: the last run.
         jobs: what it has under way besides its conversation, by the tab. left: when it went, by the monotonic clock.
@@ -48,6 +49,7 @@ class Visitor:
     origins: bool = False
     editing: int | None = None
     search: str = ""
+    most: int = SHOWN
     chosen: str = ""
     order: list[str] = field(default_factory=list)
     asked: Asked | None = None
@@ -140,7 +142,7 @@ class Visitors:
             before.leave()
 
     def _show(self, visitor: Visitor, chat: ChatView) -> None:
-        before, visitor.chat, visitor.editing = visitor.chat, chat, None
+        before, visitor.chat, visitor.editing, visitor.most = visitor.chat, chat, None, SHOWN
         if before is not chat:
             self._leave_later(before, visitor)
 

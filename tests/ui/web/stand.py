@@ -36,6 +36,7 @@ from dflash_local.planner.machine import named
 from dflash_local.service.backend import Backend as Session
 from dflash_local.service.backend import Find, Model
 from dflash_local.service.service import Service
+from dflash_local.settings import FullContext
 from dflash_local.ui.web.streams import LAST_WORD, RECEIPT_PATH, STREAM_PATH
 from tests.service.scripted import ScriptedSession
 
@@ -55,6 +56,7 @@ class FakeServedPair(ServedPair):
     notes: Sequence[str] = ()
     examples: Sequence[str] = ("Say hello.",)
     chats: Path | None = None
+    full_context: FullContext = "drop"
     registry: list[ModelEntry] = field(default_factory=lambda: [ModelEntry("scripted", "bundled", "fits", "")])
     prompts: Sequence[Prompt] = (Prompt("greeting", "Say hello."),)
     facts: Mapping[str, str] = field(default_factory=lambda: {"dflash-local": "0"})
