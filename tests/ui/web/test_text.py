@@ -11,7 +11,7 @@ from dflash_local.events import Piece
 from dflash_local.ui.web.text import SafeMarkdown, by_origin, markdown
 
 BITS = (
-    *'``` ~~~ ` `` <b> </b> <!-- x " ( ![ ]( \\ | # py mermaid < <?php'.split(),
+    *'``` ~~~ ` `` $ $$ \\[ \\] \\( \\) <b> </b> <!-- x " ( ![ ]( \\ | # py mermaid < <?php'.split(),
     *("<img src=x>", "[a]: /u ", "\n", "\n", "\n\n", "    ", "\t", "- ", "1. ", "> ", "|-|-|\n", "===\n", " "),
 )
 OWN = re.compile(r"<code>[^<]*</code>")
@@ -95,3 +95,20 @@ def test_origins_are_one_line_of_harmless_html() -> None:
     assert "\n" not in html and "*" not in html
     assert "".join(re.findall(r"<[^>]*>", html)) == '<div class="df-origins"><u></u><b></b><b></b></div>'
     assert "‹&#60;i&#62;›" in html
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("so $x^2$ is", "so \ue000x^2\ue001 is"),
+        (r"\(a<b\) and \[c\]", "\ue000a\\lt b\ue001 and \ue002c\ue003"),
+        ("$$\na_1 * b_1\n$$", "\ue002\na_1 * b_1\n\ue003"),
+        ("from $5 to $10", "from $5 to $10"),
+        ("`$x$`", "`$x$`"),
+        ("\ue000<b>\ue001", "\ufffd&lt;b>\ufffd"),
+    ],
+)
+def test_formulas_are_marked_and_prices_code_and_forged_marks_are_not(text: str, shown: str) -> None:
+    whole = SafeMarkdown()
+    whole.feed(text)
+    assert whole.text == shown
