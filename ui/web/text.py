@@ -20,7 +20,7 @@ LANGUAGES = {"py": "python", "js": "javascript", "ts": "typescript", "sh": "bash
 ESCAPED = re.compile(r"[!-/:-@\[-`{-~]")  # every ASCII sign that Markdown may read
 # Formulas stand between signs of the private area, which no text keeps: the browser's script, which sees no difference
 # between prose and code, finds these alone. A dollar sign opens one by Pandoc's rule, so that prices stay prices.
-MATH = [
+MATH: list[dict[str, str | bool]] = [
     {"left": "\ue000", "right": "\ue001", "display": False},
     {"left": "\ue002", "right": "\ue003", "display": True},
 ]

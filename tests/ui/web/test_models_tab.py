@@ -116,12 +116,14 @@ def check_removal(page: Page) -> None:
 
 def test_names_are_shown_as_text_and_no_row_moves_while_the_tab_is_open(visitor: Visitor) -> None:
     odd = "<img src=x onerror=alert(1)>"
-    facts = ("", "Code.", "Apache-2.0", 88.2, (290.4, 449.9))
+
+    def entry(name: str, state: str = "absent", fits: str = "fits") -> ModelEntry:
+        return ModelEntry(name, state, fits, "9 GiB", "", "Code.", "Apache-2.0", 88.2, (290.4, 449.9))
 
     def change(served: FakeServedPair) -> None:
         served.registry = [
             ModelEntry("scripted", "bundled", "fits", ""),
-            *(ModelEntry(name, "absent", "fits", "9 GiB", *facts) for name in ("d", "c", "b", odd)),
+            *(entry(name) for name in ("d", "c", "b", odd)),
         ]
 
     def order(page: Page) -> list[str]:
@@ -131,8 +133,7 @@ def test_names_are_shown_as_text_and_no_row_moves_while_the_tab_is_open(visitor:
         assert order(page) == ["scripted", "d", "c", "b", odd]
         news = {"d": ("absent", "needs 9 GiB"), "b": ("local", "fits"), "c": ("absent", "target alone")}
         here.served.registry = [
-            ModelEntry(one.name, *news.get(one.name, (one.state, one.fits)), one.size, *facts)
-            for one in here.served.registry
+            entry(one.name, *news.get(one.name, (one.state, one.fits))) for one in here.served.registry
         ]
         here.service.load()
         row(page, "d").get_by_text("needs 9 GiB").wait_for()
