@@ -20,14 +20,18 @@ trigger('click', {chat: sessionStorage.getItem(KEY) || ''});
 # Gradio's own way of editing offers the message as it is written for Markdown, not as it was typed.
 EDIT = """
 const area = element.closest('.column');
-const add = () => area.querySelectorAll('.df-talk .user-row:not(:has(> .df-edit))').forEach((row) => {
+const add = () => {
+  area.querySelectorAll('.df-talk pre:not([tabindex])').forEach((code) => { code.tabIndex = 0; });  // it scrolls
+  area.querySelectorAll('.df-talk .user-row:not(:has(> .df-edit))').forEach(addTo);
+};
+const addTo = (row) => {
   const button = document.createElement('button');
   button.type = 'button';
   button.className = 'df-edit';
   button.textContent = 'Edit';
   button.setAttribute('aria-label', 'Edit this message');
   row.prepend(button);
-});
+};
 area.addEventListener('click', (event) => {
   const button = event.target.closest('.df-edit');
   if (!button) return;
