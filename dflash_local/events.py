@@ -76,6 +76,8 @@ class Stats:
         distinct_experts: (rows verified, different routed experts of a layer that they took) pairs, by rows: means of
             all layers and of the cycles that were looked at, the first of each number of rows among them; none where
             the target has no experts or the engine does not count them.
+        plain_step_s: a step of the target alone by this load of the pair; None where that was not measured.
+            ``plain_from``: when it was, in words.
         draft_counts: cycles, tokens drafted and drafts accepted, where a server of another program counts them;
             None elsewhere.
     """
@@ -102,6 +104,8 @@ class Stats:
     copied_cycles: int = 0
     mtp_cycles: int = 0
     distinct_experts: tuple[tuple[int, float], ...] = ()
+    plain_step_s: float | None = None
+    plain_from: str = ""
     draft_counts: tuple[int, int, int] | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_local.app.reply_text import short_time
 from dflash_local.terminal import byte_size
 from dflash_local.ui.readings import Readings
 
@@ -32,16 +33,18 @@ def figures(readings: Readings) -> list[Figure]:
         now, mean = (NONE if n is None else f"{n:.2f}" for n in (readings.acceptance_now, readings.acceptance_mean))
         longest = max(readings.block_size, len(readings.per_position) + 1)  # copies may be longer than a block
         unit = f"of {longest}" if readings.block_size else ""
-        drafted = Figure("Acceptance length", readings.verifying, main=(now, mean, unit))
+        lines = (*readings.verifying, *_per_turn(readings))
+        drafted = Figure("Acceptance length", lines, main=(now, mean, unit))
     unknown = "not known of this reply"
     places = tuple((f"{slot}", share) for slot, share in enumerate(readings.per_position, 1))
     why = NO_DRAFTS if readings.mode == "ar" else "after the first drafts" if readings.stats is None else unknown
+    when = "at its end" if readings.stats is None else unknown
     split = tuple(zip(("draft", "verify", "other"), readings.split or ()))
     return [
-        Figure("Speed", (_versus(readings),), main=(rate(readings.now), rate(readings.mean), "tok/s")),
+        Figure("Speed", _plain(readings), main=(rate(readings.now), rate(readings.mean), "tok/s")),
         drafted,
         Figure("Accepted per draft position", () if places else (why,), places),
-        Figure("Time of the reply", () if split else ("at its end" if readings.stats is None else unknown,), split),
+        Figure("Time of the reply", (*(() if split else (when,)), *_of_reply(readings)), split),
         _context(readings),
         _memory(readings),
         Figure("Promise", (readings.precision or "unknown until the pair is loaded",)),
@@ -53,25 +56,23 @@ def rate(value: float | None) -> str:
     return NONE if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-def reply_line(readings: Readings) -> str:
-    """Write the figures of a finished reply that matter most."""
-    stats = readings.stats
-    parts = [f"{readings.tokens} tokens", f"{rate(readings.mean)} tok/s"]
-    if readings.acceptance_mean is not None:
-        parts.append(f"acceptance {readings.acceptance_mean:.2f}")
-    elif readings.mode == "ar":
-        parts.append("without drafting")
-    if readings.speed_up is not None:
-        parts.append(f"{readings.speed_up:.2f}x AR")
-    return " · ".join([*parts, f"seed {stats.seed}"] if stats is not None else parts)
-
-
-def _versus(readings: Readings) -> str:
-    """Compare with this machine's own AR step, when one was seen."""
-    if readings.ar_speed is None:
-        return "AR here: unknown until a race"
+def _plain(readings: Readings) -> tuple[str, ...]:
+    """Compare with the loaded pair's own plain step, and say when that was measured."""
+    step = readings.plain_step_s
+    if step is None:
+        return ("plain: not measured",)
     ratio = f", {readings.speed_up:.2f}x" if readings.speed_up is not None else ""
-    return f"AR here: {rate(readings.ar_speed)} tok/s{ratio}"
+    return f"plain: {rate(1 / step)} tok/s{ratio}", f"{1e3 * step:.1f} ms a step, {readings.plain_from}"
+
+
+def _per_turn(readings: Readings) -> tuple[str, ...]:
+    length = None if readings.stats is None else readings.stats.turn_acceptance_length
+    return () if length is None else (f"{length:.2f} per turn",)
+
+
+def _of_reply(readings: Readings) -> tuple[str, ...]:
+    stats = readings.stats
+    return () if stats is None else (f"first token {short_time(stats.ttft_s)}", f"seed {stats.seed}")
 
 
 def _context(readings: Readings) -> Figure:

@@ -25,7 +25,7 @@ class Readings:
         copying, of_mtp: its drafts were copied from the text, or are those of the target's own layer.
         experts: different routed experts of a layer that so many rows took when that was last looked at.
         per_position: share of cycles in which draft slot k (1-based) was accepted.
-        ar_speed: tokens per second of the last reply without drafting by this loaded pair.
+        plain_step_s, plain_from: of the loaded pair, as last told, see ``Stats``.
         used, context: tokens in the context and how many it holds.
         memory: how full the device is that holds the pair.
     """
@@ -49,7 +49,8 @@ class Readings:
     memory: Occupancy = Occupancy()
     block_size: int = 0
     precision: str = ""
-    ar_speed: float | None = None
+    plain_step_s: float | None = None
+    plain_from: str = ""
     alarms: list[str] = field(default_factory=list)
     _times: deque[tuple[float, int]] = field(default_factory=deque)
     _lengths: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=NOW_CYCLES))
@@ -63,7 +64,8 @@ class Readings:
         self.begin(self.mode)
         self.context, self.block_size = facts.context, facts.block_size
         self.precision = facts.promise
-        self.ar_speed, self.used, self.stats, self.state = None, 0, None, "ready"
+        self.used, self.stats, self.state = 0, None, "ready"
+        self.plain_step_s, self.plain_from = None, ""
         self.alarms.clear()
 
     def begin(self, mode: Mode) -> None:
@@ -110,10 +112,14 @@ class Readings:
 
     @property
     def speed_up(self) -> float | None:
-        """Compares with this machine's own AR step, when that was seen."""
-        if self.mode == "ar" or not self.ar_speed or self.mean is None:
+        """Compares with the loaded pair's own plain step, where that is known."""
+        if self.mode == "ar" or self.plain_step_s is None or self.mean is None:
             return None
-        return self.mean / self.ar_speed
+        return self.mean * self.plain_step_s
+
+    def compare(self, stats: Stats) -> None:
+        """Take the plain step that a reply of the loaded pair tells."""
+        self.plain_step_s, self.plain_from = stats.plain_step_s, stats.plain_from
 
     @property
     def split(self) -> tuple[float, float, float] | None:
@@ -162,5 +168,4 @@ class Readings:
         if finished.usage.completion_tokens:
             self.tokens, self.mean = finished.usage.completion_tokens, stats.tokens_per_s
             self.acceptance_mean = stats.mean_acceptance_length
-        if stats.mode == "ar" and stats.tokens_per_s > 0:
-            self.ar_speed = stats.tokens_per_s
+        self.compare(stats)

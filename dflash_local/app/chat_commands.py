@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from dflash_local.app import kept_chats
-from dflash_local.app.reply_text import figures, histogram
+from dflash_local.app.reply_text import details, headline, histogram
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.service.chat_options import SAMPLING, SETTABLE, parse_setting
@@ -112,13 +112,7 @@ def _stats(chat: ChatSession, _argument: str) -> str:
     if last is None:
         raise UsageError("there is no reply yet")
     stats = last.stats
-    lines = [
-        figures(last),
-        f"mode {stats.mode}, block {stats.block_size or '-'}, seed {stats.seed}, "
-        f"first token after {stats.ttft_s:.3f} s",
-    ]
-    if stats.draft_s or stats.verify_s or stats.other_s:  # a server reports no phases
-        lines[-1] += f"; draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
+    lines = [headline(last), *details(last)]
     if stats.acceptance_lengths:
         shares = ", ".join(f"{share:.0%}" for share in stats.acceptance_per_position)
         lines += [

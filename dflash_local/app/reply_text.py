@@ -2,30 +2,84 @@
 
 from __future__ import annotations
 
-from dflash_local.events import Finished
+from dflash_local.events import Finished, Stats
 
 
-def figures(finished: Finished) -> str:
-    """One line: speed, both acceptance lengths by name, and the rows verified where they were fewer than the block."""
-    stats, usage = finished.stats, finished.usage
-    parts = [f"{usage.completion_tokens} tokens", f"{stats.tokens_per_s:.1f} tok/s"]
+def headline(finished: Finished) -> str:
+    """The one line behind a reply, the same on every screen: what is not known is left out."""
+    stats, up, length = finished.stats, speed_up(finished.stats), tokens_a_step(finished.stats)
+    parts = (
+        f"{finished.usage.completion_tokens} tokens",
+        f"{short(stats.tokens_per_s)} tok/s" if stats.tokens_per_s else None,
+        None if up is None else f"{up:.1f}x",
+        "plain" if stats.mode == "ar" else None if length is None else f"{length:.1f} a step",
+        f"first token {short_time(stats.ttft_s)}" if stats.ttft_s else None,
+    )
+    return " · ".join(filter(None, parts))
+
+
+def speed_up(stats: Stats) -> float | None:
+    """How much faster a drafted reply was than the same load's plain step makes one; None where that is not known."""
+    if stats.mode == "ar" or stats.plain_step_s is None or not stats.tokens_per_s:
+        return None
+    return stats.tokens_per_s * stats.plain_step_s
+
+
+def tokens_a_step(stats: Stats) -> float | None:
+    """Mean over all cycles, those that drafted nothing included; None where nothing was drafted."""
+    drafted = len(stats.acceptance_lengths)
+    if not drafted:  # a server tells the mean alone
+        return stats.mean_acceptance_length
+    return (sum(stats.acceptance_lengths) + stats.undrafted_cycles) / (drafted + stats.undrafted_cycles)
+
+
+def plain_step(stats: Stats) -> str:
+    """The step that the speed-up is counted against, with its source; empty where it is not known."""
+    if stats.plain_step_s is None:
+        return ""
+    return f"plain step {1e3 * stats.plain_step_s:.1f} ms ({short(1 / stats.plain_step_s)} tok/s), {stats.plain_from}"
+
+
+def short(value: float) -> str:
+    """A rate as it is read at a glance: whole from 10 on."""
+    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+
+
+def short_time(seconds: float) -> str:
+    """Seconds, or milliseconds where they are few."""
+    return f"{seconds:.1f} s" if seconds >= 0.095 else f"{1e3 * seconds:.0f} ms"
+
+
+def details(finished: Finished) -> list[str]:
+    """All that the line leaves out, for who asks: how drafts were made and accepted, times, the seed."""
+    stats = finished.stats
+    lines = [f"mode {mode_name(stats)}, block {stats.block_size or '-'}, seed {stats.seed}"]
+    if known := plain_step(stats):
+        lines.append(known)
     if stats.mean_acceptance_length is not None:
-        parts.append(f"acceptance length {stats.mean_acceptance_length:.2f} per cycle")
+        lines.append(f"acceptance length {stats.mean_acceptance_length:.2f} per cycle")
         if stats.turn_acceptance_length is not None:
             cycles = len(stats.acceptance_lengths) + stats.undrafted_cycles
-            parts.append(f"{stats.turn_acceptance_length:.2f} per turn ({cycles} cycles)")
+            undrafted = f", {stats.undrafted_cycles} without drafts" if stats.undrafted_cycles else ""
+            lines[-1] += f", {stats.turn_acceptance_length:.2f} per turn ({cycles} cycles{undrafted})"
     if stats.mode == "dflash" and stats.mean_verify_rows not in (None, stats.block_size):
-        parts.append(f"{stats.mean_verify_rows:.1f} of {stats.block_size} rows verified")
+        lines.append(f"{stats.mean_verify_rows:.1f} of {stats.block_size} rows verified")
     if stats.copied_cycles and stats.copied_cycles < len(stats.acceptance_lengths):
-        parts.append(f"drafts of {stats.copied_cycles} cycles copied from the text")
+        lines.append(f"drafts of {stats.copied_cycles} cycles copied from the text")
     if stats.mtp_cycles:
-        parts.append(f"of {stats.mtp_cycles} cycles by the target's MTP layer")
+        lines.append(f"of {stats.mtp_cycles} cycles by the target's MTP layer")
     if stats.distinct_experts:
         counts = ", ".join(f"{count:.0f} at {rows}" for rows, count in stats.distinct_experts)
-        parts.append(f"different experts a layer by rows: {counts}")
-    parts.append(f"{stats.end_to_end_tokens_per_s:.1f} tok/s with the prompt")
-    parts.append(finished.reason)
-    return ", ".join(parts)
+        lines.append(f"different experts a layer by rows: {counts}")
+    times = f"first token after {stats.ttft_s:.3f} s, {stats.end_to_end_tokens_per_s:.1f} tok/s with the prompt"
+    if stats.draft_s or stats.verify_s or stats.other_s:  # a server reports no phases
+        times += f"; draft {stats.draft_s:.3f} s, verify {stats.verify_s:.3f} s, other {stats.other_s:.3f} s"
+    return [*lines, times]
+
+
+def mode_name(stats: Stats) -> str:
+    """What the mode is called where it is read."""
+    return "plain" if stats.mode == "ar" else stats.mode
 
 
 def histogram(finished: Finished, bar: str, width: int = 40) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 
 from dflash_local.app.chat_commands import ALIASES
 from dflash_local.app.chat_session import ChatSession
-from dflash_local.app.reply_text import figures
+from dflash_local.app.reply_text import headline
 from dflash_local.cli.console import Console
 from dflash_local.cli.reply import print_reply
 from dflash_local.errors import DFlashError, EngineError
@@ -66,7 +66,7 @@ def _act(message: str, chat: ChatSession, console: Console) -> None:
         return
     if ending := answer.turn.ending:
         console.note(f"[{ending}]", "yellow")
-    console.note(f"[{figures(answer.finished)}, seed {answer.finished.stats.seed}]", "dim")
+    console.note(headline(answer.finished), "dim")
 
 
 def _execute(line: str, chat: ChatSession, console: Console) -> Answer | None:

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from dflash_local.app.reply_text import figures
-from dflash_local.catalog.bundled import Pair
+from dflash_local.app.reply_text import headline
 from dflash_local.cli import options as opt
-from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.reply import first_interrupt, print_reply
 from dflash_local.cli.server_options import KeptServerOptions, origin
@@ -52,7 +50,9 @@ def run(
     load: LoadConfig,
 ) -> None:
     """Answer one prompt. Greedy unless --temperature is given."""
+    from dflash_local.service.conversation import summary
     from dflash_local.service.gathered import Answer
+    from dflash_local.store.records import Turn
 
     call, load = Invocation.begin(), opt.drafting(load, mode)
     user, console = call.user, call.console
@@ -71,6 +71,8 @@ def run(
     with source.service(call) as service:
         if request.messages and not service.load().has_tokenizer:
             raise UsageError(f"{pair.name} has no tokenizer", "give token ids: --prompt-ids 1,2,3")
+        if not as_json:
+            console.note(f"{pair.label}, {service.load().loaded_as}", "dim")
         with Answer(request, service.submit) as answer:
             if as_json:
                 with first_interrupt(answer.cancel):
@@ -80,7 +82,11 @@ def run(
         finished, facts = answer.finished, service.facts
         assert finished is not None and facts is not None  # a reply ends with Finished or an error
         if not as_json:
-            _conclude(answer, finished, facts, pair, console)
+            if not facts.has_tokenizer:
+                console.data(",".join(map(str, answer.token_ids)))
+            if ending := Turn("assistant", "", figures=summary(finished)).ending:
+                console.note(f"[{ending}]", "yellow")
+            console.note(headline(finished), "dim")
         elif not answer.cancelled:
             console.json(report(answer, finished, facts))
     if answer.cancelled:
@@ -123,15 +129,6 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _conclude(answer: Answer, finished: Finished, facts: SessionFacts, pair: Pair, console: Console) -> None:
-    stats = finished.stats
-    if not facts.has_tokenizer:
-        console.data(",".join(map(str, answer.token_ids)))
-    block = stats.block_size or "-"
-    console.note(f"{pair.label}, {stats.mode}, block {block}, {facts.loaded_as}, seed {stats.seed}", "dim")
-    console.note(figures(finished), "dim")
-
-
 def report(answer: Answer, finished: Finished, facts: SessionFacts) -> dict[str, Any]:
     """The JSON object of ``dflash run``. Text is null for a folder without a tokenizer."""
     stats, usage = finished.stats, finished.usage
@@ -157,6 +154,8 @@ def report(answer: Answer, finished: Finished, facts: SessionFacts) -> dict[str,
             "end_to_end_tokens_per_s": stats.end_to_end_tokens_per_s,
             "draft_s": stats.draft_s,
             "verify_s": stats.verify_s,
+            "plain_step_s": stats.plain_step_s,
+            "plain_from": stats.plain_from or None,
         },
         "mode": stats.mode,
         "engine": stats.engine,

@@ -8,12 +8,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 
 import torch
 
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
+from dflash_local.engine.runner import PlainStep
 from dflash_local.engine.sampling import Sampler
 from dflash_local.kernels.timing import span_ms
 from dflash_local.layout.part_layout import LEAST_ROWS
@@ -26,6 +28,8 @@ FEWEST_AND_MOST: tuple[FixedRouting, ...] = ("same", "uniform")  # experts of a 
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
 CPU_AT = 64  # the same on a CPU
 CPU_ROUNDS, CPU_S = 8, 1.5  # cycles of each length at most, and seconds after which no more are begun but the second
+PLAIN_STEPS = 6  # of which the first is left out: it builds oneDNN's kernels besides
+AT_LOAD = "measured at load over {:,} tokens"
 # A CPU that takes longer for a plain step is not measured: it would be felt, and such a model's weights are read from
 # memory at a cost that hides that of a block's rows.
 SLOWEST_STEP_S = 0.5
@@ -34,7 +38,7 @@ SLOWEST_STEP_S = 0.5
 @torch.inference_mode()
 def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], None] = lambda _part: None) -> None:
     """Fill ``runner.costs``, ``own_costs`` and ``verify_costs`` (medians in milliseconds, at about a thousand committed
-    tokens), ``runner.wait_ms`` and ``runner.experts`` on CUDA, where there are drafts to verify (``block`` above 1).
+    tokens), ``runner.plain``, ``wait_ms`` and ``experts`` on CUDA, where there are drafts to verify (``block`` over 1).
     The runner must be fresh. Tokens are varied, as what a mixture reads follows from them; rows of text take others, so
     what an expert costs is measured as well (``engine.expert_costs``).
     """
@@ -69,6 +73,25 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
             ms = _of_an_expert(runner, longest, ids[length:])
             runner.experts = MeasuredExperts(runner.num_experts, distinct[1], distinct, ms)
     runner.costs, runner.verify_costs = costs, {rows: ms for rows, (ms, _) in given.items()}
+    runner.plain = PlainStep(given[1][0] / 1e3, AT_LOAD.format(length))
+
+
+@torch.inference_mode()
+def measure_plain(runner: ReferenceRunner) -> None:
+    """Fill ``runner.plain``, the median, with no drafter's context kept up, where the context has room for it. The
+    runner must be fresh.
+    """
+    if runner.context < CPU_AT + PLAIN_STEPS + 1:
+        return
+    _prefilled(runner, CPU_AT, with_drafts=False)
+    spans: list[float] = []
+    while len(spans) < PLAIN_STEPS and (len(spans) < 2 or spans[-1] < SLOWEST_STEP_S):
+        begun = time.perf_counter()
+        runner.launch()
+        spans.append(time.perf_counter() - begun)
+    runner.restart(0, None)
+    runner.collect()
+    runner.plain = PlainStep(median(spans[1:]), AT_LOAD.format(CPU_AT))
 
 
 @torch.inference_mode()
@@ -76,11 +99,8 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
     """Fill ``runner.costs`` and ``runner.verify_costs`` on a CPU. Of each length the fastest cycle counts: other
     programs only make them slower. The runner must be fresh.
     """
-    ids, lengths = varied_ids(min(CPU_AT, runner.context // 2), runner.vocab_size), _lengths(max(block, LEAST_ROWS))
-    sampler = Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, torch.tensor(ids))
-    runner.begin(sampler, frozenset(), 1, True)
-    for _ in runner.prefill(ids, 0):
-        pass
+    lengths = _lengths(max(block, LEAST_ROWS))
+    ids = _prefilled(runner, min(CPU_AT, runner.context // 2), with_drafts=True)
     given: dict[int, list[float]] = {length: [] for length in lengths}
     drafted: dict[int, list[float]] = {length: [] for length in _lengths(block)[1:] if runner.proposer is not None}
     own_block = 1 if runner.own is None else runner.own.config.block_size
@@ -99,6 +119,16 @@ def measure_cpu_costs(runner: ReferenceRunner, block: int) -> None:
         runner.costs, runner.own_costs = (_with_step(runner.verify_costs[1], spans) for spans in (drafted, owned))
     runner.restart(0, None)
     runner.collect()
+
+
+def _prefilled(runner: ReferenceRunner, length: int, with_drafts: bool) -> list[int]:
+    """Have so many tokens committed, for cycles that follow greedily; returns them."""
+    ids = varied_ids(length, runner.vocab_size)
+    prompt = torch.tensor(ids, device=runner.device)
+    runner.begin(Sampler(SamplingParams(temperature=0.0), 0, runner.vocab_size, prompt), frozenset(), 1, with_drafts)
+    for _ in runner.prefill(ids, 0):
+        pass
+    return ids
 
 
 def _with_step(step_ms: float, spans: Mapping[int, Sequence[float]]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""One request from prompt to ``Finished``: the one loop of the project, for DFlash and AR alike.
+"""One request from prompt to ``Finished``: the one loop of the project, drafted and plain alike.
 
 Turns the runner's cycles into events: stop ids and strings, limits, cancel, text, figures.
 """
@@ -96,7 +96,8 @@ class GenerationLoop:
         self.drafts = self.choice is None or self.choice.drafts  # as last announced
         self.announced: set[bool] = set()
         trained = session.facts.block_size
-        self.figures = ReplyFigures(session.runner.name, request.mode, self.block, self.seed, trained)
+        plain = session.plain_step(request)
+        self.figures = ReplyFigures(session.runner.name, request.mode, self.block, self.seed, trained, plain)
         self.stream: TextStream | None = None
         if session.tokenizer is not None:
             channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)

@@ -11,7 +11,7 @@ from dflash_local.catalog import engine_rule
 from dflash_local.drafters.engines import OwnProposer, Proposer, proposer_of
 from dflash_local.drafters.mtp.reference import MTPProposer
 from dflash_local.engine.checked_pair import CheckedPair
-from dflash_local.engine.costs import measure_cpu_costs
+from dflash_local.engine.costs import measure_cpu_costs, measure_plain
 from dflash_local.engine.cpu_threads import SMALL_MODEL, CpuThreads, end_team, settle_torch
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.layout.cycle import PREFILL_CHUNK
@@ -52,6 +52,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     runner = ReferenceRunner(target, proposer, pair.context, threads, own)
     if pair.contract is not None and pair.contract.drafter.passes > 1:
         runner.wait_ms = math.inf
+    if pair.contract is not None:
+        measure_plain(runner)
     if pair.contract is not None and packed and large:
         measure_cpu_costs(runner, pair.contract.block_size)
     end_team()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from dflash_local.engine.runner import Cycle
+from dflash_local.engine.runner import Cycle, PlainStep
 from dflash_local.events import Mode, Stats
 from dflash_local.loaded import SessionFacts
 
 ALARM_CYCLES = 64  # acceptance is judged over this many cycles
+LEAST_PLAIN = 16  # a reply of fewer steps does not tell how long one takes
 
 
 def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, ...]:
@@ -26,8 +28,12 @@ def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, .
 class ReplyFigures:
     """Running figures; ``stats()`` freezes them."""
 
-    def __init__(self, engine: str, mode: Mode, block: int, seed: int, judged_rows: int) -> None:
-        """Begin. ``judged_rows``: only cycles that verify as many are compared with the band."""
+    def __init__(
+        self, engine: str, mode: Mode, block: int, seed: int, judged_rows: int, plain: PlainStep | None = None
+    ) -> None:
+        """Begin. ``judged_rows``: only cycles that verify as many are compared with the band. ``plain``: as known
+        before.
+        """
         self.engine, self.mode, self.block, self.seed = engine, mode, block, seed
         self.misses = 0  # cycles of the drafter's drafts in a row that accepted nothing
         self._judged_rows = judged_rows
@@ -42,6 +48,9 @@ class ReplyFigures:
         self._drafts: list[tuple[int, int]] = []  # (drafted, accepted) of the same
         self._draft_s = self._verify_s = 0.0
         self._alarmed = False
+        self._before = plain
+        self._spans: list[float] = []  # seconds of a plain reply's steps
+        self._last = self._started
 
     def elapsed(self) -> float:
         return time.perf_counter() - self._started
@@ -50,13 +59,18 @@ class ReplyFigures:
         """Count no time in which another reply had the device."""
         self._started += seconds
         self._decoding += seconds
+        self._last += seconds
 
     def prefilled(self) -> None:
         """Note that the prompt is processed and the first token known."""
-        self._decoding = time.perf_counter()
+        self._decoding = self._last = time.perf_counter()
         self.prefill_s = self._decoding - self._started
 
     def add(self, cycle: Cycle) -> None:
+        now = time.perf_counter()
+        if self.mode == "ar":
+            self._spans.append(now - self._last)
+        self._last = now
         self._rows[cycle.rows] += 1
         if cycle.experts is not None:
             self._experts.setdefault(cycle.rows, []).append(cycle.experts)
@@ -87,12 +101,21 @@ class ReplyFigures:
         self._alarmed = True
         return True
 
+    @property
+    def plain(self) -> PlainStep | None:
+        """Return the plain step: a plain reply's own median, which the first steps do not count in that record graphs
+        or warm up; else what was known before.
+        """
+        if len(self._spans) < LEAST_PLAIN:
+            return self._before
+        return PlainStep(statistics.median(self._spans), f"of the last plain reply, {len(self._spans):,} steps")
+
     def stats(self, emitted: int) -> Stats:
         total = self.elapsed()
         decode = total - self.prefill_s if self.prefill_s else 0.0
         drafting = len(self._lengths)
         cycles = drafting + self._undrafted
-        after_first = max(emitted - 1, 0)
+        after_first, plain = max(emitted - 1, 0), self.plain
         return Stats(
             acceptance_lengths=tuple(self._lengths),
             acceptance_per_position=acceptance_per_position(self._drafts),
@@ -115,6 +138,8 @@ class ReplyFigures:
             undrafted_cycles=self._undrafted,
             copied_cycles=self._copied,
             mtp_cycles=self._own,
+            plain_step_s=None if plain is None else plain.seconds,
+            plain_from="" if plain is None else plain.source,
             distinct_experts=tuple((rows, sum(seen) / len(seen)) for rows, seen in sorted(self._experts.items())),
         )
 

@@ -44,6 +44,14 @@ class ScoringTarget(Protocol):
         """Forget everything."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """Say how long a step of the target alone takes here, and when that was measured, in words for the user."""
+
+    seconds: float
+    source: str
+
+
 class Runner(Protocol):
     """One of these behind a session.
 
@@ -51,10 +59,12 @@ class Runner(Protocol):
         proposer: what fills the blocks, of the runner's own kind, or None; its ``length`` is the context it holds.
             Another one may take its place between requests.
         own: the target's own layer, where it drafts beside the proposer; else None.
+        plain: as measured at load; None where it was not.
     """
 
     proposer: Any
     own: Any
+    plain: PlainStep | None
 
     @property
     def name(self) -> str:
@@ -265,6 +275,7 @@ class SequenceRunner:
     _block: int
     _uses_own: bool  # for the next blocks
     _with_taps: bool
+    plain: PlainStep | None = None
 
     @property
     def vocab_size(self) -> int:

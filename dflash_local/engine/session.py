@@ -17,7 +17,7 @@ from dflash_local.engine import device_faults
 from dflash_local.engine.conversations import Conversations, room_of
 from dflash_local.engine.generation_loop import GenerationLoop, SetAside
 from dflash_local.engine.grammar import Grammar, Vocabulary
-from dflash_local.engine.runner import Runner
+from dflash_local.engine.runner import PlainStep, Runner
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
@@ -44,6 +44,7 @@ class Session:
         self.runner, self.facts, self.tokenizer, self.stop_ids = runner, facts, tokenizer, stop_ids
         self.schedulers: dict[bool, Scheduler] = {}  # what was learnt, by whether sampling is greedy
         self.guided_schedulers: dict[bool, Scheduler] = {}  # of replies held to a grammar, which replaces drafts
+        self._plain: tuple[object, PlainStep] | None = None  # of the last plain reply, and how that was sampled
         self.drafts = True
         self.observe: Callable[[Stats], None] = lambda _stats: None
         self.confidences = ConfidenceRecord(None)
@@ -115,6 +116,8 @@ class Session:
                     self.conversations.begin_anew()
         if whole:
             self.observe(loop.stats)
+            if request.mode == "ar" and loop.figures.plain is not None:
+                self._plain = _manner(request), loop.figures.plain
             if (scheduler := self.schedulers.get(request.sampling.greedy)) is not None:
                 self.confidences.keep(request.sampling.greedy, scheduler.learnt)
             if self.said is not None and self.tokenizer is not None:
@@ -197,6 +200,14 @@ class Session:
         """Return how many ids ``render`` makes; from any thread, since caches and device are left alone."""
         return len(self.render(request).ids)
 
+    def plain_step(self, request: Request) -> PlainStep | None:
+        """Return what a step without drafts takes in such a reply: as in the last plain one of this load that chose its
+        tokens in the same way, else as measured at load.
+        """
+        if self._plain is not None and self._plain[0] == _manner(request):
+            return self._plain[1]
+        return self.runner.plain
+
     def _check(self, request: Request, rendered: Rendered) -> None:
         count, context = len(rendered.ids), self.facts.context
         if count > context:
@@ -267,3 +278,8 @@ class Session:
             except RuntimeError:
                 if not self._lost:
                     raise
+
+
+def _manner(request: Request) -> object:
+    """Return all of a request that changes how long the choice of a token takes."""
+    return replace(request.sampling, seed=None), request.constraint, request.must_call, request.logprobs

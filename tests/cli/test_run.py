@@ -25,7 +25,10 @@ KEYS = {
     "drafter", "block_size", "seed", "dtype", "device", "mean_acceptance_length", "turn_acceptance_length", "thinking",
     "verify_rows", "mean_verify_rows", "undrafted_cycles", "copied_cycles", "mtp_cycles", "distinct_experts", "load",
 }  # fmt: skip
-TIMING = {"prefill_s", "decode_s", "tokens_per_s", "end_to_end_tokens_per_s", "draft_s", "verify_s"}
+TIMING = {
+    "prefill_s", "decode_s", "tokens_per_s", "end_to_end_tokens_per_s", "draft_s", "verify_s", "plain_step_s",
+    "plain_from",
+}  # fmt: skip
 HOSTILE = "a\x1b]52;c;aGk=\x07b\x1b]0;t\x1b\\c\x1b[6nd\x1bce\x9b31mf\x90q\x9cg\x1b]8;;http://x\x07h\x1b]unterminated"
 
 
@@ -36,8 +39,8 @@ def steps(*pieces: Piece) -> list[Step]:
 def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, opened: Opened) -> None:
     result = cli("run", "demo", "hi")
     assert (result.code, result.out) == (0, "Hello, world!\n")
-    assert "acceptance length 2.50 per cycle, 3.00 per turn" in result.err and "120.0 tok/s" in result.err
-    assert "toy pair" in result.err and "seed 99" in result.err
+    line = "6 tokens · 120 tok/s · 2.0x · 2.5 a step · first token 10 ms"
+    assert result.err.splitlines() == ["demo (toy pair), reference float32 cpu", line]
     (request,) = opened.session.requests
     assert request.sampling == SamplingParams() and not request.thinking and request.limits.max_new_tokens == 512
     assert opened.session.closed

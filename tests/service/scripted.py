@@ -64,6 +64,8 @@ STATS = Stats(
     block_size=4,
     seed=99,
     verify_rows=((4, 2),),
+    plain_step_s=1 / 60,
+    plain_from="measured at load",
 )
 PROMPT_IDS = (3, 1, 4, 1, 5)
 HELLO = (

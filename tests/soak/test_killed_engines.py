@@ -69,7 +69,7 @@ def test_the_page_keeps_what_was_shown_and_goes_on(home: Path, visitor: Visitor)
         page.goto(url)
         press(page, "Settings")
         page.get_by_label("Temperature").first.fill("0")
-        page.get_by_label("without (AR)").check()
+        page.get_by_label("plain", exact=True).check()
         for _ in range(ROUNDS):
             send(page, ASK)
             page.locator(BOT).get_by_text("3, 4, 5, 6").wait_for()

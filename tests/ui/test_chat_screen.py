@@ -29,7 +29,7 @@ def test_a_message_is_sent_and_the_reply_and_its_figures_are_shown() -> None:
         await stage.idle()
         text = stage.screen_text
         assert "Hello, world!" in text and "hi there" in text and "welcome" in text
-        assert "6 tokens · 120.0 tok/s · acceptance 2.50 · seed 99" in text
+        assert "6 tokens · 120 tok/s · 2.0x · 2.5 a step · first token 10 ms" in text
         assert stage.composer.text == ""
 
     stage = play(act)
@@ -214,7 +214,7 @@ async def test_origins_have_a_mark_and_the_meter_shows_all_figures_and_the_speed
     await stage.send("hi")
     for figure in ("120.0 mean", "2.50 mean of 4", " 1 ██", "100%", " 50%", " draft ██", "float32: exact"):
         assert figure in stage.screen_text, figure
-    assert "11 of 512 tokens" in stage.screen_text and "AR here: unknown" in stage.screen_text
+    assert "11 of 512 tokens" in stage.screen_text and "plain: 60.0 tok/s, 2.00x" in stage.screen_text
     await stage.press("f3")
     assert "‹Hello›, wor‹ld›!" in stage.screen_text and "underlined: drafted and accepted" in stage.screen_text
     await stage.press("f3")
@@ -225,9 +225,7 @@ async def test_origins_have_a_mark_and_the_meter_shows_all_figures_and_the_speed
     stage.chat_session.conversation.options.mode = "ar"
     await stage.send("hi")
     assert "no drafts in this mode" in stage.screen_text
-    stage.chat_session.conversation.options.mode = "dflash"
-    await stage.send("hi")
-    assert "AR here: 60.0 tok/s, 2.00x" in stage.screen_text
+    assert "60 tok/s · plain · first token 10 ms" in stage.screen_text and "seed 99" in stage.screen_text
 
 
 def test_a_pair_that_cannot_be_loaded_ends_the_application_with_its_error() -> None:

@@ -106,7 +106,7 @@ def test_model_text_in_a_lane_is_made_safe() -> None:
 
 
 @staged()
-async def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here(stage: Stage) -> None:
+async def test_a_race_within_a_chat_tells_the_meter_what_a_plain_step_takes(stage: Stage) -> None:
     await stage.send("one")
     stage.composer.put("two")
     await stage.press("f5")
@@ -114,7 +114,7 @@ async def test_a_race_within_a_chat_tells_the_meter_what_ar_costs_here(stage: St
     await stage.until(lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False))
     await stage.press("escape")
     await stage.until(lambda: stage.app.screen is stage.chat)
-    await stage.shows("race: 1.83x wall clock", "AR here: 60.0 tok/s, 2.00x")
+    await stage.shows("race: 1.83x wall clock", "plain: 60.0 tok/s, 2.00x")
     assert stage.composer.text == "two" and len(stage.turns) == 2
     asked = [[m.content for m in request.messages] for request in stage.session.requests[1:]]
     assert asked == [["one", "Hello, world!\n", "two"]] * 4

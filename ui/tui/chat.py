@@ -17,12 +17,12 @@ from textual.screen import Screen
 from textual.widgets import Footer, OptionList, Static, TextArea
 
 from dflash_local.app.chat_session import ChatSession
+from dflash_local.app.reply_text import headline
 from dflash_local.errors import DFlashError
 from dflash_local.events import Event, LoadProgress, Notice, Step
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.gathered import Answer
 from dflash_local.terminal import safe_line
-from dflash_local.ui.figures import reply_line
 from dflash_local.ui.job import Job
 from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.readings import Readings
@@ -223,7 +223,7 @@ class ChatScreen(Screen[None]):
         """Show the figures and the pair as they are now; the panel a moment later unless ``at_once``."""
         facts = self.session.facts
         how = f" · {facts.loaded_as}" if facts is not None else ""
-        mode = "" if self.readings.mode == "dflash" else " · without drafting (ar)"
+        mode = "" if self.readings.mode == "dflash" else " · plain"
         self._set_text("#title", safe_line(f"dflash · {self.session.pair.label}{how}{mode}"))
         self._set_text("#status", one_line(self.readings))
         now = time.monotonic()
@@ -309,7 +309,8 @@ class ChatScreen(Screen[None]):
             if not failed:
                 await self.show(NOTHING_CAME)
             return False
-        await view.finish(reply_line(self.readings), answer.turn.ending)
+        figures = headline(answer.finished) if answer.finished is not None else ""
+        await view.finish(figures, answer.turn.ending)
         return True
 
     def _listen(self, ask: Callable[[], Answer]) -> None:

@@ -77,7 +77,7 @@ def one_line(readings: Readings) -> str:
         None if readings.mean is None else f"{readings.mean:.1f} tok/s",
         None if readings.acceptance_mean is None else f"acceptance {readings.acceptance_mean:.2f}",
         f"▲ {safe_line(readings.alarms[-1])}" if readings.alarms else None,  # before what a narrow screen may cut
-        None if readings.speed_up is None else f"{readings.speed_up:.2f}x AR",
+        None if readings.speed_up is None else f"{readings.speed_up:.2f}x",
         f"ctx {readings.used:,}/{readings.context:,}" if readings.context else None,
         readings.precision,
         f"mem {memory.used / memory.total:.0%}" if memory.used is not None and memory.total else None,

@@ -133,7 +133,7 @@ async def _race(screen: ChatScreen, argument: str) -> None:
         prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
         found = await screen.dialog(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer))
         if found is not None:
-            screen.readings.ar_speed = found.ar.finished.stats.tokens_per_s or None
+            screen.readings.compare(found.ar.finished.stats)
             await screen.show(
                 f"race: {found.wall_clock:.2f}x wall clock, {found.speed_up:.2f}x decode; {found.verdict}"
             )

@@ -11,9 +11,9 @@ import gradio as gr
 from gradio.components import Component
 from gradio.components.chatbot import ExampleMessage
 
+from dflash_local.app.reply_text import headline
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
-from dflash_local.ui.figures import reply_line
 from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.web import drawer, follow, markup, memory
 from dflash_local.ui.web.chat_settings import Changes, ChatSettings, Given
@@ -333,7 +333,9 @@ class ChatTab:
         if error is None and reply.source.turn is not None:
             turns = chat.conversation.turns
             words = [turns[-1].ending] if turns and turns[-1].ending else []
-            lines = (" · ".join([*words, reply_line(reply.readings)]), *reply.notices, *chat.tell())
+            if (finished := reply.source.finished) is not None:
+                words.append(headline(finished))
+            lines = (" · ".join(words), *reply.notices, *chat.tell())
             changes[self.status] = "".join(map(markup.paragraph, lines))
             return changes
         text = reply.message if reply.source.turn is None else ""

@@ -44,7 +44,7 @@ class ChatSettings:
             self.own = gr.HTML(elem_classes="df-plain")
             self.system = gr.Textbox(label="System prompt", lines=2, max_lines=8)
             with gr.Row():
-                modes = [("with the drafter", "dflash"), ("without (plain)", "ar")]
+                modes = [("with the drafter", "dflash"), ("plain", "ar")]
                 self.mode = gr.Radio(modes, value=model.mode, label="Mode")
                 self.thinking = gr.Checkbox(label="Thinking", value=model.thinking)
                 self.full = gr.Dropdown(FULL, value=full_context, label="When the context is full", filterable=False)

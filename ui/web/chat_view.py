@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_local.errors import UsageError
+from dflash_local.events import Stats
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.chat_options import ChatOptions, parse_setting
 from dflash_local.service.conversation import Conversation
@@ -164,15 +165,16 @@ class ChatView:
         if pending is not None:
             pending.cancel()
 
-    def look(self, ar_speed: float | None = None) -> Readings:
-        """Return the figures of the pair that is loaded now; a race may have told how fast it is without drafting."""
+    def look(self, plain: Stats | None = None) -> Readings:
+        """Return the figures of the pair that is loaded now; ``plain``: of a race just run with it."""
         with self.conversation.lock:
             facts = self._service.facts
             if not self.busy and facts is not None:
                 if facts is not self._known:
                     self.readings.load(facts)
                     self._known = facts
-                self.readings.ar_speed = ar_speed or self.readings.ar_speed
+                if plain is not None:
+                    self.readings.compare(plain)
             return self.readings
 
     def messages(self, origins: bool = False, most: int = SHOWN) -> list[dict[str, Any]]:

@@ -103,7 +103,7 @@ class RaceTab:
             yield {self.status: markup.failed(run.error), self.stop: gr.update(interactive=False)}
             return
         race = run.result
-        visitor.chat.look(race.ar.finished.stats.tokens_per_s)
+        visitor.chat.look(race.ar.finished.stats)
         run.replay()
         while not run.shown and not run.stopped:
             run.advance()

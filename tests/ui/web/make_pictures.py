@@ -62,7 +62,7 @@ def chat(page: Page) -> None:
     field = page.locator("#df-field textarea")
     field.fill(PROMPT)
     field.press("Enter")
-    page.get_by_text("tok/s · acceptance").first.wait_for(timeout=REPLY_MS)
+    page.get_by_text("a step · first token").first.wait_for(timeout=REPLY_MS)
 
 
 def race(page: Page) -> None:

@@ -88,7 +88,7 @@ def test_who_reads_upward_stays_there_and_comes_back_by_a_button(visitor: Visito
         page.mouse.wheel(0, -600)
         back.wait_for()
         paced.allow(LINES)
-        status(page, "acceptance 2.50")
+        status(page, "2.5 a step")
         page.mouse.wheel(0, 5000)
         back.wait_for(state="hidden")
         page.mouse.wheel(0, -600)

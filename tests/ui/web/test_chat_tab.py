@@ -52,12 +52,20 @@ def test_a_message_is_answered_shown_by_origin_made_again_edited_and_cleared(vis
         field(page).press("Shift+Enter")
         field(page).type("second")
         field(page).press("Enter")
-        status(page, "6 tokens · 120.0 tok/s · acceptance 2.50 · seed 99")
+        status(page, "6 tokens · 120 tok/s · 2.0x · 2.5 a step · first token 10 ms")
         assert "Hello, world!" in page.locator(BOT).inner_text()
         assert session.requests[0].messages[-1].content == "first\nsecond"
         assert field(page).input_value() == ""
         panel = page.locator("#df-figures").inner_text()
-        for words in ("120.0 mean tok/s", "2.50 mean of 4", "50%", "40%", "11 of 512 tokens", "float32: exact"):
+        for words in (
+            "120.0 mean tok/s",
+            "2.50 mean of 4",
+            "3.00 per turn",
+            "50%",
+            "40%",
+            "11 of 512 tokens",
+            "seed 99",
+        ):
             assert words in panel, words
         assert [bar.inner_text() for bar in page.locator(".df-share").all()[:3]] == ["1\n100%", "2\n50%", "3\n0%"]
         check_origins(page)
@@ -82,7 +90,7 @@ def check_again(page: Page, session: ScriptedSession) -> None:
     """The second request repeats the first, the third is of another message, the fourth of a new conversation."""
     press(page, "Regenerate")
     wait_until(lambda: len(session.requests) == 2)
-    status(page, f"seed {session.requests[1].sampling.seed}")
+    page.locator("#df-figures").get_by_text(f"seed {session.requests[1].sampling.seed}").wait_for()
     assert session.requests[1].messages == session.requests[0].messages
     page.get_by_role("button", name="Edit this message").press("Enter")
     status(page, "Send replaces it")
@@ -95,7 +103,7 @@ def check_again(page: Page, session: ScriptedSession) -> None:
     page.locator(USER).get_by_text("two").wait_for()
     wait_until(lambda: len(session.requests) == 3)
     assert [message.content for message in session.requests[2].messages] == ["two"]
-    status(page, "acceptance 2.50")
+    status(page, "2.5 a step")
     press(page, "Clear")
     page.locator(USER).wait_for(state="detached")
     press(page, "Undo Clear")
@@ -112,7 +120,7 @@ def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_
     with visiting(visitor, "Chat", session) as (here, page):
         check_prompts(page, here)
         wait_until(lambda: len(session.requests) == 2)
-        status(page, "acceptance 2.50")
+        status(page, "2.5 a step")
         assert [each.messages[-1].content for each in session.requests] == ["Say hello.", "Say <b>goodbye</b>."]
         assert session.requests[0].sampling == SamplingParams() and session.requests[0].block_size is None
         assert session.requests[0].limits.max_new_tokens == 1024
@@ -125,14 +133,14 @@ def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_
         page.get_by_label("Top-p").fill("0.9")
         page.get_by_label("Most tokens").first.fill("33")
         page.get_by_label("Block size").fill("3")
-        page.get_by_label("without (plain)").check()
+        page.get_by_label("plain", exact=True).check()
         page.get_by_label("Seed").first.fill("no number")
         send(page, "hi")
         status(page, "seed must be a whole number, got 'no number'")
         assert field(page).input_value() == "hi" and session.requests == []
         page.get_by_label("Seed").first.fill("18446744073709551615")
         field(page).press("Enter")
-        status(page, "without drafting · seed 18446744073709551615")
+        status(page, "60 tok/s · plain · first token 10 ms")
         request = session.requests[0]
         assert (request.mode, request.block_size, request.limits.max_new_tokens) == ("ar", 3, 33)
         assert (request.sampling.temperature, request.sampling.top_p) == (0.7, 0.9)
@@ -141,15 +149,15 @@ def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_
         page.get_by_label("with the drafter").check()
         field(page).fill("more")
         field(page).press("Enter")
-        status(page, "2.00x AR")
-        assert "AR here: 60.0 tok/s, 2.00x" in page.locator("#df-figures").inner_text()
+        status(page, "· 2.0x ·")
+        assert "plain: 60.0 tok/s, 2.00x" in page.locator("#df-figures").inner_text()
 
 
 def check_prompts(page: Page, here: Site) -> None:
     """An empty conversation offers some, and a click sends one; what was typed stays."""
     field(page).fill("my own")
     page.get_by_role("button", name="Say hello.").click()
-    status(page, "acceptance 2.50")
+    status(page, "2.5 a step")
     assert page.locator(USER).inner_text().strip() == "Say hello." and field(page).input_value() == "my own"
     here.served.examples = ("Say <b>goodbye</b>.",)
     page.get_by_role("tab", name="Models").click()
@@ -172,14 +180,14 @@ def test_an_error_is_one_line_and_the_message_comes_back_unless_a_part_of_the_re
             assert page.locator(USER).count() == 0
             assert "Traceback" not in page.content()
         field(page).press("Enter")  # the pair is loaded again where it broke
-        status(page, "acceptance 2.50")
+        status(page, "2.5 a step")
         send(page, "hi")
         status(page, "it is gone; the pair was loaded again (send it again)")
         part = page.locator(BOT).last.inner_text()
         assert "Hello, world!" in part and "(stopped)" in part
         assert page.locator(USER).last.inner_text().strip() == "hi" and field(page).input_value() == ""
         send(page, "again")
-        status(page, "acceptance 2.50")
+        status(page, "2.5 a step")
 
 
 def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visitor: Visitor) -> None:
@@ -187,7 +195,7 @@ def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visi
     with visiting(visitor, "Chat", ScriptedSession(steps=steps)) as (_, page):
         assert page.locator("button:visible").get_by_text("Export", exact=True).is_disabled()
         send(page, "code, please")
-        status(page, "acceptance 2.50")
+        status(page, "2.5 a step")
         title = page.get_by_text("Thinking (2 tokens, 0.0 s)")
         title.wait_for()
         page.get_by_text("I wonder").wait_for(state="hidden")

@@ -83,7 +83,7 @@ def test_text_of_a_model_or_a_user_is_shown_and_never_obeyed(visitor: Visitor) -
     with visiting(visitor, "Chat", ScriptedSession(steps=steps)) as (_, page):
         page.on("dialog", appeared)
         send(page, text)
-        status(page, "acceptance 2.50")
+        status(page, "2.5 a step")
         page.get_by_text("Thinking (").click()
         page.locator(BOT).last.get_by_text("{{constructor").wait_for()
         for place in (*page.locator(BOT).all(), page.locator(USER)):
@@ -125,7 +125,7 @@ def test_two_windows_wait_in_line_and_a_closed_one_frees_the_machine(
         send(other, "beta")
         status(other, "waiting, 1 before")
         gate.set()
-        status(page, "acceptance 2.50")
+        status(page, "2.5 a step")
         status(other, "acceptance 2.50")
         mine, theirs = page.locator(BOT).inner_text(), other.locator(BOT).inner_text()
         assert "alpha4" in mine and "beta" not in mine and "beta4" in theirs and "alpha" not in theirs
