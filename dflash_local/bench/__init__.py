@@ -1,1 +1,1 @@
-"""Measuring: the exactness certificate, and AR against DFlash. Knows sessions and reports, no screens."""
+"""Measuring: the exactness certificate, and plain against DFlash. Knows sessions and reports, no screens."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 Verdict = Literal["identical", "near-tie", "unknown", "wide", "BUG"]  # wide: of a server, by its log probabilities
 ORDER: tuple[Verdict, ...] = ("identical", "near-tie", "unknown", "wide", "BUG")
 TITLES = ("prompt", "case", "block", "tokens", "per cycle", "verdict")
-PLANTED = "drafts are planted (AR's own text with mistakes): their acceptance says nothing of the drafter"
+PLANTED = "drafts are planted (the plain text with mistakes): their acceptance says nothing of the drafter"
 PROMISE = (
     "identical: the token ids are the same with and without drafting. fast: every emitted token is the target's "
-    "choice on the verify logits; where the text first parts from AR the two tokens are a near-tie. strict "
+    "choice on the verify logits; where the text first parts from the plain one the two tokens are a near-tie. strict "
     "(--exact, fused engine): with and without drafting a row's logits are equal in every bit, in any dtype."
 )
 
@@ -130,7 +130,7 @@ class Certificate:
     """What was found of a loaded pair. ``verdict`` is the worst of all runs and of the plain check.
 
     Attributes:
-        positions: tokens of the drafted replies. same_bits: of these, where all logits of the row computed AR's way
+        positions: tokens of the drafted replies. same_bits: of these, where all logits of the row computed as plain
             are, bit for bit, those computed DFlash's way. exact: nothing less was promised.
     """
 

@@ -1,7 +1,7 @@
 """The exactness certificate: the same requests with and without drafting, every difference explained.
 
 Two claims: identical token ids, or *fast*, every token the target's choice on the verify logits and every divergence
-from AR a near-tie (docs/exactness.md).
+from the plain one a near-tie (docs/exactness.md).
 """
 
 from __future__ import annotations

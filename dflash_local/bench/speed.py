@@ -1,4 +1,4 @@
-"""AR against DFlash over prompts on one session, by the engine's ``Stats``: speed, acceptance, equality."""
+"""Plain against DFlash over prompts on one session, by the engine's ``Stats``: speed, acceptance, equality."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dflash_local.request import Limits, Request, SamplingParams
 WARM_UP_TOKENS = 16
 TITLES = (
     *("kind", "prompts", "tokens", "per cycle", "per turn"),
-    *("AR tok/s", "DFlash tok/s", "ratio", "equal"),
+    *("plain tok/s", "DFlash tok/s", "ratio", "equal"),
 )
 BOTH: tuple[Mode, Mode] = ("ar", "dflash")
 
@@ -168,7 +168,7 @@ def presented(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison]
         "accepted per position: " + " ".join(f"{share:.0%}" for share in last.acceptance_per_position),
         f"text equal in {last.equal} of {last.prompts}",
         "acceptance length: accepted drafts + 1, mean over cycles that drafted, and tokens / cycles of each reply; "
-        "ratio: decode time of AR / DFlash in this run",
+        "ratio: decode time of plain / DFlash in this run",
         *(f"notice: {notice}" for notice in sorted({n for one in comparisons for n in one.dflash.notices})),
     ]
     return report, [*lines, f"({TOY})"] if pair.toy else lines

@@ -1,4 +1,4 @@
-"""``dflash bench``: AR against DFlash over prompts or tasks, here or on a server; a quantised target, its original."""
+"""``dflash bench``: plain against DFlash over prompts or tasks, here or on a server; a quantised target too."""
 
 from __future__ import annotations
 

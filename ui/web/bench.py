@@ -20,11 +20,11 @@ from dflash_local.ui.web.visitors import Visitors
 
 TOKENS = 128
 DRAW_S = 1.0  # of two plots that come sooner one after the other, Gradio may keep the first
-COLOURS = {"AR": "#8a94a6", "DFlash": "#0d9488"}
+COLOURS = {"plain": "#8a94a6", "DFlash": "#0d9488"}
 MEASURED = "Measured here, in this run; no figure is remembered or quoted."
 EXPLAINED = (
     "Each prompt is answered without drafting and with it, one after the other, from the same loaded pair, greedily. "
-    "Ratio: decode speed of DFlash over that of AR. Acceptance length: accepted drafts + 1, mean over the "
+    "Ratio: decode speed of DFlash over the plain one. Acceptance length: accepted drafts + 1, mean over the "
     "drafted blocks."
 )
 FILE = "dflash-bench.json"
@@ -120,7 +120,7 @@ _SPEEDS: dict[str, Any] = {
     "x": "prompt",
     "y": "tok/s",
     "color": "mode",
-    "title": "AR against DFlash",
+    "title": "Plain against DFlash",
     "x_title": "prompt of the table",
     "x_label_angle": -50,
     "color_title": " ",

@@ -1,4 +1,4 @@
-"""AR against DFlash over a few prompts on the pair that is loaded, and the arithmetic over what came of it.
+"""Plain against DFlash over a few prompts on the pair that is loaded, and the arithmetic over what came of it.
 
 Every figure is of this very run. Draws nothing.
 """
@@ -17,7 +17,7 @@ from dflash_local.request import Limits, Message, Request, check_integer
 from dflash_local.service.race import Lane, Race, Racer
 from dflash_local.service.service import Service
 
-NAMES: dict[Mode, str] = {"ar": "AR", "dflash": "DFlash"}
+NAMES: dict[Mode, str] = {"ar": "plain", "dflash": "DFlash"}
 MAX_TOKENS = 4096
 SAMPLES = 40  # points of a curve
 WINDOW = 0.08  # of the longer reply: tokens per second are taken over so much of it
@@ -42,7 +42,7 @@ class BenchRow:
         )
 
 
-TITLES = ("Prompt", "AR tok/s", "DFlash tok/s", "Ratio", "Acceptance length", "Identical")
+TITLES = ("Prompt", "Plain tok/s", "DFlash tok/s", "Ratio", "Acceptance length", "Identical")
 
 
 class BenchRun:

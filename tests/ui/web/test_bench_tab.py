@@ -77,7 +77,7 @@ def check_run(page: Page) -> None:
     assert "share of blocks: 50%" in positions[1]
     speeds = plotted(page, "df-plot-prompts", 4)
     assert len(speeds) == 4 and "mode: DFlash" in speeds[1] and "tok/s: 120" in speeds[1]
-    assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"AR", "DFlash"}
+    assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"plain", "DFlash"}
 
 
 def lane(mode: Any, *steps: tuple[int, float], seconds: float = 1.0, lengths: tuple[int, ...] = ()) -> Lane:
@@ -109,7 +109,7 @@ def test_a_curve_holds_the_rate_between_steps() -> None:
     from dflash_local.ui.web.bench_run import over_time
 
     points = over_time(row(2))
-    ar = [(at, rate) for at, name, rate in points if name == "AR"]
+    ar = [(at, rate) for at, name, rate in points if name == "plain"]
     dflash = [(at, rate) for at, name, rate in points if name == "DFlash"]
     assert ar[-1][0] == 1.1 and dflash[-1][0] == 0.6
     assert all(rate == pytest.approx(2.0) for _, rate in ar) and all(rate == pytest.approx(4.0) for _, rate in dflash)
