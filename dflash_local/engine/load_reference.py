@@ -52,9 +52,9 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Ref
     runner = ReferenceRunner(target, proposer, pair.context, threads, own)
     if pair.contract is not None and pair.contract.drafter.passes > 1:
         runner.wait_ms = math.inf
-    if pair.contract is not None:
-        measure_plain(runner)
     if pair.contract is not None and packed and large:
         measure_cpu_costs(runner, pair.contract.block_size)
+    if pair.contract is not None:
+        measure_plain(runner)
     end_team()
     return runner, notices

@@ -183,6 +183,7 @@ def test_costs_are_measured_with_their_experts(family: str, exact: bool, monkeyp
     found = runner.experts
     assert set(runner.costs) == {1, 2, 3, 4, 6, block} and set(runner.verify_costs) == {*runner.costs, 8, 12, 16}
     assert found is not None and set(found.distinct) == set(runner.verify_costs)
+    assert runner.plain is not None and runner.plain.seconds == runner.verify_costs[1] / 1e3
     assert (found.num_experts, found.top_k) == (8, 2)
     counts = [found.distinct[rows] for rows in sorted(found.distinct)]
     assert counts[0] == 2 and counts == sorted(counts) and counts[-1] > 2
