@@ -118,8 +118,9 @@ class Readings:
         return self.mean * self.plain_step_s
 
     def compare(self, stats: Stats) -> None:
-        """Take the plain step that a reply of the loaded pair tells."""
-        self.plain_step_s, self.plain_from = stats.plain_step_s, stats.plain_from
+        """Take the plain step that a reply of the loaded pair tells; one that was cancelled early tells none."""
+        if stats.plain_step_s is not None:
+            self.plain_step_s, self.plain_from = stats.plain_step_s, stats.plain_from
 
     @property
     def split(self) -> tuple[float, float, float] | None:

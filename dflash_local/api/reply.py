@@ -54,6 +54,8 @@ class Tally:
             "draft_ms": 1000 * stats.draft_s,
             "verify_ms": 1000 * stats.verify_s,
             "other_ms": 1000 * stats.other_s,
+            "plain_step_ms": None if stats.plain_step_s is None else 1000 * stats.plain_step_s,
+            "plain_from": stats.plain_from or None,
         }
         return {
             "time_to_first_token_ms": 1000 * stats.ttft_s,

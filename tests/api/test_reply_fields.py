@@ -29,6 +29,7 @@ def test_notices_are_in_the_metrics_and_the_log(serve: Serve, path: str, lines: 
     assert server.call("POST", path, data).json["metrics"]["dflash"]["notices"] == ["something to know"]
     last = server.call("POST", path, {**data, "stream": True}).events[-2]
     assert last["metrics"]["dflash"]["notices"] == ["something to know"]
+    assert last["metrics"]["dflash"]["plain_step_ms"] == pytest.approx(1000 / 60)
     assert sum(line.endswith("warning something to know") for line in lines) == 2
 
 
