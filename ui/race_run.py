@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dflash_local.app.notices import Notify
 from dflash_local.errors import Interrupted
-from dflash_local.events import Event, Finished, LoadProgress, Mode, Notice, Queued, Step
-from dflash_local.service.race import MODES, Race, Racer
+from dflash_local.events import Event, Finished, LoadProgress, Mode, Notice, Piece, Queued, Step
+from dflash_local.service.race import MODES, Lane, Race, Racer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.figures import rate
 from dflash_local.ui.job import Job
 from dflash_local.ui.pieces import SafePieces, text_of
 
-NAMES: dict[Mode, str] = {"ar": "without drafting (AR)", "dflash": "with the drafter (DFlash)"}
-RUNNING = "running {}; each has the machine to itself, both are replayed together"
+NAMES: dict[Mode, str] = {"ar": "plain", "dflash": "drafted"}
+MEASURING = "measuring {} of 2: {}, alone on the machine"
+PACES = {1.0: "true speed", 0.5: "half speed", 0.25: "quarter speed"}
+LEGEND = "+5: tokens of one step"
+MARKS_LEGEND = f"{LEGEND}; underlined: the target's own"
+IN_VIEW = 3  # rows of the slower reply that stay in view
 Prepare = Callable[[Notify], Racer]  # may load the pair; called on the race's thread
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one step committed.
+
+    Attributes:
+        t_s: seconds since the request. tokens: how many; 0 where a server names none. pieces: safe to show.
+    """
+
+    t_s: float
+    tokens: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def text(self) -> str:
+        return text_of(self.pieces)
 
 
 @dataclass(slots=True)
@@ -26,7 +47,7 @@ class Track:
     """How far one of the two is.
 
     Attributes:
-        text: safe to show, thinking included. seconds: since its request started.
+        text: of its blocks, safe to show, thinking included. seconds: since its request started.
         speed: tokens per second of all of it; None before its end.
     """
 
@@ -34,26 +55,63 @@ class Track:
     tokens: int = 0
     seconds: float = 0.0
     speed: float | None = None
+    blocks: list[Block] = field(default_factory=list)
     _safe: SafePieces = field(default_factory=SafePieces)
+
+    @classmethod
+    def of(cls, lane: Lane) -> Track:
+        """A lane at its end."""
+        track = cls()
+        for event in (*lane.steps, lane.finished):
+            track.take(event)
+        return track
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second so far, the first step left out; at its end the one that the race has."""
+        if self.speed is not None or len(self.blocks) < 2:
+            return self.speed
+        first, last = self.blocks[0], self.blocks[-1]
+        spent = last.t_s - first.t_s
+        return (self.tokens - first.tokens) / spent if spent > 0 and self.tokens else None
+
+    @property
+    def counts(self) -> str:
+        """Say how many tokens it has and how fast they came."""
+        return f"{self.tokens} tokens · {rate(self.rate)} tok/s"
 
     @property
     def line(self) -> str:
-        """Say how far it is, and at its end how fast it was."""
-        done = self.speed is not None
-        sign = "■" if done else "▶" if self.tokens else "○"
-        speed = f" · {rate(self.speed)} tok/s" if done else ""
-        return f"{sign} {self.seconds:.2f} s · {self.tokens} tokens{speed}"
+        """Say how far it is."""
+        sign = "■" if self.speed is not None else "▶" if self.blocks else "○"
+        return f"{sign} {self.seconds:.{1 if self.seconds >= 10 else 2}f} s · {self.counts}"
 
     def take(self, event: Event) -> None:
         """Count one event in; a server that names no tokens tells only at the end how many there are."""
         if isinstance(event, Step):
-            self.text += text_of(self._safe.feed(event))
-            self.tokens += len(event.token_ids)
-            self.seconds = event.t_s
+            self._add(event.t_s, len(event.token_ids), self._safe.feed(event))
         elif isinstance(event, Finished) and self.speed is None:
-            self.text += text_of(self._safe.finish())
+            if held := self._safe.finish():
+                self._add(self.seconds, 0, held)
             self.tokens = max(self.tokens, event.usage.completion_tokens)
             self.seconds, self.speed = event.stats.prefill_s + event.stats.decode_s, event.stats.tokens_per_s
+
+    def _add(self, t_s: float, tokens: int, pieces: Sequence[Piece]) -> None:
+        self.blocks.append(Block(t_s, tokens, tuple(pieces)))
+        self.text += text_of(pieces)
+        self.tokens += tokens
+        self.seconds = t_s
+
+
+def level(ends: Sequence[int], height: int) -> int:
+    """Find the row at the top of both panes, so that equal lines stand level.
+
+    The reply that is ahead is followed while ``IN_VIEW`` rows of the other one are in view, then the other one is.
+
+    Args:
+        ends: rows that each text takes. height: of a pane.
+    """
+    return max(0, min(max(ends) - height, min(ends) - IN_VIEW))
 
 
 class RaceRun(Job[Race]):
@@ -61,17 +119,22 @@ class RaceRun(Job[Race]):
 
     Attributes:
         tracks: of both replies, as they come or as they are shown again. state: what goes on.
-        prepared: the pair is loaded. stopped: it was asked to end. version: grows with everything that came.
+        measuring: the lane that runs now. prepared: the pair is loaded. stopped: it was asked to end.
+        version: grows with everything that came. at: seconds of the race that were shown again.
+        pace: of the replay, 1 at true speed.
     """
 
     def __init__(self, prepare: Prepare, notify: Callable[[Notice], None] = lambda _notice: None) -> None:
         self.tracks: dict[Mode, Track] = {mode: Track() for mode in MODES}
         self.state, self.version = "getting ready", 0
+        self.measuring: Mode | None = None
         self.prepared = self.stopped = False
+        self.pace = 1.0
         self._prepare, self._notify = prepare, notify
         self._lock = threading.Lock()
         self._racer: Racer | None = None
-        self._begun: float | None = None  # when it was begun to be shown again
+        self.at = 0.0
+        self._looked: float | None = None  # when ``at`` was set
         self._left: dict[Mode, list[Step]] = {}
         super().__init__(self._race, self._end)
 
@@ -95,12 +158,13 @@ class RaceRun(Job[Race]):
 
     def _on_event(self, mode: Mode, event: Event) -> None:
         with self._lock:
-            self.state = RUNNING.format(NAMES[mode])
+            done = sum(track.speed is not None for track in self.tracks.values())
+            self.measuring, self.state = mode, MEASURING.format(min(done + 1, 2), NAMES[mode])
             self.tracks[mode].take(event)
             if isinstance(event, Queued) and event.position:
                 self.state = f"waiting, {event.position} before"
             elif all(track.speed is not None for track in self.tracks.values()):
-                self.state = "comparing both"  # where they differ, the target is asked once more
+                self.measuring, self.state = None, "comparing both"  # where they differ, the target is asked once more
             self.version += 1
 
     @property
@@ -110,28 +174,30 @@ class RaceRun(Job[Race]):
 
     @property
     def replaying(self) -> bool:
-        return self._begun is not None
+        return self._looked is not None
 
     @property
     def shown(self) -> bool:
         """True when all of it was shown again."""
-        return self._begun is not None and all(track.speed is not None for track in self.tracks.values())
+        return self.replaying and all(track.speed is not None for track in self.tracks.values())
 
     def replay(self) -> None:
-        """Begin to show both lanes again, at the speed they had."""
+        """Begin to show both lanes again, from the top."""
         race = self.result
         self.tracks = {mode: Track() for mode in MODES}
         self._left = {lane.mode: list(lane.steps) for lane in (race.ar, race.dflash)}
-        self._begun = time.monotonic()
+        self.at, self._looked = 0.0, time.monotonic()
 
-    def advance(self, seconds: float | None = None) -> None:
-        """Show what had come by now, or by ``seconds``; ``replay`` goes before."""
-        by = time.monotonic() - (self._begun or 0.0) if seconds is None else seconds
+    def advance(self, to_end: bool = False) -> None:
+        """Show what had come by now, at ``pace``, or all of it; ``replay`` goes before."""
+        now = time.monotonic()
+        self.at = float("inf") if to_end else self.at + (now - (self._looked or now)) * self.pace
+        self._looked = now
         for lane in (self.result.ar, self.result.dflash):
             track, left = self.tracks[lane.mode], self._left[lane.mode]
-            while left and left[0].t_s <= by:
+            while left and left[0].t_s <= self.at:
                 track.take(left.pop(0))
-            if not left and by >= lane.seconds:
+            if not left and self.at >= lane.seconds:
                 track.take(lane.finished)
             else:
-                track.seconds = min(by, lane.seconds)
+                track.seconds = min(self.at, lane.seconds)

@@ -33,6 +33,7 @@ from dflash_local.request import Limits, Request, SamplingParams, user_request
 from dflash_local.service.race import Race, Racer
 
 if TYPE_CHECKING:
+    from dflash_local.report.race_file import About
     from dflash_local.service.service import Service
 
 MAX_NEW_TOKENS = 256
@@ -89,17 +90,19 @@ def race(
         text = examples(pair)[0]
         request = replace(request, messages=user_request(text).messages)
 
-    def keep(service: Service, result: Race) -> None:
+    def about(service: Service, result: Race) -> About:
         line = command(pair.name, text, request, result.seed, _options(source, drafter, served))
+        return About(pair.label, text, line, figures_origin(service, pair, user, bool(source.models.label)))
+
+    def keep(service: Service, result: Race) -> None:
         for file in save or ():
-            origin = figures_origin(service, pair, user, bool(source.models.label))
-            write("--save", file, SAVED[file.suffix](result, About(pair.label, text, line, origin)))
+            write("--save", file, SAVED[file.suffix](result, about(service, result)))
             console.note(f"race saved: {file}", "dim")
 
     if not plain and not as_json and can_show(console, user.environ):
         shown = application(console, "run_race")
         if shown is not None:
-            raise typer.Exit(_on_screen(shown, call, source, request, text, served.order, keep))
+            raise typer.Exit(_on_screen(shown, call, source, request, text, served.order, keep, about))
     with source.service(call) as service:
         racer = _racer(service, pair, request, served.order)
         if not as_json:
@@ -139,6 +142,7 @@ def _on_screen(
     prompt: str,
     order: tuple[Mode, Mode],
     keep: Callable[[Service, Race], None],
+    about: Callable[[Service, Race], About],
 ) -> int:
     """Run and replay it on a screen; what came of it stays on the terminal. Returns the exit code."""
     pair = source.pair
@@ -150,7 +154,7 @@ def _on_screen(
             services.append(stack.enter_context(source.serve(notify)))
             return _racer(services[0], pair, request, order)
 
-        code, result = run(pair.label, prompt, prepare)
+        code, result = run(pair.label, prompt, prepare, lambda race: about(services[0], race))
         if result is not None:
             keep(services[0], result)
     if result is not None:

@@ -155,9 +155,11 @@ def test_the_memory_is_of_the_process_that_holds_the_pair(
 def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
     cli: Cli, opened: Opened, person: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(title: str, prompt: str, prepare: Any) -> tuple[int, Any]:
+    def run(title: str, prompt: str, prepare: Any, about: Any) -> tuple[int, Any]:
         assert (title, prompt) == ("demo (toy pair)", "hi")
-        return 0, prepare(lambda _event: None).run()
+        race = prepare(lambda _event: None).run()
+        assert about(race).command == f"dflash race demo --seed {race.seed} --max-new-tokens 256 hi"
+        return 0, race
 
     monkeypatch.setattr("dflash_local.cli.race.application", lambda *_: run)
     result = cli("race", "demo", "hi")

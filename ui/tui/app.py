@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -16,6 +16,7 @@ from textual.widgets import TextArea
 
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
+from dflash_local.report.race_file import About
 from dflash_local.service.race import Race
 from dflash_local.ui.race_run import Prepare
 from dflash_local.ui.tui.chat import ChatScreen
@@ -142,13 +143,13 @@ def run(session: ChatSession, greeting: str) -> int:
     return _code(app)
 
 
-def run_race(title: str, prompt: str, prepare: Prepare) -> tuple[int, Race | None]:
+def run_race(title: str, prompt: str, prepare: Prepare, about: Callable[[Race], About]) -> tuple[int, Race | None]:
     """Show a race until the user leaves; returns the exit code and the race, None when it did not end.
 
     Raises:
         DFlashError: the pair could not be loaded, or a reply failed.
     """
-    app = RaceApp(RaceScreen(title, prompt, prepare))
+    app = RaceApp(RaceScreen(title, prompt, prepare, about))
     app.run()
     app.race_screen.run_of.join(STOP_S)
     if app.race_screen.error is not None and app.ended_by is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ from textual.app import SuspendNotSupported
 
 from dflash_local import child_process, settings
 from dflash_local.app.chat_commands import ALIASES, words
+from dflash_local.app.figures_origin import figures_origin
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError, UsageError
-from dflash_local.service.race import Racer
+from dflash_local.report.race_file import About, command
+from dflash_local.service.race import Race, Racer
 from dflash_local.ui.safety import parser
 from dflash_local.ui.tui.chats import ChatsScreen
 from dflash_local.ui.tui.dialogs import HelpScreen, ModelsScreen, PullScreen
@@ -24,6 +27,8 @@ from dflash_local.ui.tui.race import RaceScreen
 if TYPE_CHECKING:
     from textual.app import App
 
+    from dflash_local.app.chat_session import ChatSession
+    from dflash_local.request import Request
     from dflash_local.ui.tui.chat import ChatScreen
 
 
@@ -131,7 +136,8 @@ async def _race(screen: ChatScreen, argument: str) -> None:
         request = screen.conversation.request(text)
         racer = Racer(screen.session.service, request)
         prompt = next(message.content for message in reversed(request.messages) if message.role == "user")
-        found = await screen.dialog(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer))
+        about = partial(_about, screen.session, request, prompt)
+        found = await screen.dialog(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer, about))
         if found is not None:
             screen.readings.compare(found.ar.finished.stats)
             await screen.show(
@@ -139,6 +145,16 @@ async def _race(screen: ChatScreen, argument: str) -> None:
             )
 
     screen.start(race())
+
+
+def _about(session: ChatSession, request: Request, prompt: str, found: Race) -> About:
+    """What a saved race says besides; one within a conversation cannot be repeated by a command."""
+    servers = ["--url", "URL", "--plain-url", "URL"] if session.decided else []
+    line = command(session.pair.name, prompt, request, found.seed, servers)
+    if len(request.messages) > 1:
+        line = f"/race, after {len(request.messages) - 1} messages of a chat"
+    origin = figures_origin(session.service, session.pair, session.user, bool(session.models.label))
+    return About(session.pair.label, prompt, line, origin)
 
 
 async def _models(screen: ChatScreen, name: str) -> None:

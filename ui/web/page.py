@@ -24,7 +24,7 @@ from dflash_local.ui.web.visitors import Visitors
 TITLE = "dflash"
 SENTENCE = "Chat with a model on your own machine. A small drafter guesses ahead, the model checks every word."
 TABS = {"Chat": ChatTab, "Race": RaceTab, "Models": ModelsTab, "Bench": BenchTab, "About": AboutTab}
-SHEETS = ("face.css", "looks.css", "tables.css")
+SHEETS = ("face.css", "looks.css", "tables.css", "race.css")
 AT_ONCE = 16  # handlers that may run side by side; the pair itself answers one request at a time
 
 

@@ -73,7 +73,7 @@ def test_two_servers_race(visitor: Visitor, kind: str) -> None:
             assert page.locator(".df-verdict").inner_text().startswith("identical: yes")
             lanes = [lane.inner_text() for lane in page.locator(".df-lane").all()]
             assert all("Hello, world!" in lane and "8 tokens" in lane for lane in lanes)
-            _, content = saved(page.get_by_role("link", name="Save as JSON"))
+            _, content = saved(page.get_by_role("link", name="Save as .json"))
     assert content["server"]["program"] == kind and "127.0.0.1" not in json.dumps(content)
     assert len(plain.bodies) == len(drafting.bodies) == 2, "each is warmed up first"
 
