@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
 from pygments.token import Comment, Keyword, Name, Number, Operator, String  # type: ignore[import-untyped]
@@ -13,7 +13,7 @@ from pygments.util import ClassNotFound  # type: ignore[import-untyped]
 
 Kind = Literal["fence", "code", "comment", "string", "number", "keyword", "name"]
 BLOCK = re.compile(r"^ *(?P<ticks>`{3,}|~{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)(?:^ *(?P=ticks)[ ]*$|\Z)", re.M | re.S)
-KINDS: tuple[tuple[Kind, tuple[object, ...]], ...] = (
+KINDS: tuple[tuple[Kind, tuple[Any, ...]], ...] = (
     ("comment", (Comment, String.Doc)),
     ("string", (String,)),
     ("number", (Number, Keyword.Constant)),

@@ -62,7 +62,7 @@ class Track:
     def of(cls, lane: Lane) -> Track:
         """A lane at its end."""
         track = cls()
-        for event in (*lane.steps, lane.finished):
+        for event in lane.events:
             track.take(event)
         return track
 

@@ -31,6 +31,11 @@ class Lane:
     finished: Finished
 
     @property
+    def events(self) -> tuple[Event, ...]:
+        """Its steps and its end."""
+        return (*self.steps, self.finished)
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """All that was emitted."""
         return tuple(token for step in self.steps for token in step.token_ids)

@@ -118,7 +118,7 @@ def _lane(lane: Lane, won: bool, marked: bool) -> str:
     track = Track()
     blocks: list[str] = []
     runs, length = list(code_runs(Track.of(lane).text)), max(1, len(Track.of(lane).text))
-    for event in (*lane.steps, lane.finished):
+    for event in lane.events:
         known, begin = len(track.blocks), len(track.text)
         track.take(event)
         for block in track.blocks[known:]:
