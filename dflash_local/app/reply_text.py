@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dflash_local.events import Finished, Stats
+from dflash_local.service.race import tokens_a_step
 
 
 def headline(finished: Finished) -> str:
@@ -23,14 +24,6 @@ def speed_up(stats: Stats) -> float | None:
     if stats.mode == "ar" or stats.plain_step_s is None or not stats.tokens_per_s:
         return None
     return stats.tokens_per_s * stats.plain_step_s
-
-
-def tokens_a_step(stats: Stats) -> float | None:
-    """Mean over all cycles, those that drafted nothing included; None where nothing was drafted."""
-    drafted = len(stats.acceptance_lengths)
-    if not drafted:  # a server tells the mean alone
-        return stats.mean_acceptance_length
-    return (sum(stats.acceptance_lengths) + stats.undrafted_cycles) / (drafted + stats.undrafted_cycles)
 
 
 def plain_step(stats: Stats) -> str:

@@ -57,7 +57,8 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
     own = [each for parameter in signature.parameters.values() for each in _own(parameter)]
     names = {each.name for each in own}
     loads = PARAMETER in signature.parameters
-    own += [_variant()] if loads and MODEL in names else []
+    variants = loads and MODEL in names
+    own += [_variant()] if variants else []
     offered = [
         option
         for option in LOAD_OPTIONS.values()
@@ -69,8 +70,7 @@ def _with_options(command: Callable[..., Result], planning: bool) -> Callable[..
         given.pop(HELP_ALL)
         if loads:
             given[PARAMETER] = replace(settings.load().load_config, **_taken(offered, given))
-        variant = given.pop(VARIANT, None)
-        if variant is not None:
+        if variants and (variant := given.pop(VARIANT)) is not None:
             given[MODEL] = _repository(given[MODEL], variant)
         if SAMPLING in signature.parameters:
             values = {name: given.pop(name) for name in opt.SAMPLING}

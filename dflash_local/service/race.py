@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import Interrupted, UsageError
-from dflash_local.events import Event, Finished, Mode, Step
+from dflash_local.events import Event, Finished, Mode, Stats, Step
 from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
 from dflash_local.service.ticket import Ticket
 
@@ -158,10 +158,11 @@ class Race:
     @property
     def headline(self) -> tuple[str, str]:
         """What stands in large letters at the end, the ratio of the decode rates, and what stands under it."""
-        steps = self.dflash.finished.stats.mean_acceptance_length
+        steps = tokens_a_step(self.dflash.finished.stats)
         a_step = [] if steps is None else [f"{steps:.1f} tokens a step"]
         same = "same text" if self.first_difference is None and not self.by_text else self.verdict
-        return f"{self.speed_up:.1f}x", ", ".join([*a_step, same])
+        close = 0.95 <= self.speed_up < 1.05  # rounded to one place, a narrow loss would be a tie
+        return f"{self.speed_up:.{2 if close else 1}f}x", ", ".join([*a_step, same])
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -309,6 +310,14 @@ class Racer:
         if finished is None or finished.reason == "cancelled":
             raise Interrupted("the race was stopped")
         return Lane(request.mode, tuple(steps), finished)
+
+
+def tokens_a_step(stats: Stats) -> float | None:
+    """Mean over all cycles, those that drafted nothing included; None where nothing was drafted."""
+    drafted = len(stats.acceptance_lengths)
+    if not drafted:  # a server tells the mean alone
+        return stats.mean_acceptance_length
+    return (sum(stats.acceptance_lengths) + stats.undrafted_cycles) / (drafted + stats.undrafted_cycles)
 
 
 def _ratio(a: float, b: float) -> float:

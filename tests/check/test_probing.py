@@ -60,7 +60,7 @@ def one_prompt(monkeypatch: pytest.MonkeyPatch, short: None) -> None:
 def test_a_fine_tune_finds_its_drafter_and_is_probed_at_its_first_use(cli: Cli, tune: Tune, own_home: Path) -> None:  # noqa: F811
     folder = tune(NEAR)
     first = cli("run", str(folder), *RUN)
-    assert first.code == 0 and "has the architecture of demo" in first.err and "acceptance length" in first.err
+    assert first.code == 0 and "has the architecture of demo" in first.err and " a step · " in first.err
     assert "no drafts" not in first.err and len(kept(own_home)) == 1
     probed = cli("check", str(folder), *DRAFTER, "--no-fit-check")
     assert probed.code == 0 and probed.out.startswith("serves: acceptance length ") and len(kept(own_home)) == 1

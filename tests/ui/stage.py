@@ -52,6 +52,7 @@ class ScriptedChat(ChatSession):
 
     examples: Sequence[str] = ()
     commands: Mapping[str, ChatCommand] = {
+        "/model": ChatCommand("/model [NAME [DRAFTER]]", "change the pair", lambda *_: ""),
         "/set": ChatCommand("/set [NAME VALUE]", "change", lambda *_: ""),
         "/stats": ChatCommand("/stats", "figures", lambda *_: ""),
     }

@@ -113,7 +113,7 @@ def test_chat_race_sleep_stop_and_quit_restore_the_terminal(terminal: Terminal) 
     terminal.until(lambda text: "ready" in text)
     assert terminal.modes.startswith("1 ")
     terminal.enter("Count from 1 to 30.")
-    terminal.until(lambda text: "28, 29, 30" in text and "· seed" in text)
+    terminal.until(lambda text: "28, 29, 30" in text and "· first token" in text)
     terminal.keys("F5")
     terminal.until(lambda text: "identical: yes" in text)
     terminal.keys("Escape")
@@ -127,7 +127,9 @@ def test_chat_race_sleep_stop_and_quit_restore_the_terminal(terminal: Terminal) 
     assert terminal.modes == "0 1 0"
     assert terminal.program.status() == psutil.STATUS_STOPPED, "a reply waits as well"
     terminal.enter("clear; fg; echo left with $?")
-    terminal.until(lambda text: "Speed" in text and re.search("mode ar.*28, 29, 30.*· seed", text, re.S) is not None)
+    terminal.until(
+        lambda text: "Speed" in text and re.search("mode ar.*28, 29, 30.*· first token", text, re.S) is not None
+    )
     assert terminal.modes.startswith("1 ")
     terminal.enter("Count from 1 to 99.")  # long enough to be stopped on a busy machine
     terminal.until(lambda text: "1, 2, 3" in text.partition("1 to 99.")[2])
@@ -177,7 +179,7 @@ def paste_lines(terminal: Terminal, folder: Path) -> None:
     terminal.paste(few)
     assert "␍" not in terminal.until(lambda text: "And no further." in text)
     terminal.keys("Enter")
-    terminal.until(lambda text: "cut off" in text and "· seed" in text)
+    terminal.until(lambda text: "cut off" in text and "· first token" in text)
     terminal.paste(many)
     terminal.until(lambda text: "[200 lines pasted]" in text)
     terminal.keys("Enter")
@@ -189,7 +191,7 @@ def paste_lines(terminal: Terminal, folder: Path) -> None:
 
 
 def kill_and_reset(terminal: Terminal) -> None:
-    """After kill -9 no process is left, and reset helps as README says."""
+    """After kill -9 no process is left, and reset helps."""
     family = [terminal.program, *terminal.program.children(recursive=True)]
     terminal.program.kill()
     assert not psutil.wait_procs(family, timeout=60)[1], "a process was left behind"
@@ -222,7 +224,7 @@ def test_from_an_empty_machine_by_pastes_and_keys_to_a_chat_with_what_fits(termi
         terminal.enter("/clear")
         terminal.until(lambda text: "now talking to" not in text)
         terminal.enter("one two three")
-        terminal.until(lambda text: " · seed" in text)
+        terminal.until(lambda text: " · first token" in text)
         fetched = [get.path for get in hub.gets()]
         assert all(any(f"/{repo}/" in path for path in fetched) for repo in (VARIANT, DRAFTER))
         assert not any(f"/{TARGET}/" in path for path in fetched)
@@ -239,7 +241,9 @@ def test_without_utf8_screens_draw_with_what_there_is_and_a_signal_restores_the_
     terminal.type("naïve 模型 Count from 1 to 30.")
     assert "+-----" in terminal.until(lambda text: "na?ve ??" in text and "to 30." in text)
     terminal.keys("Enter")
-    text = terminal.until(lambda text: " . seed" in text and " 1 ####" in text)  # the meter is drawn a moment later
+    text = terminal.until(
+        lambda text: " . first token" in text and " 1 ####" in text
+    )  # the meter is drawn a moment later
     assert text.isascii()
     terminal.program.send_signal(signal.SIGTERM)
     text = terminal.until_left()

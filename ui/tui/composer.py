@@ -109,10 +109,11 @@ class Composer(TextArea):
         return {usage: about for usage, about in self._commands.items() if usage.startswith(self.text.lower())}
 
     def choose(self, at: int, send: bool) -> None:
-        """Put one of the offered commands in, or send it where it needs no argument."""
+        """Put one of the offered commands in, or send it where it needs no argument or is typed out."""
         name, _, argument = list(self.offered)[at].partition(" ")
+        typed = self.text == name
         self.put(name if send else f"{name} ")
-        if send and argument and not argument.startswith("["):
+        if send and argument and not argument.startswith("[") and not typed:
             self.put(f"{name} ")
         elif send:
             self._send()

@@ -105,9 +105,11 @@ class RaceTab:
         name = self._served.service.model.name
         servers = ["--url", "URL", "--plain-url", "URL"] if self._served.decided else []
         about = About(name, prompt, command(name, prompt, asked, race.seed, servers), source)
+        # On a thread: it takes seconds where both replies are long.
+        shown = await asyncio.to_thread(lambda: replayed(race, _links(race, about)))
         yield {
             self.status: "",
-            self.lanes: replayed(race, _links(race, about)),
+            self.lanes: shown,
             self.stop: gr.update(interactive=False),
         }
 

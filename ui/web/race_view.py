@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from dflash_local.events import Mode
@@ -145,7 +146,8 @@ def _words(text: str, begin: int, runs: Sequence[Run], tag: str) -> Iterator[str
     """Cut text that begins at a character of the whole where the kind of its code changes."""
     at = begin
     while at < begin + len(text):
-        run = next((run for run in runs if run.end > at), None)
+        place = bisect_right(runs, at, key=lambda run: run.end)
+        run = runs[place] if place < len(runs) else None
         inside = run is not None and run.start <= at
         end = begin + len(text) if run is None else min(begin + len(text), run.end if inside else run.start)
         kind = f' class="df-code df-{run.kind}"' if run is not None and inside else ""

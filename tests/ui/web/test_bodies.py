@@ -101,7 +101,7 @@ def test_no_body_makes_the_page_copy_a_file(here: Site, cache: Path, secret: Pat
             assert send("queue/join", form, {"Content-Type": "multipart/form-data; boundary=b"}) == 400
             assert [send(closed, body, kind) for closed in ("component_server", "upload", "run/chat")] == [404] * 3
     join(here, "a", "_export")
-    assert "there is nothing to export yet" in listen_to(here, "a")[2], "and it still answers"
+    assert "Save the conversation" in listen_to(here, "a")[2], "and it still answers"
     assert set(cache.rglob("*")) == before
 
 

@@ -62,7 +62,7 @@ def test_chats_are_found_opened_named_and_deleted_and_one_window_writes_each(
         listed = page.locator("#df-chats li")
         for words in ("About apples", "About pears"):
             send(page, words)
-            status(page, "acceptance 2.50")
+            status(page, "2.5 a step")
             press(page, "New chat")
             page.locator(USER).wait_for(state="detached")
         wait_until(lambda: listed.locator(".df-title").all_inner_texts() == ["About pears", "About apples"])

@@ -49,7 +49,7 @@ def test_the_servers_figures_and_faults_are_told_and_what_it_decides(visitor: Vi
         page.get_by_role("button", name="Send").click()
         page.get_by_text("Hello, world!").wait_for()
         assert [body["messages"] for _, body in fake.bodies] == [[{"role": "user", "content": "hi"}]] * 2
-        page.get_by_text("acceptance 2.33").wait_for()
+        page.get_by_text("2.3 a step").wait_for()
         figures = page.locator("#df-figures").inner_text()
         assert "exactness is the server's own" in figures and "not known of this reply" in figures, "no phases"
         assert page.get_by_text(f"vLLM 0.32.0 at {fake.url}, 7 drafts a cycle · context 1,024").count() == 1

@@ -77,7 +77,7 @@ def test_a_slow_reader_holds_nobody_up() -> None:
     """Who asks and then does not read: the machine works on, and serves the next one."""
     session = ScriptedSession()
     session.steps = said(*["word " * 50] * 200)
-    asked = ("talk", "", "dflash", False, "", "", "", "", "")
+    asked = ("talk", "", "dflash", False, "drop", "", "", "", "", "")
     with site(session) as here:
         join(here, "slow", "_send", *asked)
         slow = socket.socket()
