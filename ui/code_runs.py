@@ -23,7 +23,7 @@ KINDS: tuple[tuple[Kind, tuple[Any, ...]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CodeRun:
     """Neighbouring characters of one kind; ``end`` is behind the last one."""
 
     start: int
@@ -31,22 +31,22 @@ class Run:
     kind: Kind
 
 
-def code_runs(text: str) -> Iterator[Run]:
+def code_runs(text: str) -> Iterator[CodeRun]:
     """Find the fenced code of a Markdown text, in order; between the runs stands prose."""
     for found in BLOCK.finditer(text):
-        yield Run(found.start(), found.start("code"), "fence")
+        yield CodeRun(found.start(), found.start("code"), "fence")
         yield from _parts(found["code"], found["info"].strip().partition(" ")[0], found.start("code"))
         if found.end("code") < found.end():
-            yield Run(found.end("code"), found.end(), "fence")
+            yield CodeRun(found.end("code"), found.end(), "fence")
 
 
-def _parts(code: str, language: str, start: int) -> Iterator[Run]:
+def _parts(code: str, language: str, start: int) -> Iterator[CodeRun]:
     """Tell the parts of one block of code that begins at ``start``."""
     try:
         lexer = get_lexer_by_name(language or "text")
     except ClassNotFound:
-        yield Run(start, start + len(code), "code")
+        yield CodeRun(start, start + len(code), "code")
         return
     for at, token, value in lexer.get_tokens_unprocessed(code):
         kind: Kind = next((kind for kind, types in KINDS if any(token in each for each in types)), "code")
-        yield Run(start + at, start + at + len(value), kind)
+        yield CodeRun(start + at, start + at + len(value), kind)

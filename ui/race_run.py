@@ -26,7 +26,7 @@ Prepare = Callable[[Notify], Racer]  # may load the pair; called on the race's t
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LaneBlock:
     """What one step committed.
 
     Attributes:
@@ -55,7 +55,7 @@ class Track:
     tokens: int = 0
     seconds: float = 0.0
     speed: float | None = None
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[LaneBlock] = field(default_factory=list)
     _safe: SafePieces = field(default_factory=SafePieces)
 
     @classmethod
@@ -97,7 +97,7 @@ class Track:
             self.seconds, self.speed = event.stats.prefill_s + event.stats.decode_s, event.stats.tokens_per_s
 
     def _add(self, t_s: float, tokens: int, pieces: Sequence[Piece]) -> None:
-        self.blocks.append(Block(t_s, tokens, tuple(pieces)))
+        self.blocks.append(LaneBlock(t_s, tokens, tuple(pieces)))
         self.text += text_of(pieces)
         self.tokens += tokens
         self.seconds = t_s

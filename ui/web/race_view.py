@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dflash_local.events import Mode
 from dflash_local.service.race import MODES, Lane, Race
-from dflash_local.ui.code_runs import Run, code_runs
+from dflash_local.ui.code_runs import CodeRun, code_runs
 from dflash_local.ui.race_run import IN_VIEW, LEGEND, MARKS_LEGEND, NAMES, PACES, Track
 from dflash_local.ui.web import markup
 
@@ -118,7 +118,8 @@ def _lane(lane: Lane, won: bool, marked: bool) -> str:
     drafted = lane.mode == "dflash"
     track = Track()
     blocks: list[str] = []
-    runs, length = list(code_runs(Track.of(lane).text)), max(1, len(Track.of(lane).text))
+    whole = Track.of(lane).text
+    runs, length = list(code_runs(whole)), max(1, len(whole))
     for event in lane.events:
         known, begin = len(track.blocks), len(track.text)
         track.take(event)
@@ -142,7 +143,7 @@ def _lane(lane: Lane, won: bool, marked: bool) -> str:
     )
 
 
-def _words(text: str, begin: int, runs: Sequence[Run], tag: str) -> Iterator[str]:
+def _words(text: str, begin: int, runs: Sequence[CodeRun], tag: str) -> Iterator[str]:
     """Cut text that begins at a character of the whole where the kind of its code changes."""
     at = begin
     while at < begin + len(text):
