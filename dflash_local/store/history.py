@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -236,11 +237,6 @@ def save(folder: Path | None, name: str, chat: bytes, replace: bool) -> Path:
     return path
 
 
-def names(folder: Path | None) -> list[str]:
-    """List the chats that ``load`` takes, the newest last. DFlashError: the folder cannot be read."""
-    return [path.stem for path, _ in reversed(_files(folder))]
-
-
 def entries(folder: Path | None, search: str = "") -> list[ChatEntry]:
     """List the chats, the newest first; a file that is no chat is passed over.
 
@@ -253,14 +249,26 @@ def entries(folder: Path | None, search: str = "") -> list[ChatEntry]:
     found = []
     for path, status in _files(folder):
         with suppress(OSError):
-            raw = _whole(path)
-            seen = outline(raw)
-            if seen is None:
-                continue
-            title = seen.title or (seen.words if _NUMBERED.fullmatch(path.stem) else "") or path.stem
-            if search.casefold() in title.casefold() or seen.has(search):
-                found.append(ChatEntry(path.stem, title, seen.model, seen.turns, status.st_mtime, len(raw)))
+            entry = _entry(path, status.st_mtime, status.st_size)
+            if entry is not None and (search.casefold() in entry.title.casefold() or _has(path, search)):
+                found.append(entry)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _entry(path: Path, modified: float, size: int) -> ChatEntry | None:
+    """Read a chat for the list, once while its file stays the same, as lists are drawn often; None for another file."""
+    seen = outline(_whole(path))
+    if seen is None:
+        return None
+    title = seen.title or (seen.words if _NUMBERED.fullmatch(path.stem) else "") or path.stem
+    return ChatEntry(path.stem, title, seen.model, seen.turns, modified, size)
+
+
+def _has(path: Path, search: str) -> bool:
+    """Look for words in a chat's messages."""
+    seen = outline(_whole(path))
+    return seen is not None and seen.has(search)
 
 
 def find(folder: Path | None, wanted: str) -> ChatEntry:

@@ -18,7 +18,7 @@ from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 def kept(chats: Path) -> list[Turn]:
     """The turns of the only chat there is."""
-    (name,) = history.names(chats)
+    (name,) = [entry.name for entry in history.entries(chats)]
     return list(history.load(chats, name)[1].turns)
 
 

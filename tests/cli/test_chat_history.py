@@ -25,7 +25,7 @@ Typed = Callable[..., None]
 
 def kept(chats: Path) -> list[Turn]:
     """The turns of the only chat there is."""
-    (name,) = history.names(chats)
+    (name,) = [entry.name for entry in history.entries(chats)]
     return list(history.load(chats, name)[1].turns)
 
 
@@ -122,7 +122,7 @@ def test_a_newer_chat_is_loaded_said_to_be_read_only_and_not_touched(cli: Cli, o
     result = cli("chat", typed="/load future\nhi\n")
     assert "newer version" in result.err and path.read_bytes() == before
     assert [m.content for m in opened.session.requests[0].messages] == ["from the future", "hi"]
-    assert len(history.names(chats)) == 2
+    assert len(history.entries(chats)) == 2
 
 
 def test_a_disk_that_is_full_is_one_warning_and_the_chat_goes_on(

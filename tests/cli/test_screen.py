@@ -104,7 +104,10 @@ def test_the_commands_answer_the_screen(
     acting(monkeypatch, act)
     result = cli("chat", "demo")
     assert result.code == 0, result.err
-    assert "mine" in history.names(chats) and [pair.name for pair in opened.pairs] == ["demo", "demo-hybrid"]
+    assert "mine" in [entry.name for entry in history.entries(chats)] and [pair.name for pair in opened.pairs] == [
+        "demo",
+        "demo-hybrid",
+    ]
 
 
 def test_the_exit_code_is_the_screens_or_7_for_a_broken_session(

@@ -129,7 +129,7 @@ def test_a_chat_keeps_what_came_of_a_reply_and_goes_on(
         ("assistant", "Hello, "),
         ("user", "three"),
     ]
-    (name,) = history.names(chats)
+    (name,) = [entry.name for entry in history.entries(chats)]
     turns = history.load(chats, name)[1].turns
     assert [(turn.content, turn.ending) for turn in turns][3] == ("Hello, ", "stopped")
     assert "2 replies" in result.err and "draft 0.000" not in result.err

@@ -43,7 +43,7 @@ class Table:
         self.chat = Conversation(self.model, options or ChatOptions(), recorder)
 
     def kept(self) -> list[tuple[str, str]]:
-        (name,) = history.names(self.folder)
+        (name,) = [entry.name for entry in history.entries(self.folder)]
         return [(turn.role, turn.content) for turn in history.load(self.folder, name)[1].turns]
 
 
@@ -144,7 +144,7 @@ def test_taking_up_and_starting_over(table: Table) -> None:
     table.chat.start_over()
     assert table.chat.turns == [] and table.chat.last is None
     finish(table.chat.answer("new"))
-    assert len(history.names(table.folder)) == 2
+    assert len(history.entries(table.folder)) == 2
 
 
 def test_an_edited_message_is_answered_anew_or_all_is_as_before(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_program_that_is_killed_leaves_what_had_come(table: Table, monkeypatch
     with answer:
         while answer.text != "Hello, world":
             next(answer)
-        (name,) = history.names(table.folder)
+        (name,) = [entry.name for entry in history.entries(table.folder)]
         path, chat = history.load(table.folder, name)  # as another program finds it
         copy = path.with_name("copy.jsonl")
         copy.write_bytes(path.read_bytes())

@@ -108,7 +108,7 @@ def test_the_model_summarises_and_the_file_keeps_the_summary(tmp_path: Path) -> 
     assert talk.sent[0].startswith(f"[Summary of the conversation so far: {REPLY}]\n\nmessage ")
     assert summaries[1].messages[0].content.startswith("[Summary"), "a summary holds the one before"
     talk.chat.recorder.close()
-    (name,) = history.names(tmp_path)
+    (name,) = [entry.name for entry in history.entries(tmp_path)]
     again = Talk(tmp_path, "summarise")
     again.chat.take_up(history.load(tmp_path, name)[1])
     again.say("and now")

@@ -108,7 +108,7 @@ def test_a_chat_that_is_open_elsewhere_is_not_appended_to(tmp_path: Path) -> Non
 
 
 def recorder_name(folder: Path, other: Path) -> str:
-    (name,) = [name for name in history.names(folder) if name != other.stem]
+    (name,) = [entry.name for entry in history.entries(folder) if entry.name != other.stem]
     return name
 
 
@@ -204,7 +204,9 @@ def test_drop_and_system_records_change_what_came_before() -> None:
 def test_a_chat_is_saved_and_loaded_by_name_and_not_overwritten(tmp_path: Path) -> None:
     raw = encode_chat("demo", "", TURNS)
     path = history.save(tmp_path, "mine", raw, replace=False)
-    assert history.load(tmp_path, "mine") == (path, decode(raw)) and history.names(tmp_path) == ["mine"]
+    assert history.load(tmp_path, "mine") == (path, decode(raw)) and [
+        entry.name for entry in history.entries(tmp_path)
+    ] == ["mine"]
     with pytest.raises(UsageError, match="already"):
         history.save(tmp_path, "mine", b"", replace=False)
     history.save(tmp_path, "mine", encode_chat("demo", "", ()), replace=True)
@@ -239,11 +241,11 @@ def odd_folder(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes as on POSIX")
 def test_what_is_no_chat_is_not_listed(odd_folder: Path) -> None:
-    assert sorted(history.names(odd_folder)) == ["linked", "mine"]
+    assert sorted([entry.name for entry in history.entries(odd_folder)]) == ["linked", "mine"]
     assert history.load(odd_folder, "linked")[1].turns == TURNS
-    assert history.names(odd_folder / "nowhere") == [] == history.names(None)
+    assert history.entries(odd_folder / "nowhere") == [] == history.entries(None)
     with pytest.raises(DFlashError, match="cannot be read"):
-        history.names(odd_folder / "mine.jsonl")
+        history.entries(odd_folder / "mine.jsonl")
 
 
 @pytest.mark.timeout(20)
