@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from dflash_local.app.notices import Notify
 from dflash_local.errors import Interrupted
 from dflash_local.events import Event, Finished, LoadProgress, Mode, Notice, Piece, Queued, Step
-from dflash_local.service.race import MODES, Lane, Race, Racer
+from dflash_local.service.race import MODES, NAMES, Lane, Race, Racer
 from dflash_local.terminal import safe_line
 from dflash_local.ui.figures import rate
 from dflash_local.ui.job import Job
 from dflash_local.ui.pieces import SafePieces, text_of
 
-NAMES: dict[Mode, str] = {"ar": "plain", "dflash": "drafted"}
 MEASURING = "measuring {} of 2: {}, alone on the machine"
 PACES = {1.0: "true speed", 0.5: "half speed", 0.25: "quarter speed"}
 LEGEND = "+5: tokens of one step"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
-from dflash_local.events import Mode
-from dflash_local.service.race import Lane, Race
+from dflash_local.service.race import NAMES, Lane, Race
 from dflash_local.terminal import TerminalFilter, safe_line
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ FRAME_S = 0.04  # steps that are closer are drawn as one
 HOLD_S = 3.0  # the end is shown so long before a player begins anew
 RESET, BOLD, DIM, GREEN, BLUE = "\x1b[0m", "1", "2", "32", "34"
 OWN, FLASH, BADGE = "4;33", "48;5;22", "1;7;32"
-NAMES: dict[Mode, str] = {"ar": "plain", "dflash": "drafted"}
 Line = tuple[int, int]  # first character of the lane's text, and the one behind the last
 
 

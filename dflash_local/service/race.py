@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WARM_UP_TOKENS = 16
 MODES: tuple[Mode, Mode] = ("ar", "dflash")
+NAMES: dict[Mode, str] = {"ar": "plain", "dflash": "drafted"}  # as people read them
 NEAR_TIE = 0.5  # a larger margin counts as no near-tie anywhere (docs/exactness.md)
 
 

@@ -7,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from dflash_local.events import Mode
-from dflash_local.service.race import MODES, Lane, Race
+from dflash_local.service.race import MODES, NAMES, Lane, Race
 from dflash_local.ui.code_runs import CodeRun, code_runs
-from dflash_local.ui.race_run import IN_VIEW, LEGEND, MARKS_LEGEND, NAMES, PACES, Track
+from dflash_local.ui.race_run import IN_VIEW, LEGEND, MARKS_LEGEND, PACES, Track
 from dflash_local.ui.web import markup
 
 SHOWN_CHARS = 20_000  # of a lane that is measured: its end is what is read while it runs
