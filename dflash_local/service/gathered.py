@@ -125,7 +125,7 @@ class Answer(Gathered):
         finally:
             ticket.cancel()
             self._ticket = None
-        if gathered.stopped:
+        if gathered.stopped or self._cancelled:  # which may come too late for a short reply
             raise Interrupted("the reply was stopped")
         return gathered.text
 
