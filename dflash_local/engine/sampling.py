@@ -71,6 +71,9 @@ class LogitsProcessor(Protocol):
 class Guide(LogitsProcessor, Protocol):
     """One that works on the host, with the drafts of a cycle before the target's logits are there."""
 
+    def begin(self) -> None:
+        """Compute what needs no drafts, while they are made."""
+
     def forced(self, drafts: Sequence[int]) -> Sequence[int]:
         """Return the drafts, or in their place ids that are sure to come."""
 
@@ -148,12 +151,16 @@ class Sampler:
         """Return a cycle's drafts [m], with ids that are sure to come in the place of wrong ones; ``drafts`` becomes
         the same. Nothing without guides: the host then does not wait for drafts of a device.
         """
-        if not self.guides:
+        if not self.guides or not len(drafts):
             return ()
-        ids: list[int] = drafts.tolist()
+        for each in self.guides:
+            each.begin()
+        proposed: list[int] = drafts.tolist()  # the host waits for them
+        ids = proposed
         for each in self.guides:
             ids = list(each.forced(ids))
-        drafts.copy_(torch.tensor(ids))
+        if ids != proposed:
+            drafts.copy_(torch.tensor(ids))
         return ids
 
     def prepare(self, drafts: Sequence[int]) -> None:

@@ -244,7 +244,7 @@ class Session:
         answers = self._answers[how]
         place = answers.begin(rendered.ids, rendered.opens_thinking)
         if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self.tokenizer, self.runner.vocab_size, self.stop_ids)
+            self._vocabulary = Vocabulary(self.tokenizer, self.runner.vocab_size, self.stop_ids, self.runner.device)
         matcher = self._vocabulary.matcher(constraint, "schema of a tool that must be called" if forced else "")
         return Grammar(self._vocabulary, matcher, answers, place)
 

@@ -66,7 +66,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def held(tokenizer: Tokenizer, form: CallFormat, request: Request) -> Grammar:
     tokenizer.template = SPELLED.get(form) or " ".join(("tools", *FORMS[form].template))
-    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
+    vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids, torch.device("cpu"))
     matcher = vocabulary.matcher(forced_call(tokenizer, request))
     answers = answer_ids(tokenizer, False, forced=True)
     return Grammar(vocabulary, matcher, answers, AnswerPlace(True))

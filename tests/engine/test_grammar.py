@@ -195,7 +195,8 @@ def test_a_mask_begins_with_the_token_that_ends_the_thinking_also_inside_a_block
     library = byte_level(CHATML_SPECIAL + CHATML_PLAIN, CHATML_SPECIAL)
     tokenizer = Tokenizer.load(open_source(write_folder(tmp_path / "chatml", library, CHATML_CONFIG)))
     assert tokenizer is not None
-    vocabulary, constraint = Vocabulary(tokenizer, 1024, tokenizer.stop_ids), Constraint("regex", "yes|no")
+    vocabulary = Vocabulary(tokenizer, 1024, tokenizer.stop_ids, torch.device("cpu"))
+    constraint = Constraint("regex", "yes|no")
     answers = answer_ids(tokenizer, False)
 
     def fresh() -> Grammar:
