@@ -8,16 +8,20 @@ then 200 of new code, by turns), a quarter calls of tools, a quarter prose. The 
 through all turns, and what it records as a context grows is timed, too. Text, tokenizer and endpoint take no part.
 
 *places*: two conversations of 24,000 tokens on one session, and a short request: seconds to the first token of a turn
-whose conversation is on the device or in host memory, and whether each writes what it writes alone.
+whose conversation is on the device, in host memory or in a file that the machine's cache of files has not, and whether
+each writes what it writes alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -38,6 +42,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.fused.moe import fixed_routing
 from dflash_local.request import Limits, Request, SamplingParams
+from dflash_local.store.sequence_files import SequenceFiles
 
 TURNS, CONTEXT = 100, 100_000
 LONG = 200  # tokens of a reply; a shorter one may lose more
@@ -136,7 +141,7 @@ class Placed:
 def place_figures(session: Session) -> dict[str, Any]:
     alone: list[list[int]] = []
     chat = Placed(session, 1)
-    for new in (PLACED, ADDED, ADDED, ADDED):  # compiles and records, too
+    for new in (PLACED, *[ADDED] * 4):  # compiles and records, too
         alone.append(chat.turn(new)[1])
     session.reset()
     found, said = dict[str, Any](), list[Sequence[int]]()
@@ -147,7 +152,19 @@ def place_figures(session: Session) -> dict[str, Any]:
     for name, each, new in order:
         found[name], reply = each.turn(new)
         said += [reply] if each is one else []
-    return {"turns": found, "as_alone": said == alone}
+    with tempfile.TemporaryDirectory() as folder:
+        session.keep_on_disk(SequenceFiles(Path(folder), "places", 64 * 2**30))
+        session.conversations.save()
+        session.reset()
+        stored = [path for path in Path(folder).rglob("*") if path.is_file()]
+        for path in stored:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        found["from the disk"], reply = one.turn(ADDED)
+        found["from the disk"]["gib"] = sum(path.stat().st_size for path in stored) / len(stored) / 2**30
+        session.keep_on_disk(None)
+    return {"turns": found, "as_alone": [*said, reply] == alone}
 
 
 @torch.inference_mode()
