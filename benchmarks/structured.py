@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/structured.py demo|smollm2 [--limit 20] [--tokens 256] [--device cpu] [--out FILE]
 
 Schemas are made from a fixed seed: objects, arrays, enums, nested ones, numbers with bounds, patterns, oneOf. Each is
-told to the model and held to, greedy and sampled, drafted and plain; drafted once more with nothing put in the place of
-a draft that is not allowed (*unforced*), and once without the mask (*free*). A reply that ``--tokens`` cut off is
-counted apart.
+told to the model and held to, greedy and sampled, drafted and plain; drafted once more with drafts that are not allowed
+left as they are, and all rows verified (*unforced*), and once without the mask (*free*). A reply that ``--tokens`` cut
+off is counted apart.
 """
 
 from __future__ import annotations

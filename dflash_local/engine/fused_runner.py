@@ -208,7 +208,7 @@ class FusedRunner(SequenceRunner):
         logits = self.target.head(hidden)
         if not bool(torch.isfinite(logits).all()):
             raise not_finite()
-        self._sampler.prepare(())
+        self._sampler.prepare((), 1)
         chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
         self._sampler.emitted(chosen)
         self.target.tokens[:1] = chosen
@@ -347,13 +347,15 @@ class FusedRunner(SequenceRunner):
             key = self._cut(key, cut)
         elif key.drafts:
             self._graphs.run(("draft", key), lambda: self.draft(key))
+        # Read before the pass is launched, or the host would wait for it and could not work beside it.
+        known = self._sampler.forced(self.progress.tokens[1 : key.rows])
+        if known is not None:
+            key = replace(key, rows=min([key.rows, *(rows for rows in self.costs if rows > len(known))]))
         rows = key.rows
         drafts = self.progress.tokens[1:rows]
-        # Read before the pass is launched, or the host would wait for it and could not work beside it.
-        known = self._sampler.forced(drafts)
         noise = self._sampler.noise(len(self.ids), rows)
         self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
-        self._sampler.prepare(known)
+        self._sampler.prepare(known, rows)
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
             raise not_finite()

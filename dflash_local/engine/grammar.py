@@ -140,22 +140,26 @@ class Grammar:
             self._next = self._allowed_here()
 
     def forced(self, drafts: Sequence[int]) -> list[int]:
-        """Return the drafts, with those that are not allowed replaced where one token alone is."""
+        """Return the drafts up to one that is not allowed or ends the reply. Where one token alone is allowed, it takes
+        the place of a draft that is not.
+        """
         found = list(drafts)
         self._go_back(0)
         while (at := self._count_allowed(found)) < len(found):
             self._reach(found[:at])
             if not self._place_ahead.answers or self._ends(found[at]):
-                break
+                return found[: at + 1]
             only = (self._allowed_here() if at or self._next is None else self._next).only
             if only is None:
-                break
+                return found[: at + 1]
             found[at] = only
         return found
 
-    def prepare(self, drafts: Sequence[int]) -> None:
-        """Compute the masks of the rows behind the text and behind each of the drafts."""
-        masks = self._vocabulary.masks(len(drafts) + 1)
+    def prepare(self, drafts: Sequence[int], rows: int) -> None:
+        """Compute the masks of the rows behind the text and behind each of the drafts; of further ones nothing is
+        emitted.
+        """
+        masks = self._vocabulary.masks(rows)
         masked = False
         self._go_back(0)
         for row, mask in enumerate(masks):

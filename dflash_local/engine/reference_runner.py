@@ -92,7 +92,7 @@ class ReferenceRunner(SequenceRunner):
         """Choose the first token, which belongs to no cycle: one of no rows."""
         noise = self._sampler.noise(len(prompt), 1)
         logits = self._logits(hidden)
-        self._sampler.prepare(())
+        self._sampler.prepare((), 1)
         chosen = self._sampler.choose(logits, prompt[:0], noise)
         self._sampler.emitted(chosen)
         self.ids.append(int(chosen))
@@ -129,10 +129,13 @@ class ReferenceRunner(SequenceRunner):
             rows = min(rows if cut is None or not confidences else cut(confidences), len(drafts) + 1)
             drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
         known = self._sampler.forced(drafts)
+        if known is not None:
+            rows = len(known) + 1
+            drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
         drafted = self._now()
         anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
         out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
-        self._sampler.prepare(known)
+        self._sampler.prepare(known, rows)
         logits = self._logits(out.hidden)
         chosen = self._sampler.choose(logits, drafts, noise)
         accepted, ids = accept(drafts, chosen)

@@ -75,9 +75,9 @@ class Guide(LogitsProcessor, Protocol):
         """Compute what needs no drafts, while they are made."""
 
     def forced(self, drafts: Sequence[int]) -> Sequence[int]:
-        """Return the drafts, or in their place ids that are sure to come."""
+        """Return the drafts, or in their place ids that are sure to come, up to one behind which nothing is emitted."""
 
-    def prepare(self, drafts: Sequence[int]) -> None:
+    def prepare(self, drafts: Sequence[int], rows: int) -> None:
         """Compute what ``apply`` of the cycle's rows needs."""
 
 
@@ -147,26 +147,29 @@ class Sampler:
             return None
         return gumbel(self.seed, first, rows, self.vocab, self.device)
 
-    def forced(self, drafts: torch.Tensor) -> Sequence[int]:
-        """Return a cycle's drafts [m], with ids that are sure to come in the place of wrong ones; ``drafts`` becomes
-        the same. Nothing without guides: the host then does not wait for drafts of a device.
+    def forced(self, drafts: torch.Tensor) -> Sequence[int] | None:
+        """Return a cycle's drafts [m] up to one behind which nothing is emitted, with ids that are sure to come in the
+        place of wrong ones; ``drafts`` begins with the same. None without guides: the host then does not wait for
+        drafts of a device.
         """
         if not self.guides or not len(drafts):
-            return ()
+            return None
         for each in self.guides:
             each.begin()
         proposed: list[int] = drafts.tolist()  # the host waits for them
         ids = proposed
         for each in self.guides:
             ids = list(each.forced(ids))
-        if ids != proposed:
-            drafts.copy_(torch.tensor(ids))
+        if ids != proposed[: len(ids)]:
+            drafts[: len(ids)].copy_(torch.tensor(ids))
         return ids
 
-    def prepare(self, drafts: Sequence[int]) -> None:
-        """Take a cycle's drafts before ``choose``, best while the target's pass runs: the host works on them."""
+    def prepare(self, drafts: Sequence[int] | None, rows: int) -> None:
+        """Take what ``forced`` gave before ``choose`` of so many rows, best while the target's pass runs: the host
+        works on it.
+        """
         for each in self.guides:
-            each.prepare(drafts)
+            each.prepare(drafts or (), rows)
 
     def emitted(self, ids: torch.Tensor) -> None:
         for each in self.processors:

@@ -73,7 +73,7 @@ def held(tokenizer: Tokenizer, form: CallFormat, request: Request) -> Grammar:
 
 
 def allowed(grammar: Grammar, tokenizer: Tokenizer) -> list[int]:
-    grammar.prepare(())
+    grammar.prepare((), 1)
     row = grammar.apply(torch.zeros(1, tokenizer.vocab_size), torch.zeros(0, dtype=torch.long))[0]
     return row.isfinite().nonzero().flatten().tolist()
 
