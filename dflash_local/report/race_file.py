@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash_local.report.code_runs import code_runs
 from dflash_local.report.race_cast import to_cast
 from dflash_local.request import Request
 from dflash_local.service.race import Lane, Race
@@ -101,10 +102,13 @@ def to_json(race: Race, about: About) -> bytes:
 def to_html(race: Race, about: About) -> bytes:
     """One page that plays it and asks no other machine for anything; no text of the model can leave its place."""
     shown = record(race, about)
-    for steps in shown["events"].values():
-        shows = TerminalFilter()
+    shown["code"] = {}
+    for mode, steps in shown["events"].items():
+        shows, text = TerminalFilter(), ""
         for piece in (piece for step in steps for piece in step["pieces"]):
             piece["text"] = shows.feed(piece["text"])  # a text must not turn the page's direction
+            text += piece["text"]
+        shown["code"][mode] = [(run.start, run.end, run.kind) for run in code_runs(text)]
     data = json.dumps(shown, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.read_text(encoding="utf-8").replace(HOLE, data).encode("utf-8")
 

@@ -17,11 +17,11 @@ from textual.widgets import Digits, Footer, Static
 
 from dflash_local.errors import DFlashError
 from dflash_local.events import Mode, Notice
+from dflash_local.report.code_runs import Kind, code_runs
 from dflash_local.report.race_file import SAVED, About
 from dflash_local.service.race import MODES, NAMES, Race
 from dflash_local.store.atomic import write_atomic
 from dflash_local.terminal import safe, safe_line
-from dflash_local.ui.code_runs import Kind, code_runs
 from dflash_local.ui.race_run import LEGEND, MARKS_LEGEND, PACES, Prepare, RaceRun, Track, level
 from dflash_local.ui.tui.lines import PlainLayout, TextLine
 from dflash_local.ui.tui.text_view import TextView

@@ -26,7 +26,7 @@ def _part(figure: Figure, curve: str) -> str:
         main = f'<p class="df-two"><b>{now}</b> now <b>{mean}</b> mean {unit}</p>'
     bars = "".join(_bar(name, share) for name, share in figure.bars)
     lines = "".join(f"<p>{word(line)}</p>" for line in figure.lines)
-    return f"<section><h3>{word(figure.title)}</h3>{main}{bars}{lines}{curve}</section>"
+    return f"<section><h2>{word(figure.title)}</h2>{main}{bars}{lines}{curve}</section>"
 
 
 def _bar(label: str, share: float) -> str:

@@ -13,16 +13,16 @@ from gradio.components import Component
 
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
-from dflash_local.report.race_file import SAVED, About, command
+from dflash_local.report.race_file import About, command
 from dflash_local.request import Request, user_request
 from dflash_local.service.chat_options import merged
-from dflash_local.service.race import MODES, Race, Racer
+from dflash_local.service.race import MODES, Racer
 from dflash_local.service.service import Service
 from dflash_local.ui.race_run import RaceRun, Track
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.chat_settings import line
 from dflash_local.ui.web.chat_view import chat_options
-from dflash_local.ui.web.race_view import REPLAY, measured, replayed
+from dflash_local.ui.web.race_view import FRAME, measured, replayed
 from dflash_local.ui.web.reply import waiting_for
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
@@ -57,7 +57,7 @@ class RaceTab:
             self.temperature = line("Temperature", "0", "0: greedy")
             self.seed = line("Seed", "", "random")
         self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
-        self.lanes = gr.HTML(measured({mode: Track() for mode in MODES}), js_on_load=REPLAY, elem_classes="df-plain")
+        self.lanes = gr.HTML(measured({mode: Track() for mode in MODES}), js_on_load=FRAME, elem_classes="df-plain")
         how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
         asked: set[Block] = {self.prompt, self.limit, self.temperature, self.seed}
         drawn = [self.status, self.lanes, self.stop]
@@ -106,7 +106,7 @@ class RaceTab:
         servers = ["--url", "URL", "--plain-url", "URL"] if self._served.decided else []
         about = About(name, prompt, command(name, prompt, asked, race.seed, servers), source)
         # On a thread: it takes seconds where both replies are long.
-        shown = await asyncio.to_thread(lambda: replayed(race, _links(race, about)))
+        shown = await asyncio.to_thread(replayed, race, about)
         yield {
             self.status: "",
             self.lanes: shown,
@@ -130,10 +130,3 @@ class RaceTab:
             self.lanes: measured(run.tracks, run.measuring),
             self.stop: gr.update(interactive=True),
         }
-
-
-def _links(race: Race, about: About) -> list[str]:
-    return [
-        markup.save_link(f"Save as {suffix}", f"race{suffix}", "application/octet-stream", write(race, about).decode())
-        for suffix, write in SAVED.items()
-    ]

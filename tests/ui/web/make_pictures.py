@@ -72,7 +72,7 @@ def race(page: Page) -> None:
     expect(prompt).not_to_have_value("")  # one is put in when the tab is opened
     prompt.fill(PROMPT)
     page.get_by_role("button", name="Race", exact=True).click()
-    page.get_by_text("this run:").first.wait_for(timeout=REPLY_MS)
+    page.frame_locator(".df-replay").locator(".won").wait_for(timeout=REPLY_MS)
 
 
 def models(page: Page) -> None:

@@ -69,9 +69,10 @@ def test_two_servers_race(visitor: Visitor, kind: str) -> None:
     with running(Fake(kind)) as drafting, running(Fake(kind, speculative=False)) as plain:
         with visiting(visitor, "Race", **over(drafting, plain)) as (_, page):
             page.get_by_role("button", name="Race", exact=True).click()
-            page.locator(".df-verdict").wait_for()
-            assert page.locator(".df-verdict").inner_text().startswith("identical: yes")
-            lanes = [lane.inner_text() for lane in page.locator(".df-lane").all()]
+            frame = page.frame_locator(".df-replay")
+            frame.locator(".won").wait_for()
+            assert frame.locator("#verdict").inner_text().startswith("identical: yes")
+            lanes = [lane.inner_text() for lane in frame.locator(".lane").all()]
             assert all("Hello, world!" in lane and "8 tokens" in lane for lane in lanes)
             _, content = saved(page.get_by_role("link", name="Save as .json"))
     assert content["server"]["program"] == kind and "127.0.0.1" not in json.dumps(content)

@@ -11,7 +11,7 @@ from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import Site, saved, visiting, wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import FrameLocator, Page
 
 
 FAR = [  # an hour between two steps
@@ -31,8 +31,6 @@ def test_a_race_is_stopped_run_replayed_and_saved_and_tells_a_difference_or_no_d
         assert page.locator("textarea:visible").input_value() == "Say hello.", "a built-in prompt is there already"
         check_stop(visitor, here, session)
         start(visitor)
-        verdict = page.locator(".df-verdict")
-        verdict.wait_for()
         check_race(page)
         assert [one.mode for one in session.requests[1:]] == ["ar", "ar", "dflash", "dflash"], "each is warmed up first"
         here.service.unload()
@@ -40,16 +38,18 @@ def test_a_race_is_stopped_run_replayed_and_saved_and_tells_a_difference_or_no_d
         check_replay(page)
         page.emulate_media(reduced_motion="reduce")
         start(visitor)
-        page.locator(".df-measured").first.wait_for()
-        page.locator(".df-ended").wait_for()
+        page.locator(".df-lane").first.wait_for()
+        replay(page).locator("#dflash.won").wait_for()
         here.service.unload()
         start(visitor)
-        page.get_by_text("identical: no; first difference at token 1, margin 0.03").wait_for()
+        replay(page).locator("#verdict").get_by_text(
+            "identical: no; first difference at token 1, margin 0.03"
+        ).wait_for()
         here.service.unload()
         start(visitor)
         line = page.get_by_text("a race needs a drafter, and none was loaded (name one with --drafter)")
         line.wait_for()
-        assert line.get_attribute("role") == "alert" and verdict.count() == 0
+        assert line.get_attribute("role") == "alert" and page.locator(".df-replay").count() == 0
 
 
 def check_stop(visitor: Visitor, here: Site, session: ScriptedSession) -> None:
@@ -63,30 +63,41 @@ def check_stop(visitor: Visitor, here: Site, session: ScriptedSession) -> None:
     session.gate.set()
 
 
+def replay(page: Page) -> FrameLocator:
+    return page.frame_locator(".df-replay")
+
+
 def check_replay(page: Page) -> None:
     """Show a race that lasts an hour to its end, and from the top again."""
-    drafted, ended = page.locator(".df-drafted"), page.locator(".df-ended")
+    frame = replay(page)
+    drafted = frame.locator("#dflash .said")
     drafted.get_by_text("<b>first").wait_for()
-    assert ended.count() == 0 and "last" not in drafted.inner_text()
-    quarter = page.get_by_role("button", name="Quarter speed")
+    assert frame.locator(".won").count() == 0 and "last" not in drafted.inner_text()
+    quarter = frame.get_by_role("button", name="Quarter speed")
     quarter.click()
     assert quarter.get_attribute("aria-pressed") == "true"
-    page.get_by_role("button", name="To the end").click()
-    ended.wait_for()
-    assert "<b>first last" in drafted.inner_text() and drafted.locator("u").all_inner_texts() == ["<b>first ", "t"]
-    assert page.locator(".df-won").count() == page.locator(".df-won.df-drafted").count() == 1
-    page.get_by_role("button", name="Replay").click()
-    page.locator(".df-race:not(.df-ended)").wait_for()
-    assert "last" not in drafted.inner_text()
+    frame.get_by_role("button", name="To the end").click()
+    assert drafted.inner_text() == "<b>first last"
+    assert [lane.get_attribute("id") for lane in frame.locator(".won").all()] == ["dflash"]
+    frame.get_by_role("button", name="Again").click()
+    assert frame.locator(".won").count() == 0 and "last" not in drafted.inner_text()
+    assert frame.locator("html").evaluate("root => getComputedStyle(root).colorScheme") == "light"
+    page.evaluate("document.body.classList.add('dark')")
+    frame.locator('html[style="color-scheme: dark;"]').wait_for()
+    page.evaluate("document.body.classList.remove('dark')")
+    high, inside = page.locator(".df-replay").bounding_box(), frame.locator("html").bounding_box()
+    assert high is not None and inside is not None and round(high["height"]) == round(inside["height"]), "it scrolls with the page"
 
 
 def check_race(page: Page) -> None:
-    assert page.locator(".df-verdict").inner_text() == "identical: yes"
-    lanes = [lane.inner_text() for lane in page.locator(".df-lane").all()]
+    frame = replay(page)
+    frame.get_by_text("2.5 tokens a step, same text").wait_for()
+    lanes = [lane.inner_text() for lane in frame.locator(".lane").all()]
     assert all("Hello, world!" in lane and "6 tokens" in lane for lane in lanes)
     assert "60.0 tok/s" in lanes[0] and "120.0 tok/s" in lanes[1]
-    result = page.locator(".df-result").inner_text()
-    assert result.startswith("2.0x") and "this run: 1.83x wall clock, 2.00x decode speed" in result and "2.50" in result
+    assert frame.locator("#big").inner_text() == "2.0x"
+    verdict = "identical: yes · this run: 1.83x wall clock, 2.00x decode speed"
+    assert frame.locator("#verdict").inner_text() == verdict
     name, content = saved(page.get_by_role("link", name="Save as .json"))
     assert name == "race.json"
     assert content["identical"] is True and content["decode_ratio"] == 2.0 and content["prompt"] == "Say hello."

@@ -28,9 +28,12 @@ def test_a_saved_race_plays_by_itself_and_by_key_and_asks_nobody(visitor: Visito
     assert page.locator("#dflash .last").all_inner_texts() == [", wor", "ld"]
     assert page.locator("#dflash [data-came].last").get_attribute("data-came") == "+3"
     assert page.locator("#big").inner_text() == "0.02 s" and page.locator(".lane.won").count() == 0
-    page.get_by_role("button", name="¼, quarter speed").press("Enter")
+    page.get_by_role("button", name="Quarter speed").press("Enter")
     page.get_by_role("button", name="Play").press("Enter")
-    page.get_by_role("button", name="Replay").wait_for()
+    page.locator(".lane.won").wait_for()
+    page.get_by_role("button", name="Again").press("Enter")
+    page.get_by_role("button", name="To the end").press("Enter")
+    assert page.locator("#big").inner_text() == "2.0x"
     assert visitor.foreign == [file.as_uri()] and not visitor.complaints
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_local.ui.code_runs import code_runs
+from dflash_local.report.code_runs import code_runs
 
 TEXT = "Look:\n```python\ndef f():  # why\n    return 'x'\n```\nand\n~~~odd\na\tb"
 
