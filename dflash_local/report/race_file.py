@@ -7,13 +7,17 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_local.report.code_runs import code_runs
 from dflash_local.report.race_cast import to_cast
 from dflash_local.request import Request
 from dflash_local.service.race import Lane, Race
 from dflash_local.terminal import TerminalFilter
+
+if TYPE_CHECKING:
+    from dflash_local.catalog.bundled import Pair
+    from dflash_local.loaded import SessionFacts
 
 PAGE, HOLE = Path(__file__).with_name("race_page.html"), "{{RACE}}"
 
@@ -47,6 +51,20 @@ def command(pair: str, prompt: str, request: Request, seed: int, options: Sequen
     own += ["--think"] if request.thinking else []
     end = ["--", prompt] if prompt.startswith("-") else [prompt]
     return shlex.join(["dflash", "race", pair, *own, *options, *end])
+
+
+def load_options(pair: Pair, facts: SessionFacts | None, by_url: bool) -> list[str]:
+    """The options that load a pair as it is loaded now; addresses and folders of this machine are left open.
+
+    Args:
+        by_url: servers that this program did not start reply.
+    """
+    if facts is None:
+        return []
+    own = [] if pair.counted else ["--drafter", "DRAFTER"]
+    if by_url:
+        return [*own, "--url", "URL", "--plain-url", "URL"]
+    return [*own, *(["--engine", facts.engine] if facts.in_server else facts.load.arguments())]
 
 
 def record(race: Race, about: About) -> dict[str, Any]:

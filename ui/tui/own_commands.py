@@ -16,7 +16,7 @@ from dflash_local.app.chat_commands import ALIASES, words
 from dflash_local.app.figures_origin import figures_origin
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import DFlashError, UsageError
-from dflash_local.report.race_file import About, command
+from dflash_local.report.race_file import About, command, load_options
 from dflash_local.service.race import Race, Racer
 from dflash_local.ui.safety import parser
 from dflash_local.ui.tui.chats import ChatsScreen
@@ -149,8 +149,8 @@ async def _race(screen: ChatScreen, argument: str) -> None:
 
 def _about(session: ChatSession, request: Request, prompt: str, found: Race) -> About:
     """What a saved race says besides; one within a conversation cannot be repeated by a command."""
-    servers = ["--url", "URL", "--plain-url", "URL"] if session.decided else []
-    line = command(session.pair.name, prompt, request, found.seed, servers)
+    options = load_options(session.pair, session.service.facts, bool(session.decided))
+    line = command(session.pair.name, prompt, request, found.seed, options)
     if len(request.messages) > 1:
         line = f"/race, after {len(request.messages) - 1} messages of a chat"
     origin = figures_origin(session.service, session.pair, session.user, bool(session.models.label))

@@ -13,7 +13,7 @@ from gradio.components import Component
 
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import DFlashError
-from dflash_local.report.race_file import About, command
+from dflash_local.report.race_file import About, command, load_options
 from dflash_local.request import Request, user_request
 from dflash_local.service.chat_options import merged
 from dflash_local.service.race import MODES, Racer
@@ -102,16 +102,12 @@ class RaceTab:
         race = run.result
         visitor.chat.look(race.ar.finished.stats)
         source = await asyncio.to_thread(self._served.provenance)
-        name = self._served.service.model.name
-        servers = ["--url", "URL", "--plain-url", "URL"] if self._served.decided else []
-        about = About(name, prompt, command(name, prompt, asked, race.seed, servers), source)
+        service, name = self._served.service, self._served.service.model.name
+        options = load_options(self._served.pair, service.facts, bool(self._served.decided))
+        about = About(name, prompt, command(name, prompt, asked, race.seed, options), source)
         # On a thread: it takes seconds where both replies are long.
-        shown = await asyncio.to_thread(replayed, race, about)
-        yield {
-            self.status: "",
-            self.lanes: shown,
-            self.stop: gr.update(interactive=False),
-        }
+        links, frame = await asyncio.to_thread(replayed, race, about)
+        yield {self.status: links, self.lanes: frame, self.stop: gr.update(interactive=False)}
 
     def _stop(self, request: gr.Request) -> None:
         self._visitors.of(request).cancel("race")

@@ -42,15 +42,13 @@ def _measured(mode: Mode, track: Track, running: bool) -> str:
     )
 
 
-def replayed(race: Race, about: About) -> str:
-    """Put the page that ``--save`` writes into a frame, and below it the links that save the race."""
+def replayed(race: Race, about: About) -> tuple[str, str]:
+    """Put the page that ``--save`` writes into a frame; before it the links that save the race."""
     files = {suffix: write(race, about).decode() for suffix, write in SAVED.items()}
     links = [
         markup.save_link(f"Save as {suffix}", f"race{suffix}", "application/octet-stream", content)
         for suffix, content in files.items()
     ]
     page = html.escape(files[".html"])
-    return (
-        f'<iframe class="df-replay" title="The race, shown again" srcdoc="{page}"></iframe>'
-        f'<p class="df-line">{" · ".join(links)}</p>'
-    )
+    frame = f'<iframe class="df-replay" title="The race, shown again" srcdoc="{page}"></iframe>'
+    return f'<p class="df-line">{" · ".join(links)}</p>', frame
