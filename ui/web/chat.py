@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -13,7 +14,7 @@ from gradio.components.chatbot import ExampleMessage
 
 from dflash_local.app.reply_text import headline
 from dflash_local.app.served_pair import ServedPair
-from dflash_local.errors import DFlashError
+from dflash_local.errors import BusyError, DFlashError
 from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.web import drawer, follow, markup, memory
 from dflash_local.ui.web.chat_settings import Changes, ChatSettings, Given
@@ -163,14 +164,14 @@ class ChatTab:
         The reply does not end with this: a window that is loaded anew follows it, too.
         """
         try:
-            self._visitors.check_writer(visitor)
+            self._visitors.take(visitor)
             reply = ask(visitor.chat)
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
             return
         visitor.editing = None
         emptied: Changes = {self.field: ""} if text else {}
-        yield {**emptied, **self._drawn(visitor, reply), **self._standing(visitor)}
+        yield {**emptied, **self._drawn(visitor, reply), **await asyncio.to_thread(self._standing, visitor)}
         async for changes in self._follow(visitor, reply):
             yield changes
 
@@ -201,10 +202,11 @@ class ChatTab:
 
     def _clear(self, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
-        if self._visitors.others(visitor):
-            self._visitors.show_new(visitor)
-        else:
+        try:
+            self._visitors.take(visitor)
             visitor.chat.clear()
+        except BusyError:
+            self._visitors.show_new(visitor)
         visitor.editing = None
         return self._whole(visitor)
 
@@ -259,16 +261,19 @@ class ChatTab:
         try:
             await asyncio.to_thread(self._visitors.take_up, visitor, key, name)
         except DFlashError as error:
-            yield {**self._whole(visitor), self.status: markup.failed(error)}
+            yield {**await asyncio.to_thread(self._whole, visitor), self.status: markup.failed(error)}
             return
-        yield self._whole(visitor)
+        yield await asyncio.to_thread(self._whole, visitor)
         chat, reply = visitor.chat, visitor.chat.reply
         if reply is not None and reply.running:
             async for changes in self._follow(visitor, reply):
                 yield changes
             return
         until = time.monotonic() + GONE_S
-        while chat is visitor.chat and self._visitors.others(visitor):
+        while chat is visitor.chat:
+            with suppress(BusyError):
+                self._visitors.take(visitor)
+                return
             if time.monotonic() > until:
                 yield {self.status: markup.paragraph(ELSEWHERE)}
                 return
@@ -283,13 +288,13 @@ class ChatTab:
             return
         try:
             if act == "rename":
-                self.drawer.rename(name, str(getattr(event, "title", "")))
+                await asyncio.to_thread(self.drawer.rename, name, str(getattr(event, "title", "")))
             elif act == "delete":
                 await asyncio.to_thread(self.drawer.delete, visitor, name)
         except DFlashError as error:
             yield {self.status: markup.failed(error)}
         else:
-            yield self._whole(visitor)
+            yield await asyncio.to_thread(self._whole, visitor)
 
     def _search(self, words: str, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
@@ -317,7 +322,8 @@ class ChatTab:
             seen, drawn = stamp, now
             yield changes
         if visitor.chat.reply is reply:
-            yield {self.pair: self._pair(), **self._standing(visitor), **self._ended(visitor, reply)}
+            standing = await asyncio.to_thread(self._standing, visitor)
+            yield {self.pair: self._pair(), **standing, **self._ended(visitor, reply)}
 
     def _drawn(self, visitor: Visitor, reply: ReplyJob) -> Changes:
         return {
@@ -356,7 +362,10 @@ class ChatTab:
         }
 
     def _standing(self, visitor: Visitor) -> Changes:
-        """Show what can be done with the conversation as it stands, its place in the list, and have it remembered."""
+        """Show what can be done with the conversation as it stands, its place in the list, and have it remembered.
+
+        It reads all chats: many take a second, which the server's loop must not wait for.
+        """
         chat = visitor.chat
         turns, idle = chat.conversation.turns, not chat.busy
         last = turns[-1] if turns else None

@@ -146,20 +146,16 @@ class Visitors:
         if before is not chat:
             self._leave_later(before, visitor)
 
-    def others(self, visitor: Visitor) -> bool:
-        """Tell whether another window is open that writes this one's chat; where none is, this one does from now on."""
+    def take(self, visitor: Visitor) -> None:
+        """Have a window write its chat from now on; BusyError where another one that is open does."""
         with self._lock:
             writer = self._writers.get(visitor.chat.key)
-            if writer is None or writer.left is not None or writer.chat is not visitor.chat:
-                self._writers[visitor.chat.key] = writer = visitor
-            return writer is not visitor
-
-    def check_writer(self, visitor: Visitor) -> None:
-        """Refuse a window whose chat is written in another one; BusyError."""
-        if self.others(visitor):
-            raise BusyError(
-                "this chat is open in another window", "go on there, or close that window; New chat is yours"
-            )
+            other = writer if writer is not visitor else None
+            if other is not None and other.left is None and other.chat is visitor.chat:
+                raise BusyError(
+                    "this chat is open in another window", "go on there, or close that window; New chat is yours"
+                )
+            self._writers[visitor.chat.key] = visitor
 
     def leave(self, request: gr.Request) -> None:
         """Take note of a window that was closed, loaded anew, or lost its connection.

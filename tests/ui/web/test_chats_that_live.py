@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +61,14 @@ def test_chats_are_found_opened_named_and_deleted_and_one_window_writes_each(
     visitor: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dflash_local.ui.web.chat.GONE_S", 0.2)
+    on_loop, entries = list[object](), history.entries
+
+    def listing(*given: Any) -> Any:
+        with suppress(RuntimeError):
+            on_loop.append(asyncio.get_running_loop())
+        return entries(*given)
+
+    monkeypatch.setattr(history, "entries", listing)
     with visiting(visitor, "Chat", change=keeping(tmp_path)) as (here, page):
         listed = page.locator("#df-chats li")
         for words in ("About apples", "About pears"):
@@ -81,6 +92,7 @@ def test_chats_are_found_opened_named_and_deleted_and_one_window_writes_each(
         page.locator("#df-search textarea, #df-search input").fill("")
         manage(page.locator("#df-chats"), page)
         other.close()
+    assert on_loop == [], "the server's loop waits for no list"
 
 
 def manage(chats, page) -> None:  # type: ignore[no-untyped-def]
