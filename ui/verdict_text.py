@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,12 +36,17 @@ def verdict_lines(name: str, plans: PairPlans, width: int, server: str = "") -> 
     Args:
         server: why it does not run in this process; empty where it does.
     """
-    word, lines = _verdict(plans, server)
-    head = f"{name}: {word}" if server else f"{name} on {card_name(plans.where)}: {word}"
+    head, lines = verdict(name, plans, server)
     return [
         *wrapped(head, width),
         *(line for label, text in lines for line in field(f"  {label}", text, width, LABEL)),
     ]
+
+
+def verdict(name: str, plans: PairPlans, server: str = "") -> tuple[str, Sequence[tuple[str, str]]]:
+    """Return the heading, and the lines' labels and texts; see ``verdict_lines``."""
+    word, lines = _verdict(plans, server)
+    return (f"{name}: {word}" if server else f"{name} on {card_name(plans.where)}: {word}"), lines
 
 
 def card_name(where: Machine) -> str:
@@ -52,7 +57,7 @@ def card_name(where: Machine) -> str:
     return f"{where.name} ({where.memory / GIB:.0f} GiB{f', {speed:,.0f} GB/s' if speed else ''})"
 
 
-def _verdict(plans: PairPlans, server: str) -> tuple[str, Iterable[tuple[str, str]]]:
+def _verdict(plans: PairPlans, server: str) -> tuple[str, Sequence[tuple[str, str]]]:
     """Return a word or two, and the lines' labels and texts."""
     found, summary, known = plans.plan, plans.summary, plans.known
     size = f"{gib(summary.download_gib, summary.computed)} to download"

@@ -75,8 +75,7 @@ class ModelCatalog:
         """
         if self.decided:
             raise UsageError(self.decided)
-        asked = replace(self._load, quantize=None, context=context, draft=draft)
-        return load_choices(self._known(name), self.user, asked, self._loaded)
+        return load_choices(self._known(name), self.user, self._asked(context, draft), self._loaded)
 
     def load(self, choice: LoadChoice) -> str:
         """Load a pair that is here in one of its ways, in this one's place; return what is said of it.
@@ -127,6 +126,10 @@ class ModelCatalog:
         going = tuple(item for item in plan.repos if not item.delicate)
         freed = store.remove(replace(plan, repos=going))
         return f"removed {listing([item.repo for item in going])}: {amount(freed)} freed"
+
+    def _asked(self, context: int | None, draft: bool) -> LoadConfig:
+        """Return what holds for all ways to load a pair."""
+        return replace(self._load, quantize=None, context=context, draft=draft)
 
     @property
     def _loaded(self) -> Loaded | None:

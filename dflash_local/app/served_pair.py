@@ -92,8 +92,8 @@ class ServedPair(ModelCatalog):
         no_gpu = not self.models.label and fitting.machine(self.user).kind == "cpu"
         return [f"{TOY[0].upper()}{TOY[1:]}.", TAUGHT, *([NO_GPU] if no_gpu else [])]
 
-    def details(self, name: str) -> Details:
-        """All that is known of a pair.
+    def details(self, name: str, context: int | None = None, draft: bool = True) -> Details:
+        """All that is known of a pair, planned as it would be loaded.
 
         Raises:
             UnknownModelError: no such pair.
@@ -101,7 +101,8 @@ class ServedPair(ModelCatalog):
         row, store = self._row(name), model_store(self.user)
         where = fitting.machine(self.user, loaded=self._loaded)
         choice = fitting.row_choice(row, self.user)
-        plans = pair_plans(choice, fitting.shapes(choice, store), where, self.user, store=store)
+        asked = self._asked(context, draft)
+        plans = pair_plans(choice, fitting.shapes(choice, store), where, self.user, asked, store=store)
         return Details(install_status(row, store), plans, store)
 
     def is_loaded(self, choice: LoadChoice) -> bool:

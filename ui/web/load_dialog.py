@@ -13,10 +13,12 @@ import gradio as gr
 from gradio.events import Dependency
 
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
+from dflash_local.app.served_pair import Details
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.tables import gib, tokens
 from dflash_local.ui.choice_text import COLUMNS, basis, choice_row
-from dflash_local.ui.plan_text import machine_line
+from dflash_local.ui.plan_text import ledger_lines, machine_line
+from dflash_local.ui.verdict_text import verdict
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.models_view import ModelsView
 from dflash_local.ui.web.visitors import Visitor, Visitors
@@ -39,7 +41,7 @@ const adopt = () => {
   pair = plans.dataset.pair;
   const same = all('tr[data-key]').find((row) => row.dataset.key === picked)?.querySelector('input:enabled');
   if (same) same.checked = true;
-  const unfit = element.querySelector('details');
+  const unfit = element.querySelector('.df-unfit');
   if (unfit) unfit.open = unfolded || !element.querySelector('tr[data-key]');
   show();
   if (focused && document.activeElement === document.body) {
@@ -64,7 +66,7 @@ const replan = () => {
 document.addEventListener('focusin', (event) => { focused = element.contains(event.target) ? event.target.name : ''; });
 element.addEventListener('change', (event) => event.target.type === 'radio' ? pick(event.target) : replan());
 element.addEventListener('click', (event) => {
-  if (event.target.closest('summary')) unfolded = !element.querySelector('details').open;
+  if (event.target.closest('.df-unfit > summary')) unfolded = !element.querySelector('.df-unfit').open;
   const radio = event.target.closest('tr[data-key]')?.querySelector('input:enabled');
   if (radio && radio !== event.target) {
     pick(radio);
@@ -78,6 +80,7 @@ watch('value', adopt);
 adopt();
 """
 TITLES = tuple(column.title for column in COLUMNS)
+MEMORY_COLUMNS = 76
 STALE = "the plans have changed since: look at them again"
 
 
@@ -162,7 +165,7 @@ class LoadDialog:
             yield markup.progress(f"Planning how to load {asked.name}", None)
         try:
             planned = Planned(asked, self._served.load_choices(asked.name, asked.context, asked.draft))
-            drawn = self._drawn(planned)
+            drawn = self._drawn(planned, self._served.details(asked.name, asked.context, asked.draft))
         except DFlashError as error:
             planned, drawn = Planned(Asked(asked.number, asked.name), None), markup.failed(error)
         if visitor.asked == asked:
@@ -185,10 +188,12 @@ class LoadDialog:
             return markup.failed(error)
         return ""
 
-    def _drawn(self, planned: Planned) -> str:
+    def _drawn(self, planned: Planned, known: Details) -> str:
         asked, found = planned
         busy = self._models.pulling
-        opening = f'<div class="df-plans" data-plan="{asked.number}" data-pair="{markup.word(asked.name)}">'
+        opening = (
+            f'<div class="df-plans" data-plan="{asked.number}" data-pair="{markup.word(asked.name)}">{_verdict(known)}'
+        )
         if found is None:
             here = self._served.entry(asked.name).here
             text = "How it can be loaded is known once its configuration is here."
@@ -228,7 +233,18 @@ class LoadDialog:
             size = "" if choice.download_gib is None else f" {gib(choice.download_gib, choice.computed)}"
             action = f"Download{size} and load"
         text = "".join(map(markup.paragraph, lines))
-        return f'<section data-way="{index}" hidden>{text}{_button(action, busy and not choice.here)}</section>'
+        return (
+            f'<section data-way="{index}" hidden>{text}{_button(action, busy and not choice.here)}'
+            f"<details><summary>Every row of its memory</summary>"
+            f"{markup.block(chr(10).join(ledger_lines(choice.plan, MEMORY_COLUMNS)))}</details></section>"
+        )
+
+
+def _verdict(known: Details) -> str:
+    """Open with what the pair comes to here, as ``dflash plan`` does."""
+    head, lines = verdict(known.status.row.name, known.plans, known.status.row.why_not_here)
+    rows = "".join(f"<dt>{label}</dt><dd>{markup.word(text)}</dd>" for label, text in lines)
+    return f'<div class="df-verdict"><h2>{markup.word(head)}</h2><dl>{rows}</dl></div>'
 
 
 def _table(title: str, rows: str, found: LoadChoices) -> str:

@@ -78,7 +78,7 @@ class FakeServedPair(ServedPair):
             raise UnknownModelError(f"unknown model {name!r}")
         return found
 
-    def details(self, name: str) -> Details:
+    def details(self, name: str, context: int | None = None, draft: bool = True) -> Details:
         demo = registry.load().find("demo")
         assert demo is not None
         row = structs.replace(demo, name=f"all about {name}")

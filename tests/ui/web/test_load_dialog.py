@@ -101,6 +101,8 @@ def picked(page: Page) -> str:
 def test_the_ways_to_load_stand_in_order_and_the_keyboard_picks_one_that_fits(visitor: Visitor, pairs: Pairs) -> None:
     with dialog(visitor, pairs) as (_, page):
         check_order(page, pairs)
+        labels = page.locator(".df-plans > .df-verdict:first-child dt").all_inner_texts()
+        assert labels == ["weights", "context", "speed", "better"]
         section = page.locator(".df-plans section:visible")
         assert "published in 4 bits: Lorbus/Qwen3.6-27B-int4-AutoRound" in section.inner_text()
         assert "licence apache-2.0; 100.0 GiB free for /models" in section.inner_text()
@@ -114,6 +116,10 @@ def test_the_ways_to_load_stand_in_order_and_the_keyboard_picks_one_that_fits(vi
         page.keyboard.press("Tab")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "df-start", "after what does not fit"
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert re.search("^needed .* GiB", section.locator("pre").inner_text(), re.M)
+        page.keyboard.press("Shift+Tab")
         page.keyboard.press("Enter")
         wait_until(lambda: bool(pairs.loads))
         assert pairs.pulls == [(PAIR, True)]
