@@ -22,6 +22,10 @@ EDIT = """
 const area = element.closest('.column');
 const add = () => {
   area.querySelectorAll('.df-talk pre:not([tabindex])').forEach((code) => { code.tabIndex = 0; });  // it scrolls
+  area.querySelectorAll('.df-talk .examples[role=list]').forEach((part) => {  // of buttons, which are no items
+    part.setAttribute('role', 'group');
+    part.setAttribute('aria-label', 'Prompts to begin with');
+  });
   area.querySelectorAll('.df-talk .user-row:not(:has(> .df-edit))').forEach(addTo);
 };
 const addTo = (row) => {

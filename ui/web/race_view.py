@@ -12,12 +12,13 @@ from dflash_local.ui.race_run import Track
 from dflash_local.ui.web import markup
 
 SHOWN_CHARS = 20_000  # of a lane that is measured: its end is what is read while it runs
-# What a file cannot know of the page around it: that it is in one, whether that is dark, and that its height is free.
+# What a file cannot know of the page around it: that it is in one, how that looks, and that its height is free.
 FRAME = """
 const dress = () => {
   const root = element.querySelector('iframe')?.contentDocument?.documentElement;
   if (!root) return;
   root.style.colorScheme = document.body.classList.contains('dark') ? 'dark' : 'light';
+  root.style.background = getComputedStyle(element).getPropertyValue('--body-background-fill');
 };
 new MutationObserver(dress).observe(document.body, {attributeFilter: ['class']});
 element.addEventListener('load', (event) => {

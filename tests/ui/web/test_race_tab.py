@@ -82,7 +82,7 @@ def check_replay(page: Page) -> None:
     assert frame.locator(".won").count() == 0 and "last" not in drafted.inner_text()
     assert frame.locator("html").evaluate("root => getComputedStyle(root).colorScheme") == "light"
     page.evaluate("document.body.classList.add('dark')")
-    frame.locator('html[style="color-scheme: dark;"]').wait_for()
+    frame.locator('html[style*="color-scheme: dark"]').wait_for()
     page.evaluate("document.body.classList.remove('dark')")
     high = page.locator(".df-replay").evaluate("frame => frame.offsetHeight - frame.contentDocument.body.scrollHeight")
     assert high == 0, "it scrolls with the page"
