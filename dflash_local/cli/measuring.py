@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 from dflash_local.cli.console import Console
@@ -25,8 +26,20 @@ def check_path(option: str, file: Path | None) -> None:
     file = file.expanduser()
     if file.is_dir():
         raise UsageError(f"{option} {file} is a folder", "give the name of a file")
-    if not folder(file.absolute().parent).writable:
+    above = file.absolute().parent
+    if not folder(above).writable or not _takes_files(above):
         raise UsageError(f"{option} {file} cannot be written", "give a file in a folder you may write to")
+
+
+def _takes_files(above: Path) -> bool:
+    """Tell whether a file can be made in a folder that exists; /proc calls itself writable."""
+    if not above.is_dir():
+        return True
+    try:
+        with TemporaryFile(dir=above):
+            return True
+    except OSError:
+        return False
 
 
 def write(option: str, file: Path, data: str | bytes) -> None:

@@ -13,6 +13,7 @@ import pandas as pd
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.bench.prompts import Prompt
 from dflash_local.errors import DFlashError
+from dflash_local.service.race import NAMES
 from dflash_local.ui.job import Job
 from dflash_local.ui.web import bench_run, markup
 from dflash_local.ui.web.bench_run import BenchRun
@@ -20,12 +21,12 @@ from dflash_local.ui.web.visitors import Visitors
 
 TOKENS = 128
 DRAW_S = 1.0  # of two plots that come sooner one after the other, Gradio may keep the first
-COLOURS = {"plain": "#8a94a6", "DFlash": "#0d9488"}
+COLOURS = {NAMES["ar"]: "#8a94a6", NAMES["dflash"]: "#0d9488"}
 MEASURED = "Measured here, in this run; no figure is remembered or quoted."
 EXPLAINED = (
     "Each prompt is answered without drafting and with it, one after the other, from the same loaded pair, greedily. "
-    "Ratio: decode speed of DFlash over the plain one. Acceptance length: accepted drafts + 1, mean over the "
-    "drafted blocks."
+    "Ratio: decode speed of the drafted reply over the plain one. Acceptance length: accepted drafts + 1, mean over "
+    "the drafted blocks."
 )
 FILE = "dflash-bench.json"
 Updates = list[Any]
@@ -120,7 +121,7 @@ _SPEEDS: dict[str, Any] = {
     "x": "prompt",
     "y": "tok/s",
     "color": "mode",
-    "title": "Plain against DFlash",
+    "title": "Plain against drafted",
     "x_title": "prompt of the table",
     "x_label_angle": -50,
     "color_title": " ",

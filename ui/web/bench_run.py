@@ -1,4 +1,4 @@
-"""Plain against DFlash over a few prompts on the pair that is loaded, and the arithmetic over what came of it.
+"""Plain against drafted over a few prompts on the pair that is loaded, and the arithmetic over what came of it.
 
 Every figure is of this very run. Draws nothing.
 """
@@ -14,10 +14,9 @@ from dflash_local.bench.prompts import Prompt
 from dflash_local.errors import EngineError, Interrupted, UsageError
 from dflash_local.events import Event, Mode, Started, Step
 from dflash_local.request import Limits, Message, Request, check_integer
-from dflash_local.service.race import Lane, Race, Racer
+from dflash_local.service.race import NAMES, Lane, Race, Racer
 from dflash_local.service.service import Service
 
-NAMES: dict[Mode, str] = {"ar": "plain", "dflash": "DFlash"}
 MAX_TOKENS = 4096
 SAMPLES = 40  # points of a curve
 WINDOW = 0.08  # of the longer reply: tokens per second are taken over so much of it
@@ -42,7 +41,7 @@ class BenchRow:
         )
 
 
-TITLES = ("Prompt", "Plain tok/s", "DFlash tok/s", "Ratio", "Acceptance length", "Identical")
+TITLES = ("Prompt", "Plain tok/s", "Drafted tok/s", "Ratio", "Acceptance length", "Identical")
 
 
 class BenchRun:

@@ -76,8 +76,8 @@ def check_run(page: Page) -> None:
     assert [label.partition(";")[0] for label in positions] == ["draft slot: 1", "draft slot: 2", "draft slot: 3"]
     assert "share of blocks: 50%" in positions[1]
     speeds = plotted(page, "df-plot-prompts", 4)
-    assert len(speeds) == 4 and "mode: DFlash" in speeds[1] and "tok/s: 120" in speeds[1]
-    assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"plain", "DFlash"}
+    assert len(speeds) == 4 and "mode: drafted" in speeds[1] and "tok/s: 120" in speeds[1]
+    assert {label.rpartition(": ")[2] for label in plotted(page, "df-plot-time", 2)} == {"plain", "drafted"}
 
 
 def lane(mode: Any, *steps: tuple[int, float], seconds: float = 1.0, lengths: tuple[int, ...] = ()) -> Lane:
@@ -110,7 +110,7 @@ def test_a_curve_holds_the_rate_between_steps() -> None:
 
     points = over_time(row(2))
     ar = [(at, rate) for at, name, rate in points if name == "plain"]
-    dflash = [(at, rate) for at, name, rate in points if name == "DFlash"]
+    dflash = [(at, rate) for at, name, rate in points if name == "drafted"]
     assert ar[-1][0] == 1.1 and dflash[-1][0] == 0.6
     assert all(rate == pytest.approx(2.0) for _, rate in ar) and all(rate == pytest.approx(4.0) for _, rate in dflash)
 

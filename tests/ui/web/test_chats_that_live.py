@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dflash_local.request import Request
 from dflash_local.store import history
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
@@ -109,3 +110,26 @@ def manage(chats, page) -> None:  # type: ignore[no-untyped-def]
     fruit.get_by_role("button", name="Delete").get_by_text("Sure?").press("Enter")
     fruit.wait_for(state="detached")
     assert chats.locator("li").count() == 1
+
+
+def test_a_full_context_shows_what_is_not_sent_as_a_fold_or_stops(visitor: Visitor) -> None:
+    class Full(ScriptedSession):
+        """Has room for one message of the user's."""
+
+        def count(self, request: Request) -> int:
+            return 250 * sum(message.role == "user" for message in request.messages)
+
+    with visiting(visitor, "Chat", Full()) as (_, page):
+        for words in ("first", "second", "third"):
+            send(page, words)
+            page.locator(USER).get_by_text(words).wait_for()
+            status(page, "2.5 a step")
+        status(page, "the context of 512 tokens is full: 4 earlier messages are not sent any more")
+        page.get_by_text("The 4 earlier messages are not sent to the model any more").wait_for()
+        assert page.locator(USER).count() == 3
+        press(page, "Settings")
+        page.get_by_label("When the context is full").click()
+        page.get_by_role("option", name="stop, and say so").click()
+        send(page, "fourth")
+        status(page, "the context of 512 tokens is full: the conversation has")
+        assert field(page).input_value() == "fourth"
