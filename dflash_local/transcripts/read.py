@@ -23,7 +23,8 @@ from dflash_local.transcripts import claude_code, codex, open_webui, opencode, o
 from dflash_local.transcripts.turn import TranscriptTurn, turns_of
 
 FORMATS = (claude_code.FORMAT, codex.FORMAT, opencode.FORMAT, open_webui.FORMAT, own_chats.FORMAT)
-ENDINGS = (".json", ".jsonl", opencode.DATABASE)
+ENDINGS = (".json", ".jsonl", ".jsonl.zst", opencode.DATABASE)
+ZSTD = b"\x28\xb5\x2f\xfd"  # what a file begins with that Codex has compressed, as it does with older sessions
 MOST_BYTES = 2**30  # of a file with JSON lines
 MOST_AT_ONCE = 2**26  # bytes of a line, and of a file that is one JSON document
 MOST_FILES = 500_000
@@ -172,6 +173,8 @@ def _records(path: Path, size: int, report: ReadReport) -> Iterator[dict[str, An
         first = next(_lines(file, path, report), b"")
         if not first:
             return
+        if first.startswith(ZSTD):
+            raise ValueError("it is compressed: unpack a copy with `zstd -d`, and name its folder")
         try:
             value = parse_json(first)
         except ValueError:  # more than a line, or none

@@ -42,9 +42,11 @@ def test_broken_files_are_named_and_the_rest_is_read(folder: Path) -> None:
     (folder / "text.jsonl").write_bytes(b"\xff\xfe\x00no JSON\n")
     (folder / "digits.json").write_text(f'{{"n": {"9" * 5000}}}', encoding="utf-8")
     (folder / "torn.jsonl").write_text('{"version": 1, "seq": 0, "kind": "chat"}\n{"version": 1, "se', encoding="utf-8")
+    (folder / "old.jsonl.zst").write_bytes(bytes.fromhex("28b52ffd0403190000") + b"{}\n\xa1\x00\x10\x00")
     (folder / "empty.json").touch()
     (folder / "other.json").write_text('{"name": "a package"}', encoding="utf-8")
     found = problems(folder)
+    assert "zstd -d" in found.pop("old.jsonl.zst")
     assert found.pop("torn.jsonl") == "1 line is no JSON and left out"
     assert "nested too deeply" in found.pop("deep.json") and "5000 digits" in found.pop("digits.json")
     assert found.pop("text.jsonl").startswith("no JSON: ") and not found
