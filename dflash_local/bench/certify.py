@@ -46,7 +46,7 @@ def cases(seed: int) -> tuple[Case, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CertifyPlan:
-    """Prompts as ids, cases, block sizes, tokens per reply; ``planted``: drafts are AR's text with mistakes."""
+    """Prompts as ids, cases, block sizes, tokens per reply; ``planted``: drafts are the plain text with mistakes."""
 
     prompts: tuple[tuple[int, ...], ...]
     cases: tuple[Case, ...]
@@ -69,7 +69,7 @@ class _Trial:
 
     @property
     def rival(self) -> tuple[int, int] | None:
-        """Where the texts differ and what AR wrote there, if both wrote something."""
+        """Where the texts differ and what the plain reply has there, if both wrote something."""
         inside = self.first is not None and self.first < min(len(self.ar.ids), len(self.dflash.ids))
         return (self.first, self.ar.ids[self.first]) if inside and self.first is not None else None
 
@@ -85,7 +85,7 @@ def certify(
 
     Args:
         progress: called with what is being done and how far it is (0..1).
-        plant: gives the proposer to run instead of the session's, from the prompt and AR's reply.
+        plant: gives the proposer to run instead of the session's, from the prompt and the plain reply.
         load_plain: gives the target as transformers loads it, where the session holds none; beside the session.
 
     Raises:
@@ -216,7 +216,7 @@ def _divergence(session: Session, trial: _Trial, noise: Noise) -> Divergence | N
 
 @torch.inference_mode()
 def single_rows(target: ScoringTarget, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-    """Logits [n, V] on the CPU, row i of which chooses token i of ``text``: AR's way, from cold caches."""
+    """Logits [n, V] on the CPU, row i of which chooses token i of ``text``: the plain way, from cold caches."""
     rows = [_prefill(target, prompt).cpu()]
     for token in text[:-1]:
         out = target.verify(torch.tensor([token], device=target.device), False)

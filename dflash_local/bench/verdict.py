@@ -42,7 +42,7 @@ class Look:
 class Position:
     """An emitted token as the passes see it; ``plain`` is None where plain transformers was not run.
 
-    The rival is what AR wrote here, or would write: the single-row pass's choice, maybe the token itself.
+    The rival is what the plain reply has here, or would write: the single-row pass's choice, maybe the token itself.
     """
 
     token: int
@@ -112,7 +112,7 @@ def judge(
     """What the passes say of every token of ``text``.
 
     Args:
-        sampler: a fresh one of the request. prompt: its length. rival: a token's index and the id AR wrote there.
+        sampler: a fresh one of the request. prompt: its length. rival: a token's index, and its id in the plain reply.
         single, plain: logits [n, V]. blocks: logits [k, V] at a time, n rows in all.
     """
     positions: list[Position] = []
