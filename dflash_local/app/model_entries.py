@@ -19,23 +19,6 @@ if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
 
-GOOD_AT = {  # by name or family: what its makers offer it for
-    "smollm2": "Small and quick: short answers, a first try.",
-    "demo": "A toy that shows how drafting works; no assistant.",
-    "qwen3": "General chat and reasoning in many languages.",
-    "qwen3-coder": "Code, and the tools of coding agents.",
-    "qwen3.5": "General chat, code and reasoning.",
-    "qwen3.6": "General chat, code and reasoning.",
-    "qwen3.8": "General chat, code and reasoning.",
-    "gpt-oss": "Reasoning, and tools of agents.",
-    "llama": "General chat.",
-    "gemma4": "General chat in many languages.",
-    "kimi": "Agents and code.",
-    "kimi-k3": "Agents and code.",
-    "minimax": "Agents and code.",
-    "glm": "Agents and code.",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
@@ -44,7 +27,7 @@ class ModelEntry:
     Attributes:
         state: bundled, local, variant (only a pre-quantised target of it is here), partial or absent.
         fits: the memory plan's word on this machine. size: of its download, as text. slow: as ``Summary.slow``.
-        good_at: in a sentence, else empty. licence: of the target, else empty.
+        good_at: as in the registry, else empty. licence: of the target, else empty.
         plain, drafted: predicted tokens per second here; None where no speed is.
     """
 
@@ -130,7 +113,7 @@ def _entry(row: Row, store: ModelStore | None, where: Machine, user: Settings) -
         found.fits,
         size,
         found.slow,
-        GOOD_AT.get(row.name) or GOOD_AT.get(row.family, ""),
+        row.good_at,
         row.licence or "",
         found.plain_tokens_per_s,
         found.drafted_tokens_per_s,

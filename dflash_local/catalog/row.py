@@ -55,6 +55,7 @@ Variable = Annotated[str, _text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variab
 Sha256 = Annotated[str, _text(r"[0-9a-f]{64}", "a SHA-256: 64 hexadecimal digits, small letters")]
 GgufPath = Annotated[str, _text(GGUF, "a GGUF file of a wheel or repository: folder/name.gguf")]
 Task = Annotated[str, _text(".{1,40}", "the name of a task: up to 40 characters")]
+Sentence = Annotated[str, _text(r"(?:[A-Z].{1,78}\.)?", "a sentence of up to 80 characters")]
 FileBytes = Annotated[int, Meta(ge=1, le=2**50)]
 Block = Annotated[int, Meta(ge=MIN_BLOCK, le=MAX_BLOCK)]
 Gib = Annotated[float, Meta(ge=0, le=1e6)]
@@ -336,6 +337,7 @@ class RowFacts(Record, frozen=True, kw_only=True):
             that holds the drafter, in place of a repository. package: has the target, too, in a file of its own.
         fingerprints: one per known generation of the drafter, the current one first.
         thinking: the chat templates that the drafter was trained for: with thinking, without, or both.
+        good_at: what its makers offer the target for, in a sentence; empty where nobody wrote it.
         gated: whether the target's repository asks for accepted terms. context: positions the target was made for.
         family_runs_here: the engines here have targets of its family. other_drafters: that are known beside the row's.
         acceptance_band: mean acceptance length under which an alarm is raised.
@@ -347,6 +349,7 @@ class RowFacts(Record, frozen=True, kw_only=True):
     aliases: tuple[Name, ...] = ()
     mirrors: tuple[RepoId, ...] = ()
     family: str = ""
+    good_at: Sentence = ""
     kind: Kind = "dflash"
     status: Status = "released"
     fingerprints: tuple[Fingerprint, ...] = ()

@@ -185,6 +185,10 @@ def test_what_no_single_gpu_holds_needs_a_server() -> None:
         assert (row.runs_on == "server") == (needed > held), row.name
 
 
+def test_every_row_says_what_it_is_good_at() -> None:
+    assert [row.name for row in SHIPPED.rows if not row.good_at] == []
+
+
 def test_bundled_rows_are_what_their_folders_hold() -> None:
     for name in bundled.BUNDLED:
         row, pair = SHIPPED.find(name), bundled.find(name)

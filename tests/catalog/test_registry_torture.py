@@ -98,6 +98,8 @@ FAULTS = [
     ("aliases: [007]", "line 5: a/b: aliases[0] must be a name", "put it in quotes"),
     ("notes: 2026-11-20", "line 5: a/b: notes must be text, got datetime.date", "put it in quotes"),
     ("thinking: requird", "line 5: a/b: thinking must be one of", "'required'"),
+    ("good_at: [code]", "line 5: a/b: good_at must be a sentence", ""),
+    ("good_at: code", "line 5: a/b: good_at must be a sentence of up to 80 characters", ""),
     ("gated: 3", "line 5: a/b: gated must be true or false", ""),
     ("acceptance_band: 100", "acceptance_band must be a number from 1 to 64", ""),
     ("sizes_gib: {target: .nan}", "sizes_gib.target must be a number from 0 to 1,000,000", ""),
