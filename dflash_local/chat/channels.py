@@ -124,9 +124,10 @@ class HarmonyParser(ChannelParser):
 
     tags = (*HARMONY_TAGS, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
 
-    def __init__(self, opens_thinking: bool = False) -> None:
+    def __init__(self, opens_thinking: bool = False, inside: bool = False) -> None:
+        """Begin in a header, or with either inside a message."""
         self._channel: Channel = "thinking" if opens_thinking else "final"
-        self._header: str | None = None if opens_thinking else ""  # None inside a message
+        self._header: str | None = None if opens_thinking or inside else ""  # None inside a message
         self._tagged = False  # a tag was seen in this header, so its text is a header for certain
         self._named = False  # the header has said which channel it is
 
@@ -177,10 +178,14 @@ class HarmonyParser(ChannelParser):
         return self._give_up()
 
 
-def channel_parser(tokenizer: Tokenizer, *, opens_thinking: bool) -> ChannelParser:
-    """Return the parser that fits a tokenizer: harmony, think tags (as tokens or text), or plain."""
+def channel_parser(tokenizer: Tokenizer, *, opens_thinking: bool, continues: bool = False) -> ChannelParser:
+    """Return the parser that fits a tokenizer: harmony, think tags (as tokens or text), or plain.
+
+    Args:
+        continues: what follows goes on with a message that was begun in the prompt.
+    """
     if all(tokenizer.is_added(tag) for tag in HARMONY_TAGS):
-        return HarmonyParser(opens_thinking)
+        return HarmonyParser(opens_thinking, continues)
     if tokenizer.is_added(END_THINK):
         return ThinkTokenParser(opens_thinking)
     if opens_thinking or END_THINK in (tokenizer.template or ""):

@@ -26,6 +26,8 @@ from dflash_local.errors import ContextError, TemplateError, UsageError
 from dflash_local.request import MAX_CHARS, Effort, Message, ToolCall, read_arguments
 from dflash_local.worker.process import ChildLimits, WorkerError, WorkerProcess
 
+ANALYSIS, FINAL = ("<|channel|>" + name + "<|message|>" for name in ("analysis", "final"))  # harmony's messages
+END_ANALYSIS = "<|end|><|start|>assistant"
 PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), ("jinja2", "markupsafe"))
 LIMITS = ChildLimits(seconds=20.0, mebibytes=512, processor_seconds=2.0)  # a busy machine is no fault of a template
 SMALL_CHARS, SMALL_MESSAGES = 2**16, 256  # what a template must cope with: where it does not, it is to blame
@@ -189,13 +191,13 @@ def render(
 
 
 def _beginning(tokenizer: Tokenizer, message: Message, opens_thinking: bool) -> str:
-    """Return a reply that was cut off as the model wrote it, behind a prompt that opens its thinking or does not.
-
-    Raises:
-        UsageError: the model writes its replies in harmony, where the place of a cut does not follow from the text.
+    """Return a reply that was cut off as the model wrote it, behind a prompt that opens its thinking or does not; in
+    harmony behind one that ends with ``<|start|>assistant``.
     """
     if all(tokenizer.is_added(tag) for tag in HARMONY_TAGS):
-        raise UsageError("this model's replies cannot go on where they ended", "/regen makes the reply again")
+        analysis, final, end = (tokenizer.with_controls(text) for text in (ANALYSIS, FINAL, END_ANALYSIS))
+        thought = f"{analysis}{message.thinking}" if message.thinking else ""
+        return f"{thought}{end if thought else ''}{final}{message.content}" if message.content else thought
     opening, closing = (tokenizer.with_controls(tag) for tag in (THINK, END_THINK))
     thought = message.thinking if opens_thinking or not message.thinking else f"{opening}\n{message.thinking}"
     if not message.content:

@@ -100,7 +100,8 @@ class GenerationLoop:
         self.figures = ReplyFigures(session.runner.name, request.mode, self.block, self.seed, trained, plain)
         self.stream: TextStream | None = None
         if session.tokenizer is not None:
-            channels = channel_parser(session.tokenizer, opens_thinking=rendered.opens_thinking)
+            opens, continues = rendered.opens_thinking, request.continues
+            channels = channel_parser(session.tokenizer, opens_thinking=opens, continues=continues)
             self.stream = TextStream(session.tokenizer, request.limits.stop, channels)
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_local.chat import template as module
+from dflash_local.chat.channels import Span, channel_parser
 from dflash_local.chat.template import PROCESS, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.errors import ContextError, TemplateError, UsageError
@@ -299,7 +300,34 @@ def test_a_reply_that_was_cut_off_is_left_open(chatml: Tokenizer, begun: Message
     assert [tag for tag in ("<think>", "</think>", "<|im_end|>") if chatml.token_id(tag) in rest] == tags
 
 
-def test_a_harmony_reply_cannot_go_on(chatml: Tokenizer, harmony: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harmony, "template", chatml.template)
-    with pytest.raises(UsageError, match="cannot go on"):
-        render(harmony, [Message("user", "x"), Message("assistant", "y")], thinking=True, continues=True)
+GPT_OSS = (  # as gpt-oss begins a reply
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("begun", "written", "goes_on"),
+    [
+        (
+            Message("assistant", "Once <|end|> upon", "a plan"),
+            "<|channel|>analysis<|message|>a plan<|end|><|start|>assistant<|channel|>final<|message|>Once <|end|> upon",
+            "final",
+        ),
+        (Message("assistant", "Once"), "<|channel|>final<|message|>Once", "final"),
+        (Message("assistant", "", "a pl"), "<|channel|>analysis<|message|>a pl", "thinking"),
+    ],
+)
+def test_a_harmony_reply_that_was_cut_off_is_left_open(
+    harmony: Tokenizer, monkeypatch: pytest.MonkeyPatch, begun: Message, written: str, goes_on: str
+) -> None:
+    monkeypatch.setattr(harmony, "template", GPT_OSS)
+    question = [Message("user", "Tell me a tale.")]
+    prompt = render(harmony, question, thinking=True).ids
+    rendered = render(harmony, [*question, begun], thinking=True, continues=True)
+    rest = rendered.ids[len(prompt) :]
+    assert rendered.ids[: len(prompt)] == prompt and harmony.decode(rest, skip_special=False) == written
+    tags = written.count("<|end|>") - begun.content.count("<|end|>")
+    assert rest.count(harmony.token_id("<|end|>")) == tags, "what the model wrote in ordinary tokens stays text"
+    parser = channel_parser(harmony, opens_thinking=rendered.opens_thinking, continues=True)
+    assert parser.text(" a") == [Span(" a", goes_on)] and not any(s.shown for s in parser.token("<|return|>") or ())
