@@ -13,7 +13,6 @@ import typer
 
 from dflash_local.app import measurements
 from dflash_local.app.examples import HELD_OUT
-from dflash_local.app.random_bench import RandomOptions, bench_random
 from dflash_local.app.resolve import choose
 from dflash_local.bench import prompts as lists
 from dflash_local.bench.prompts import Prompt
@@ -23,7 +22,6 @@ from dflash_local.cli.help_pages import MORE
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.measuring import Report, check_path, conclude
 from dflash_local.cli.server_options import Origin, TwoServerOptions, origin
-from dflash_local.config.quantizers import USUAL
 from dflash_local.errors import UnknownModelError, UsageError
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.request import MAX_BLOCK_SIZE, MAX_NEW_TOKENS, check_integer
@@ -226,6 +224,8 @@ def bench(
     asked = partial(_task_bench, call, (model, drafter), tasks, prompts, limit, accept_new_data, length, resume, out)
     if kind == RANDOM:
         _refuse_load_options(load, call.user.load_config)
+        from dflash_local.app.random_bench import RandomOptions, bench_random  # `dflash --help` imports this module
+
         chosen = load, drafter, contexts, block, prefill, lengths, baselines, stored, routing
         options = RandomOptions(*chosen, columns=call.console.columns)
         found = call.measure(model, partial(bench_random, model, options))
@@ -281,6 +281,8 @@ def _check(
 def _stored_format(weights: str) -> str | None:
     """Name the format of a random target's weights; None for plain ones, and for a real target."""
     kind, colon, stored = weights.partition(":")
+    from dflash_local.config.quantizers import USUAL
+
     if kind not in ("real", "random") or (colon and (kind == "real" or stored not in USUAL)):
         known = ", ".join(("real", "random", *(f"random:{name}" for name in USUAL)))
         raise UsageError(f"--weights {weights} is not known", f"one of {known}")

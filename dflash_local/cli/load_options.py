@@ -126,6 +126,7 @@ def _taken(offered: list[LoadOption], given: dict[str, Any]) -> Mapping[str, Any
     return found
 
 
+@functools.cache
 def _parameter(option: LoadOption) -> inspect.Parameter:
     """Return the option as a command's parameter, None where it is not given."""
     kind: Any = option.kind
