@@ -54,6 +54,7 @@ class Session:
         self._vocabulary: Vocabulary | None = None  # made for the first constraint
         self._answers: dict[tuple[bool, bool], AnswerIds] = {}  # likewise, by what ``answer_ids`` takes
         self._lost = False  # the device's context is
+        self._counted: tuple[object, Rendered | None] = None, None  # what was rendered last, to be counted
         self._running: GenerationLoop | None = None  # the reply whose sequence is on the device
 
     def generate(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -77,7 +78,8 @@ class Session:
         if not self.drafts:
             request = replace(request, mode="ar", block_size=None)
         try:
-            rendered = self.render(request, cancelled)
+            (what, known), self._counted = self._counted, (None, None)
+            rendered = known if known is not None and what == self._read(request) else self.render(request, cancelled)
         except Interrupted:
             return iter((nothing_done(self.facts, request),))
         self._check(request, rendered)
@@ -197,8 +199,17 @@ class Session:
         return Rendered(ids, len(ids), opens)
 
     def count(self, request: Request) -> int:
-        """Return how many ids ``render`` makes; from any thread, since caches and device are left alone."""
-        return len(self.render(request).ids)
+        """Return how many ids ``render`` makes; from any thread, since caches and device are left alone. They are kept
+        for the reply that follows.
+        """
+        what, rendered = self._read(request), self.render(request)
+        self._counted = what, rendered
+        return len(rendered.ids)
+
+    def _read(self, request: Request) -> tuple[object, ...]:
+        """Return all that ``render`` makes ids of."""
+        text = request.messages, request.prompt, request.prompt_ids
+        return *text, request.thinking, request.tools, request.reasoning_effort, request.continues, self.facts.context
 
     def plain_step(self, request: Request) -> PlainStep | None:
         """Return what a step without drafts takes in such a reply: as in the last plain one of this load that chose its
