@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from dflash_local.app.reply_text import speed_up
 from dflash_local.events import Event, Finished, Mode, Notice, PrefillProgress, Queued, Started, Stats, Step
 from dflash_local.loaded import SessionFacts
 from dflash_local.planner.occupancy import Occupancy
@@ -113,9 +114,7 @@ class Readings:
     @property
     def speed_up(self) -> float | None:
         """Compares with the loaded pair's own plain step, where that is known."""
-        if self.mode == "ar" or self.plain_step_s is None or self.mean is None:
-            return None
-        return self.mean * self.plain_step_s
+        return speed_up(self.mode, self.mean, self.plain_step_s)
 
     def compare(self, stats: Stats) -> None:
         """Take the plain step that a reply of the loaded pair tells; one that was cancelled early tells none."""

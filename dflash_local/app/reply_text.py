@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dflash_local.events import Finished, Stats
+from dflash_local.events import Finished, Mode, Stats
 from dflash_local.service.race import tokens_a_step
 
 
 def headline(finished: Finished) -> str:
     """The one line behind a reply, the same on every screen: what is not known is left out."""
-    stats, up, length = finished.stats, speed_up(finished.stats), tokens_a_step(finished.stats)
+    stats, length = finished.stats, tokens_a_step(finished.stats)
+    up = speed_up(stats.mode, stats.tokens_per_s, stats.plain_step_s)
     parts = (
         f"{finished.usage.completion_tokens} tokens",
         f"{short(stats.tokens_per_s)} tok/s" if stats.tokens_per_s else None,
@@ -19,11 +20,9 @@ def headline(finished: Finished) -> str:
     return " · ".join(filter(None, parts))
 
 
-def speed_up(stats: Stats) -> float | None:
-    """How much faster a drafted reply was than the same load's plain step makes one; None where that is not known."""
-    if stats.mode == "ar" or stats.plain_step_s is None or not stats.tokens_per_s:
-        return None
-    return stats.tokens_per_s * stats.plain_step_s
+def speed_up(mode: Mode, tokens_per_s: float | None, plain_step_s: float | None) -> float | None:
+    """How much faster a drafted reply is than the same load's plain step makes one; None where that is not known."""
+    return None if mode == "ar" or not tokens_per_s or plain_step_s is None else tokens_per_s * plain_step_s
 
 
 def plain_step(stats: Stats) -> str:
