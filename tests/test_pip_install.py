@@ -42,3 +42,17 @@ def test_each_part_of_the_work_is_told_and_a_failure_with_what_pip_said(
     ]
     assert [line for line in said if line in told] == told
     assert ("No space left on device" in err) == bool(code) and "installed" not in out.lower()
+
+
+def test_a_folder_that_pip_removes_meanwhile_stops_no_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "kept").write_bytes(bytes(2**20))
+    scandir = pip_install.os.scandir
+
+    def racing(path: str | Path) -> object:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", racing)
+    assert pip_install._mib_below(tmp_path) == "1 MiB"

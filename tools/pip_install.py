@@ -104,11 +104,12 @@ def _tell(progress: Progress, ended: threading.Event) -> None:
 
 
 def _mib_below(folder: Path) -> str:
-    """How much its files hold, which may vanish meanwhile."""
+    """How much its files hold, which may vanish meanwhile, as its folders may."""
     total = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):
-            total += file.lstat().st_size
+    for below, _, names in os.walk(folder):  # rglob raises where a folder that it is about to enter is gone
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(below, name)).st_size
     return f"{total / 2**20:,.0f} MiB"
 
 
