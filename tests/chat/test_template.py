@@ -14,6 +14,7 @@ from dflash_local.chat.channels import Span, channel_parser
 from dflash_local.chat.template import PROCESS, render
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.errors import ContextError, TemplateError, UsageError
+from dflash_local.events import Channel
 from dflash_local.request import Message, ToolCall
 from dflash_local.worker.process import ChildLimits
 
@@ -319,7 +320,7 @@ GPT_OSS = (  # as gpt-oss begins a reply
     ],
 )
 def test_a_harmony_reply_that_was_cut_off_is_left_open(
-    harmony: Tokenizer, monkeypatch: pytest.MonkeyPatch, begun: Message, written: str, goes_on: str
+    harmony: Tokenizer, monkeypatch: pytest.MonkeyPatch, begun: Message, written: str, goes_on: Channel
 ) -> None:
     monkeypatch.setattr(harmony, "template", GPT_OSS)
     question = [Message("user", "Tell me a tale.")]
