@@ -136,6 +136,17 @@ def _save(chat: ChatSession, argument: str) -> str:
     return _lines(f"saved: {path}")
 
 
+def _title(chat: ChatSession, argument: str) -> str:
+    name = chat.conversation.recorder.name
+    if name is None:
+        raise UsageError(
+            "this chat is not kept on disk", "a chat is kept from its first message on; /save NAME keeps it"
+        )
+    if argument:
+        history.rename(chat.folder, name, argument)
+    return _lines(f"title: {history.find(chat.folder, name).title}")
+
+
 def _load(chat: ChatSession, argument: str) -> str:
     if not argument:
         known = kept_chats.listing(history.entries(chat.folder))
@@ -186,6 +197,7 @@ COMMANDS: dict[str, ChatCommand] = {
     "/regen": ChatCommand("/regen", "the last reply again, with a fresh seed"),
     "/continue": ChatCommand("/continue", "let a reply that was cut off go on"),
     "/save": ChatCommand("/save NAME", "keep this chat under a name", _save),
+    "/title": ChatCommand("/title [TITLE]", "show or change this chat's title in the lists", _title),
     "/load": ChatCommand("/load [CHAT]", "list the chats, or go on with one", _load),
     "/clear": ChatCommand("/clear [undo]", "begin a new conversation, or bring the last one back", _clear),
     "/export": ChatCommand("/export FILE", "write the chat as .md or .json", _export),

@@ -114,6 +114,7 @@ def test_set_shows_changes_and_refuses(cli: Cli, opened: Opened) -> None:
         ("/regen", "no reply to make again"),
         ("/save", "needs a name"),
         ("/save mine", "nothing to save"),
+        ("/title Rivers", "not kept on disk"),
         ("/load ../x", "no chat '../x'"),
         ("/load none", "no chat 'none'"),
         ("/export", "needs one file name"),
@@ -128,7 +129,7 @@ def test_a_bad_command_is_a_line_and_the_chat_goes_on(cli: Cli, opened: Opened, 
 
 def test_help_names_every_command(cli: Cli, opened: Opened) -> None:
     result = cli("chat", stdin="/help\n")
-    assert all(name in result.err for name in COMMANDS) and len(COMMANDS) == 14
+    assert all(name in result.err for name in COMMANDS) and len(COMMANDS) == 15
 
 
 @pytest.mark.parametrize("word", ["/quit", "/bye", "/exit", "/QUIT"])

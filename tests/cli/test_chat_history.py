@@ -65,6 +65,14 @@ def test_save_load_clear_and_names(cli: Cli, opened: Opened, chats: Path) -> Non
     assert "already" in cli("chat", typed="hi\n/save mine\n").err
 
 
+def test_a_chat_is_named_while_it_is_open(cli: Cli, opened: Opened, chats: Path) -> None:
+    result = cli("chat", typed="hi\n/title\n/title Rivers of  Peru\nho\n/load\n")
+    assert "title: hi\ntitle: Rivers of Peru\n" in result.err
+    assert [line.split()[1:4] for line in result.err.splitlines() if "just now" in line] == [["Rivers", "of", "Peru"]]
+    assert [turn.content for turn in kept(chats)][::2] == ["hi", "ho"], "the chat goes on in its file"
+    assert "4 messages of a chat" in cli("chat", "--resume", "rivers of", stdin="").err
+
+
 def test_clear_is_undone_and_a_cut_reply_goes_on(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: ScriptedSession(end="length")
     result = cli("chat", typed="hi\n/clear undo\n/clear\n/clear undo\n/continue\n/clear later\n")
