@@ -70,6 +70,7 @@ class Settings:
         attach: use a pair that another command keeps loaded. in_process: load pairs in the command's own process.
         safe: begin with the slowest way of running, which needs least of the machine.
         vllm: the program of that name to launch, in place of the one on PATH. sglang: the Python that has SGLang.
+        theme: of the terminal's screens, which write it here.
     """
 
     environ: Mapping[str, str]
@@ -92,6 +93,7 @@ class Settings:
     in_process: bool = False
     vllm: str | None = None
     sglang: str | None = None
+    theme: str | None = None
 
     @property
     def home(self) -> Path | None:
@@ -245,6 +247,7 @@ def _record() -> Any:
     kinds["temperature"] = Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]
     kinds["max_new_tokens"] = Annotated[int, Meta(ge=0, le=MAX_NEW_TOKENS)]
     kinds["full_context"] = FullContext
+    kinds["theme"] = Annotated[str, Meta(min_length=1, description="the name of a theme")]
     kinds |= dict.fromkeys(FLAGS, bool)
     kinds |= dict.fromkeys(("vllm", "sglang"), Annotated[str, Meta(min_length=1, description="the path of a program")])
     fields = [(name, kind | None, None) for name, kind in kinds.items()]
@@ -268,7 +271,7 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
     switches = {*FLAGS, *(name for name, option in LOAD_OPTIONS.items() if option.kind is bool)}
     options = (name for name, option in LOAD_OPTIONS.items() if option.has_variable)
     values = {}
-    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "full_context", "vllm", "sglang"):
+    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "full_context", "theme", "vllm", "sglang"):
         text = env.get(f"DFLASH_{name.upper()}", "").strip()
         if text:
             values[name] = FLAG_WORDS.get(text.lower(), text.lower()) if name in switches else text

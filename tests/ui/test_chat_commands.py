@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dflash_local import settings
 from dflash_local.app.model_entries import ModelEntry
 from dflash_local.errors import SettingsError
 from dflash_local.request import Request
+from dflash_local.settings import SETTINGS_FILE
 from dflash_local.store import history
 from dflash_local.store.records import Turn, encode_chat
 from dflash_local.ui.tui.command_menu import CommandMenu
+from dflash_local.ui.tui.theme import use_theme
 from dflash_local.ui.tui.transcript import UserMessage
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play, saying, staged
@@ -254,3 +258,34 @@ async def test_a_reply_that_was_cut_off_goes_on_in_its_place(stage: Stage) -> No
     await stage.send("/continue")
     assert stage.turns[-1].content == "Hello, world!\n" * 2 and stage.roles == ["user", "assistant"]
     assert stage.screen_text.count("Hello, world!") == 2 and stage.screen_text.count("cut off at its limit") == 1
+
+
+@staged()
+async def test_a_theme_and_the_pair_to_begin_with_are_kept_for_the_next_start(stage: Stage, tmp_path: Path) -> None:
+    """They go into the settings file, which stays what it was otherwise."""
+    file = tmp_path / "dotfiles.json"
+    file.write_text('{"temperature": 0.5, "history": false}')
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / SETTINGS_FILE).symlink_to(file)
+    environ = {"DFLASH_HOME": str(tmp_path)}
+    stage.chat_session.user = settings.load(environ)
+    use_theme(stage.app, stage.chat_session.user)
+    stage.chat_session.registry = [ModelEntry("rivers", "local", "fits", "1 GiB")]
+    await stage.send("/theme nord")
+    await stage.enter("/models")
+    await stage.shows("m: begin with it")
+    await stage.press("m")
+    await stage.shows("dflash chat begins with rivers from now on")
+    await stage.press("escape")
+    kept = settings.load(environ)
+    assert (kept.theme, kept.model, kept.temperature, kept.history) == ("nord", "rivers", 0.5, False)
+    assert (tmp_path / "config" / SETTINGS_FILE).is_symlink() and file.read_text().index("temp") < 10
+    stage.app.theme = "textual-light"
+    use_theme(stage.app, replace(kept, theme="none such"))
+    await stage.until(lambda: "a theme that is not there: none such" in stage.notified)
+    assert stage.app.theme == "textual-light"
+    use_theme(stage.app, kept)
+    assert stage.app.theme == "nord"
+    file.write_text("{")
+    await stage.send("/theme dracula")
+    await stage.until(lambda: stage.app.theme == "dracula" and "is not JSON any more" in stage.notified)

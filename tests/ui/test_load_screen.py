@@ -76,7 +76,7 @@ def test_the_best_is_first_and_what_does_not_fit_cannot_be_chosen(plan: Plan, si
         text = words(stage)
         assert f"Load {NAME} on RTX 4090, 23.60 GiB free" in text
         assert f"{BEST}: published in 4 bits" in text and "scaled by data sheets" in text
-        assert "Enter downloads and loads · d: drafter on · c: context max · Esc closes" in text
+        assert "Enter downloads and loads · d: drafter on · c: context max · m: begin with it · Esc closes" in text
         heading, best = row(stage, "Memory"), row(stage, "autoround-int4 ")
         assert all(word in heading for word in ("Weights", "Context", "Plain", "Drafted", "Download"))
         assert all(cell in best for cell in ("34,816", "23.55 GiB", "53", "161 to 342", "20.02 GiB"))

@@ -14,6 +14,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import TextArea
 
+from dflash_local import settings
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.errors import DFlashError
 from dflash_local.report.race_file import About
@@ -22,6 +23,7 @@ from dflash_local.ui.race_run import Prepare
 from dflash_local.ui.tui.chat import ChatScreen
 from dflash_local.ui.tui.dialogs import PullScreen
 from dflash_local.ui.tui.race import RaceScreen
+from dflash_local.ui.tui.theme import use_theme
 
 TWICE_S = 2.0  # two presses within this leave
 SLEEP = Binding("ctrl+z", "suspend_process", "To the shell", show=False, priority=True)  # as in every shell
@@ -53,6 +55,7 @@ class ChatApp(App[DFlashError]):
         self._pressed = -TWICE_S
 
     def on_mount(self) -> None:
+        use_theme(self, self.chat.session.user)
         self.push_screen(self.chat)
         end_on_signals(self)
 
@@ -108,6 +111,7 @@ class RaceApp(App[DFlashError]):
         self.ended_by: int | None = None
 
     def on_mount(self) -> None:
+        use_theme(self, settings.load())
         self.push_screen(self.race_screen, lambda _race: self.exit())
         end_on_signals(self)
 

@@ -14,11 +14,13 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
+from dflash_local import settings
 from dflash_local.app.kept_chats import age
 from dflash_local.store import history
 from dflash_local.store.history import ChatEntry
 from dflash_local.tables import cut
 from dflash_local.terminal import safe_line
+from dflash_local.ui.tui.theme import use_theme
 
 AGE, MODEL, COUNT = 16, 18, 8
 NARROW = 60  # columns for a row; fewer have no room for the model
@@ -107,4 +109,5 @@ class ChatsApp(App[ChatEntry]):
         self._folder = folder
 
     def on_mount(self) -> None:
+        use_theme(self, settings.load())
         self.push_screen(ChatsScreen(self._folder), self.exit)

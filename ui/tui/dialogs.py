@@ -17,7 +17,9 @@ from textual.widgets import OptionList, Static
 from dflash_local.app.chat_session import ChatSession
 from dflash_local.app.download import BeforeDownload
 from dflash_local.app.model_entries import ModelEntry, in_order
-from dflash_local.errors import Interrupted
+from dflash_local.errors import DFlashError, Interrupted
+from dflash_local.settings import Settings
+from dflash_local.store.settings_file import remember
 from dflash_local.terminal import byte_size, safe, safe_line
 from dflash_local.ui.downloads import PullJob
 from dflash_local.ui.tui.meter import gauge
@@ -69,11 +71,11 @@ class ModelsScreen(ModalScreen[ModelEntry | None]):
         name: of the pair to begin at.
     """
 
-    BINDINGS = [Binding("escape,f7,q", "dismiss", "Close")]
+    BINDINGS = [Binding("escape,f7,q", "dismiss", "Close"), Binding("m", "remember", "Begin with it")]
 
-    def __init__(self, entries: Sequence[ModelEntry], name: str = "") -> None:
+    def __init__(self, entries: Sequence[ModelEntry], user: Settings, name: str = "") -> None:
         super().__init__()
-        self._entries, self._first = in_order(entries), name
+        self._entries, self._user, self._first = in_order(entries), user, name
 
     def compose(self) -> ComposeResult:
         width = max((len(entry.name) for entry in self._entries), default=0)
@@ -88,7 +90,12 @@ class ModelsScreen(ModalScreen[ModelEntry | None]):
         with Vertical(id="picker", classes="sheet"):
             yield Static(row("Pair", "State", "Download", "Fits this machine"), classes="heading")
             yield OptionList(*rows, markup=False)
-            yield Static("Enter shows the ways to load it. Esc closes this.", classes="heading")
+            yield Static(
+                "Enter shows the ways to load it. m: begin with it from now on. Esc closes this.",
+                id="keys",
+                classes="heading",
+                markup=False,
+            )
 
     def on_mount(self) -> None:
         listed = self.query_one(OptionList)
@@ -97,6 +104,21 @@ class ModelsScreen(ModalScreen[ModelEntry | None]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(self._entries[event.option_index])
+
+    def action_remember(self) -> None:
+        """Let commands that are given no MODEL take the one that is highlighted."""
+        at = self.query_one(OptionList).highlighted
+        if at is not None:
+            self.query_one("#keys", Static).update(Content(begin_with(self._entries[at].name, self._user)))
+
+
+def begin_with(name: str, user: Settings) -> str:
+    """Write into the user's settings what to begin with where no MODEL is given, and say what came of it."""
+    try:
+        remember(user, model=name)
+    except DFlashError as error:
+        return safe_line(f"error: {error}")
+    return safe_line(f"dflash chat begins with {name} from now on")
 
 
 PULSE_S = 0.1

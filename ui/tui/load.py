@@ -20,7 +20,7 @@ from dflash_local.tables import amount, gib, natural_width, table, tokens
 from dflash_local.terminal import safe_line
 from dflash_local.ui.choice_text import COLUMNS, NO_DRAFTER, basis, choice_row
 from dflash_local.ui.job import Job
-from dflash_local.ui.tui.dialogs import PullScreen
+from dflash_local.ui.tui.dialogs import PullScreen, begin_with
 
 PULSE_S = 0.05
 R = TypeVar("R")
@@ -40,6 +40,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
     BINDINGS = [
         Binding("d", "drafter", "Drafter"),
         Binding("c", "context", "Context"),
+        Binding("m", "remember", "Begin with it"),
         Binding("escape,q", "dismiss", "Close"),
     ]
 
@@ -88,6 +89,12 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         asked = self._choices.asked.context
         at = offered.index(asked) if asked in offered else -1
         self._start(self._plan(offered[(at + 1) % len(offered)], self._choices.asked.draft))
+
+    def action_remember(self) -> None:
+        """Let commands that are given no MODEL take this one; how it is loaded is chosen at each start."""
+        if (choice := self._highlighted) is not None and choice.fits and not self._busy:
+            self._word = begin_with(choice.model, self._session.user)
+            self._show()
 
     async def _plan(self, context: int | None, draft: bool) -> None:
         name = self._choices.name
@@ -191,6 +198,8 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
             keys.append(f"d: drafter {'on' if asked.draft else 'off'}")
         if self._contexts or asked.context is not None:
             keys.append(f"c: context {tokens(asked.context) if asked.context else 'max'}")
+        if choice and choice.fits:
+            keys.append("m: begin with it")
         return " · ".join([*keys, "Esc closes"])
 
 

@@ -168,7 +168,7 @@ async def choose_pair(screen: ChatScreen, name: str) -> None:
     """Show the registry, that pair first, until one is loaded or the list is left."""
     while True:
         entries = await screen.do(screen.session.entries)
-        entry = await screen.dialog(ModelsScreen(entries, name))
+        entry = await screen.dialog(ModelsScreen(entries, screen.session.user, name))
         if entry is None or await load_dialog(screen, entry.name, f"/model {entry.name}", listed=entry):
             return
         name = entry.name
