@@ -19,7 +19,7 @@ from dflash_local.store import history
 from dflash_local.store.records import Turn, encode_chat
 from dflash_local.ui.tui.command_menu import CommandMenu
 from dflash_local.ui.tui.theme import use_theme
-from dflash_local.ui.tui.transcript import UserMessage
+from dflash_local.ui.tui.transcript import UnsentFold, UserMessage
 from tests.service.scripted import ScriptedSession
 from tests.ui.stage import Stage, play, saying, staged
 
@@ -71,6 +71,35 @@ def test_a_context_that_is_nearly_full_is_said_above_the_reply_also_on_a_small_s
         assert text.index("the context is 82% full (420 of 512 tokens)") < text.index("Hello, world!")
 
     play(act, NearlyFull(), size=(80, 24))
+
+
+class SoonFull(ScriptedSession):
+    """Counts 120 tokens for each message, of its context of 512."""
+
+    def count(self, request: Request) -> int:
+        return 120 * len(request.messages)
+
+
+@staged(SoonFull)
+async def test_what_is_not_sent_any_more_is_behind_a_line_that_opens(stage: Stage) -> None:
+    for text in ("first", "second", "third"):
+        await stage.send(text)
+    fold = stage.chat.query_one(UnsentFold)
+    shown = [one.display for one in stage.chat.query(UserMessage)]
+    assert len(stage.session.requests[-1].messages) == 1 and len(stage.turns) == 6
+    assert shown == [False, False, True]
+    fold.scroll_visible(animate=False)
+    await stage.shows("▶ 4 earlier messages are not sent, the chat keeps them")
+    fold.focus()
+    await stage.press("enter")
+    await stage.shows("▼ 4 earlier messages", "first", "second")
+    stage.composer.focus()
+    await stage.send("fourth")
+    assert [one.display for one in stage.chat.query(UserMessage)] == [False, False, True, True]
+    await stage.send("/edit")
+    await stage.send("/edit")
+    assert not stage.chat.query(UnsentFold), "where fewer are left than were not to be sent, all are"
+    assert [one.content for one in stage.chat.query(UserMessage)] == ["first", "second"]
 
 
 def keep_chats(stage: Stage, folder: Path) -> None:

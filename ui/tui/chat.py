@@ -93,7 +93,7 @@ class ChatScreen(Screen[None]):
         self.add_class("-metered")
         self.session.listen(self._receive)
         if self.conversation.turns:
-            await self.transcript.rebuild(self.conversation.turns, self._by_origin)
+            await self.rebuild()
         if self._greeting:
             await self.show(self._greeting)
         if not self.conversation.turns:
@@ -119,6 +119,17 @@ class ChatScreen(Screen[None]):
     @property
     def transcript(self) -> Transcript:
         return self.query_one(Transcript)
+
+    async def rebuild(self) -> None:
+        """Show the conversation anew, as its turns are now."""
+        await self.transcript.rebuild(self.conversation.turns, self._by_origin)
+        await self.fold()
+
+    async def fold(self) -> None:
+        """Show which messages are not sent any more."""
+        sent, turns = self.conversation.sent, len(self.conversation.turns)
+        unsent = sent.unsent if sent.unsent < turns else 0
+        await self.transcript.fold(turns - unsent, unsent, bool(sent.summary))
 
     async def show(self, text: str, level: str = "note") -> None:
         await self.transcript.add(Note(text, level))
@@ -311,6 +322,7 @@ class ChatScreen(Screen[None]):
             return False
         figures = headline(answer.finished) if answer.finished is not None else ""
         await view.finish(figures, answer.turn.ending)
+        await self.fold()
         return True
 
     def _listen(self, ask: Callable[[], Answer]) -> None:
@@ -344,7 +356,7 @@ class ChatScreen(Screen[None]):
         finally:
             said, other = self.conversation.turns != before, self.session.facts is not loaded
             if said:
-                await self.transcript.rebuild(self.conversation.turns, self._by_origin)
+                await self.rebuild()
             if text:
                 await self.show(text)
             if other:

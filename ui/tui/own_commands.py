@@ -63,9 +63,8 @@ async def _continue(screen: ChatScreen, _argument: str) -> None:
     """Let a reply that was cut off go on, in its place."""
 
     async def on() -> None:
-        conversation = screen.conversation
-        if await screen.reply(conversation.continue_reply):
-            await screen.transcript.rebuild(conversation.turns, False)
+        if await screen.reply(screen.conversation.continue_reply):
+            await screen.rebuild()
 
     if not screen.start(on()):
         screen.notify(COMING, markup=False)
@@ -96,7 +95,7 @@ async def _edit(screen: ChatScreen, _argument: str) -> None:
     except DFlashError as error:
         await screen.show_error(error)
         return
-    await screen.transcript.rebuild(screen.conversation.turns, False)
+    await screen.rebuild()
     screen.composer.put(text)
 
 

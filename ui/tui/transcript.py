@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Click
@@ -50,6 +51,31 @@ class Note(Static):
     def __init__(self, text: str, level: str = "note") -> None:
         lead = "" if level == "note" else f"{level}: "
         super().__init__(Content(lead + safe(text).strip("\n")), classes=level)
+
+
+class UnsentFold(Static, can_focus=True):
+    """Stands for the messages that are not sent any more; opened, they are shown below it, paler than the others."""
+
+    BINDINGS = [Binding("enter,space", "turn", "Open or close", show=False)]
+
+    def __init__(self, count: int, summarised: bool) -> None:
+        how = "sent as a summary" if summarised else "not sent"
+        self._text = f"{count} earlier messages are {how}, the chat keeps them"
+        super().__init__(classes="fold", markup=False)
+
+    def on_mount(self) -> None:
+        self._name_it(False)
+
+    def on_click(self) -> None:
+        self.action_turn()
+
+    def action_turn(self) -> None:
+        """Show what it stands for, or hide it again."""
+        if isinstance(self.parent, Transcript):
+            self._name_it(self.parent.toggle_class("-unfolded").has_class("-unfolded"))
+
+    def _name_it(self, opened: bool) -> None:
+        self.update(Content(f"{'▼' if opened else '▶'} {self._text}"))
 
 
 class Examples(Vertical):
@@ -208,6 +234,20 @@ class Transcript(VerticalScroll):
             return ""
         held[1].remove()
         return held[0]
+
+    async def fold(self, sent: int, unsent: int, summarised: bool) -> None:
+        """Put all before the last ``sent`` messages and replies behind one line: ``unsent`` are not sent any more."""
+        await self.query(UnsentFold).remove()
+        self.remove_class("-unfolded")
+        waits = None if self._held is None else self._held[1]
+        said = [one for one in self.children if isinstance(one, (UserMessage, ReplyView)) and one is not waits]
+        first = said[-sent] if 0 < sent <= len(said) else None
+        before = unsent > 0
+        for one in self.children:
+            before = before and one is not first
+            one.set_class(before, "-unsent")
+        if unsent:
+            await self.mount(UnsentFold(unsent, summarised), before=0)
 
     async def rebuild(self, turns: Sequence[Turn], by_origin: bool) -> None:
         """Show a conversation from its turns; where its tokens came from is not known any more."""
