@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dflash_local.app.recommending import PairPlans, Summary
 from dflash_local.planner import cards
 from dflash_local.planner.acceptance_record import MEASURED
 from dflash_local.planner.machine import DISPLAY
 from dflash_local.planner.plan import ROOMY
+from dflash_local.planner.recommend import Recommendation
 from dflash_local.planner.speed import TYPICAL
 from dflash_local.tables import GIB, UNKNOWN, amount, field, gib, rate, tokens, wrapped
 from dflash_local.ui.plan_text import HELPS, speed_range
 
 if TYPE_CHECKING:
-    from dflash_local.app.recommending import PairPlans
+    from dflash_local.app.load_choices import LoadChoice, LoadChoices
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.planner.recommend import Option
@@ -37,6 +39,10 @@ def verdict_lines(name: str, plans: PairPlans, width: int, server: str = "") -> 
         server: why it does not run in this process; empty where it does.
     """
     head, lines = verdict(name, plans, server)
+    return _laid_out(head, lines, width)
+
+
+def _laid_out(head: str, lines: Iterable[tuple[str, str]], width: int) -> list[str]:
     return [
         *wrapped(head, width),
         *(line for label, text in lines for line in field(f"  {label}", text, width, LABEL)),
@@ -47,6 +53,20 @@ def verdict(name: str, plans: PairPlans, server: str = "") -> tuple[str, Sequenc
     """Return the heading, and the lines' labels and texts; see ``verdict_lines``."""
     word, lines = _verdict(plans, server)
     return (f"{name}: {word}" if server else f"{name} on {card_name(plans.where)}: {word}"), lines
+
+
+def way_lines(choices: LoadChoices, choice: LoadChoice, width: int) -> list[str]:
+    """Say the same of one way to load a pair; what is better or nearest is another of the ways where one is."""
+    fitting = [each.option for each in choices.choices if each.fits and each is not choice]
+    rest = tuple(each.option for each in choices.choices if not each.fits)
+    ways = Recommendation("balanced", (choice.option, *fitting), rest) if choice.fits else None
+    found = Summary(choices.name, "", ways, choice.plan, choice.download_gib, choice.computed)
+    to_fetch = choice.download_gib, choice.computed
+    word, lines = _verdict(PairPlans(choices.machine, None, found, choice.plan, to_fetch=to_fetch), "")
+    if not choice.fits and fitting:
+        lines = [*list(lines)[:-1], ("nearest", f"{fitting[0].name}, which fits")]
+    alone = "" if choices.asked.draft else " without its drafter"
+    return _laid_out(f"{choices.name}{alone} on {card_name(choices.machine)}: {word}", lines, width)
 
 
 def card_name(where: Machine) -> str:

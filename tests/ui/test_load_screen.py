@@ -74,7 +74,8 @@ def test_the_best_is_first_and_what_does_not_fit_cannot_be_chosen(plan: Plan, si
     async def act(stage: Stage) -> None:
         await open_dialog(stage, plan)
         text = words(stage)
-        assert f"Load {NAME} on RTX 4090, 23.60 GiB free" in text
+        assert f"{NAME} on RTX 4090 (24 GiB, 1,008 GB/s): fits weights int4, variant autoround-int4, 20.02 GiB" in text
+        assert "speed about 53 tok/s plain, 161 to 342 drafted (acceptance of similar pairs) better" in text
         assert f"{BEST}: published in 4 bits" in text and "scaled by data sheets" in text
         assert "Enter downloads and loads · d: drafter on · c: context max · m: begin with it · Esc closes" in text
         heading, best = row(stage, "Memory"), row(stage, "autoround-int4 ")
@@ -86,6 +87,7 @@ def test_the_best_is_first_and_what_does_not_fit_cannot_be_chosen(plan: Plan, si
         await stage.shows(INTEL)
         await stage.press("end")
         await stage.shows("unsloth/Qwen3.6-27B-NVFP4 in nvfp4 needs 26.0 GiB")
+        assert "does not fit weights nvfp4" in words(stage) and "nearest autoround-int4, which fits" in words(stage)
         assert "2.4 GiB too little" in words(stage) and "Enter" not in row(stage, "Esc closes")
         await stage.press("enter")
         await stage.shows("cannot be loaded: unsloth")

@@ -1,4 +1,4 @@
-"""The ways to load a pair, over the chat: memory, speed and download of each; what is chosen is downloaded first."""
+"""The ways to load a pair, over the chat: a verdict of one, a row for each; what is chosen is downloaded first."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from dflash_local.app.chat_session import ChatSession
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
 from dflash_local.errors import DFlashError
 from dflash_local.load_config import FUSED
-from dflash_local.tables import amount, gib, natural_width, table, tokens
+from dflash_local.tables import gib, natural_width, table, tokens
 from dflash_local.terminal import safe_line
 from dflash_local.ui.choice_text import COLUMNS, NO_DRAFTER, basis, choice_row
 from dflash_local.ui.job import Job
 from dflash_local.ui.tui.dialogs import PullScreen, begin_with
+from dflash_local.ui.verdict_text import way_lines
 
 PULSE_S = 0.05
 R = TypeVar("R")
 WIDEST = 116  # columns of the dialog
 AROUND = 7  # of them beside a row: borders, paddings and the bar that scrolls
+TINY = 20  # rows of the screen that have no room for the lines of the verdict
 SHORTER = {
     ", rounded at load": " at load",
     ", 8-bit KV": ", KV 8",
@@ -37,6 +39,7 @@ SHORTER = {
 class LoadScreen(ModalScreen[LoadChoice | None]):
     """Is dismissed with the way that was chosen; all it needs is here then."""
 
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]
     BINDINGS = [
         Binding("d", "drafter", "Drafter"),
         Binding("c", "context", "Context"),
@@ -50,10 +53,11 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         self._contexts: tuple[int, ...] = choices.contexts
         self._busy = False
         self._word = ""  # in the place of a remark
+        self._verdicts: dict[int, list[str]] = {}
 
     def compose(self) -> ComposeResult:
         with Vertical(id="load", classes="sheet"):
-            yield Static("", id="pair", classes="heading", markup=False)
+            yield Static("", id="pair", markup=False)
             yield Static("", id="columns", classes="heading apart", markup=False)
             yield OptionList(markup=False)
             yield Static("", id="remark", classes="apart", markup=False)
@@ -166,8 +170,8 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
     # drawing
 
     def _fill(self, highlighted: int | None) -> None:
-        width = min(self.size.width, WIDEST) - AROUND
-        head, *lines = _lines(self._choices, width)
+        self._verdicts = {}
+        head, *lines = _lines(self._choices, self._width)
         self.query_one("#columns", Static).update(Content(head))
         shown = self._list
         shown.clear_options()
@@ -176,12 +180,22 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         shown.highlighted = 0 if highlighted is None else highlighted
         self._show()
 
+    @property
+    def _width(self) -> int:
+        return min(self.size.width, WIDEST) - AROUND
+
+    def _verdict(self, at: int) -> Content:
+        """Say what a way comes to; worked out once, it takes a twentieth of a second."""
+        if at not in self._verdicts:
+            self._verdicts[at] = way_lines(self._choices, self._choices.choices[at], self._width)
+        head, *lines = map(safe_line, self._verdicts[at])
+        return Content.assemble((head, "bold"), *(f"\n{line}" for line in lines if self.size.height >= TINY))
+
     def _show(self) -> None:
-        choice, where = self._highlighted, self._choices.machine
-        alone = "" if self._choices.asked.draft else " without its drafter"
-        title = f"Load {self._choices.name}{alone} on {where.name}, {amount(where.free)} {where.room}"
+        choice = self._highlighted
+        if self._list.highlighted is not None:
+            self.query_one("#pair", Static).update(self._verdict(self._list.highlighted))
         for name, text in (
-            ("pair", title),
             ("remark", self._word or ("" if choice is None else _remark(choice))),
             ("basis", basis(self._choices)),
             ("keys", self._keys(choice)),
