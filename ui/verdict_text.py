@@ -39,14 +39,11 @@ def verdict_lines(name: str, plans: PairPlans, width: int, server: str = "") -> 
         server: why it does not run in this process; empty where it does.
     """
     head, lines = verdict(name, plans, server)
-    return _laid_out(head, lines, width)
+    return [*wrapped(head, width), *_laid_out(lines, width)]
 
 
-def _laid_out(head: str, lines: Iterable[tuple[str, str]], width: int) -> list[str]:
-    return [
-        *wrapped(head, width),
-        *(line for label, text in lines for line in field(f"  {label}", text, width, LABEL)),
-    ]
+def _laid_out(lines: Iterable[tuple[str, str]], width: int) -> list[str]:
+    return [line for label, text in lines for line in field(f"  {label}", text, width, LABEL)]
 
 
 def verdict(name: str, plans: PairPlans, server: str = "") -> tuple[str, Sequence[tuple[str, str]]]:
@@ -55,8 +52,8 @@ def verdict(name: str, plans: PairPlans, server: str = "") -> tuple[str, Sequenc
     return (f"{name}: {word}" if server else f"{name} on {card_name(plans.where)}: {word}"), lines
 
 
-def way_lines(choices: LoadChoices, choice: LoadChoice, width: int) -> list[str]:
-    """Say the same of one way to load a pair; what is better or nearest is another of the ways where one is."""
+def verdict_on_way(choices: LoadChoices, choice: LoadChoice, width: int) -> tuple[str, list[str]]:
+    """Say the same of one way to load a pair, heading and lines; what is nearest is another way where one fits."""
     fitting = [each.option for each in choices.choices if each.fits and each is not choice]
     rest = tuple(each.option for each in choices.choices if not each.fits)
     ways = Recommendation("balanced", (choice.option, *fitting), rest) if choice.fits else None
@@ -66,7 +63,7 @@ def way_lines(choices: LoadChoices, choice: LoadChoice, width: int) -> list[str]
     if not choice.fits and fitting:
         lines = [*list(lines)[:-1], ("nearest", f"{fitting[0].name}, which fits")]
     alone = "" if choices.asked.draft else " without its drafter"
-    return _laid_out(f"{choices.name}{alone} on {card_name(choices.machine)}: {word}", lines, width)
+    return f"{choices.name}{alone} on {card_name(choices.machine)}: {word}", _laid_out(lines, width)
 
 
 def card_name(where: Machine) -> str:

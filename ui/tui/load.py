@@ -21,13 +21,14 @@ from dflash_local.terminal import safe_line
 from dflash_local.ui.choice_text import COLUMNS, NO_DRAFTER, basis, choice_row
 from dflash_local.ui.job import Job
 from dflash_local.ui.tui.dialogs import PullScreen, begin_with
-from dflash_local.ui.verdict_text import way_lines
+from dflash_local.ui.verdict_text import verdict_on_way
 
 PULSE_S = 0.05
 R = TypeVar("R")
 WIDEST = 116  # columns of the dialog
-AROUND = 7  # of them beside a row: borders, paddings and the bar that scrolls
-TINY = 20  # rows of the screen that have no room for the lines of the verdict
+AROUND = 8  # of them beside a row: borders, paddings and the bars that scroll
+TINY = 20  # rows of the screen; fewer have no room for the lines of the verdict and what speeds rest on
+SPARE = ("Memory", "Plain")
 SHORTER = {
     ", rounded at load": " at load",
     ", 8-bit KV": ", KV 8",
@@ -53,7 +54,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         self._contexts: tuple[int, ...] = choices.contexts
         self._busy = False
         self._word = ""  # in the place of a remark
-        self._verdicts: dict[int, list[str]] = {}
+        self._verdicts: dict[int, tuple[str, list[str]]] = {}
 
     def compose(self) -> ComposeResult:
         with Vertical(id="load", classes="sheet"):
@@ -176,7 +177,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
         shown = self._list
         shown.clear_options()
         for choice, line in zip(self._choices.choices, lines, strict=True):
-            shown.add_option(Content.styled(line, "" if choice.fits else "dim"))
+            shown.add_option(Content.styled(line, "" if choice.fits else "$text-muted"))
         shown.highlighted = 0 if highlighted is None else highlighted
         self._show()
 
@@ -187,9 +188,10 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
     def _verdict(self, at: int) -> Content:
         """Say what a way comes to; worked out once, it takes a twentieth of a second."""
         if at not in self._verdicts:
-            self._verdicts[at] = way_lines(self._choices, self._choices.choices[at], self._width)
-        head, *lines = map(safe_line, self._verdicts[at])
-        return Content.assemble((head, "bold"), *(f"\n{line}" for line in lines if self.size.height >= TINY))
+            self._verdicts[at] = verdict_on_way(self._choices, self._choices.choices[at], self._width)
+        head, lines = self._verdicts[at]
+        shown = lines if self.size.height >= TINY else []
+        return Content.assemble((safe_line(head), "bold"), *(f"\n{safe_line(line)}" for line in shown))
 
     def _show(self) -> None:
         choice = self._highlighted
@@ -197,7 +199,7 @@ class LoadScreen(ModalScreen[LoadChoice | None]):
             self.query_one("#pair", Static).update(self._verdict(self._list.highlighted))
         for name, text in (
             ("remark", self._word or ("" if choice is None else _remark(choice))),
-            ("basis", basis(self._choices)),
+            ("basis", basis(self._choices) if self.size.height >= TINY else ""),
             ("keys", self._keys(choice)),
         ):
             place = self.query_one(f"#{name}", Static)
@@ -227,11 +229,12 @@ def _remark(choice: LoadChoice) -> str:
 
 
 def _lines(choices: LoadChoices, width: int) -> list[str]:
-    """Write head and lines; too wide, first what is the same for all goes, then words become fewer."""
+    """Write head and lines; too wide, first what is the same for all goes, then words become fewer, then ``SPARE``."""
     rows = [choice_row(each).cells for each in choices.choices]
     idle = {"-", NO_DRAFTER}
-    for step in range(3):
-        kept = [at for at, cells in enumerate(zip(*rows)) if not set(cells) <= idle]
+    for step in range(4):
+        spare = SPARE if step == 3 else ()
+        kept = [at for at, cells in enumerate(zip(*rows)) if not set(cells) <= idle and COLUMNS[at].title not in spare]
         columns, cells = [COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows]
         if natural_width(columns, cells) <= width:
             break
