@@ -79,11 +79,12 @@ class Track:
         """Say how many tokens it has and how fast they came."""
         return f"{self.tokens} tokens · {rate(self.rate)} tok/s"
 
-    @property
-    def line(self) -> str:
-        """Say how far it is."""
+    def line(self, width: int) -> str:
+        """Say how far it is; where all of it is too wide, without the tokens."""
         sign = "■" if self.speed is not None else "▶" if self.blocks else "○"
-        return f"{sign} {self.seconds:.{1 if self.seconds >= 10 else 2}f} s · {self.counts}"
+        clock = f"{sign} {self.seconds:.{1 if self.seconds >= 10 else 2}f} s"
+        whole = f"{clock} · {self.counts}"
+        return whole if len(whole) <= width else f"{clock} · {rate(self.rate)} tok/s"
 
     def take(self, event: Event) -> None:
         """Count one event in; a server that names no tokens tells only at the end how many there are."""

@@ -20,6 +20,7 @@ from dflash_local.app.model_entries import ModelEntry, in_order
 from dflash_local.errors import DFlashError, Interrupted
 from dflash_local.settings import Settings
 from dflash_local.store.settings_file import remember
+from dflash_local.tables import cut, field
 from dflash_local.terminal import byte_size, safe, safe_line
 from dflash_local.ui.downloads import PullJob
 from dflash_local.ui.tui.meter import gauge
@@ -29,7 +30,7 @@ KEYS = {
     "Shift+Enter, Ctrl+J": "new line",
     "Up, Down": "earlier messages, at the first or last line",
     "/": "the commands: arrows, then Tab or Enter",
-    "Esc, Ctrl+C": "stop the reply; Ctrl+C empties the field, twice leaves",
+    "Esc, Ctrl+C": "stop; Ctrl+C empties the field, twice leaves",
     "Ctrl+R": "the last reply again, with a fresh seed",
     "F2": "show or hide the meter",
     "F3": "show where each token came from",
@@ -46,6 +47,10 @@ KEYS = {
 }
 
 
+WIDEST, BESIDE = 78, 8  # columns of the help; of any sheet those around a row
+STATE, SIZE, FITS = 9, 13, 16  # columns of a list of pairs; a narrow one has no size, and a very narrow one no state
+
+
 class HelpScreen(ModalScreen[None]):
     """Tells what the keys and the commands do; any of its keys takes it away."""
 
@@ -57,11 +62,17 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", classes="sheet"):
-            for title, rows in self._tables.items():
+            for title in self._tables:
                 yield Static(title, classes="heading apart")
-                width = max(map(len, rows), default=0)
-                yield Static(Content("\n".join(f"{name.ljust(width)}  {what}" for name, what in rows.items())))
+                yield Static(classes="table", markup=False)
             yield Static("A message may begin with // instead of /. Esc closes this.", classes="heading apart")
+
+    def on_resize(self) -> None:
+        width = min(self.size.width, WIDEST) - BESIDE
+        for place, rows in zip(self.query(".table").results(Static), self._tables.values(), strict=True):
+            indent = max(map(len, rows), default=0) + 2
+            lines = [line for name, what in rows.items() for line in field(name, what, width, indent)]
+            place.update(Content("\n".join(lines)))
 
 
 class ModelsScreen(ModalScreen[ModelEntry | None]):
@@ -78,24 +89,33 @@ class ModelsScreen(ModalScreen[ModelEntry | None]):
         self._entries, self._user, self._first = in_order(entries), user, name
 
     def compose(self) -> ComposeResult:
-        width = max((len(entry.name) for entry in self._entries), default=0)
-
-        def row(name: str, state: str, size: str, fits: str) -> Content:
-            return Content(safe_line(f"{name.ljust(width)}  {state:8s} {size:>10s}  {fits}"))
-
-        rows = [
-            row(entry.name, "-" if entry.state == "absent" else entry.state, entry.size, entry.fits)
-            for entry in self._entries
-        ]
         with Vertical(id="picker", classes="sheet"):
-            yield Static(row("Pair", "State", "Download", "Fits this machine"), classes="heading")
-            yield OptionList(*rows, markup=False)
+            yield Static(id="columns", classes="heading", markup=False)
+            yield OptionList(*[""] * len(self._entries), markup=False)
             yield Static(
-                "Enter shows the ways to load it. m: begin with it from now on. Esc closes this.",
+                "Enter: the ways to load it · m: begin with it from now on · Esc closes",
                 id="keys",
                 classes="heading",
                 markup=False,
             )
+
+    def on_resize(self) -> None:
+        """Draw the rows anew: a narrow one is without its size, the narrowest without the state, too."""
+        whole = self.query_one("#picker").size.width - BESIDE + 2
+        names = max((len(entry.name) for entry in self._entries), default=0) + 2
+        size, state = (SIZE if whole >= 64 else 0), (STATE if whole >= 36 else 0)
+        name = max(8, min(names, whole - size - state - FITS))
+
+        def row(*cells: str) -> Content:
+            first, kind, download, fits = map(safe_line, cells)
+            middle = f"{kind:{STATE}s}"[:state] + f"{download:>11s}  "[:size]
+            return Content(f"{cut(first, name - 2):{name}s}{middle}{fits}")
+
+        self.query_one("#columns", Static).update(row("Pair", "State", "Download", "Fits this machine"))
+        listed = self.query_one(OptionList)
+        for at, entry in enumerate(self._entries):
+            kind = "-" if entry.state == "absent" else entry.state
+            listed.replace_option_prompt_at_index(at, row(entry.name, kind, entry.size, entry.fits))
 
     def on_mount(self) -> None:
         listed = self.query_one(OptionList)

@@ -120,7 +120,8 @@ class LaneView(Vertical):
             self._layout.show(len(text), len(text) - sum(len(block.text) for block in lit), badge)
             await view.write("")
         self._shown = len(text)
-        self.query_one(".counts", Static).update(Content(track.line))
+        counts = self.query_one(".counts", Static)
+        counts.update(Content(track.line(counts.size.width)))
         self.query_one(".bar", Static).update(self._bar(track))
 
     def _bar(self, track: Track) -> Content:
@@ -137,11 +138,12 @@ class RaceScreen(Screen[Race | None]):
         title: the pair. prompt: what both reply to. prepare: gets the racer. about: what a saved race says besides.
     """
 
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
     BINDINGS = [
         Binding("escape,q", "leave", "Back"),
         Binding("space", "skip", "End"),
         Binding("r", "replay", "Replay"),
-        Binding("1", "pace(1.0)", "True speed"),
+        Binding("1", "pace(1.0)", "True"),
         Binding("2", "pace(0.5)", "Half"),
         Binding("4", "pace(0.25)", "Quarter"),
         Binding("s", "save", "Save"),
