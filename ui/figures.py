@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dflash_local.app.reply_text import short_time
+from dflash_local.service.race_lanes import speed_text
 from dflash_local.terminal import byte_size
 from dflash_local.ui.readings import Readings
 
@@ -41,7 +42,7 @@ def figures(readings: Readings) -> list[Figure]:
     when = "at its end" if readings.stats is None else unknown
     split = tuple(zip(("draft", "verify", "other"), readings.split or ()))
     return [
-        Figure("Speed", _plain(readings), main=(rate(readings.now), rate(readings.mean), "tok/s")),
+        Figure("Speed", _plain(readings), main=(speed_text(readings.now), speed_text(readings.mean), "tok/s")),
         drafted,
         Figure("Accepted per draft position", () if places else (why,), places),
         Figure("Time of the reply", (*(() if split else (when,)), *_of_reply(readings)), split),
@@ -51,18 +52,13 @@ def figures(readings: Readings) -> list[Figure]:
     ]
 
 
-def rate(value: float | None) -> str:
-    """Write tokens per second; a dash where they are not known."""
-    return NONE if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
-
-
 def _plain(readings: Readings) -> tuple[str, ...]:
     """Compare with the loaded pair's own plain step, and say when that was measured."""
     step = readings.plain_step_s
     if step is None:
         return ("plain: not measured",)
     ratio = f", {readings.speed_up:.2f}x" if readings.speed_up is not None else ""
-    return f"plain: {rate(1 / step)} tok/s{ratio}", f"{1e3 * step:.1f} ms a step, {readings.plain_from}"
+    return f"plain: {speed_text(1 / step)} tok/s{ratio}", f"{1e3 * step:.1f} ms a step, {readings.plain_from}"
 
 
 def _per_turn(readings: Readings) -> tuple[str, ...]:

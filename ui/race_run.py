@@ -4,114 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from dflash_local.app.notices import Notify
 from dflash_local.errors import Interrupted
-from dflash_local.events import Event, Finished, LoadProgress, Mode, Notice, Piece, Queued, Step
-from dflash_local.service.race import MODES, NAMES, Lane, Race, Racer
+from dflash_local.events import Event, LoadProgress, Mode, Notice, Queued, Step
+from dflash_local.service.race import MODES, NAMES, Race, Racer
+from dflash_local.service.race_lanes import Track
 from dflash_local.terminal import safe_line
-from dflash_local.ui.figures import rate
 from dflash_local.ui.job import Job
-from dflash_local.ui.pieces import SafePieces, text_of
 
 MEASURING = "measuring {} of 2: {}, alone on the machine"
 PACES = {1.0: "true speed", 0.5: "half speed", 0.25: "quarter speed"}
 LEGEND = "+5: tokens of one step"
 MARKS_LEGEND = f"{LEGEND}; underlined: the target's own"
-IN_VIEW = 3  # rows of the slower reply that stay in view
 Prepare = Callable[[Notify], Racer]  # may load the pair; called on the race's thread
-
-
-@dataclass(frozen=True, slots=True)
-class LaneBlock:
-    """What one step committed.
-
-    Attributes:
-        t_s: seconds since the request. tokens: how many; 0 where a server names none. pieces: safe to show.
-    """
-
-    t_s: float
-    tokens: int
-    pieces: tuple[Piece, ...]
-
-    @property
-    def text(self) -> str:
-        return text_of(self.pieces)
-
-
-@dataclass(slots=True)
-class Track:
-    """How far one of the two is.
-
-    Attributes:
-        text: of its blocks, safe to show, thinking included. seconds: since its request started.
-        speed: tokens per second of all of it; None before its end.
-    """
-
-    text: str = ""
-    tokens: int = 0
-    seconds: float = 0.0
-    speed: float | None = None
-    blocks: list[LaneBlock] = field(default_factory=list)
-    _safe: SafePieces = field(default_factory=SafePieces)
-
-    @classmethod
-    def of(cls, lane: Lane) -> Track:
-        """A lane at its end."""
-        track = cls()
-        for event in lane.events:
-            track.take(event)
-        return track
-
-    @property
-    def rate(self) -> float | None:
-        """Tokens per second so far, the first step left out; at its end the one that the race has."""
-        if self.speed is not None or len(self.blocks) < 2:
-            return self.speed
-        first, last = self.blocks[0], self.blocks[-1]
-        spent = last.t_s - first.t_s
-        return (self.tokens - first.tokens) / spent if spent > 0 and self.tokens else None
-
-    @property
-    def counts(self) -> str:
-        """Say how many tokens it has and how fast they came."""
-        return f"{self.tokens} tokens · {rate(self.rate)} tok/s"
-
-    def line(self, width: int) -> str:
-        """Say how far it is; where all of it is too wide, without the tokens."""
-        sign = "■" if self.speed is not None else "▶" if self.blocks else "○"
-        clock = f"{sign} {self.seconds:.{1 if self.seconds >= 10 else 2}f} s"
-        whole = f"{clock} · {self.counts}"
-        return whole if len(whole) <= width else f"{clock} · {rate(self.rate)} tok/s"
-
-    def take(self, event: Event) -> None:
-        """Count one event in; a server that names no tokens tells only at the end how many there are."""
-        if isinstance(event, Step):
-            self._add(event.t_s, len(event.token_ids), self._safe.feed(event))
-        elif isinstance(event, Finished) and self.speed is None:
-            if held := self._safe.finish():
-                self._add(self.seconds, 0, held)
-            self.tokens = max(self.tokens, event.usage.completion_tokens)
-            self.seconds, self.speed = event.stats.prefill_s + event.stats.decode_s, event.stats.tokens_per_s
-
-    def _add(self, t_s: float, tokens: int, pieces: Sequence[Piece]) -> None:
-        self.blocks.append(LaneBlock(t_s, tokens, tuple(pieces)))
-        self.text += text_of(pieces)
-        self.tokens += tokens
-        self.seconds = t_s
-
-
-def level(ends: Sequence[int], height: int) -> int:
-    """Find the row at the top of both panes, so that equal lines stand level.
-
-    The reply that is ahead is followed while ``IN_VIEW`` rows of the other one are in view, then the other one is.
-
-    Args:
-        ends: rows that each text takes. height: of a pane.
-    """
-    return max(0, min(max(ends) - height, min(ends) - IN_VIEW))
 
 
 class RaceRun(Job[Race]):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len, set_cell_size
 
 from dflash_local.service.race import NAMES, Lane, Race
-from dflash_local.terminal import TerminalFilter, safe_line
+from dflash_local.service.race_lanes import Track, counted, level, rate_so_far, speed_text
+from dflash_local.terminal import safe_line
 
 if TYPE_CHECKING:
     from dflash_local.report.race_file import About
@@ -58,8 +59,7 @@ def _times(lanes: list[_Shown], end: float) -> list[float]:
 
 def _screen(race: Race, about: About, lanes: list[_Shown], time: float, over: bool) -> list[str]:
     ends = [lane.lines_by(time) for lane in lanes]
-    # Both are scrolled alike: to the end of the longer, but not past the end of the shorter.
-    top = max(0, min(max(ends) - ROWS, min(ends) - ROWS // 3))
+    top = level(ends, ROWS)
     ratio, under = race.headline
     columns = [lane.column(time, top, over and lane.lane.mode == race.winner) for lane in lanes]
     won = GREEN if race.winner == "dflash" else BLUE
@@ -92,17 +92,17 @@ class _Shown:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.times = [step.t_s for step in lane.steps]
+        self._blocks = Track.of(lane).blocks
+        self.times = [block.t_s for block in self._blocks]
         self._text, self._styles = "", list[str]()
-        self._came: list[tuple[int, int]] = [(0, 0)]  # characters and tokens after so many steps
-        shows = TerminalFilter()
-        for step in lane.steps:
-            for piece in step.pieces:
-                text = shows.feed(piece.text).replace("\t", "    ")
+        self._came: list[tuple[int, int]] = [(0, 0)]  # characters and tokens after so many blocks
+        for block in self._blocks:
+            for piece in block.pieces:
+                text = piece.text.replace("\t", "    ")
                 own = piece.origin == "bonus" and lane.mode == "dflash"
                 self._text += text
                 self._styles += [DIM if piece.channel == "thinking" else OWN if own else ""] * len(text)
-            self._came.append((len(self._text), self._came[-1][1] + len(step.token_ids)))
+            self._came.append((len(self._text), self._came[-1][1] + block.tokens))
         self.lines = list(_wrapped(self._text, INNER))
 
     def _steps_by(self, time: float) -> int:
@@ -135,11 +135,11 @@ class _Shown:
 
     def _live(self, time: float, steps: int, done: bool) -> str:
         tokens = self.lane.tokens if done else self._came[steps][1]
-        rate = self.lane.finished.stats.tokens_per_s if done else 0.0
-        if not done and steps > 1:
-            rate = (tokens - self._came[1][1]) / max(1e-9, self.times[steps - 1] - self.times[0])
-        speed = f"{rate:.1f}" if rate else "–"
-        return f"{speed} tok/s · {tokens} tokens · {min(time, self.lane.seconds):.2f} s{' · done' if done else ''}"
+        rate = self.lane.finished.stats.tokens_per_s if done else None
+        if not done and steps:
+            rate = rate_so_far(self._blocks[0], self._blocks[steps - 1], tokens)
+        clock = f"{min(time, self.lane.seconds):.2f} s{' · done' if done else ''}"
+        return f"{speed_text(rate)} tok/s · {counted(tokens)} · {clock}"
 
     def _row(self, line: Line, steps: int, done: bool) -> str:
         """A line as far as it has come; the last block of the drafted reply is lit, its count behind it."""

@@ -204,7 +204,7 @@ async def test_thinking_is_folded_an_alarm_stays_and_a_cut_off_says_so_also_when
     assert "let me see, well" in stage.screen_text and stage.turns[-1].thinking == "let me see, well"
     assert "acceptance is below its" in str(stage.chat.query_one("#alarms", Static).render())
     assert "■ cut off at its limit of 6 tokens" in stage.screen_text
-    await stage.chat.transcript.rebuild(stage.turns, False)
+    await stage.chat.transcript.rebuild(stage.turns)
     await stage.pilot.pause()
     assert "■ cut off at its limit of 6 tokens" in stage.screen_text
 
@@ -216,7 +216,7 @@ async def test_origins_have_a_mark_and_the_meter_shows_all_figures_and_the_speed
         assert figure in stage.screen_text, figure
     assert "11 of 512 tokens" in stage.screen_text and "plain: 60.0 tok/s, 2.00x" in stage.screen_text
     await stage.press("f3")
-    assert "‹Hello›, wor‹ld›!" in stage.screen_text and "underlined: drafted and accepted" in stage.screen_text
+    assert "‹Hello›, wor‹ld›!" in stage.screen_text and "underlined ‹in marks›: chosen by" in stage.screen_text
     await stage.press("f3")
     assert "Hello, world!" in stage.screen_text and "‹" not in stage.screen_text
     await stage.press("f2")

@@ -8,9 +8,9 @@ import time
 import pytest
 from textual.geometry import Size
 
+from dflash_local.service.pieces import SafePieces, text_of
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe
-from dflash_local.ui.pieces import SafePieces, text_of
 from dflash_local.ui.safety import MAX_BLOCK_LINES, MAX_CHARS, MarkdownGuard
 from dflash_local.ui.tui.text_view import TextView
 from dflash_local.ui.tui.transcript import MAX_REBUILT, MAX_SHOWN

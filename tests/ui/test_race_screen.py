@@ -16,8 +16,8 @@ from dflash_local.events import Event, Piece, Step
 from dflash_local.report.race_file import About
 from dflash_local.request import Request, user_request
 from dflash_local.service.race import Racer
+from dflash_local.service.race_lanes import Track
 from dflash_local.service.service import Service
-from dflash_local.ui.race_run import Track
 from dflash_local.ui.tui.app import RaceApp
 from dflash_local.ui.tui.race import LaneLayout, LaneView, RaceScreen
 from dflash_local.ui.tui.text_view import TextView

@@ -22,9 +22,9 @@ from dflash_local.errors import DFlashError
 from dflash_local.events import Event, LoadProgress, Notice, Step
 from dflash_local.planner.occupancy import Occupancy
 from dflash_local.service.gathered import Answer
+from dflash_local.service.pieces import LEGEND
 from dflash_local.terminal import safe_line
 from dflash_local.ui.job import Job
-from dflash_local.ui.pieces import LEGEND
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.tui.command_menu import CommandMenu
 from dflash_local.ui.tui.composer import Composer
@@ -122,7 +122,7 @@ class ChatScreen(Screen[None]):
 
     async def rebuild(self) -> None:
         """Show the conversation anew, as its turns are now."""
-        await self.transcript.rebuild(self.conversation.turns, self._by_origin)
+        await self.transcript.rebuild(self.conversation.turns)
         await self.fold()
 
     async def fold(self) -> None:

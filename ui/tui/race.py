@@ -20,9 +20,10 @@ from dflash_local.events import Mode, Notice
 from dflash_local.report.code_runs import Kind, code_runs
 from dflash_local.report.race_file import SAVED, About
 from dflash_local.service.race import MODES, NAMES, Race
+from dflash_local.service.race_lanes import Track, level
 from dflash_local.store.atomic import write_atomic
 from dflash_local.terminal import safe, safe_line
-from dflash_local.ui.race_run import LEGEND, MARKS_LEGEND, PACES, Prepare, RaceRun, Track, level
+from dflash_local.ui.race_run import LEGEND, MARKS_LEGEND, PACES, Prepare, RaceRun
 from dflash_local.ui.tui.lines import PlainLayout, TextLine
 from dflash_local.ui.tui.text_view import TextView
 
@@ -121,7 +122,7 @@ class LaneView(Vertical):
             await view.write("")
         self._shown = len(text)
         counts = self.query_one(".counts", Static)
-        counts.update(Content(track.line(counts.size.width)))
+        counts.update(Content(track.line_in(counts.size.width)))
         self.query_one(".bar", Static).update(self._bar(track))
 
     def _bar(self, track: Track) -> Content:

@@ -15,9 +15,9 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Static
 
 from dflash_local.events import Origin, Piece, Step
+from dflash_local.service.pieces import SafePieces, marked, text_of
 from dflash_local.store.records import Turn
 from dflash_local.terminal import safe, safe_line
-from dflash_local.ui.pieces import SafePieces, marked, text_of
 from dflash_local.ui.tui.composer import Composer
 from dflash_local.ui.tui.lines import PlainLayout
 from dflash_local.ui.tui.markdown import MarkdownLayout
@@ -29,7 +29,7 @@ MAX_SHOWN = 120  # messages on screen; earlier ones stay in the conversation and
 MAX_REBUILT = 40  # laying a reply out takes a while
 EARLIER = "earlier messages are not on screen any more; /export writes all of them"
 WAITS = "waits for what runs to end; Esc takes it back"
-STYLES: dict[Origin, str] = {"accepted": "underline $text-success", "bonus": "bold $text-warning"}
+STYLES: dict[Origin, str] = {"accepted": "", "bonus": "underline $text-accent"}  # as in a race
 
 
 class UserMessage(Static):
@@ -109,14 +109,14 @@ class ReplyView(Vertical):
     """Shows the steps of a reply as they come: its thinking folded away, its text as Markdown, its figures below.
 
     Args:
-        by_origin: show where each token came from instead of laying the text out.
+        by_origin: show where each token came from instead of laying the text out; None where that is not known.
     """
 
     DEFAULT_CSS = """
     ReplyView { height: auto; }
     """
 
-    def __init__(self, by_origin: bool = False) -> None:
+    def __init__(self, by_origin: bool | None = False) -> None:
         super().__init__(classes="reply")
         self._safe = SafePieces()
         self._pieces: list[Piece] = []
@@ -148,6 +148,8 @@ class ReplyView(Vertical):
 
     async def show_origins(self, wanted: bool) -> None:
         """Draw the text anew, by origin or laid out."""
+        if self._by_origin is None:
+            return
         self._by_origin = wanted
         if self._body is not None:
             old, self._body = self._body, None
@@ -249,7 +251,7 @@ class Transcript(VerticalScroll):
         if unsent:
             await self.mount(UnsentFold(unsent, summarised), before=0)
 
-    async def rebuild(self, turns: Sequence[Turn], by_origin: bool) -> None:
+    async def rebuild(self, turns: Sequence[Turn]) -> None:
         """Show a conversation from its turns; where its tokens came from is not known any more."""
         await self.remove_children()
         if len(turns) > MAX_REBUILT:
@@ -258,7 +260,7 @@ class Transcript(VerticalScroll):
             if turn.role == "user":
                 await self.add(UserMessage(turn.content))
                 continue
-            view = ReplyView(by_origin)
+            view = ReplyView(None)
             await self.add(view)
             thoughts = (Piece(turn.thinking, "thinking"),) if turn.thinking else ()
             await view.feed([Step((*thoughts, Piece(turn.content)), (), 0, 0, 0, 0.0)])

@@ -15,7 +15,7 @@ from gradio.components.chatbot import ExampleMessage
 from dflash_local.app.reply_text import headline
 from dflash_local.app.served_pair import ServedPair
 from dflash_local.errors import BusyError, DFlashError
-from dflash_local.ui.pieces import LEGEND
+from dflash_local.service.pieces import LEGEND
 from dflash_local.ui.web import drawer, follow, markup, memory
 from dflash_local.ui.web.chat_settings import Changes, ChatSettings, Given
 from dflash_local.ui.web.chat_view import ChatView, shown

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dflash_local.ui.figures import Figure, figures, rate
+from dflash_local.service.race_lanes import speed_text
+from dflash_local.ui.figures import Figure, figures
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.web.markup import word
 
@@ -47,8 +48,8 @@ def _curve(curve: Sequence[tuple[float, float]]) -> str:
     points = " ".join(f"{second / end * WIDE:.1f},{HIGH - speed / top * HIGH:.1f}" for second, speed in curve)
     return (
         f'<figure class="df-curve"><svg viewBox="0 0 {WIDE} {HIGH}" preserveAspectRatio="none" role="img" '
-        f'aria-label="tokens per second over {last}, at most {rate(top)}">'
+        f'aria-label="tokens per second over {last}, at most {speed_text(top)}">'
         f'<polyline points="{points}"></polyline></svg>'
-        f"<figcaption><span>0 s</span><span>tok/s, at most {rate(top)}</span><span>{last}</span></figcaption>"
+        f"<figcaption><span>0 s</span><span>tok/s, at most {speed_text(top)}</span><span>{last}</span></figcaption>"
         "</figure>"
     )

@@ -17,8 +17,9 @@ from dflash_local.report.race_file import About, command, load_options
 from dflash_local.request import Request, user_request
 from dflash_local.service.chat_options import merged
 from dflash_local.service.race import MODES, Racer
+from dflash_local.service.race_lanes import Track
 from dflash_local.service.service import Service
-from dflash_local.ui.race_run import RaceRun, Track
+from dflash_local.ui.race_run import RaceRun
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.chat_settings import line
 from dflash_local.ui.web.chat_view import chat_options

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dflash_local.events import Mode
 from dflash_local.report.race_file import SAVED, About
 from dflash_local.service.race import MODES, NAMES, Race
-from dflash_local.ui.race_run import Track
+from dflash_local.service.race_lanes import Track
 from dflash_local.ui.web import markup
 
 SHOWN_CHARS = 20_000  # of a lane that is measured: its end is what is read while it runs

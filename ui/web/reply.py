@@ -9,10 +9,10 @@ from dflash_local.errors import EngineError
 from dflash_local.events import Event, Finished, Notice, Piece, Step
 from dflash_local.loaded import SessionFacts
 from dflash_local.service.gathered import Answer
+from dflash_local.service.pieces import SafePieces
 from dflash_local.service.service import Service
 from dflash_local.terminal import safe, safe_line
 from dflash_local.ui.job import Job
-from dflash_local.ui.pieces import SafePieces
 from dflash_local.ui.readings import Readings
 from dflash_local.ui.web.text import SafeMarkdown
 

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from dflash_local.events import Piece
-from dflash_local.ui.pieces import marked
+from dflash_local.service.pieces import marked
 from dflash_local.ui.safety import MarkdownGuard
 
 LANGUAGES = {"py": "python", "js": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash", "mermaid": "text"}
@@ -64,10 +64,10 @@ def verbatim(text: str, language: str = "text") -> list[str]:
 
 
 def by_origin(pieces: Iterable[Piece]) -> str:
-    """Show where tokens came from: accepted drafts underlined, the target's own in marks. One block of HTML."""
+    """Show where tokens came from: the target's own underlined and in marks. One block of HTML."""
     runs: list[str] = []
     for piece in pieces:
-        tag = "u" if piece.origin == "accepted" else "b"
+        tag = "u" if piece.origin == "bonus" else "span"
         runs.append(f"<{tag}>{_entities(marked(piece))}</{tag}>")
     return f'<div class="df-origins">{"".join(runs)}</div>' if runs else ""
 

@@ -75,11 +75,11 @@ def test_a_message_is_answered_shown_by_origin_made_again_edited_and_cleared(vis
 def check_origins(page: Page) -> None:
     """Where tokens came from has a mark that is no colour."""
     page.get_by_label("Tokens by origin").check()
-    status(page, "underlined: drafted and accepted")
+    status(page, "underlined ‹in marks›")
     origins = page.locator(".df-origins")
     origins.wait_for()
-    assert origins.locator("u").all_inner_texts() == [", wor", "!"]
-    assert origins.locator("b").all_inner_texts()[:2] == ["‹Hello›", "‹ld›"]
+    assert origins.locator("span").all_inner_texts() == [", wor", "!"]
+    assert origins.locator("u").all_inner_texts()[:2] == ["‹Hello›", "‹ld›"]
     style = origins.locator("u").first.evaluate("element => getComputedStyle(element).textDecorationLine")
     assert style == "underline"
     page.get_by_label("Tokens by origin").uncheck()

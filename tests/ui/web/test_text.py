@@ -93,7 +93,7 @@ def test_origins_are_one_line_of_harmless_html() -> None:
     pieces = [Piece("<b>*x*\n\n", origin="accepted"), Piece(" <i>", origin="bonus"), Piece("\n", origin="bonus")]
     html = by_origin(pieces)
     assert "\n" not in html and "*" not in html
-    assert "".join(re.findall(r"<[^>]*>", html)) == '<div class="df-origins"><u></u><b></b><b></b></div>'
+    assert "".join(re.findall(r"<[^>]*>", html)) == '<div class="df-origins"><span></span><u></u><u></u></div>'
     assert "‹&#60;i&#62;›" in html
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dflash_local.events import Channel, Origin, Piece, Step
 from dflash_local.terminal import TerminalFilter
 
-LEGEND = "underlined: drafted and accepted; ‹in marks›: chosen by the target itself"
+LEGEND = "underlined ‹in marks›: chosen by the target itself; the rest: drafted and accepted"
 
 
 class SafePieces:
