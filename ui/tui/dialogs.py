@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from textual.app import ComposeResult
@@ -134,8 +135,10 @@ class ModelsScreen(ModalScreen[ModelEntry | None]):
 
 def begin_with(name: str, user: Settings) -> str:
     """Write into the user's settings what to begin with where no MODEL is given, and say what came of it."""
+    folder = Path(name).expanduser()
+    named = str(folder.resolve()) if "/" in name and folder.is_dir() else name  # wherever dflash is started
     try:
-        remember(user, model=name)
+        remember(user, model=named)
     except DFlashError as error:
         return safe_line(f"error: {error}")
     return safe_line(f"dflash chat begins with {name} from now on")
