@@ -13,7 +13,6 @@ from dflash_local.loaded import SessionFacts
 
 ALARM_CYCLES = 64  # acceptance is judged over this many cycles
 LEAST_PLAIN = 16  # a reply of fewer steps does not tell how long one takes
-LEAST_PACED = 4  # nor do fewer drafted cycles tell how fast the machine is now
 
 
 def acceptance_per_position(cycles: Sequence[tuple[int, int]]) -> tuple[float, ...]:
@@ -51,7 +50,6 @@ class ReplyFigures:
         self._alarmed = False
         self._before = plain
         self._spans: list[float] = []  # seconds of a plain reply's steps
-        self._paced: list[tuple[float, float]] = []  # seconds of drafted cycles, and what such took at load
         self._last = self._started
 
     def elapsed(self) -> float:
@@ -72,8 +70,6 @@ class ReplyFigures:
         now = time.perf_counter()
         if self.mode == "ar":
             self._spans.append(now - self._last)
-        elif self._before is not None and cycle.rows in self._before.beside and not (cycle.copied or cycle.own):
-            self._paced.append((now - self._last, self._before.beside[cycle.rows]))
         self._last = now
         self._rows[cycle.rows] += 1
         if cycle.experts is not None:
@@ -108,12 +104,8 @@ class ReplyFigures:
     @property
     def plain(self) -> PlainStep | None:
         """Return the plain step: a plain reply's own median, which the first steps do not count in that record graphs
-        or warm up; else what was known before, as much slower or faster as this reply's cycles are than those that
-        were measured with it.
+        or warm up; else what was known before.
         """
-        if self._before is not None and len(self._paced) >= LEAST_PACED:
-            took, at_load = map(sum, zip(*self._paced, strict=True))
-            return PlainStep(self._before.seconds * took / at_load, f"{self._before.source}, at this reply's pace")
         if len(self._spans) < LEAST_PLAIN:
             return self._before
         return PlainStep(statistics.median(self._spans), f"of the last plain reply, {len(self._spans):,} steps")

@@ -5,7 +5,7 @@ lives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -46,15 +46,10 @@ class ScoringTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
-    """Say how long a step of the target alone takes here, and when that was measured, in words for the user.
-
-    Attributes:
-        beside: seconds of drafted cycles by their rows, as measured between such steps; empty where none were.
-    """
+    """Say how long a step of the target alone takes here, and when that was measured, in words for the user."""
 
     seconds: float
     source: str
-    beside: Mapping[int, float] = field(default_factory=dict)
 
 
 class Runner(Protocol):
