@@ -13,6 +13,7 @@ from dflash_local.report.code_runs import code_runs
 from dflash_local.report.race_cast import to_cast
 from dflash_local.request import Request
 from dflash_local.service.race import Lane, Race
+from dflash_local.service.race_lanes import IN_VIEW, SHARE_IN_VIEW
 from dflash_local.terminal import TerminalFilter
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def to_json(race: Race, about: About) -> bytes:
 def to_html(race: Race, about: About) -> bytes:
     """One page that plays it and asks no other machine for anything; no text of the model can leave its place."""
     shown = record(race, about)
-    shown["code"] = {}
+    shown["code"], shown["in_view"] = {}, [IN_VIEW, SHARE_IN_VIEW]
     for mode, steps in shown["events"].items():
         shows, text = TerminalFilter(), ""
         for piece in (piece for step in steps for piece in step["pieces"]):
