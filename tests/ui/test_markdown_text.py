@@ -228,4 +228,4 @@ async def test_a_theme_paints_and_a_resize_wraps_the_text_anew_and_the_origins_c
     await stage.until(lambda: view.size.height == before)
     await stage.press("f3", "f3")
     text = stage.screen_text
-    assert text.index("words") < text.index("1 tokens · "), "the text stands above its figures again"
+    assert text.index("words") < text.index("1 token · "), "the text stands above its figures again"

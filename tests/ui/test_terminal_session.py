@@ -215,7 +215,7 @@ def test_from_an_empty_machine_by_pastes_and_keys_to_a_chat_with_what_fits(termi
         paste_lines(terminal, tmp_path)
         terminal.enter("/model toy-9b")
         text = terminal.until(lambda text: "Esc closes" in text)
-        assert f"Load {TARGET} on RTX 4060" in text and f"{VARIANT}: published in 4 bits" in text
+        assert f"{TARGET} on RTX 4060" in text and f"{VARIANT}: published in 4 bits" in text
         assert "Enter downloads and loads" in text
         terminal.keys("Enter")
         terminal.until(lambda text: f"Download {VARIANT}" in text and "free for" in text and "Esc does not" in text)
