@@ -127,11 +127,9 @@ class ReferenceRunner(SequenceRunner):
             drafts, made = self._drafts(rows - 1, noise)
             confidences = tuple(made.tolist())
             rows = min(rows if cut is None or not confidences else cut(confidences), len(drafts) + 1)
-            drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
-        known = self._sampler.forced(drafts)
-        if known is not None:
-            rows = len(known) + 1
-            drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
+        known = self._sampler.forced(drafts[: rows - 1])
+        rows = rows if known is None else len(known) + 1
+        drafts, noise = drafts[: rows - 1], None if noise is None else noise[:rows]
         drafted = self._now()
         anchor = torch.tensor(self.ids[-1:], dtype=torch.long, device=self.target.device)
         out = self.target.verify(torch.cat((anchor, drafts)), self._with_taps)
