@@ -29,6 +29,11 @@ def amount(size: float | None) -> str:
     return UNKNOWN if size is None else terminal.byte_size(size)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it is not one."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def gib(size: float | None, computed: bool = False) -> str:
     """Return a size that is in GiB already: ``20.39 GiB`` as it is quoted, ``~20.39 GiB`` where it is computed."""
     return f"{'~' if computed else ''}{amount(None if size is None else size * GIB)}"

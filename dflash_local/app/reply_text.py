@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dflash_local.events import Finished, Mode, Stats
 from dflash_local.service.race import tokens_a_step
-from dflash_local.service.race_lanes import counted
+from dflash_local.tables import counted
 
 
 def headline(finished: Finished) -> str:
@@ -12,7 +12,7 @@ def headline(finished: Finished) -> str:
     stats, length = finished.stats, tokens_a_step(finished.stats)
     up = speed_up(stats.mode, stats.tokens_per_s, stats.plain_step_s)
     parts = (
-        counted(finished.usage.completion_tokens),
+        counted(finished.usage.completion_tokens, "token"),
         f"{short(stats.tokens_per_s)} tok/s" if stats.tokens_per_s else None,
         None if up is None else f"{up:.1f}x",
         "plain" if stats.mode == "ar" else None if length is None else f"{length:.1f} a step",

@@ -21,6 +21,7 @@ from dflash_local.events import Event, Mode, Notice
 from dflash_local.request import Limits, Request, user_request
 from dflash_local.service.race import NEAR_TIE, Race, Racer
 from dflash_local.service.service import Service
+from dflash_local.tables import counted
 
 if TYPE_CHECKING:
     from dflash_local.remote.server_checks import ServerFacts
@@ -136,15 +137,11 @@ def statement(runs: Sequence[Run]) -> str:
     margins = [each.margin or each.over or 0.0 for each in ties]
     near = f"within {NEAR_TIE:g}, largest margin {max(margins):.3g}" if margins else ""
     words = [
-        f"{_count(counts['near-tie'], 'near-tie')} by log probability ({near})" if counts["near-tie"] else "",
+        f"{counted(counts['near-tie'], 'near-tie')} by log probability ({near})" if counts["near-tie"] else "",
         f"{counts['wide']} wider than any near-tie (over {NEAR_TIE:g})" if counts["wide"] else "",
         f"{counts['unknown']} of unknown margin, so not judged" if counts["unknown"] else "",
     ]
-    return f"{same}; {_count(len(parted), 'first difference')}: {', '.join(filter(None, words))}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{same}; {counted(len(parted), 'first difference')}: {', '.join(filter(None, words))}"
 
 
 def failure(runs: Sequence[Run]) -> DFlashError | None:

@@ -17,6 +17,7 @@ from dflash_local.planner.cards import file_stem
 from dflash_local.planner.plan import Plan
 from dflash_local.planner.speed import Prediction, Times
 from dflash_local.store.kept import keep, read_kept
+from dflash_local.tables import counted
 
 KEPT = 200  # measurements of a card, the newest
 NEAR = 0.5  # a context that differs by less than this share is the same
@@ -133,7 +134,7 @@ def corrected(
         rest = "" if all(one.measured for one in times) else rest
         basis = f"measured on this card at {contexts} tokens of context{rest}"
     else:
-        basis = f"{found.basis}; corrected by {len(alike)} measurement{'' if len(alike) == 1 else 's'} on this card"
+        basis = f"{found.basis}; corrected by {counted(len(alike), 'measurement')} on this card"
     return replace(found, times=tuple(times), basis=basis)
 
 

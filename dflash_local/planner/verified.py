@@ -5,6 +5,7 @@ from __future__ import annotations
 from dflash_local.catalog.verified import verified
 from dflash_local.planner.cards import same_card
 from dflash_local.planner.plan import Plan
+from dflash_local.tables import counted
 
 
 def reports_of(plan: Plan) -> int | None:
@@ -22,4 +23,4 @@ def standing(plan: Plan) -> str:
     count = reports_of(plan)
     if count is None:
         return ""
-    return f"verified by {count} report{'' if count == 1 else 's'}" if count else "never run on this card"
+    return f"verified by {counted(count, 'report')}" if count else "never run on this card"

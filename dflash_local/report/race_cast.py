@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len, set_cell_size
 
 from dflash_local.service.race import NAMES, Lane, Race
-from dflash_local.service.race_lanes import Track, counted, level, rate_so_far, speed_text
+from dflash_local.service.race_lanes import Track, level, rate_so_far, speed_text
+from dflash_local.tables import counted
 from dflash_local.terminal import safe_line
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class _Shown:
         if not done and steps:
             rate = rate_so_far(self._blocks[0], self._blocks[steps - 1], tokens)
         clock = f"{min(time, self.lane.seconds):.2f} s{' · done' if done else ''}"
-        return f"{speed_text(rate)} tok/s · {counted(tokens)} · {clock}"
+        return f"{speed_text(rate)} tok/s · {counted(tokens, 'token')} · {clock}"
 
     def _row(self, line: Line, steps: int, done: bool) -> str:
         """A line as far as it has come; the last block of the drafted reply is lit, its count behind it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dflash_local.events import Event, Finished, Piece, Step
 from dflash_local.service.pieces import SafePieces, text_of
 from dflash_local.service.race import Lane
+from dflash_local.tables import counted
 
 IN_VIEW = 3  # rows of the slower reply that stay in view at least, and
 SHARE_IN_VIEW = 3  # this part of the pane
@@ -62,18 +63,17 @@ class Track:
         return rate_so_far(self.blocks[0], self.blocks[-1], self.tokens)
 
     @property
-    def counts(self) -> str:
-        """Say how many tokens it has and how fast they came."""
-        return f"{counted(self.tokens)} · {speed_text(self.rate)} tok/s"
-
-    @property
     def line(self) -> str:
         """Say how far it is."""
-        return f"{self._clock} · {self.counts}"
+        return f"{self._clock} · {counted(self.tokens, 'token')} · {self._pace}"
 
     def line_in(self, width: int) -> str:
         """Say how far it is; where all of it is too wide, without the tokens."""
-        return self.line if len(self.line) <= width else f"{self._clock} · {speed_text(self.rate)} tok/s"
+        return self.line if len(self.line) <= width else f"{self._clock} · {self._pace}"
+
+    @property
+    def _pace(self) -> str:
+        return f"{speed_text(self.rate)} tok/s"
 
     @property
     def _clock(self) -> str:
@@ -101,10 +101,6 @@ def rate_so_far(first: LaneBlock, last: LaneBlock, tokens: int) -> float | None:
     """Tokens per second up to a block, the first one left out; ``tokens`` are those of all blocks by then."""
     spent = last.t_s - first.t_s
     return (tokens - first.tokens) / spent if spent > 0 and tokens else None
-
-
-def counted(tokens: int) -> str:
-    return "1 token" if tokens == 1 else f"{tokens} tokens"
 
 
 def speed_text(rate: float | None) -> str:
