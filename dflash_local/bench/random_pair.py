@@ -30,6 +30,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows
 from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import Front
 from dflash_local.models.target_facts import TargetFacts
 
 # Of drafters whose configuration is not public and not even inferred; none of them changes what is computed.
@@ -155,8 +156,10 @@ def build(
     dtype: torch.dtype,
     load: LoadConfig,
     progress: OnProgress = lambda text, part: None,
+    front: Front | None = None,
 ) -> tuple[FusedRunner, ChosenPrecision]:
-    """A runner over random weights, and how it drafts; ``load``: what of it changes the engine.
+    """A runner over random weights, and how it drafts; ``load``: what of it changes the engine. ``front``: layers on
+    another GPU.
 
     Raises:
         UsageError: no such precision. torch.OutOfMemoryError.
@@ -170,7 +173,7 @@ def build(
 
     # Both forms of its matrices lie on the device for a while, so before the target, as a load makes them.
     parts = drafter_parts().coded() if narrow else None
-    weights = target_weights.random_weights(pair.model, device, dtype)
+    weights = target_weights.random_weights(pair.model, device, dtype, front=front)
     settle_torch(sum(product.weight.shape.numel() for product in weights.products), device)
     block = pair.config.block_size
     layer = MTPConfig.of_model(pair.model) if load.mtp else None

@@ -396,9 +396,7 @@ class FusedRunner(SequenceRunner):
         return Cycle(ids, *counts, 0.0, 0.0, experts=experts, confidences=told, copied=copied, own=key.own)
 
     def rewind(self, length: int) -> None:
-        """Go back; a recurrent target by its last cycle's rows at most, rings by what they hold, else the next prompt
-        finds a snapshot.
-        """
+        """Go back as far as recurrent states and rings hold what is needed; else the next prompt finds a snapshot."""
         self._drain()
         back = len(self.committed) - (length - 1)
         # The device commits a cycle's rows to the recurrent state with the next cycle: until then fewer can be kept.
@@ -467,12 +465,14 @@ class FusedRunner(SequenceRunner):
         if sum(part[:, :1].nbytes for cache in caches for part in cache) * length > most_bytes:
             return None
         point, self._kept = hosted(self.snapshot()), 0
-        return HeldBuffers(point, drafters, [hold_rows(cache, length) for cache in caches])
+        with self.target.entered():
+            return HeldBuffers(point, drafters, [hold_rows(cache, length) for cache in caches])
 
     def put(self, ids: Sequence[int], held: HeldBuffers, rest: Sequence[int] = ()) -> None:
         self._drain()
-        for cache, rows in zip(self._caches(held.drafters), held.rows, strict=True):
-            put_held_rows(cache, rows)
+        with self.target.entered():
+            for cache, rows in zip(self._caches(held.drafters), held.rows, strict=True):
+                put_held_rows(cache, rows)
         self.committed = list(ids)
         self.restart(len(ids), held.point)
         for each in self.drafters:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from dflash_local.kernels.timing import capture_stream
+
 
 class Graphs:
     """Work recorded once and replayed; run eagerly where nothing can record it, for the reason ``fault``. A shape's
@@ -39,7 +41,8 @@ class Graphs:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        stream = capture_stream(torch.cuda.current_device())
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             work()
         return graph
 

@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from math import prod
 
 import torch
@@ -72,6 +72,16 @@ def _allocated(buffer: Buffer, device: torch.device) -> torch.Tensor:
 def _in_front(memory: torch.Tensor, buffer: Buffer) -> torch.Tensor:
     """Return the tensor of a buffer in the front of its memory."""
     return memory.flatten()[: prod(buffer.shape)].view(buffer.shape)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Have kernels launched on this GPU within; nothing on the CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def card_name(device: torch.device) -> str:
+    """Return what is equal for devices that run kernels alike."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -163,6 +163,14 @@ def replay_ms(work: Callable[[], object], replays: int, before: Callable[[], obj
     return sorted(spans)[replays // 2]
 
 
+@cache
+def capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream on which a GPU's graphs are recorded. One for all of them, as libraries keep scratch for each
+    stream; torch's own lies on the GPU that recorded first.
+    """
+    return torch.cuda.Stream(device)
+
+
 class GraphReplay:
     """Work recorded as a CUDA graph, after one run that compiles it. The events that time it are part of the graph:
     between one in front of it and its first kernel lie the microseconds of a launch, which are as long as a small
@@ -174,7 +182,7 @@ class GraphReplay:
         torch.cuda.synchronize()
         self._begin, self._end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=capture_stream(torch.cuda.current_device())):
             self._begin.record()
             work()
             self._end.record()

@@ -130,8 +130,7 @@ def weight_buffers(
     """Describe embedding, layers, norm and head. ``prefix``: of the text model. ``embedding_rows``: with padding."""
     spec = weight_spec(model, dtype, format_of, host_embedding)
     yield from beside_layers(model, prefix, embedding_rows, spec)
-    for index, layer in enumerate(model.layers):
-        yield from layer_buffers(f"{prefix}layers.{index}", layer, spec)
+    yield from layers_buffers(model, prefix, spec)
 
 
 def beside_layers(model: ModelConfig, prefix: str, embedding_rows: int, spec: WeightSpec) -> Iterator[Buffer]:
@@ -161,6 +160,14 @@ def _layer_bytes(model: ModelConfig, prefix: str, dtype: str) -> Mapping[Group, 
         for group, size in group_bytes(layer_buffers(f"{prefix}layers.{index}", layer, spec)).items():
             sums[group] += count * size
     return sums
+
+
+def layers_buffers(
+    model: ModelConfig, prefix: str, spec: WeightSpec, first: int = 0, end: int | None = None
+) -> Iterator[Buffer]:
+    """Describe the weights of layers ``first .. end - 1``."""
+    for index, layer in enumerate(model.layers[first:end], first):
+        yield from layer_buffers(f"{prefix}layers.{index}", layer, spec)
 
 
 def layer_buffers(at: str, layer: LayerConfig, spec: WeightSpec) -> Iterator[Buffer]:
@@ -204,10 +211,17 @@ def parts(model: ModelConfig) -> list[PartLayout]:
     return [part_layout(config) for config in kinds]
 
 
-def run_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec) -> Iterator[Buffer]:
-    """Return what a loaded target takes beside its weights. ``vocab_size``: rows of the head, padding included."""
+def front_model(model: ModelConfig, layers: int) -> ModelConfig:
+    """Return a target of the first layers alone."""
+    return replace(model, layers=model.layers[:layers])
+
+
+def run_buffers(model: ModelConfig, vocab_size: int, spec: EngineSpec, first: int = 0) -> Iterator[Buffer]:
+    """Return what a loaded target takes beside its weights. ``vocab_size``: rows of the head, padding included.
+    ``first``: the first layer whose state is here.
+    """
     yield from block_buffers(model, vocab_size, spec)
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.layers[first:], first):
         for role, config in (("mixer", layer.mixer), ("mlp", layer.mlp)):
             yield from part_layout(config).state(f"{OWNER}.layers.{index}.{role}", spec)
 

@@ -7,6 +7,7 @@ position 1e5 the last bit of a frequency is an angle of 0.006.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -86,3 +87,13 @@ class RopeTable:
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     """Rotate-half (neox) rotation of ``x`` [rows, heads, head_dim] over the whole head."""
     return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
+
+
+def fill_rotation(tables: Sequence[torch.Tensor], rope: RopeParameters) -> None:
+    """Fill cos and sin [positions, rotary_dim] of all positions, computed in float32."""
+    cos, sin = tables
+    frequencies = inverse_frequencies(rope, cos.shape[1]).to(cos.device)
+    angles = torch.outer(torch.arange(len(cos), device=cos.device, dtype=torch.float32), frequencies)
+    angles = torch.cat((angles, angles), -1)
+    cos.copy_(angles.cos() * rope.attention_factor)
+    sin.copy_(angles.sin() * rope.attention_factor)

@@ -27,8 +27,9 @@ from dflash_local.models.fused.decoder_layer import DecoderLayer
 from dflash_local.models.fused.formats import Weight
 from dflash_local.models.fused.linear import GateUp, JoinedGateUp, JoinedLinear, Linear, embedding_rows, quantise_layer
 from dflash_local.models.fused.mlp import MLP, MLPWeights
-from dflash_local.models.fused.target import FusedTarget, fill_rotation
+from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weight_tensors import RMSNorm
+from dflash_local.models.rope import fill_rotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from dflash_local.layout.linear import FormatOf, unquantized
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fill_places import fill_places
 from dflash_local.models.fused.attention import Attention
+from dflash_local.models.fused.layer_stack import bound_layer
 from dflash_local.models.fused.linear import GateUp, JoinedLinear, Linear, embedding_rows, quantise_layer
 from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.part import UsedRows
-from dflash_local.models.fused.target import FusedTarget, bound_layer
+from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weight_tensors import RMSNorm, WeightTensors
 from dflash_local.models.fused.weights import LayerWeights, layer_weights
 from dflash_local.models.place import Places

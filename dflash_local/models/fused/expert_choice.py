@@ -60,12 +60,14 @@ def choose_expert_kernels(
     """
     members: dict[object, list[MixtureLayer]] = {}
     for layer in layers:
-        members.setdefault(_kind(layer), []).append(layer)
+        alike = members.setdefault(_kind(layer), [])
+        if not alike or _device(layer) == _device(alike[0]):  # those of a kind on another card of this model run alike
+            alike.append(layer)
     timer = timer or KernelTimer()
     groups = {kind: _MixtureGroup(each, _row_classes(each[0], rows), exact, timer) for kind, each in members.items()}
     if not groups:
         return []
-    device = layers[0].matrices.gate_up.weight.device
+    device = _device(layers[0])
     record = record_of(device)
     record.impossible = ""
     try:
@@ -83,6 +85,10 @@ def _kind(layer: MixtureLayer) -> object:
     return layer.mixture, forms, layer.activation, layer.biased
 
 
+def _device(layer: MixtureLayer) -> torch.device:
+    return layer.matrices.gate_up.weight.device
+
+
 def _format(weight: ExpertWeight) -> object:
     try:
         return expert_gemm.fragment_format(weight)
@@ -92,8 +98,7 @@ def _format(weight: ExpertWeight) -> object:
 
 def _row_classes(layer: MixtureLayer, rows: int) -> tuple[int, ...]:
     """Return rows of the launches: those that shared memory has room for."""
-    device = layer.matrices.gate_up.weight.device
-    unmet = nvrtc.why_not(torch.cuda.get_device_capability(device))
+    unmet = nvrtc.why_not(torch.cuda.get_device_capability(_device(layer)))
     if unmet is not None:
         raise KernelError(f"a mixture of experts runs on kernels that this card has not: {unmet}", REMEDY)
     wanted = (ROW_TILE,) if rows <= ROW_TILE else (ROW_TILE, SLICE_ROWS)

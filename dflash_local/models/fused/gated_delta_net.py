@@ -10,7 +10,7 @@ from dflash_local.checkpoint_files.undo import moves_columns
 from dflash_local.config.features import GatedDeltaNetConfig
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels import delta_chunk, delta_step
-from dflash_local.kernels.allocate import on_host
+from dflash_local.kernels.allocate import on_device, on_host
 from dflash_local.kernels.delta_step import CycleState, GatedDeltaState, GatedDeltaWeights
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.quantized_weight import Fp8Weight
@@ -162,7 +162,8 @@ class GatedDeltaNet:
 
     def commit(self, rows: int) -> None:
         """Commit the first ``rows`` of the last block now; both halves of the convolution's state are the same then."""
-        delta_step.commit(self.log, self._config, self._cycle, rows)
+        with on_device(self.log.state.device):
+            delta_step.commit(self.log, self._config, self._cycle, rows)
 
     def rollback(self) -> None:
         half = int(self._cycle.cycle) % 2

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
 from dflash_local.errors import EngineError
+from dflash_local.kernels.allocate import card_name, on_device
 from dflash_local.kernels.fragment_packing import FragmentWeight
 from dflash_local.kernels.jit import runs_kernels
 from dflash_local.kernels.kernel_trial import OnProgress
@@ -46,8 +48,13 @@ def choose_configs(
     progress("measuring", 1.0)
     timer = timer or KernelTimer()
     for members in groups:
-        others = [layer for group in groups if group is not members for layer in group]
-        best, shape = _ProductKind(members, others, rows, timer).chosen(), members[0].weight.shape
+        device, shape = members[0].weight.device, members[0].weight.shape
+        here, others = (
+            [layer for layer in each if layer.weight.device == device]
+            for each in (members, chain.from_iterable(group for group in groups if group is not members))
+        )
+        with on_device(device):
+            best = _ProductKind(here, others, rows, timer).chosen()
         for member in members:
             member.config = best
         chosen[shape[0], shape[1]] = best
@@ -72,14 +79,18 @@ def choose_experts(
         KernelError: no kernel takes the experts of a layer; says why.
     """
     mixtures = [part for part in parts if isinstance(part, MoEWeights) and part.experts.device.type == "cuda"]
-    if not mixtures:
-        return
-    layers = [
-        MixtureLayer(part.mixture, part.experts.matrices, part.config.activation, part.router_bias is not None)
-        for part in mixtures
-    ]
-    for part, kernels in zip(mixtures, choose_expert_kernels(layers, rows, exact, progress, timer), strict=True):
-        part.experts.kernels = kernels
+    cards: dict[str, list[MoEWeights]] = {}
+    for part in mixtures:
+        cards.setdefault(card_name(part.experts.device), []).append(part)
+    for parts in cards.values():
+        layers = [
+            MixtureLayer(part.mixture, part.experts.matrices, part.config.activation, part.router_bias is not None)
+            for part in parts
+        ]
+        with on_device(parts[0].experts.device):
+            chosen = choose_expert_kernels(layers, rows, exact, progress, timer)
+        for part, kernels in zip(parts, chosen, strict=True):
+            part.experts.kernels = kernels
 
 
 def without_kernel(layers: Sequence[Linear | GateUp]) -> tuple[str, ...]:
@@ -183,9 +194,12 @@ def settle_rows(products: Sequence[Product], rows: int) -> tuple[str, ...]:
     replaced: list[str] = []
     for members in by_kind(products):
         out_features, in_features = members[0].out_features, _in_features(members[0])
-        if independent(members[0], rows):
+        with on_device(members[0].weight.device):
+            settled = independent(members[0], rows)
+            replaced_here = not settled and _replaced(members, rows)
+        if settled:
             continue
-        if not _replaced(members, rows):
+        if not replaced_here:
             raise EngineError(
                 f"the product {out_features} x {in_features} gives a row other bits beside other rows",
                 "run without --exact",

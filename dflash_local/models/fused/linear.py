@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from dflash_local.kernels import fragment_decode, fragment_gemm
-from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.kernels.allocate import Tensors, card_name, dtype_name
 from dflash_local.kernels.fragment_gemm import FragmentGemmConfig
 from dflash_local.kernels.fragment_packing import MAX_TAIL_ROWS, FragmentFormat, FragmentWeight
 from dflash_local.kernels.gather_rows import gather_rows
@@ -187,10 +187,10 @@ class JoinedGateUp:
 
 
 def by_kind(products: Iterable[Linear | GateUp]) -> list[list[Linear | GateUp]]:
-    """Return products that run alike, in the order of the first of each kind."""
-    groups: dict[Kind, list[Linear | GateUp]] = {}
+    """Return products that run alike, in the order of the first of each kind: on cards of one model, perhaps on two."""
+    groups: dict[tuple[Kind, str], list[Linear | GateUp]] = {}
     for product in products:
-        groups.setdefault(product.kind, []).append(product)
+        groups.setdefault((product.kind, card_name(product.weight.device)), []).append(product)
     return list(groups.values())
 
 

@@ -6,11 +6,11 @@ Has the methods of ``models.transformers_target`` as well, so that the reference
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from dflash_local.config.features import AttentionConfig, ModelConfig
-from dflash_local.config.rope_parameters import RopeParameters
+from dflash_local.config.features import ModelConfig
 from dflash_local.kernels.allocate import Tensors, dtype_name
 from dflash_local.kernels.decode_attention import MOST_SPLIT_EVENLY
 from dflash_local.kernels.delta_step import CycleState
@@ -20,12 +20,12 @@ from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.load_config import Offloaded
 from dflash_local.models.fused.attention import Attention
-from dflash_local.models.fused.decoder_layer import DecoderLayer, OnResidual
+from dflash_local.models.fused.decoder_layer import OnResidual
+from dflash_local.models.fused.layer_stack import FrontStack, LayerStack, Taps, tap_columns
 from dflash_local.models.fused.linear import embedding_rows
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.part import RecurrentMixer, RunState, UsedRows
-from dflash_local.models.fused.weights import LayerWeights, TargetWeights
-from dflash_local.models.rope import inverse_frequencies
+from dflash_local.models.fused.weights import TargetWeights
 from dflash_local.models.transformers_target import Forward, TargetSnapshot
 
 FIRST_BUCKET = 2048  # tokens; each next one is twice as long
@@ -34,16 +34,6 @@ FIRST_BUCKET = 2048  # tokens; each next one is twice as long
 def run_eagerly(_key: Hashable, launches: Callable[[], None]) -> None:
     """Run launches as they are."""
     launches()
-
-
-def fill_rotation(tables: Sequence[torch.Tensor], rope: RopeParameters) -> None:
-    """Fill cos and sin [positions, rotary_dim] of all positions, computed in float32."""
-    cos, sin = tables
-    frequencies = inverse_frequencies(rope, cos.shape[1]).to(cos.device)
-    angles = torch.outer(torch.arange(len(cos), device=cos.device, dtype=torch.float32), frequencies)
-    angles = torch.cat((angles, angles), -1)
-    cos.copy_(angles.cos() * rope.attention_factor)
-    sin.copy_(angles.sin() * rope.attention_factor)
 
 
 class FusedTarget:
@@ -102,18 +92,26 @@ class FusedTarget:
         self.hidden_size, self.vocab_size = model.hidden_size, weights.head.out_features
         self.is_recurrent = model.recurrent
         self.prefill_chunk = prompt_chunk(model, context, prefill_chunk)
-        tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec), self.device, joined=True)
+        front = weights.front
+        tensors = Tensors(layout.run_buffers(model, self.vocab_size, self.spec, front), self.device, joined=True)
         buffers = layout.shared_buffers(model, self.vocab_size, self.spec)
         shared = {name: tensors[buffer.name] for name, buffer in buffers.items()}
         self.start, self.kept, self.cycle = shared["counters"].split(1)
         self.tokens, self.logits, self.hidden, self.tapped = (shared[x] for x in ("tokens", "logits", "hidden", "taps"))
-        self._x, self._normed, self._branch = shared["x"], shared["normed"], shared.get("branch")
+        self._x = shared["x"]
         self._used = UsedRows()
         cycle = CycleState(self.cycle, self.kept)
         self.run = RunState(layout.OWNER, tensors, self.spec, self.start, cycle, self._used)
-        self.layers = tuple(
-            bound_layer(f"{layout.OWNER}.layers.{index}", layer, self.run) for index, layer in enumerate(weights.layers)
+        self.distinct_experts = distinct = shared.get("distinct_experts")
+        self._front = (
+            FrontStack(weights.layers[:front], model, taps, self.spec, self._used, shared["counters"], distinct)
+            if front
+            else None
         )
+        ahead = () if self._front is None else self._front.layers
+        behind = None if distinct is None else distinct[sum(isinstance(layer.mlp, MoE) for layer in ahead) :]
+        self._stack = LayerStack(weights.layers[front:], model, front, self.run, behind)
+        self.layers = (*ahead, *self._stack.layers)
         self.states: dict[int, RecurrentMixer] = {
             index: layer.mixer for index, layer in enumerate(self.layers) if isinstance(layer.mixer, RecurrentMixer)
         }
@@ -121,12 +119,6 @@ class FusedTarget:
         caches = [mixer for mixer in mixers if isinstance(mixer, Attention)]
         self.rings = tuple(each for each in caches if each.is_ring)
         self.caches = tuple(each.cache for each in caches if not each.is_ring)
-        self.distinct_experts = shared.get("distinct_experts")
-        for index, part in enumerate(self.mixtures):
-            part.distinct_experts = None if self.distinct_experts is None else self.distinct_experts[index]
-        for width in {part.mixer.rotary_dim for part in model.layers if isinstance(part.mixer, AttentionConfig)}:
-            tables = attention_layout.rotation_buffers(layout.OWNER, width, self.capacity, self.spec.dtype)
-            fill_rotation(tensors.take(tables), model.rotation)
         self.use_taps(taps)
         self.length = 0  # the host's view of ``start``, where it knows
         self.written = 0
@@ -140,7 +132,6 @@ class FusedTarget:
     def use_taps(self, taps: Sequence[int]) -> None:
         """Give the outputs of these layers, as many as there were, of prompts; blocks that are recorded keep theirs."""
         self.taps = tuple(taps)
-        self._tap_index = {layer: index for index, layer in enumerate(self.taps)}
 
     @property
     def mixtures(self) -> list[MoE]:
@@ -169,16 +160,15 @@ class FusedTarget:
         self._used.count = rows
         if self.exact:
             rows = self.rows
-        x, normed = self._x[:rows], self._normed[:rows]
-        branch = None if self._branch is None else self._branch[:rows]
+        x = self._x[:rows]
         embedding_rows(self.weights.embedding, self.tokens[:rows], x)
         self._scale_embedding(x)
         if self.on_residual is not None:
             self.on_residual(x)
-        for index, layer in enumerate(self.layers):
-            layer.block(x, normed, branch, max_seq_len, self.on_residual)
-            if with_taps and index in self._tap_index:
-                self._tap(self.tapped[:rows], index).copy_(x)
+        taps = self._columns(self.tapped[:rows]) if with_taps else {}
+        if self._front is not None:
+            self._front.block(x, taps, max_seq_len, self.on_residual)
+        self._stack.block(x, taps, max_seq_len, self.on_residual)
         self.weights.norm(x, self.hidden[:rows])
         self.cap_logits(self.weights.head(self.hidden[:rows], self.logits[:rows]))
         self._used.count = 0
@@ -191,9 +181,8 @@ class FusedTarget:
         cap = self.config.final_logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _tap(self, taps: torch.Tensor, layer: int) -> torch.Tensor:
-        first = self._tap_index[layer] * self.hidden_size
-        return taps[:, first : first + self.hidden_size]
+    def _columns(self, taps: torch.Tensor) -> Taps:
+        return tap_columns(taps, self.taps, self.hidden_size)
 
     def prefill(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run committed tokens [M], as many as there are: they are part of the text from now on."""
@@ -204,10 +193,10 @@ class FusedTarget:
             self.on_residual(x)
         normed = torch.empty_like(x)
         taps = x.new_empty(rows, len(self.taps) * self.hidden_size) if with_taps else None
-        for index, layer in enumerate(self.layers):
-            layer.prefill(x, normed, self.on_residual)
-            if taps is not None and index in self._tap_index:
-                self._tap(taps, index).copy_(x)
+        columns = {} if taps is None else self._columns(taps)
+        if self._front is not None:
+            self._front.prefill(x, columns, self.on_residual)
+        self._stack.prefill(x, normed, columns, self.on_residual)
         self.set_length(self.length + rows)
         return Forward(self.weights.norm(x, normed), taps)
 
@@ -242,8 +231,9 @@ class FusedTarget:
         run = self.run_recorded if self.on_residual is None else run_eagerly
         run(("verify", rows, bound, with_taps), lambda: self.block(rows, bound, with_taps))
         self.kept.zero_()  # what there was is committed; this block's rows count when they are committed
-        for state in self.states.values():
-            state.rollback()
+        with self.entered():
+            for state in self.states.values():
+                state.rollback()
         return Forward(self.hidden[:rows].clone(), self.tapped[:rows].clone() if with_taps else None)
 
     def commit(self, rows: int) -> None:
@@ -272,22 +262,25 @@ class FusedTarget:
 
     def snapshot(self) -> TargetSnapshot:
         self._commit_pending()
-        states = tuple(state.snapshot() for state in self.states.values())
-        return TargetSnapshot(self.length, states, tuple(ring.snapshot(self.length) for ring in self.rings))
+        with self.entered():
+            states = tuple(state.snapshot() for state in self.states.values())
+            return TargetSnapshot(self.length, states, tuple(ring.snapshot(self.length) for ring in self.rings))
 
     def restore(self, point: TargetSnapshot) -> None:
-        for state, copy in zip(self.states.values(), point.recurrent, strict=True):
-            state.restore(copy)
-        for ring, rows in zip(self.rings, point.rings, strict=True):
-            ring.restore(rows, point.length)
+        with self.entered():
+            for state, copy in zip(self.states.values(), point.recurrent, strict=True):
+                state.restore(copy)
+            for ring, rows in zip(self.rings, point.rings, strict=True):
+                ring.restore(rows, point.length)
         self.kept.zero_()
         # As if all but what is restored had been written over.
         self.written = point.length + attention_layout.RING_SLACK
         self.set_length(point.length)
 
     def clear(self) -> None:
-        for state in self.states.values():
-            state.clear()
+        with self.entered():
+            for state in self.states.values():
+                state.clear()
         self.kept.zero_()
         self.written = 0
         self.set_length(0)
@@ -295,11 +288,13 @@ class FusedTarget:
     def _commit_pending(self) -> None:
         """Bring the recurrent states up to ``start``."""
         rows = int(self.kept) if self.states else 0
-        for state in self.states.values():
-            state.commit(rows)
+        with self.entered():
+            for state in self.states.values():
+                state.commit(rows)
         self.kept.zero_()
 
-
-def bound_layer(at: str, layer: LayerWeights, run: RunState) -> DecoderLayer:
-    """Return a layer over what it keeps of the sequence, ``at`` the name of that."""
-    return DecoderLayer(layer.mixer.bind(f"{at}.mixer", run), layer.mlp.bind(f"{at}.mlp", run), *layer.norms)
+    def entered(self) -> AbstractContextManager[None]:
+        """Have what is launched within on what layers keep come behind all before it, and before all behind it; also
+        where the first ones are on another GPU.
+        """
+        return nullcontext() if self._front is None else self._front.entered()

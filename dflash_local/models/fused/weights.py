@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from dflash_local.config.features import (
     ModelConfig,
     MoEConfig,
 )
-from dflash_local.kernels.allocate import Tensors, dtype_name
+from dflash_local.kernels.allocate import Tensors, dtype_name, on_device
 from dflash_local.layout import target as layout
 from dflash_local.layout.linear import FormatOf, LinearSpec, stored_formats, unquantized
 from dflash_local.models.checkpoint import Checkpoint
@@ -44,6 +45,13 @@ PARTS: Mapping[type, Any] = {
 }
 
 
+class Front(NamedTuple):
+    """Say that a target's first ``layers`` lie on another GPU than the rest."""
+
+    layers: int
+    device: torch.device
+
+
 class LayerNorms(NamedTuple):
     """Hold norms of the inputs of a layer's two parts and, of sandwich layers, of their results."""
 
@@ -61,6 +69,10 @@ class LayerWeights:
     mixer: PartWeights[Mixer]
     mlp: PartWeights[FeedForward]
     norms: LayerNorms
+
+    @property
+    def device(self) -> torch.device:
+        return self.norms.mixer_input.weight.device
 
     @property
     def products(self) -> tuple[Linear | GateUp, ...]:
@@ -86,6 +98,8 @@ class TargetWeights:
     Attributes:
         table: the embedding, never multiplied where it is not the head, which it may be; else it may lie in pinned host
             memory.
+        places: where tensors are read to. front_places: of those of the first layers, ``front`` of them, which lie on
+            another GPU than the rest.
     """
 
     table: Linear
@@ -93,6 +107,8 @@ class TargetWeights:
     norm: RMSNorm
     head: Linear
     places: Places
+    front: int = 0
+    front_places: Places = field(default_factory=dict)
 
     @property
     def embedding(self) -> Weight:
@@ -118,7 +134,8 @@ class TargetWeights:
 
     def finish(self) -> None:
         for layer in self.layers:
-            layer.finish()
+            with on_device(layer.device):
+                layer.finish()
         self.norm.finish()
         finish([self.head] if self.head is self.table else [self.head, self.table])
 
@@ -131,12 +148,14 @@ def read_weights(
     on_fraction: Callable[[float], None] = lambda _: None,
     format_of: FormatOf | None = None,
     host_embedding: bool = False,
+    front: Front | None = None,
 ) -> TargetWeights:
     """Allocate, then stream; beside the weights at most one tensor is held.
 
     Args:
         format_of: the format of each matrix by its module's name; None for the one that it is stored in.
         host_embedding: an embedding that is not also the head lies in pinned host memory.
+        front: layers that lie elsewhere.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape or not finite.
@@ -144,27 +163,42 @@ def read_weights(
     if format_of is None:
         format_of = formats_in(checkpoint, facts.model.quantization)
     weights = allocate(
-        facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of, host_embedding, checkpoint.tensors
+        *(facts.model, facts.prefix, facts.embedding_rows, device, dtype, format_of, host_embedding),
+        stored=checkpoint.tensors,
+        front=front,
     )
-    fill_places(checkpoint, text_tensors(checkpoint, facts), weights.places, on_fraction)
+    names = text_tensors(checkpoint, facts)
+    ahead = [name for name in names if name in weights.front_places]
+    share = weights.front / len(weights.layers)
+    if front is not None:
+        with on_device(front.device):
+            fill_places(checkpoint, ahead, weights.front_places, lambda part: on_fraction(share * part))
+    rest = [name for name in names if name not in weights.front_places]
+    fill_places(checkpoint, rest, weights.places, lambda part: on_fraction(share + (1 - share) * part))
     weights.finish()
     return weights
 
 
 def random_weights(
-    model: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0, host_embedding: bool = False
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    host_embedding: bool = False,
+    front: Front | None = None,
 ) -> TargetWeights:
     """Return weights of the true shape and of sensible scale, made where they lie: for measuring without a download."""
     formats = stored_formats(model.quantization)
-    weights = allocate(model, "model.", model.vocab_size, device, dtype, formats, host_embedding)
+    weights = allocate(model, "model.", model.vocab_size, device, dtype, formats, host_embedding, front=front)
     generator = torch.Generator(device).manual_seed(seed)
     if isinstance(weights.embedding, torch.Tensor):
         for rows in weights.embedding.split(RANDOM_ROWS):
             rows.copy_(torch.empty_like(rows, device=device).normal_(generator=generator))
     else:
         randomize([weights.table], generator)
-    for layer in weights.layers:
-        layer.randomize(generator)
+    for index, layer in enumerate(weights.layers):  # a layer's numbers are the same on whichever GPU it lies
+        with on_device(layer.device):
+            layer.randomize(torch.Generator(layer.device).manual_seed(seed + 1 + index))
     weights.norm.reset()
     if weights.head is not weights.table:
         randomize([weights.head], generator)
@@ -181,25 +215,31 @@ def allocate(
     format_of: FormatOf = unquantized,
     host_embedding: bool = False,
     stored: Mapping[str, TensorInfo] | None = None,
+    front: Front | None = None,
 ) -> TargetWeights:
     """Return uninitialised weights.
 
     Args:
         prefix: of the text model's tensors in its checkpoint. embedding_rows: ids, padding included.
-        host_embedding: see ``read_weights``. stored: the checkpoint's tensors by name.
+        host_embedding, front: see ``read_weights``. stored: the checkpoint's tensors by name.
     """
     kind = dtype_name(dtype)
     spec = layout.weight_spec(model, kind, format_of, host_embedding)
-    tensors = Tensors(
-        layout.weight_buffers(model, prefix, embedding_rows, kind, format_of, host_embedding), device, joined=True
-    )
+    first, elsewhere = front or (0, device)
+    beside = layout.beside_layers(model, prefix, embedding_rows, spec)
+    tensors = Tensors(chain(beside, layout.layers_buffers(model, prefix, spec, first)), device, joined=True)
+    ahead = Tensors(layout.layers_buffers(model, prefix, spec, 0, first), elsewhere, joined=True)
     source = WeightTensors(tensors, spec, model.norm_eps, stored or {})
     ends = layout.end_buffers(model, prefix, embedding_rows, spec)
     places: Places = {ends.norm.name: tensors[ends.norm.name]}
     table = _table(ends, source, places)
     head = _head(layout.head_product(model, prefix, embedding_rows), table, source, places)
-    layers = tuple(layer_weights(f"{prefix}layers.{i}", layer, source, places) for i, layer in enumerate(model.layers))
-    return TargetWeights(table, layers, source.norm(ends.norm), head, places)
+    front_source, front_places = replace(source, tensors=ahead), Places()
+    layers = tuple(
+        layer_weights(f"{prefix}layers.{i}", layer, *((front_source, front_places) if i < first else (source, places)))
+        for i, layer in enumerate(model.layers)
+    )
+    return TargetWeights(table, layers, source.norm(ends.norm), head, places, first, front_places)
 
 
 def _table(ends: layout.EndBuffers, source: WeightTensors, places: Places) -> Linear:
