@@ -5,8 +5,9 @@
 A pair is a folder of ``random_checkpoint.py``, or a name of the registry: that is written into memory (``--at``) first,
 layers that are alike with the same numbers unless ``--whole``, and removed in the end. Loading stands beside a plain
 read of the same files by one thread; the first run compiles kernels and stands by itself. ``--cap`` lets torch's
-allocator take so many GiB only, as on a smaller card; what the planner says of such a card is printed first. Then, with
-``--fill``, two replies to the context's end; and a plain step and a cycle as ``dflash bench`` measures them.
+allocator take so many GiB only, as on a smaller card; what the planner says of such a card is printed first. Given
+twice, the layers lie over two such cards (``--device balanced``), and each one's peak stands beside its plan. Then,
+with ``--fill``, two replies to the context's end; and a plain step and a cycle as ``dflash bench`` measures them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -31,8 +33,10 @@ from dflash_local.bench.provenance import machine, versions
 from dflash_local.bench.trial import go_on
 from dflash_local.catalog.bundled import Pair
 from dflash_local.checkpoint_files.source import open_source
-from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine import LoadConfig, Session, load, load_fused
 from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.planner.fused_memory import GAPS
+from dflash_local.planner.ledger import Ledger
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import GPU_RESERVE
 from dflash_local.planner.plan import Plan, plan
@@ -49,24 +53,29 @@ SAMPLINGS = {
 }
 
 
-def card(cap: float | None, device: str) -> Machine:
-    """Describe the device with what is free of it; with a cap, one whose allocator may take so much."""
+def card(caps: Sequence[float], device: str) -> Machine:
+    """Describe the device with what is free of it; with caps, cards whose allocators may take so much."""
     free, total = torch.cuda.mem_get_info() if device != "cpu" else (GIB, GIB)
-    if cap is not None:
-        free = round(cap * GIB) + GPU_RESERVE
-        if device != "cpu":
-            torch.cuda.set_per_process_memory_fraction(cap * GIB / total)
-    return Machine(f"a card of {cap or total / GIB:g} GiB", "cuda", total, free, "", device)
+    for index, cap in enumerate(caps if device != "cpu" else ()):
+        torch.cuda.set_per_process_memory_fraction(cap * GIB / total, index)
+    each = tuple(round(cap * GIB) + GPU_RESERVE for cap in caps) or (free,)
+    name = f"a card of {caps or total / GIB:g} GiB" if len(each) == 1 else f"two cards of {caps} GiB"
+    return Machine(name, "cuda", total, sum(each), "", device, cards=each if len(each) > 1 else ())
 
 
-def peak_bytes(device: str) -> int:
-    """Read the most that torch's allocator held since the last call; 0 on a CPU."""
-    if device == "cpu":
-        return 0
-    torch.cuda.synchronize()
-    found = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return found
+def peaks(device: str) -> list[int]:
+    """Read the most that torch's allocator held on each card since the last call; 0 on a CPU."""
+    found = []
+    for index in range(torch.cuda.device_count() if device != "cpu" else 0):
+        torch.cuda.synchronize(index)
+        found.append(torch.cuda.max_memory_allocated(index))
+        torch.cuda.reset_peak_memory_stats(index)
+    return found or [0]
+
+
+def planned_peaks(book: Ledger) -> list[int]:
+    """Return what the plan expects torch's allocator to hold at most, on each card."""
+    return [round((need - GPU_RESERVE) / (1 + GAPS)) for need in book.cards] or [book.peak or 0]
 
 
 def plain_read(files: Sequence[Path], buffer: torch.Tensor) -> float:
@@ -83,12 +92,12 @@ def plain_read(files: Sequence[Path], buffer: torch.Tensor) -> float:
 def loading(pair: Pair, config: LoadConfig) -> tuple[Session, dict[str, Any]]:
     """Load the pair; seconds until the weights are in place and until it is ready, and the peak in bytes."""
     marks: list[tuple[str, float]] = []
-    peak_bytes(config.device)
+    peaks(config.device)
     began = time.perf_counter()
     session = load(pair, config, lambda event: marks.append((event.stage, time.perf_counter())))
     ready = time.perf_counter() - began
     placed = next(at for stage, at in marks if stage not in WEIGHTS) - began
-    return session, {"placed_s": placed, "ready_s": ready, "peak": peak_bytes(config.device)}
+    return session, {"placed_s": placed, "ready_s": ready, "peak": peaks(config.device)}
 
 
 def reply(session: Session, sampling: SamplingParams) -> dict[str, Any]:
@@ -103,7 +112,7 @@ def reply(session: Session, sampling: SamplingParams) -> dict[str, Any]:
     written = go_on(session, Request(prompt_ids=ids, sampling=sampling, limits=Limits(TOKENS), block_size=block))
     drafted = sum(cycle.drafted for cycle in written.cycles)
     found = {"emitted": len(written.ids), "drafted": drafted, "reason": written.reason}
-    return found | {"peak": peak_bytes(str(session.facts.device))}
+    return found | {"peak": peaks(str(session.facts.device))}
 
 
 def timing(session: Session, context: int) -> dict[str, Any]:
@@ -134,7 +143,8 @@ def measure(folder: Path, config: LoadConfig, runs: int, timed: int, samplings: 
         session.close()
         del session
         give_back()
-    found["peak"] = max(part["peak"] for part in (*found["rounds"], *found["replies"].values()))
+    every = (part["peak"] for part in (*found["rounds"], *found["replies"].values()))
+    found["peak"] = [max(each) for each in zip(*every, strict=True)]
     return found
 
 
@@ -150,9 +160,9 @@ def tell(said: Plan, found: dict[str, Any]) -> None:
     )
     for line in (*said.ledger.lines, *said.ledger.host):
         print(f"  {line.name:<22} {(line.bytes or 0) / GIB:8.3f} GiB  {line.note}")
-    peak = said.ledger.peak or 0
-    off = f", off by {peak / found['peak'] - 1:+.2%}" if found["peak"] else ""
-    print(f"predicted peak {peak / GIB:.3f} GiB, measured {found['peak'] / GIB:.3f} GiB{off}")
+    for peak, held in zip(planned_peaks(said.ledger), found["peak"], strict=False):
+        off = f", off by {peak / held - 1:+.2%}" if held else ""
+        print(f"predicted peak {peak / GIB:.3f} GiB, measured {held / GIB:.3f} GiB{off}")
     for name, written in found["replies"].items():
         print(f"  {name}: {written['emitted']} tokens, ended by {written['reason']}")
     at = found["timing"]
@@ -173,11 +183,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--offload", default="auto", help="auto: as planned")
     parser.add_argument("--fill", action="store_true", help="two replies to the context's end, one with every filter")
     parser.add_argument("--timing", type=int, default=1024, metavar="TOKENS")
-    parser.add_argument("--cap", type=float, metavar="GIB", help="what torch's allocator may take")
+    parser.add_argument("--cap", type=float, metavar="GIB", action="append", help="what torch's allocator may take")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
-    same = {name: getattr(args, name) for name in ("device", "context", "drafter_precision", "kv_cache", "offload")}
-    asked = LoadConfig(engine="fused", dtype="bfloat16", **same)
+    caps = args.cap or []
+    same = {name: getattr(args, name) for name in ("context", "drafter_precision", "kv_cache", "offload")}
+    device = "balanced" if len(caps) > 1 else args.device
+    asked = LoadConfig(engine="fused", dtype="bfloat16", device=device, **same)
     with ExitStack() as stack:
         folder = Path(args.pair)
         if not folder.is_dir():
@@ -186,14 +198,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             build(args.pair, folder, device=args.device, **shape)
         known = folder_shapes(args.pair, folder / "target", folder / "drafter")
         assert known is not None
-        said = plan(known.target, known.drafter, card(args.cap, args.device), asked)
+        where = card(caps, device)
+        stack.enter_context(mock.patch.object(load_fused, "free_bytes", lambda: where.cards))
+        said = plan(known.target, known.drafter, where, asked)
         print(f"the planner, before: {'fits' if said.fits else 'does not fit'}; {said.reason}")
         config = said.load if said.fits else asked
         found = measure(folder, config, args.runs, args.timing, list(SAMPLINGS) if args.fill else ())
     tell(said, found)
     if args.out is not None:
         record = {"what": "random weights of true shapes, fused engine", "pair": args.pair, "layout": args.stored}
-        record |= {"cap_gib": args.cap, "load": asdict(config), "planned": said.as_dict(), **found}
+        record |= {"cap_gib": caps, "load": asdict(config), "planned": said.as_dict(), **found}
         text = json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2)
         args.out.write_text(text + "\n", encoding="utf-8")
     return 0

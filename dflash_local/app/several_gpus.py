@@ -1,4 +1,4 @@
-"""What several GPUs of a machine are good for: layers spread by the reference engine, or a server over all of them."""
+"""What several GPUs of a machine are good for: layers spread over two of them, or a server over all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from dflash_local.planner.plan import Plan
 
 # docs/figures.md, random weights
-COST = "one GPU at a time, without the fused engine: 36 ms a step where that takes 4.5 (Qwen3.5-9B, H200)"
+COST = {
+    "fused": "one GPU at a time: memory, not speed (1 % slower than one card that held it all, two H200)",
+    "reference": "one GPU at a time, without the fused engine: 36 ms a step where that takes 4.5 (Qwen3.5-9B, H200)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class SeveralGpus:
     """Describes a pair over all GPUs of a machine.
 
     Attributes:
-        spread: by the reference engine; None where that cannot take the options. command: of a server that uses all
+        spread: by layers; None where no engine can take the options so. command: of a server that uses all
             GPUs at once; empty where none is known.
     """
 
@@ -42,7 +45,7 @@ class SeveralGpus:
             book, where = self.spread.ledger, self.spread.machine
             fits = "" if self.spread.fits else ", too much"
             takes = f"{amount(book.total)} of the {amount(where.free)} there are{fits}"
-            parts.append(f"over {where.name} --device balanced takes {takes}, and works on {COST}")
+            parts.append(f"over {where.name} --device balanced takes {takes}, and works on {COST[self.spread.engine]}")
         server = "a server works on all of them at once"
         parts.append(f"{server}: {self.command}" if self.command else f"{server}; no command is known for this pair")
         return "; ".join(parts)
@@ -57,7 +60,7 @@ def several_gpus(row: Row | None, known: Shapes, where: Machine, config: LoadCon
     together = where.together()
     try:
         spread = plan(known.target, known.drafter, together, replace(config, device=together.device))
-    except UsageError:  # an option that only the fused engine knows
+    except UsageError:  # a target and an option of which one is for the fused engine, and one is not
         spread = None
     commands = {} if row is None else server_commands(row, where.count)
     return SeveralGpus(spread, next(iter(commands.values()), ""))

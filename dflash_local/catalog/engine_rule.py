@@ -54,7 +54,7 @@ def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, e
         return f"it does not know {bitsandbytes} weights"
     if dtype == "float16":
         return "it runs in bfloat16 or float32"
-    if device.startswith(("mps", "balanced")):
+    if device.startswith("mps"):
         return f"it does not run on {device}"
     if experts and device.startswith("cuda") and dtype != "bfloat16":
         return f"its kernels for experts compute in bfloat16, not in {dtype}"

@@ -52,7 +52,7 @@ def load_runner(pair: CheckedPair, progress: OnProgress) -> tuple[Runner, tuple[
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
     """
     name = chosen_engine(pair)
-    on_gpu = pair.where.device.startswith("cuda")
+    on_gpu = pair.where.home.startswith("cuda")
     passed_over = _passed_over(pair) if name == REFERENCE and pair.config.engine == "auto" else ()
     try:
         runner, notices = ENGINES[name].load(pair, progress)
@@ -79,10 +79,10 @@ def _passed_over(pair: CheckedPair) -> tuple[str, ...]:
     """Say why ``auto`` does not take the fused engine on a GPU, or where only the drafter is not for it."""
     refused = ENGINES[FUSED].candidate(pair).refusal is not None
     drafter = load_fused.refused_drafter(pair)
-    slow = load_fused.why_slow(pair.where.device, pair.facts.model.dense) if drafter or not refused else ""
+    slow = load_fused.why_slow(pair.where.home, pair.facts.model.dense) if drafter or not refused else ""
     if drafter and not slow:
         return (f"the fused engine cannot run this: {drafter}; so the reference engine does, which is slower",)
-    return (f"{SLOWER}: {slow}",) if slow and not refused and pair.where.device.startswith("cuda") else ()
+    return (f"{SLOWER}: {slow}",) if slow and not refused and pair.where.home.startswith("cuda") else ()
 
 
 def chosen_engine(pair: CheckedPair) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -10,6 +11,7 @@ from dflash_local.catalog import engine_rule
 from dflash_local.config.fused_support import fused_refusal
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.engines import BlockWeights, blocks_of
+from dflash_local.drafters.with_mtp import drafters_of
 from dflash_local.engine.checked_pair import CheckedPair
 from dflash_local.engine.costs import measure_costs
 from dflash_local.engine.cpu_threads import settle_torch
@@ -25,6 +27,7 @@ from dflash_local.engine.held_sequences import KEPT_SNAPSHOTS
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DFlashError, KernelError
 from dflash_local.kernels import nvrtc, triton_trial
+from dflash_local.kernels.allocate import dtype_name
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.load_config import OFFLOADS
@@ -33,7 +36,11 @@ from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.fused.weights import Front
+from dflash_local.models.load_target import SHARDED
+from dflash_local.planner.load import Load
 from dflash_local.planner.parameters import target_parameters
+from dflash_local.planner.two_cards import even_split
 from dflash_local.request import SamplingParams
 
 SNAPSHOTS = KEPT_SNAPSHOTS + 1  # one more lives while the oldest is being replaced
@@ -51,7 +58,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
         drafter=refused_drafter(pair),
     )
     dense = pair.facts.model.dense
-    return engine_rule.fused(why, lambda: not why_slow(pair.where.device, dense), pair.config.needs_fused)
+    return engine_rule.fused(why, lambda: not why_slow(pair.where.home, dense), pair.config.needs_fused)
 
 
 def refused_drafter(pair: CheckedPair) -> str:
@@ -80,8 +87,8 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fus
         CheckpointError: a tensor is not what it must be. torch.OutOfMemoryError: it does not fit.
         KernelError: Triton is installed and cannot compile.
     """
-    if pair.where.device.startswith("cuda") and not why_no_kernels(pair.where.device):
-        fault = triton_trial.why_not(pair.where.device)
+    if pair.where.home.startswith("cuda") and not why_no_kernels(pair.where.home):
+        fault = triton_trial.why_not(pair.where.home)
         if fault is not None:
             raise KernelError(fault.message, f"{fault.hint}; or use --engine reference")
     with triton_trial.named_compile_errors():
@@ -91,7 +98,7 @@ def load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fus
 def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[FusedRunner, tuple[str, ...]]:
     facts, contract, config = pair.facts, pair.contract, pair.config
     draft = None if contract is None else contract.drafter.with_attention_factor(config.attention_factor)
-    device, dtype = torch.device(pair.where.device), pair.where.dtype
+    device, dtype = torch.device(pair.where.home), pair.where.dtype
     read = draft if draft is not None and draft.stored else None  # the drafter that has weights
     precision = None if read is None else precision_of(config.drafter_precision, facts.embedding_rows)
     offloaded = OFFLOADS.get(config.offload, ())
@@ -111,6 +118,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
         dtype,
         lambda part: progress("target", 0.1 + 0.6 * part),
         host_embedding="embedding" in offloaded,
+        front=_front(pair),
     )
     settle_torch(target_parameters(facts.model).total, device)
     block = 1 if draft is None else draft.block_size
@@ -165,6 +173,22 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     _reserve(runner, config.drafter_precision)
     measure_costs(runner, block, lambda part: progress("recording", 0.9 + 0.1 * part))
     return runner, tuple(notices)
+
+
+def _front(pair: CheckedPair) -> Front | None:
+    """Return the layers for the second GPU, where two are to be filled alike; None for one device."""
+    if pair.where.device != SHARDED or torch.cuda.device_count() < 2:
+        return None
+    model, config = pair.facts.model, replace(pair.config, dtype=dtype_name(pair.where.dtype))
+    drafter = drafters_of(model, None if pair.contract is None else pair.contract.drafter, config)
+    load = Load.of("cuda", config, pair.context, 1 if drafter is None else drafter.block_size)
+    return Front(even_split(model, drafter, load, free_bytes()).layers, torch.device("cuda:1"))
+
+
+def free_bytes() -> tuple[int, int]:
+    """Return what is free on the first and on the second GPU."""
+    first, second = (torch.cuda.mem_get_info(card)[0] for card in range(2))
+    return first, second
 
 
 def _drafters(pair: CheckedPair, read: Drafter | None) -> list[tuple[Drafter, Checkpoint]]:

@@ -42,6 +42,11 @@ class Placement:
     dtype: torch.dtype
     bitsandbytes: str | None = None
 
+    @property
+    def home(self) -> str:
+        """Return the device, of several GPUs the first one."""
+        return "cuda:0" if self.device == SHARDED else self.device
+
 
 def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Placement:
     """Resolve ``auto`` and refuse what this machine does not have.

@@ -42,9 +42,11 @@ def engine_spec(drafter: Drafter | None, load: Load) -> EngineSpec:
 
 
 @lru_cache(maxsize=4096)  # plans of one pair on several cards, and of one load with several offloads, ask for the same
-def ledger(target: ModelConfig, drafter: Drafter | None, load: Load) -> Ledger:
-    """Sum the memory of a pair whose context is reserved; lines of the fuller of prefill and decode."""
-    spec = engine_spec(drafter, load)
+def ledger(target: ModelConfig, drafter: Drafter | None, load: Load, spec: EngineSpec | None = None) -> Ledger:
+    """Sum the memory of a pair whose context is reserved; lines of the fuller of prefill and decode. ``spec``: of
+    layers whose drafter is elsewhere.
+    """
+    spec = spec or engine_spec(drafter, load)
     sums = pair.bytes_by_group(target, drafter, spec)
     held = _held(target, drafter, spec, sums)
     standing = Ledger(tuple(held), MemoryLine("loading", 0)).running or 0

@@ -30,12 +30,14 @@ class Ledger:
         loading: what it holds at the fullest moment of loading, None when that is unknown.
         reserve: what the device needs beside that: its context, gaps between allocations.
         host: what lies in pinned host memory instead of the device's.
+        cards: what must be free on each of several GPUs; empty for one device.
     """
 
     lines: tuple[MemoryLine, ...]
     loading: MemoryLine
     reserve: MemoryLine = field(default_factory=lambda: MemoryLine("reserve", 0))
     host: tuple[MemoryLine, ...] = ()
+    cards: tuple[int, ...] = ()
 
     @property
     def running(self) -> int | None:
@@ -57,6 +59,14 @@ class Ledger:
             return None
         return self.peak + self.reserve.bytes
 
+    def lacking(self, free: int, cards: tuple[int, ...] = ()) -> int | None:
+        """Return the bytes that it needs beyond those that are free; 0 where it has room, None where its need is not
+        known. ``cards``: free on each of several GPUs.
+        """
+        if self.cards:
+            return sum(max(0, need - there) for need, there in zip(self.cards, cards, strict=False))
+        return None if self.total is None else max(0, self.total - free)
+
     @property
     def moved(self) -> tuple[MemoryLine, ...]:
         """Return what lies in host memory for want of room on the device."""
@@ -71,4 +81,5 @@ class Ledger:
             "host": [line.as_dict() for line in self.host],
             "peak": self.peak,
             "total": self.total,
+            "cards": list(self.cards),
         }

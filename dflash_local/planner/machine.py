@@ -38,7 +38,8 @@ class Machine:
     ``free``: what a plan may use; of main memory that is all but a reserve, whatever other programs have taken now.
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
-    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included. ``free_now``: of main
+    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included. ``cards``: free bytes of
+    each GPU that layers are spread over; empty for one device. ``free_now``: of main
     memory what is free at the moment; None for a GPU's own. ``rates``: what this CPU was measured to read, if it was.
     ``probe``: what this very GPU was measured to do, if it was. ``bfloat16``: this CPU computes in it itself.
     """
@@ -52,6 +53,7 @@ class Machine:
     kernels: bool = True
     compiler: bool = True
     count: int = 1
+    cards: tuple[int, ...] = ()
     free_now: int | None = None
     rates: CpuRates | None = None
     probe: CardProbe | None = None
@@ -62,11 +64,14 @@ class Machine:
         return "free" if self.free_now is None else "usable"
 
     def together(self) -> Machine:
-        """Take all of its GPUs, all alike, as one device over which the reference engine spreads layers."""
-        memory, free = self.count * self.memory, self.count * self.free
-        return replace(
-            self, name=f"{self.count} x {self.name}", memory=memory, free=free, device=BALANCED, kernels=False
-        )
+        """Take all of its GPUs, all alike, as one device over which layers are spread."""
+        memory, free, cards = self.count * self.memory, self.count * self.free, self.count * (self.free,)
+        return replace(self, name=f"{self.count} x {self.name}", memory=memory, free=free, device=BALANCED, cards=cards)
+
+    def two_of_them(self) -> Machine:
+        """Take the first two of more GPUs that layers are spread over."""
+        share = self.memory * 2 // len(self.cards)
+        return replace(self, name=f"2 of {self.name}", memory=share, free=sum(self.cards[:2]), cards=self.cards[:2])
 
     def runs_kernels(self, dense: bool) -> bool:
         """Say whether the fused engine is the first choice for a dense target, or for a mixture of experts."""
@@ -153,8 +158,9 @@ def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
 def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) -> Machine:
     if device == BALANCED:
         parts = [_with(_described(gpu, i, ""), back) for i, gpu in enumerate(seen)]
-        memory, free = sum(part.memory for part in parts), sum(part.free for part in parts)
-        return Machine(f"{len(parts)} GPUs", "cuda", memory, free, "layers spread over all of them", BALANCED)
+        memory, cards = sum(part.memory for part in parts), tuple(part.free for part in parts)
+        first = replace(parts[0], name=f"{len(parts)} GPUs", memory=memory, why="layers spread over all of them")
+        return replace(first, free=sum(cards), device=BALANCED, cards=cards)
     if device.startswith("cuda:"):
         index = device.partition(":")[2]
         if not index.isdigit() or int(index) >= len(seen):

@@ -26,6 +26,7 @@ from dflash_local.planner.ledger import GIB, Ledger, MemoryLine
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.memory import kv_bytes_per_token
+from dflash_local.planner.two_cards import even_split
 
 FLOOR = 2048  # tokens below which a chat is of no use
 USABLE = 8192  # tokens that a chat needs
@@ -76,7 +77,7 @@ class Plan:
     @property
     def lacking(self) -> int:
         """Return the bytes that it needs beyond what is free; 0 where it has room, or its need is not known."""
-        return max(0, (self.ledger.total or 0) - self.machine.free)
+        return self.ledger.lacking(self.machine.free, self.machine.cards) or 0
 
     @property
     def crowded(self) -> str:
@@ -125,6 +126,8 @@ def plan(
         return _server_plan(target, machine, limit)
     drafter = drafters_of(target, drafter, config)
     engine = chosen_engine(target, drafter, machine, config)
+    if engine == "fused" and len(machine.cards) > 2:
+        machine = machine.two_of_them()
     refused = formats.refusal(target, config.quantize)
     case = _Case(quantized(target, config.quantize), drafter, machine, config, engine)
     if refused:
@@ -245,11 +248,12 @@ class _Case:
 
     def ledger(self, context: int) -> Ledger:
         load = Load.of(self.machine.kind, replace(self.config, dtype=self.dtype), context, self.block)
+        if self.engine == "fused" and len(self.machine.cards) == 2:
+            return even_split(self.target, self.drafter, load, self.machine.cards).together()
         return _ledger(self.engine, self.target, self.drafter, load)
 
     def fits(self, context: int) -> bool:
-        need = self.ledger(context).total
-        return need is not None and need <= self.machine.free
+        return self.ledger(context).lacking(self.machine.free, self.machine.cards) == 0
 
     def most(self, limit: int) -> int:
         """Return the largest context that fits, a multiple of ``STEP`` or the limit itself; the floor if none does."""
@@ -306,7 +310,7 @@ class _Case:
 
     def plan(self, context: int, refused: str = "") -> Plan:
         sizes = self.ledger(context)
-        fits = not refused and sizes.total is not None and sizes.total <= self.machine.free
+        fits = not refused and sizes.lacking(self.machine.free, self.machine.cards) == 0
         return Plan(
             fits=fits,
             runs_on="local",
@@ -337,7 +341,7 @@ class _Case:
         filled = sizes.running == sizes.peak
         need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
         what = f"{self.target.source} in {self.config.quantize or self.stored or self.dtype}"
-        short = total - self.machine.free
+        short = sizes.lacking(self.machine.free, self.machine.cards) or 0
         return f"{what} needs {need}, {name} has {free}: {_size(short)} too little"
 
 

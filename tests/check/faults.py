@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from dflash_local.check.findings import State, Subject
 from dflash_local.kernels.decode_attention import AttentionMask
-from dflash_local.models.fused.target import FusedTarget, fill_rotation
+from dflash_local.models.fused.target import FusedTarget
+from dflash_local.models.rope import fill_rotation
 from tests.families import HIDDEN
 from tests.quantized_checkpoints import quantize_checkpoint
 

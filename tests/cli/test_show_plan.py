@@ -172,7 +172,10 @@ def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
     assert "over 2 x RTX 3090 --device balanced takes" in flat and "GiB there are, too much" in flat
     assert "vllm serve Qwen/Qwen3.6-27B" in flat and flat.endswith("--tensor-parallel-size 2")
     found = cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--gpus", "4", "--json").json
-    assert found["several_gpus"]["spread"]["engine"] == "reference" and found["plan"]["engine"] == "fused"
+    spread = found["several_gpus"]["spread"]
+    assert spread["engine"] == found["plan"]["engine"] == "fused" and spread["machine"]["name"].startswith("2 of 4 x ")
+    plain = cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--gpus", "4", "--engine", "reference", "--json").json
+    assert plain["several_gpus"]["spread"]["machine"]["name"].startswith("4 x ")
     assert cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--json").json["several_gpus"] is None
     assert "--gpus 2 needs to know which" in cli("plan", "qwen3.5-9b", "--gpus", "2").err
 
