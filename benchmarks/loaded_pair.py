@@ -59,8 +59,8 @@ def card(caps: Sequence[float], device: str) -> Machine:
     for index, cap in enumerate(caps if device != "cpu" else ()):
         torch.cuda.set_per_process_memory_fraction(cap * GIB / total, index)
     each = tuple(round(cap * GIB) + GPU_RESERVE for cap in caps) or (free,)
-    name = f"a card of {caps or total / GIB:g} GiB" if len(each) == 1 else f"two cards of {caps} GiB"
-    return Machine(name, "cuda", total, sum(each), "", device, cards=each if len(each) > 1 else ())
+    sizes = " and ".join(f"{cap:g}" for cap in caps or (total / GIB,))
+    return Machine(f"cards of {sizes} GiB", "cuda", total, sum(each), "", device, cards=each if len(each) > 1 else ())
 
 
 def peaks(device: str) -> list[int]:
