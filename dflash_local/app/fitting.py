@@ -5,7 +5,7 @@ Shapes come from the files when they are here, else from the registry. Nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,11 +58,12 @@ def machine(
     loaded: Loaded | None = None,
     count: int = 1,
     notify: Notify | None = None,
+    others: Sequence[str] = (),
 ) -> Machine:
     """Describe the machine named by the options, else this one.
 
     Args:
-        count: so many of the GPU that is named.
+        count: so many of the GPU that is named. others: named GPUs beside it.
         loaded: what this process has loaded and would give back for another pair: it counts as free.
         notify: lets a CPU or a card that was never probed be measured, and says so; without it only a kept probe is
             taken.
@@ -74,8 +75,11 @@ def machine(
 
     if count > 1 and gpu is None and memory_gib is None:
         raise UsageError(f"--gpus {count} needs to know which", "--gpu 'RTX 4090' or --gpu-memory 24")
+    if others and (count > 1 or memory_gib is not None):
+        raise UsageError("--gpu is given more than once", "each names one card: leave out --gpus and --gpu-memory")
     if gpu is not None or memory_gib is not None:
-        return named(gpu, memory_gib, count)
+        found = named(gpu, memory_gib, count)
+        return replace(found, others=tuple(named(other, None) for other in others)) if others else found
     found = this_machine(device, user.environ, given_back=_given_back(loaded))
     if found.kind == "cpu":
         return replace(found, rates=_cpu_rates(user, notify))

@@ -123,6 +123,9 @@ SAMPLING: dict[str, Any] = {
 }
 GpuMemory = Annotated[float | None, named("--gpu-memory", "GIB", "Plan for a typical GPU of this size.")]
 Gpu = Annotated[str | None, named("--gpu", "NAME", "Plan for a GPU known by name, such as 'RTX 4090'.")]
+SeveralGpu = Annotated[
+    list[str] | None, named("--gpu", "NAME", "Plan for a GPU known by name, such as 'RTX 4090'; given twice, for two.")
+]
 Gpus = Annotated[
     int,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.app import fitting
 from dflash_local.app.models import model_store, server_commands
+from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import PairPlans, pair_plans
 from dflash_local.app.resolve import Choice, choose, drafter_option
 from dflash_local.app.several_gpus import SeveralGpus, several_gpus
@@ -46,7 +47,7 @@ def plan(
     drafter: opt.Drafter = None,
     from_folder: opt.FromFolder = None,
     gpu_memory: opt.GpuMemory = None,
-    gpu: opt.Gpu = None,
+    gpu: opt.SeveralGpu = None,
     gpus: opt.Gpus = 1,
     prefer: opt.Prefer = opt.PreferenceChoice.balanced,
     mode: opt.Mode = opt.ModeChoice.dflash,
@@ -62,10 +63,15 @@ def plan(
     """
     call = Invocation.begin()
     user, console = call.user, call.console
+    first, others = (gpu[0], gpu[1:]) if gpu else (None, [])
+
+    def machine_for(notify: Notify | None) -> Machine:
+        return fitting.machine(user, first, gpu_memory, load.device, count=gpus, notify=notify, others=others)
+
     if from_folder is not None:
 
         def find_machine() -> Machine:
-            return fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=console.notify)
+            return machine_for(console.notify)
 
         own = plan_own_work(call, from_folder, model, drafter, find_machine, opt.drafting(load, mode), prefer.value)
         _show_own_work(console, own, as_json)
@@ -79,7 +85,7 @@ def plan(
     toy = choice.row is not None and choice.row.bundled  # whose speed no memory decides
     predicted = known is not None and not toy and not choice.why_not_here
     notify = console.notify if predicted else None
-    where = fitting.machine(user, gpu, gpu_memory, load.device, count=gpus, notify=notify)
+    where = machine_for(notify)
     if choice.why_not_here:
         _show_server(console, choice, pair_plans(choice, known, where, user), as_json, details)
         return

@@ -38,9 +38,9 @@ class Machine:
     ``free``: what a plan may use; of main memory that is all but a reserve, whatever other programs have taken now.
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
-    mixtures of experts, is known to be missing. ``count``: GPUs there are, this one included. ``cards``: free bytes of
-    each GPU that layers are spread over; empty for one device. ``free_now``: of main
-    memory what is free at the moment; None for a GPU's own. ``rates``: what this CPU was measured to read, if it was.
+    mixtures of experts, is known to be missing. ``others``: GPUs there are besides. ``cards``: free bytes of each GPU
+    that layers are spread over; empty for one device. ``free_now``: of main memory what is free at the moment; None for
+    a GPU's own. ``rates``: what this CPU was measured to read, if it was.
     ``probe``: what this very GPU was measured to do, if it was. ``bfloat16``: this CPU computes in it itself.
     """
 
@@ -52,7 +52,7 @@ class Machine:
     device: str = "auto"
     kernels: bool = True
     compiler: bool = True
-    count: int = 1
+    others: tuple[Machine, ...] = ()
     cards: tuple[int, ...] = ()
     free_now: int | None = None
     rates: CpuRates | None = None
@@ -63,10 +63,25 @@ class Machine:
     def room(self) -> str:
         return "free" if self.free_now is None else "usable"
 
+    @property
+    def count(self) -> int:
+        """Count the GPUs there are, this one included."""
+        return 1 + len(self.others)
+
     def together(self) -> Machine:
-        """Take all of its GPUs, all alike, as one device over which layers are spread."""
-        memory, free, cards = self.count * self.memory, self.count * self.free, self.count * (self.free,)
-        return replace(self, name=f"{self.count} x {self.name}", memory=memory, free=free, device=BALANCED, cards=cards)
+        """Take all of its GPUs as one device over which layers are spread."""
+        every = (self, *self.others)
+        alike = all(each.name == self.name for each in every)
+        return replace(
+            self,
+            name=f"{len(every)} x {self.name}" if alike else " and ".join(each.name for each in every),
+            memory=sum(each.memory for each in every),
+            free=sum(each.free for each in every),
+            device=BALANCED,
+            kernels=all(each.kernels for each in every),
+            others=(),
+            cards=tuple(each.free for each in every),
+        )
 
     def two_of_them(self) -> Machine:
         """Take the first two of more GPUs that layers are spread over."""
@@ -145,7 +160,8 @@ def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
     else:
         raise UsageError("a machine needs a name or its memory", "--gpu 'RTX 4090' or --gpu-memory 24")
     memory = round(memory_gib * GIB)
-    return Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name), count=count)
+    one = Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name))
+    return replace(one, others=(count - 1) * (one,))
 
 
 def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
@@ -170,7 +186,8 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
         return _with(_described(seen[0], 0, "the only GPU" if len(seen) == 1 else "the first GPU"), back)
     why = f"most free memory of {len(seen)} GPUs"
     machines = [_with(_described(gpu, i, why), back) for i, gpu in enumerate(seen)]
-    return replace(max(machines, key=lambda machine: machine.free), count=len(seen))
+    best = max(machines, key=lambda machine: machine.free)
+    return replace(best, others=tuple(each for each in machines if each is not best))
 
 
 def _described(gpu: Accelerator, index: int, why: str) -> Machine:

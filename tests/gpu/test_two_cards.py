@@ -1,0 +1,54 @@
+"""The fused engine over two GPUs: the texts of one, by either way between them, and a second card that is full."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from dflash_local.catalog.bundled import find
+from dflash_local.engine import LoadConfig, load
+from dflash_local.engine.fused_runner import FusedRunner
+from dflash_local.errors import DoesNotFitError
+from dflash_local.models.fused.link import Link
+from dflash_local.request import SamplingParams
+from tests.engine_sessions import ask
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+REPLIES = 20
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["peers", "through the host"])
+@pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
+def test_two_cards_write_what_one_does(pair: str, staged: bool) -> None:
+    two, one = (
+        load(find(pair), LoadConfig(device=device, engine="fused", exact=True, context=2048))
+        for device in ("balanced", "cuda:0")
+    )
+    assert isinstance(two.runner, FusedRunner) and two.runner.target.weights.front > 0
+    front = two.runner.target._front
+    assert front is not None
+    front._link = Link(front._link.home, front._link.away, staged)
+    two.runner._graphs.clear()  # what was recorded goes the other way
+    for number in range(REPLIES):
+        prompt = [5 + (7 * number + 3 * at) % 80 for at in range(20 + 40 * number)]
+        sampling = SamplingParams(temperature=0.9 * (number % 2), seed=number)
+        assert ask(two, prompt, 60, sampling=sampling).ids == ask(one, prompt, 60, sampling=sampling, mode="ar").ids
+    two.close()
+    one.close()
+
+
+def test_a_full_second_card_is_one_line_and_frees_the_first() -> None:
+    torch.cuda.set_per_process_memory_fraction(1e-4, 1)
+    held = torch.cuda.memory_allocated(0)
+    try:
+        with pytest.raises(DoesNotFitError, match="ran out of the device's memory"):
+            load(find("demo-hybrid"), LoadConfig(device="balanced", engine="fused"))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 1)
+    gc.collect()
+    assert torch.cuda.memory_allocated(0) == held
