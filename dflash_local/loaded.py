@@ -82,6 +82,11 @@ class SessionFacts:
         return False
 
     @property
+    def names_tokens(self) -> bool:
+        """Return whether replies can name their tokens."""
+        return True
+
+    @property
     def engine(self) -> str:
         return self.load.engine
 

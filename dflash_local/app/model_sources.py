@@ -43,7 +43,7 @@ from dflash_local.tables import amount
 if TYPE_CHECKING:
     from dflash_local.remote.endpoint import ServerEndpoint
     from dflash_local.remote.openai_server import OpenAIServer
-    from dflash_local.remote.server_checks import Program
+    from dflash_local.remote.programs.server_program import Program
 
 NAMES_S = 2.0  # a status waits for them, and those that ask for it wait 5 s (``remote.serve_status``)
 Progress = Callable[[LoadProgress], None]
@@ -164,7 +164,7 @@ class LocalModels(ModelSource):
 
 @dataclass(slots=True)
 class ServerModels(ModelSource):
-    """Models of a vLLM or SGLang server that runs, or that is launched for each pair that is wanted.
+    """Models of a server of another program that runs, or that is launched for each pair that is wanted.
 
     Attributes:
         url: where it runs; None launches one. program: that it must be; None takes both.
@@ -189,12 +189,12 @@ class ServerModels(ModelSource):
     @property
     def label(self) -> str:
         """See ``ModelSource``."""
-        from dflash_local.remote.server_checks import PROGRAMS
+        from dflash_local.remote.programs import PROGRAMS
 
         if self.url is not None:
             return f"the server at {self.endpoint(self.url).url}"
         assert self.program is not None  # what is launched is named
-        return f"the launched {PROGRAMS[self.program]}"
+        return f"the launched {PROGRAMS[self.program].title}"
 
     def pair(self, name: str | None, drafter: str | None = None, load: LoadConfig | None = None) -> Pair:
         """Return what is known here of a pair; the only model of a running server without a name.
@@ -304,20 +304,28 @@ class ServerModels(ModelSource):
             notify(Notice(f"plain replies come from {plain.loaded_as}"))
             if self.endpoint(self.plain_url).in_the_clear:
                 notify(Notice(f"the token goes unencrypted to {plain.url}: use https, or ssh -L", "warning"))
+        elif self.url is not None:
+            notify(Notice(f"plain replies come from {found.both[1].loaded_as}"))
         return found
 
     def open_compared(
         self, pair: Pair, drafts: bool, notify: Notify, cancelled: Callable[[], bool] = lambda: False
     ) -> OpenAIServer:
-        """Return one of two servers that are compared; see ``both``. Without a second address only the first runs."""
+        """Return one of two servers that are compared; see ``both``.
+
+        Without a second address the plain one is launched, or the first one whose requests switch drafting off.
+        """
+        by_request = not drafts and self.url is not None and self.plain_url is None
         if drafts or self.url is None:
             server = self.open(pair, drafts, notify, cancelled)
         else:
-            server = self.attach(pair, self._checked_plain_url(), None)
+            server = self.attach(pair, self.url if by_request else self._checked_plain_url(), None)
         with ExitStack() as stack:
             stack.callback(server.close)
             if drafts:
                 require_drafts(server.facts, HOW_LAUNCHED if self.url is None else HOW_FIRST)
+            elif by_request:
+                server.switch_off(HOW)
             else:
                 require_no_drafts(server.facts, HOW_LAUNCHED if self.url is None else HOW)
             stack.pop_all()
@@ -367,8 +375,7 @@ class ServerModels(ModelSource):
 
     def _checked_plain_url(self) -> str:
         """Return the second address. UsageError: there is none, it is none, or the same as the first."""
-        if self.plain_url is None or self.url is None:
-            raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
+        assert self.plain_url is not None and self.url is not None
         try:
             plain = self.endpoint(self.plain_url)
         except UsageError as error:

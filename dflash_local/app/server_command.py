@@ -18,7 +18,8 @@ from dflash_local.catalog.shapes import shape
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.drafters.kinds import config_of, known_kind
 from dflash_local.errors import DownloadError, SettingsError, UsageError
-from dflash_local.remote.server_checks import PROGRAMS, Program
+from dflash_local.remote.programs import PROGRAMS
+from dflash_local.remote.programs.server_program import Program
 from dflash_local.settings import Settings
 
 BEGINS: Mapping[Program, tuple[str, ...]] = {"vllm": ("vllm",), "sglang": ("python", "python3")}
@@ -70,7 +71,8 @@ def server_command(
         launch = _generic(program, choice, store, drafts)
     if launch.wants_remote_code and not trusts:
         raise UsageError(
-            f"{PROGRAMS[program]} needs Python code of the repository of {choice.name}, and runs it with your rights",
+            f"{PROGRAMS[program].title} needs Python code of the repository of {choice.name}, "
+            "and runs it with your rights",
             f"read it first; {REMOTE_CODE} agrees",
         )
     part = choice.target if choice.package is None or row is None else row.target  # servers read no such file
@@ -152,7 +154,9 @@ def _generic(program: Program, choice: Choice, store: ModelStore | None, drafts:
     drafter = config_of(kind)
     servers = drafter.servers
     if servers is None:
-        raise UsageError(f"{PROGRAMS[program]} runs no drafter of the kind {kind}", "dflash runs it without a server")
+        raise UsageError(
+            f"{PROGRAMS[program].title} runs no drafter of the kind {kind}", "dflash runs it without a server"
+        )
     block = _block_of(choice, store) if drafts else 1  # left out again by the caller
     if program == "vllm":
         drafted = block - drafter.first_draft

@@ -22,7 +22,8 @@ from dflash_local.catalog.row import REMOTE_CODE
 from dflash_local.errors import MissingDependencyError, SettingsError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.remote.endpoint import ServerEndpoint
-from dflash_local.remote.server_checks import PROGRAMS, Program
+from dflash_local.remote.programs import PROGRAMS
+from dflash_local.remote.programs.server_program import Program
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import make_private
 
@@ -61,7 +62,8 @@ def launch(
 
     if os.name != "posix":
         raise UsageError(
-            f"{PROGRAMS[program]} is not launched on this system", "start it on Linux (WSL2 is one); --url takes it"
+            f"{PROGRAMS[program].title} is not launched on this system",
+            "start it on Linux (WSL2 is one); --url takes it",
         )
     command = server_command(program, choice, user, drafts, REMOTE_CODE in extra)
     executable = program_of(program, user)
@@ -105,7 +107,7 @@ def program_of(program: Program, user: Settings) -> Path:
     if found is None:
         executable = "vllm" if program == "vllm" else "python"
         raise MissingDependencyError(
-            f"{PROGRAMS[program]} is not on PATH",
+            f"{PROGRAMS[program].title} is not on PATH",
             f"python3 -m venv ENV, ENV/bin/pip install {program}, then DFLASH_{program.upper()}=ENV/bin/{executable}; "
             "or --url of a running server",
         )

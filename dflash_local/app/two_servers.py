@@ -1,4 +1,4 @@
-"""Two servers of one target, one that drafts and one that does not: neither program switches that for one request."""
+"""Two servers of one target, one that drafts and one that does not; or one whose requests may switch that off."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from dflash_local.remote.server_checks import ServerFacts
 
 HOW = (
-    "start it on another port as the first, without --speculative-config (SGLang: the --speculative options), "
+    "start it on another port as the first, without --speculative-config (others: their options of drafting), "
     "then --plain-url URL"
 )
-HOW_FIRST = "give the server with --speculative-config as --url, the one without as --plain-url"
+HOW_FIRST = "give the server that drafts as --url, the one that does not as --plain-url"
 HOW_LAUNCHED = "its log says why; --engine-args may have changed it"
 Cancelled = Callable[[], bool]
 Open = Callable[[bool, Cancelled], "OpenAIServer"]
@@ -103,7 +103,7 @@ def require_drafts(facts: ServerFacts, hint: str = HOW_FIRST) -> None:
 
 
 def require_no_drafts(facts: ServerFacts, hint: str) -> None:
-    """Raise UsageError where the server drafts, or does not say."""
-    if facts.drafts is not False:
+    """Raise UsageError where the server drafts, or does not say though its program would."""
+    if facts.drafts or facts.drafts is None and facts.server.tells_drafts:
         what = "drafts" if facts.drafts else "does not report whether it drafts (no counters on its /metrics)"
         raise UsageError(f"{facts.title} at {facts.url} {what}: it cannot be the plain server", hint)

@@ -22,7 +22,7 @@ from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
 
 if TYPE_CHECKING:
     from dflash_local.app.model_sources import ModelSource, ServerModels
-    from dflash_local.remote.server_checks import Program
+    from dflash_local.remote.programs.server_program import Program
     from dflash_local.service.service import Service
 
 EXAMPLE = "http://127.0.0.1:8000"
@@ -37,7 +37,9 @@ class ServerOptions:
 
     url: Annotated[
         str | None,
-        opt.named("--url", "URL", "Replies of a running vLLM or SGLang server; its token in DFLASH_ENGINE_TOKEN."),
+        opt.named(
+            "--url", "URL", "Replies of a running server (vLLM, SGLang, llama.cpp); its token in DFLASH_ENGINE_TOKEN."
+        ),
     ] = None
     engine: Annotated[
         EngineChoice | None,
@@ -199,17 +201,14 @@ def origin(
 def compared(
     call: Invocation, model: str | None, drafter: str | None, load: LoadConfig, served: TwoServerOptions
 ) -> Origin:
-    """Return what the options of a comparison mean; over servers, two of them answer.
+    """Return what the options of a comparison mean; over servers, two of them answer, or one both ways.
 
     Raises:
-        UsageError: one of them without the other, or see ``origin``. DFlashError: no such pair.
+        UsageError: the plain one without the other, or see ``origin``. DFlashError: no such pair.
     """
     from dflash_local.app.model_sources import ServerModels
-    from dflash_local.app.two_servers import HOW
 
     served.check()
-    if served.url is not None and served.plain_url is None:
-        raise UsageError("a server drafts for every request: plain replies need a second one", HOW)
     source = origin(call, model, drafter, load, served)
     if isinstance(source.models, ServerModels):
         return replace(source, models=replace(source.models, compares=True))
@@ -221,13 +220,15 @@ def _trusts(call: Invocation, models: ServerModels, pair: Pair) -> bool:
     from dflash_local.app.resolve import choose
     from dflash_local.app.server_command import wants_remote_code
     from dflash_local.catalog.row import REMOTE_CODE
-    from dflash_local.remote.server_checks import PROGRAMS as TITLES
+    from dflash_local.remote.programs import PROGRAMS as TITLES
 
     assert models.program is not None
     choice = choose(pair.name, models.drafter, call.user, draft=models.drafts)
     if REMOTE_CODE in models.extra or not wants_remote_code(models.program, choice, models.drafts):
         return False
-    question = f"{TITLES[models.program]} runs Python code of the repository of {pair.name} with your rights. Trust it?"
+    question = (
+        f"{TITLES[models.program].title} runs Python code of the repository of {pair.name} with your rights. Trust it?"
+    )
     return call.console.can_ask and call.console.ask(question, default=False)
 
 

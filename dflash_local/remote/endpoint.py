@@ -1,4 +1,4 @@
-"""The address of a server (vLLM, SGLang, or another dflash process), and single HTTP exchanges with it.
+"""The address of a server (of another program, or another dflash process), and single HTTP exchanges with it.
 
 Follows no redirect, uses no proxy and decompresses nothing: the token goes to the address that was given, and nowhere
 else. Every answer is bounded in time and size, whatever the server sends.
@@ -112,7 +112,7 @@ class ServerEndpoint:
         return self.fetch("GET", path, wait or within(ANSWER_S))
 
     def get_object(self, path: str, wait: Wait | None = None) -> dict[str, Any] | None:
-        """The JSON object at a path, see ``get``; None where the server has none there.
+        """The JSON object at a path, see ``get``; None where the server has none there. A list is its ``entries``.
 
         Raises:
             ServerError: nobody answers, or with an error, or the token is refused. BusyError: it is still loading.
@@ -121,7 +121,13 @@ class ServerEndpoint:
         status, body = self.get(path, wait)
         if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN) or status >= http.client.INTERNAL_SERVER_ERROR:
             raise self.refusal(status, body)
-        return read_object(body) if status == http.client.OK else None
+        content = _parsed(body) if status == http.client.OK else None
+        return {"entries": content} if isinstance(content, list) else content if isinstance(content, dict) else None
+
+    def post(self, path: str, body: Mapping[str, Any], wait: Wait) -> dict[str, Any] | None:
+        """The JSON object that answers a body, see ``fetch``; None where the server has none for it."""
+        status, content = self.fetch("POST", path, wait, body)
+        return read_object(content) if status == http.client.OK else None
 
     def unreachable(self, error: Exception) -> ServerError:
         """The error for a server that does not answer at all."""

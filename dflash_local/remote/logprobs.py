@@ -1,5 +1,7 @@
 """Log probabilities as vLLM streams them, tokens named by id (``return_tokens_as_token_ids``: ``token_id:42``).
 
+llama.cpp has an ``id`` beside each token, in the form of chats, also in completions.
+
 Chat: https://github.com/vllm-project/vllm, entrypoints/openai/chat_completion/serving.py; completions beside it. The
 text of an emitted token comes as bytes in a chat, and nowhere else: there the name by id stands for it.
 """
@@ -36,11 +38,9 @@ def _chat_rows(content: list[Any]) -> Iterator[TokenLogprob]:
             continue
         top = entry.get("top_logprobs")
         pairs = (
-            [(one.get("token"), one.get("logprob")) for one in top if isinstance(one, dict)]
-            if isinstance(top, list)
-            else []
+            [(_name(one), one.get("logprob")) for one in top if isinstance(one, dict)] if isinstance(top, list) else []
         )
-        row = _row(entry.get("token"), entry.get("logprob"), pairs)
+        row = _row(_name(entry), entry.get("logprob"), pairs)
         if row is not None:
             raw = entry.get("bytes")
             if isinstance(raw, list) and all(isinstance(one, int) and 0 <= one < 256 for one in raw):
@@ -63,6 +63,11 @@ def _row(token: Any, value: Any, top: Iterable[tuple[Any, Any]]) -> TokenLogprob
     best = sorted(((one, number) for one, number in known.items() if number is not None), key=lambda item: -item[1])
     rows = tuple((one, f"token_id:{one}", number, None) for one, number in best[: MAX_TOP_LOGPROBS + 1])
     return TokenLogprob(chosen, f"token_id:{chosen}", logprob, rows)
+
+
+def _name(entry: Mapping[str, Any]) -> Any:
+    own = entry.get("id")
+    return f"token_id:{own}" if type(own) is int else entry.get("token")
 
 
 def _id(name: Any) -> int | None:

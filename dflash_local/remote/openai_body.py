@@ -1,4 +1,4 @@
-"""A ``Request`` as the body of an OpenAI-compatible request to vLLM or SGLang."""
+"""A ``Request`` as the body of an OpenAI-compatible request to a server of another program."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_local.errors import UsageError
+from dflash_local.remote.programs import PROGRAMS
 from dflash_local.remote.server_checks import ServerFacts
 from dflash_local.request import Constraint, Message, Request
 
 MAX_SEED = 2**63 - 1  # both programs take a signed integer
+LOGPROBS = "a " + " or ".join(program.title for program in PROGRAMS.values() if program.logprobs)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[str, Any]]:
+def body_of(request: Request, facts: ServerFacts, seed: int, all_tokens: bool = False) -> tuple[str, dict[str, Any]]:
     """The path and body of a streamed request.
 
     What is off in a ``SamplingParams`` is left out of the body, so that the server's own default holds.
+
+    Args:
+        all_tokens: the server's own defaults must leave no token out: only what the request itself says does.
 
     Raises:
         UsageError: the server cannot do what is asked, or decides it itself.
@@ -29,27 +34,29 @@ def body_of(request: Request, facts: ServerFacts, seed: int) -> tuple[str, dict[
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "max_tokens": None if facts.context and limit >= facts.context else limit,
         "seed": seed,
-        **_sampling(request),
+        **(facts.server.all_tokens if all_tokens else {}),
+        **_sampling(request, facts.server.renamed),
+        **facts.server.fields,
     }
     if request.limits.stop:
         body["stop"] = list(request.limits.stop)
-    # vLLM streams token ids; SGLang refuses to (noonghunna/club-3090 PR 1257), and reports its drafts instead.
-    body["return_token_ids" if facts.program == "vllm" else "return_spec_tokens_details"] = True
-    if request.logprobs is not None:
-        body["return_tokens_as_token_ids"] = True
+    if request.mode == "ar" and facts.drafts is not False:
+        body |= facts.server.off
+    logprobs = request.logprobs
+    if logprobs is not None:
+        body |= facts.server.logprob_fields
     if request.constraint is not None:
         body["structured_outputs"] = _structured_outputs(request.constraint)
     if not request.messages:
-        body |= {} if request.logprobs is None else {"logprobs": request.logprobs}
+        body |= {} if logprobs is None else {"logprobs": logprobs}
         return COMPLETIONS, body | {"prompt": list(request.prompt_ids) or request.prompt}
-    if request.logprobs is not None:
-        body |= {"logprobs": True, "top_logprobs": request.logprobs}
+    if logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": logprobs}
     body["messages"] = [_message(message) for message in request.messages]
     body["chat_template_kwargs"] = {"enable_thinking": request.thinking}
     if request.continues:
         body["continue_final_message"] = True
-        if facts.program == "vllm":  # it refuses both together, and the other is its default
-            body["add_generation_prompt"] = False
+        body |= facts.server.continues
     if request.reasoning_effort is not None:
         body["reasoning_effort"] = request.reasoning_effort
     if request.tools:
@@ -68,18 +75,19 @@ def uncounted() -> UsageError:
 
 
 def _check(request: Request, facts: ServerFacts, seed: int) -> None:
-    if request.mode == "ar" and facts.drafts is not False:
+    server = facts.server
+    if request.mode == "ar" and facts.drafts is not False and not facts.switches:
         raise UsageError(
             f"{facts.title} drafts for every request, as it was started: no request can switch that off",
             "a second server without --speculative-config writes plain ones: --plain-url of race, certify and web",
         )
     if request.block_size is not None and request.block_size != facts.block_size:
         raise UsageError(f"{facts.title} drafts as it was started: no request can set the block size")
-    if request.logprobs is not None and (facts.program != "vllm" or facts.drafts is not False):
-        raise UsageError("log-probabilities come through a vLLM server without drafts only")
-    if request.return_token_ids and facts.program != "vllm":
+    if request.logprobs is not None and not (server.logprobs and (facts.drafts is False or request.mode == "ar")):
+        raise UsageError(f"log-probabilities come through {LOGPROBS} server without drafts only")
+    if request.return_token_ids and not server.token_ids:
         raise UsageError(f"{facts.title} names no tokens: return_token_ids cannot be had")
-    if request.constraint is not None and facts.program != "vllm":
+    if request.constraint is not None and not server.constrains:
         raise UsageError(f"replies of {facts.title} cannot be constrained from here", "leave out the format or grammar")
     if request.continues and not request.messages[-1].content:
         raise UsageError("a reply that was cut off while the model thought cannot go on at a server", "make it again")
@@ -87,7 +95,7 @@ def _check(request: Request, facts: ServerFacts, seed: int) -> None:
         raise UsageError(f"seed {seed} is above {MAX_SEED}, the largest that servers take")
 
 
-def _sampling(request: Request) -> dict[str, Any]:
+def _sampling(request: Request, renamed: Mapping[str, str]) -> dict[str, Any]:
     given = request.sampling
     if given.greedy:
         found: dict[str, Any] = {"temperature": 0.0}
@@ -98,7 +106,7 @@ def _sampling(request: Request) -> dict[str, Any]:
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     found |= {name: getattr(given, name) for name in penalties}
     off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, **dict.fromkeys(penalties[1:], 0.0)}
-    return {name: value for name, value in found.items() if name not in off or value != off[name]}
+    return {renamed.get(name, name): value for name, value in found.items() if name not in off or value != off[name]}
 
 
 def _structured_outputs(given: Constraint) -> dict[str, Any]:

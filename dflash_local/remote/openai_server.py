@@ -1,4 +1,4 @@
-"""A running vLLM or SGLang server as a backend, used as if its pair were loaded here.
+"""A running server of another program as a backend, used as if its pair were loaded here.
 
 What a server does not report stays absent: of single cycles nothing is known, and acceptance comes from the reply's own
 figures or the difference of the server's counters. Its text is a model's: screens make it safe, as any.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.checkpoint_files.config_values import ConfigFields
@@ -22,14 +22,27 @@ from dflash_local.errors import (
     ServerError,
     UsageError,
 )
-from dflash_local.events import Channel, Event, Finished, FinishReason, Notice, Piece, Started, Stats, Step, Usage
+from dflash_local.events import (
+    Channel,
+    Event,
+    Finished,
+    FinishReason,
+    Notice,
+    Piece,
+    Started,
+    Stats,
+    Step,
+    TokenLogprob,
+    Usage,
+)
 from dflash_local.loaded import HeldCount, nothing_done
 from dflash_local.remote import server_metrics
 from dflash_local.remote.endpoint import ANSWER_S, ServerEndpoint, within
 from dflash_local.remote.event_stream import PATIENCE, EventStream, Patience, broken_off, stream_error
 from dflash_local.remote.logprobs import rows_of
 from dflash_local.remote.openai_body import MAX_SEED, body_of, uncounted
-from dflash_local.remote.server_checks import Program, ServerFacts, WantedModel, probe
+from dflash_local.remote.programs.server_program import Program
+from dflash_local.remote.server_checks import ServerFacts, WantedModel, probe, switches_off
 from dflash_local.remote.server_metrics import Counters, ServerAcceptance, Unattributable
 from dflash_local.request import Request, fresh_seed
 
@@ -57,7 +70,7 @@ class ServerAnswer:
     Attributes:
         text: of the final channel. token_ids: as far as the server reports them.
         counted: it reports how many tokens there are. reused_tokens: of the prompt, that its prefix cache had.
-        acceptance: as the reply itself reports it.
+        acceptance: as the reply itself reports it. logprobs: as far as they were asked for.
     """
 
     text: str
@@ -66,6 +79,7 @@ class ServerAnswer:
     reused_tokens: int
     finished: Finished
     acceptance: ServerAcceptance | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class OpenAIServer:
@@ -144,7 +158,7 @@ class OpenAIServer:
         yield from self._whole(request, reply, seed, cancelled)
         stopped = cancelled()
         acceptance, self._counters = reply.acceptance, before
-        if acceptance is None and self.facts.drafts is not False:
+        if acceptance is None and self.facts.drafts is not False and request.mode != "ar":
             try:
                 wait = within(server_metrics.SETTLE_S) if stopped else within(ANSWER_S, cancelled)
                 after = server_metrics.read_settled(self._endpoint, before, wait=wait) if before is not None else None
@@ -160,8 +174,24 @@ class OpenAIServer:
             yield Notice("the server reports no token counts, so that speeds are not known")
         yield reply.finished("cancelled" if stopped else reply.reason or "stop", acceptance)
 
-    def answer(self, request: Request, cancelled: Callable[[], bool] = lambda: False) -> ServerAnswer:
+    def switch_off(self, hint: str) -> None:
+        """Let requests in mode ``ar`` switch drafting off.
+
+        Raises:
+            UsageError: the server does not take that. ServerError: it is gone.
+        """
+        if not switches_off(self._endpoint, self.facts):
+            what = f"{self.facts.title} at {self.facts.url} drafts for every request: plain replies need a second one"
+            raise UsageError(what, hint)
+        self.facts = replace(self.facts, switches=True)
+
+    def answer(
+        self, request: Request, cancelled: Callable[[], bool] = lambda: False, all_tokens: bool = False
+    ) -> ServerAnswer:
         """A whole reply without a look at the server's counters: several threads may ask at the same time.
+
+        Args:
+            all_tokens: see ``body_of``.
 
         Raises:
             UsageError, ServerError: see ``generate``. Interrupted: cancelled.
@@ -171,20 +201,21 @@ class OpenAIServer:
         reply = ServerReply(request, self.facts, seed)
         pieces: list[Piece] = []
         ids: tuple[int, ...] = ()
+        rows: tuple[TokenLogprob, ...] = ()
         reused = 0
-        for event in self._whole(request, reply, seed, cancelled):
+        for event in self._whole(request, reply, seed, cancelled, all_tokens):
             if isinstance(event, Step):
                 pieces += event.pieces
                 ids += event.token_ids
+                rows += event.logprobs
             elif isinstance(event, Started):
                 reused = event.reused_tokens
         if cancelled():
             raise Interrupted("interrupted in the middle of a reply")
         text = "".join(piece.text for piece in pieces if piece.channel == "final")
         counted = reply.usage is not None
-        return ServerAnswer(
-            text, ids, counted, reused, reply.finished(reply.reason or "stop", reply.acceptance), reply.acceptance
-        )
+        finished = reply.finished(reply.reason or "stop", reply.acceptance)
+        return ServerAnswer(text, ids, counted, reused, finished, reply.acceptance, rows)
 
     def counters(self) -> Counters | None:
         """The server's counters of now, see ``server_metrics.read``."""
@@ -206,14 +237,25 @@ class OpenAIServer:
             return False
         return True
 
-    def _whole(self, request: Request, reply: ServerReply, seed: int, cancelled: Callable[[], bool]) -> Iterator[Event]:
+    def _whole(
+        self,
+        request: Request,
+        reply: ServerReply,
+        seed: int,
+        cancelled: Callable[[], bool],
+        all_tokens: bool = False,
+    ) -> Iterator[Event]:
         """The events of a reply from its beginning to its last text."""
-        path, body = body_of(request, self.facts, seed)
+        path, body = body_of(request, self.facts, seed, all_tokens)
+        own = self.facts.server.own_request if request.return_token_ids else None
+        if own is not None:
+            wait = within(ANSWER_S, cancelled)
+            path, body = own(lambda where, what: self._endpoint.post(where, what, wait), body)
         try:
             yield from self._streamed(path, body, request, reply, cancelled)
         except UsageError:
             # Both programs refuse a limit that the prompt leaves no room for; without one they fill what there is.
-            if body["max_tokens"] is None or self.facts.context == 0:
+            if own is not None or body["max_tokens"] is None or self.facts.context == 0:
                 raise
             yield from self._streamed(path, body | {"max_tokens": None}, request, reply, cancelled)
         if not cancelled() and reply.reason is None:
@@ -265,7 +307,7 @@ class ServerReply:
                 f"the server at {self._facts.url} ended the reply: {error}", "its log has the reason; ask again"
             )
         try:
-            return list(self._events(ConfigFields(content, "event")))
+            return list(self._events(ConfigFields(self._facts.server.own_event(dict(content)), "event")))
         except CheckpointError as wrong:
             raise ServerError(
                 f"the server at {self._facts.url} sends a malformed reply: {wrong.message}",
@@ -282,14 +324,16 @@ class ServerReply:
             return
         choice = ConfigFields({"choices[0]": choices[0]}, "event").fields("choices[0]")
         self._prompt_ids = _ids(choice, "prompt_token_ids") or self._prompt_ids
-        pieces, ids = tuple(self._pieces(choice)), _ids(choice, "token_ids")
+        pieces, rows = tuple(self._pieces(choice)), rows_of(choice.values)
+        ids = _ids(choice, "token_ids") or tuple(row.token_id for row in rows)
         if pieces or ids:
-            self.unparsed = self.unparsed or any(one.channel == "final" and THOUGHT in one.text for one in pieces)
+            thought = any(one.channel == "final" and THOUGHT in one.text for one in pieces)
+            self.unparsed = self.unparsed or thought and choice.present("delta")
             if self._first is None:
                 self._first = (now, len(ids) or self._count("completion_tokens") or 1)
             self._last = now
             yield from self.begin()
-            yield Step(pieces, ids, 0, 0, 0, now, rows_of(choice.values), drafts=0)
+            yield Step(pieces, ids, 0, 0, 0, now, rows, drafts=0)
         if choice.present("finish_reason"):
             self._last = now
             self.reason = REASONS[choice.word("finish_reason", tuple(REASONS))]
@@ -324,7 +368,7 @@ class ServerReply:
             verify_s=0.0,
             other_s=0.0,
             engine=self._facts.engine,
-            mode="ar" if self._facts.drafts is False else "dflash",
+            mode="ar" if self._facts.drafts is False else self._request.mode,
             block_size=block,
             seed=self._seed,
             draft_counts=acceptance.counts if acceptance is not None else None,

@@ -1,8 +1,6 @@
 """What listens at an address, asked before the first request: program, version, model, drafts.
 
-vLLM: ``/version`` and ``/metrics``; it reports its speculative config nowhere. SGLang: ``/server_info``, which was
-``/get_server_info`` (sgl-project/sglang PR 21463), with the start options of the server; they may hold its keys, so
-that only named ones are read. Both: ``/v1/models``.
+Which paths tell that is in ``programs``, one file each; ``/v1/models`` is asked of all, and ``/metrics``.
 """
 
 from __future__ import annotations
@@ -10,20 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from dflash_local import terminal
 from dflash_local.drafters.kinds import KINDS, config_of
 from dflash_local.errors import ServerError, UnknownModelError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.remote import server_metrics
 from dflash_local.remote.endpoint import ServerEndpoint, Wait, within
+from dflash_local.remote.programs import PROGRAMS
+from dflash_local.remote.programs.server_program import Program, SelfReport, ServerProgram, text_of, whole_of
 
-Program = Literal["vllm", "sglang"]
-PROGRAMS: Mapping[Program, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 PROBE_S = 20.0  # for all that is asked of a server before the first request
-MAX_NAME = 200  # characters
 MAX_MODELS = 1000
 
 
@@ -98,8 +94,9 @@ class ServerFacts(SessionFacts):
     """A pair in a server of another program. What the server does not report is empty, and 0 for a block size.
 
     Attributes:
-        program: ``vllm`` or ``sglang``. served: what its requests call the model. url: without a token.
+        program: a name of ``programs``. served: what its requests call the model. url: without a token.
         drafts: whether it drafts; None where it does not report that. method: its name for how it drafts.
+        switches: a request may switch its drafting off, which was tried.
     """
 
     program: Program = "vllm"
@@ -108,11 +105,17 @@ class ServerFacts(SessionFacts):
     url: str = ""
     drafts: bool | None = None
     method: str = ""
+    switches: bool = False
+
+    @property
+    def server(self) -> ServerProgram:
+        """How requests are put to it."""
+        return PROGRAMS[self.program]
 
     @property
     def title(self) -> str:
         """``vLLM 0.32.0``."""
-        return f"{PROGRAMS[self.program]} {self.version}".rstrip()
+        return f"{self.server.title} {self.version}".rstrip()
 
     @property
     def drafting(self) -> bool:
@@ -121,6 +124,10 @@ class ServerFacts(SessionFacts):
     @property
     def in_server(self) -> bool:
         return True
+
+    @property
+    def names_tokens(self) -> bool:
+        return self.server.token_ids
 
     @property
     def engine(self) -> str:
@@ -144,6 +151,8 @@ class ServerFacts(SessionFacts):
         parts = [f"{self.title} at {self.url}"]
         if self.drafts is False:
             parts.append("without drafts")
+        elif self.switches:
+            parts.append("drafts switched off by request")
         parts += [self.method] if self.method else []
         parts += [f"{self.block_size - 1} drafts a cycle"] if self.block_size else []
         return ", ".join(parts)
@@ -166,38 +175,43 @@ def probe(
     """
     wait = within(PROBE_S, cancelled)
     models = served_models(endpoint, wait)
-    found, version, options = _program(endpoint, wait)
-    if program not in (None, found):
+    found, told = _program(endpoint, wait)
+    if program not in (None, found.name):
         raise ServerError(
-            f"{PROGRAMS[found]} answers at {endpoint.url}, not {PROGRAMS[program]}",
-            f"--engine {found}, or correct --url",
+            f"{found.title} answers at {endpoint.url}, not {PROGRAMS[program].title}",
+            f"--engine {found.name}, or correct --url",
         )
     model = _chosen(models, wanted, endpoint.url)
     counters = server_metrics.read(endpoint, wait)
-    block, drafter = None, ""
-    drafts = counters.speculation if counters is not None and found == "vllm" else None
-    if found == "vllm":
-        positions = len(counters.per_position) if counters is not None else 0
-        block = positions + 1 if positions else None
-    elif options:
-        method = _text(options.get("speculative_algorithm"))
-        drafts, drafter = bool(method), _text(options.get("speculative_draft_model_path"))
-        size = options.get("speculative_num_draft_tokens")
-        block = size if drafts and type(size) is int and 0 < size <= server_metrics.MAX_POSITIONS else None
+    drafts, block = told.drafts, told.block_size
+    if drafts is None and counters is not None:
+        drafts = counters.speculation
+        block = len(counters.per_position) + 1 if counters.per_position else None
+    context = model.context or told.context
     facts = ServerFacts(
         target=wanted.name or model.id,
-        drafter=drafter or None,
+        drafter=told.drafter or None,
         block_size=block or 0,
         has_tokenizer=True,
-        load=LoadConfig(context=model.context, draft=drafts is not False),
-        program=found,
-        version=version,
+        load=LoadConfig(context=context, draft=drafts is not False),
+        program=found.name,
+        version=told.version,
         served=model.id,
         url=endpoint.url,
         drafts=drafts,
-        method=_text(options.get("speculative_algorithm")),
+        method=told.method,
     )
-    return _with_notices(facts, drafter, wanted, counters is not None, endpoint)
+    return _with_notices(facts, told.drafter, wanted, counters is not None, endpoint)
+
+
+def switches_off(endpoint: ServerEndpoint, facts: ServerFacts) -> bool:
+    """Whether a request may switch the server's drafting off, tried with a request of one token.
+
+    Raises:
+        ServerError: nobody answers.
+    """
+    wait = within(PROBE_S)
+    return bool(facts.server.off) and facts.server.proves_off(lambda path, body: endpoint.post(path, body, wait))
 
 
 def passed_on(status: Mapping[str, Any]) -> ServerFacts | None:
@@ -218,30 +232,32 @@ def served_models(endpoint: ServerEndpoint, wait: Wait) -> tuple[ServedModel, ..
     content = endpoint.get_object("/v1/models", wait)
     entries = content.get("data") if content is not None else None
     if not isinstance(entries, list):
-        raise ServerError(f"what answers at {endpoint.url} is neither vLLM nor SGLang", "correct --url")
+        raise unknown_server(endpoint.url)
     found = []
     for entry in entries[:MAX_MODELS]:
-        if isinstance(entry, dict) and _text(entry.get("id")) and not entry.get("parent"):
-            context = entry.get("max_model_len")
-            whole = isinstance(context, int) and not isinstance(context, bool) and 0 < context < 2**31
-            found.append(ServedModel(_text(entry["id"]), _text(entry.get("root")), context if whole else None))
+        if isinstance(entry, dict) and text_of(entry.get("id")) and not entry.get("parent"):
+            context = whole_of(entry.get("max_model_len"), 2**31 - 1)
+            found.append(ServedModel(text_of(entry["id"]), text_of(entry.get("root")), context))
     return tuple(found)
 
 
-def _program(endpoint: ServerEndpoint, wait: Wait) -> tuple[Program, str, Mapping[str, Any]]:
-    """Program, version and, of SGLang, its start options.
+def _program(endpoint: ServerEndpoint, wait: Wait) -> tuple[ServerProgram, SelfReport]:
+    """The program, and what it says of itself.
 
     Raises:
-        ServerError: it is neither.
+        ServerError: it is none that is known here.
     """
-    for path in ("/server_info", "/get_server_info"):
-        info = endpoint.get_object(path, wait)
-        if info is not None and ("model_path" in info or "internal_states" in info):
-            return "sglang", _text(info.get("version")), info
-    version = endpoint.get_object("/version", wait)
-    if version is not None and _text(version.get("version")):
-        return "vllm", _text(version["version"]), {}
-    raise ServerError(f"what answers at {endpoint.url} is neither vLLM nor SGLang", "correct --url")
+    for program in PROGRAMS.values():
+        told = program.report(lambda path: endpoint.get_object(path, wait))
+        if told is not None:
+            return program, told
+    raise unknown_server(endpoint.url)
+
+
+def unknown_server(url: str) -> ServerError:
+    """Return the error for an address where no server of a known program listens."""
+    known = ", ".join(program.title for program in PROGRAMS.values())
+    return ServerError(f"what answers at {url} is no server that is known here", f"correct --url; known are {known}")
 
 
 def _chosen(models: tuple[ServedModel, ...], wanted: WantedModel, url: str) -> ServedModel:
@@ -275,7 +291,7 @@ def _notices(
         reason = "" if readable else ": no counters on its /metrics"
         yield f"{name} at {facts.url} does not report whether it drafts{reason}"
     methods = {servers.algorithm for kind in KINDS if (servers := config_of(kind).servers) is not None}
-    if facts.drafts and facts.method and facts.method.upper() not in methods:
+    if facts.drafts and facts.method and facts.method.upper().removeprefix("DRAFT-") not in methods:
         yield f"{name} drafts with {facts.method}, not with a DFlash drafter"
     elif drafter and wanted.drafters and not ServedModel("", drafter).is_one_of(wanted.drafters):
         yield f"{name} drafts with {drafter}, not with {wanted.drafters[0]}"
@@ -287,8 +303,3 @@ def _notices(
             yield f"{name} is known to be wrong: {fault.text}: {fault.source}"
     if endpoint.in_the_clear:
         yield f"the token goes unencrypted to {facts.url}: use https, or ssh -L"
-
-
-def _text(value: Any) -> str:
-    """A short text of a server, safe to show; empty for anything else."""
-    return terminal.safe_line(value)[:MAX_NAME] if isinstance(value, str) else ""

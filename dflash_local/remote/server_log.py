@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_local import terminal
-from dflash_local.remote.server_checks import Program
+from dflash_local.remote.programs.server_program import Program
 
 TAIL = 256 * 2**10  # bytes of the end that are looked at
 MAX_LINE = 300  # characters of it in one line

@@ -59,6 +59,7 @@ class ServerAcceptance:
         lengths: per cycle, the bonus token included; empty where the server does not report single cycles.
         per_position: share of the cycles in which slot k was accepted; empty where not every cycle drafted every slot.
         block: anchor and drafts, where every cycle drafted the same number; else None.
+        undrafted: passes without drafts are among the cycles, and nobody knows how many.
     """
 
     cycles: int
@@ -66,6 +67,7 @@ class ServerAcceptance:
     accepted: int
     lengths: tuple[int, ...] = ()
     per_position: tuple[float, ...] = ()
+    undrafted: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -79,7 +81,7 @@ class ServerAcceptance:
 
     @property
     def block(self) -> int | None:
-        if not self.cycles or self.drafted % self.cycles:
+        if not self.cycles or self.undrafted or self.drafted % self.cycles:
             return None
         return 1 + self.drafted // self.cycles
 
@@ -209,13 +211,16 @@ def of_reply(content: Mapping[str, Any]) -> ServerAcceptance | None:
     """What a server reports in an event of the reply itself; None where it reports nothing.
 
     vLLM: ``metrics.speculative_decoding``, where it was started with ``--per-request-spec-decode-metrics``. SGLang:
-    ``sglext.spec_tokens_details``.
+    ``sglext.spec_tokens_details``. llama.cpp: ``timings``, of the whole reply.
     """
     metrics = content.get("metrics")
     found = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if isinstance(found, dict):
         return _reported(found, VLLM_FIELDS)
     extension = content.get("sglext", content.get("sgl_ext"))
+    timings = content.get("timings")
+    if isinstance(timings, dict) and "draft_n" in timings:
+        return _timed(timings)
     details = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
     if isinstance(details, list):
         details = details[0] if len(details) == 1 else None
@@ -233,6 +238,14 @@ def _reported(found: Mapping[str, Any], names: tuple[str, str, str, str, str]) -
     whole = cycles > 0 and slots > 0 and sum(histogram) == cycles and drafted == cycles * slots
     shares = tuple(sum(histogram[place:]) / cycles for place in range(1, slots + 1)) if whole else ()
     return ServerAcceptance(cycles, drafted, accepted, lengths, shares)
+
+
+def _timed(found: Mapping[str, Any]) -> ServerAcceptance | None:
+    """llama.cpp counts tokens alone: each pass behind the prompt's wrote one more than it accepted."""
+    tokens, drafted, accepted = (_count(found.get(name)) for name in ("predicted_n", "draft_n", "draft_n_accepted"))
+    if tokens is None or drafted is None or accepted is None or not accepted <= min(drafted, tokens):
+        return None
+    return ServerAcceptance(max(0, tokens - 1 - accepted), drafted, accepted, undrafted=True)
 
 
 def _count(value: Any) -> int | None:

@@ -23,7 +23,8 @@ from dflash_local import child_process, terminal
 from dflash_local.errors import DFlashError, Interrupted, MissingDependencyError, ServerError
 from dflash_local.remote import server_log
 from dflash_local.remote.endpoint import TOKEN_VARIABLE, ServerEndpoint, within
-from dflash_local.remote.server_checks import PROGRAMS, Program
+from dflash_local.remote.programs import PROGRAMS
+from dflash_local.remote.programs.server_program import Program
 from dflash_local.remote.server_watch import END_S
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
 

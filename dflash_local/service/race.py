@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.errors import Interrupted, UsageError
-from dflash_local.events import Event, Finished, Mode, Stats, Step
+from dflash_local.events import Event, Finished, Mode, Stats, Step, TokenLogprob
 from dflash_local.request import MAX_TOP_LOGPROBS, Request, fresh_seed
 from dflash_local.service.ticket import Ticket
 
@@ -40,6 +40,11 @@ class Lane:
     def token_ids(self) -> tuple[int, ...]:
         """All that was emitted."""
         return tuple(token for step in self.steps for token in step.token_ids)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Of each token, where the server tells them unasked or the request asked for them."""
+        return tuple(row for step in self.steps for row in step.logprobs)
 
     @property
     def tokens(self) -> int:
@@ -99,8 +104,11 @@ class Race:
 
     @property
     def by_text(self) -> bool:
-        """True where texts are compared: a server that names no tokens wrote one of them."""
-        return self.in_server and any(lane.tokens and not lane.token_ids for lane in (self.ar, self.dflash))
+        """True where texts are compared: a server that names no tokens, or not all, wrote one of them."""
+        both = (self.ar, self.dflash)
+        if not self.in_server or any(lane.tokens and not lane.token_ids for lane in both):
+            return self.in_server
+        return self.ar.token_ids == self.dflash.token_ids and self.ar.whole_text != self.dflash.whole_text
 
     @property
     def first_difference(self) -> int | None:
@@ -213,6 +221,9 @@ class Racer:
         self.order = order
         self._service = service
         self._request = replace(request, sampling=replace(request.sampling, seed=self.seed))
+        facts = service.facts
+        if facts is not None and facts.in_server and facts.names_tokens:
+            self._request = replace(self._request, return_token_ids=True)
         self._lanes: dict[Mode, Lane] = {}
         self._ticket: Ticket | None = None
         self._cancelled = False
@@ -282,11 +293,14 @@ class Racer:
             return race
         if at >= min(len(race.ar.token_ids), len(race.dflash.token_ids)):
             return replace(race, unknown="one of them only ended earlier")
-        limits = replace(self._request.limits, max_new_tokens=at + 1)
-        again = replace(self._request, mode="ar", limits=limits, logprobs=MAX_TOP_LOGPROBS)
-        lane = self._lane(again, lambda _mode, _event: None)
-        rows = [row for step in lane.steps for row in step.logprobs]
-        if lane.token_ids != race.ar.token_ids[: at + 1] or len(rows) <= at or not rows[at].top:
+        lane = race.ar
+        rows = lane.logprobs
+        if len(rows) <= at or not rows[at].top:
+            limits = replace(self._request.limits, max_new_tokens=at + 1)
+            again = replace(self._request, mode="ar", limits=limits, logprobs=MAX_TOP_LOGPROBS)
+            lane = self._lane(again, lambda _mode, _event: None)
+            rows = lane.logprobs
+        if lane.token_ids[: at + 1] != race.ar.token_ids[: at + 1] or len(rows) <= at or not rows[at].top:
             return replace(race, unknown="asked once more, the target wrote another text")
         known = {token: value for token, _, value, _ in rows[at].top}
         if rows[at].token_id != race.ar.token_ids[at] or rows[at].logprob < max(known.values()):

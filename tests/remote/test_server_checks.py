@@ -106,8 +106,8 @@ def test_a_model_goes_by_its_names_or_its_folder(model: str, root: str, names: t
         (served(token="secret"), None, ServerError, "wants a token (status 401)"),
         (served(), "sglang", ServerError, "vLLM answers at"),
         (served(program="sglang"), "vllm", ServerError, "SGLang answers at"),
-        (served(program="llama.cpp"), None, ServerError, "is neither vLLM nor SGLang"),
-        (served(version=""), None, ServerError, "is neither vLLM nor SGLang"),
+        (served(program="llama.cpp"), None, ServerError, "is no server that is known here"),
+        (served(version=""), None, ServerError, "is no server that is known here"),
     ],
 )
 def test_what_cannot_serve_is_refused_in_a_line(fake: Fake, program: Any, kind: type[DFlashError], words: str) -> None:
