@@ -72,7 +72,7 @@ def launch(
     argv += ["--host", HOST, "--port", endpoint.url.rpartition(":")[2]]
     argv += ["--api-key", token] if program == "sglang" else []
     log = _log_file(program, user)
-    title = PROGRAMS[program]
+    title = PROGRAMS[program].title
     for name in command.fetched:
         notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
     granted = _granted(user, command, executable, token)

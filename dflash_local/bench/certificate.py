@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
     from dflash_local.bench.verdict import Noise
 
-Verdict = Literal["identical", "near-tie", "unknown", "wide", "BUG"]  # wide: of a server, by its log probabilities
-ORDER: tuple[Verdict, ...] = ("identical", "near-tie", "unknown", "wide", "BUG")
+# Of servers, wide: by log probabilities; unsteady: one of them does not repeat its own reply.
+Verdict = Literal["identical", "near-tie", "unknown", "unsteady", "wide", "BUG"]
+ORDER: tuple[Verdict, ...] = ("identical", "near-tie", "unknown", "unsteady", "wide", "BUG")
+AGAIN = 3  # times that both servers are asked for a differing reply once more
 TITLES = ("prompt", "case", "block", "tokens", "per cycle", "verdict")
 PLANTED = "drafts are planted (the plain text with mistakes): their acceptance says nothing of the drafter"
 PROMISE = (
@@ -39,6 +41,8 @@ class Divergence:
         margin: of a loaded pair in perturbed scores, the larger of both passes' gaps; of a server in log probabilities.
         over: the margin is larger than this, where it is not known. unknown: why there is neither.
         threshold: the largest margin of a near-tie here. border: a filter's border lies between the two.
+        prefix: the end of the text that both have. repeated: of a server, how often the plain one and the drafting one
+            wrote the same again up to here when asked ``AGAIN`` times; None where nobody asked.
     """
 
     index: int
@@ -52,6 +56,13 @@ class Divergence:
     over: float | None = None
     unknown: str = ""
     unit: str = "token"
+    prefix: str = ""
+    repeated: tuple[int, int] | None = None
+
+    @property
+    def steady(self) -> bool:
+        """True where both servers repeat themselves, or nobody asked."""
+        return self.repeated is None or self.repeated == (AGAIN, AGAIN)
 
     @property
     def line(self) -> str:
@@ -61,6 +72,14 @@ class Divergence:
             sides.append(" ".join(filter(None, ("" if token is None else str(token), repr(text) if text else ""))))
         ar, dflash = (side or "the end" for side in sides)
         return f"{self.unit} {self.index} is {ar} without, {dflash} with drafting; {self._margin}"
+
+    @property
+    def again(self) -> str:
+        """Say whether both servers wrote it again; empty where they were not asked."""
+        if self.repeated is None:
+            return ""
+        plain, drafted = self.repeated
+        return f"; asked {AGAIN} times again, the same {plain} times without, {drafted} with"
 
     @property
     def _margin(self) -> str:
@@ -254,7 +273,7 @@ def runs_table(runs: Sequence[Run]) -> list[str]:
             str(run.block_size or "-"),
             str(run.tokens),
             number(run.mean_acceptance_length, 2),
-            run.verdict if run.divergence is None else f"{run.verdict}: {run.divergence.line}",
+            run.verdict if run.divergence is None else f"{run.verdict}: {run.divergence.line}{run.divergence.again}",
         )
         for run in runs
     ]

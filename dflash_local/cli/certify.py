@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from dflash_local.bench.report import Found
 
 TOKENS = 128
+MAX_SAMPLES = 100_000
 REPORT_IT = "this is an engine bug: please report it with --report FILE attached"
 
 EXAMPLES = ("dflash certify smollm2", 'dflash certify smollm2 --prompt "Count to ten" --report report.json')
 
 
 def certify(
-    model: opt.Model,
+    model: opt.ModelOrDefault = None,
     drafter: opt.Drafter = None,
     prompt: Annotated[list[str] | None, opt.named("--prompt", "TEXT", "A prompt; repeatable.")] = None,
     prompt_ids: Annotated[
@@ -42,6 +43,10 @@ def certify(
     block_size: Annotated[
         list[int] | None, opt.named("--block-size", "B", "Block size; repeatable; trained size if not given.", MORE)
     ] = None,
+    samples: Annotated[
+        int,
+        opt.named("--samples", "N", "Of servers: sampled replies to each prompt, whose tokens are counted.", MORE),
+    ] = 0,
     planted: Annotated[
         bool, typer.Option("--planted", help="Draft the plain text with mistakes: every acceptance length occurs.")
     ] = False,
@@ -57,10 +62,13 @@ def certify(
     """Compare replies with and without drafting. Greedy and sampled; exit 7 when the engine is at fault."""
     call = Invocation.begin()
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
+    check_integer("samples", samples, 0, MAX_SAMPLES)
     source = compared(call, model, drafter, load, served)
     pair, servers = source.pair, cast("ServerModels", source.models) if source.models.label else None
     if servers is not None and (block_size or planted):
         raise UsageError("a server drafts as it was started", "leave --block-size and --planted out")
+    if samples and (servers is None or servers.url is None):
+        raise UsageError("--samples is for servers that both run", "give --url, and leave it out for a pair here")
     if servers is not None and seed is not None:
         what = "replies of servers are compared greedily: two sampled requests of one seed differ there"
         raise UsageError(what, "leave --seed out")
@@ -68,7 +76,7 @@ def certify(
     thinking, prompts = call.thinks(pair, think), _prompts(pair, prompt or [], prompt_ids or [])
     fault: DFlashError | None
     if servers is not None:
-        found, fault = _over_servers(call, servers, pair, prompts, max_new_tokens, thinking)
+        found, fault = _over_servers(call, servers, pair, prompts, max_new_tokens, thinking, samples)
     else:
         job = partial(
             measurements.certify_pair,
@@ -93,20 +101,31 @@ def _over_servers(
     prompts: tuple[Prompt, ...],
     max_new_tokens: int,
     thinking: bool,
+    samples: int,
 ) -> tuple[Found, DFlashError | None]:
     """The certificate of two servers, and the error that it ends with."""
     from dflash_local.bench import certify_servers
+    from dflash_local.bench.sampled_servers import compare_sampled
+    from dflash_local.remote.abilities import asked
     from dflash_local.service.service import Service
 
     console = call.console
     with console.progress():
         sessions = servers.both(pair, console.notify)
     with Service.over(sessions) as service:
-        comparison = certify_servers.ServerComparison(service, prompts, max_new_tokens, thinking)
+        both_run, abilities, sampled = servers.url is not None, None, None
+        comparison = certify_servers.ServerComparison(service, prompts, max_new_tokens, thinking, both_run)
         with console.progress() as line, first_interrupt(comparison.cancel):
+            if both_run:
+                drafting, plain = sessions.servers
+                abilities = asked(drafting, plain=False), asked(plain, plain=True)
             runs = comparison.run(line)
+            if samples:
+                requests, gone = comparison.requests, lambda: comparison.cancelled
+                sampled = compare_sampled(sessions.servers, requests, samples, line, gone)
         facts = sessions.both
-    return certify_servers.presented(pair, facts, comparison, runs), certify_servers.failure(runs)
+    fault = certify_servers.failure(runs, sampled)
+    return certify_servers.presented(pair, facts, comparison, runs, abilities, sampled), fault
 
 
 def _prompts(pair: Pair, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:

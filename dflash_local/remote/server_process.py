@@ -69,7 +69,7 @@ class ServerProcess:
         model: str,
     ) -> None:
         self.endpoint, self.log, self.model = endpoint, log, model
-        self._title = PROGRAMS[program]
+        self._title = PROGRAMS[program].title
         self._program = program
         self._lock = threading.Lock()
         self._left = False  # ended, or no longer ours to end

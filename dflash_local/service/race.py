@@ -245,6 +245,11 @@ class Racer:
         """One of the two replies; see ``run``."""
         self._lanes[mode] = self._lane(replace(self._request, mode=mode), on_event)
 
+    def again(self, mode: Mode, tokens: int) -> Lane:
+        """One of the two replies once more, as far as so many tokens; the race keeps the first one."""
+        limits = replace(self._request.limits, max_new_tokens=min(tokens, self._request.limits.max_new_tokens))
+        return self._lane(replace(self._request, mode=mode, limits=limits), lambda _mode, _event: None)
+
     def outcome(self) -> Race:
         """What came of both replies; where they differ, the target is asked once more. Interrupted: cancelled."""
         race = Race(self.seed, self._lanes["ar"], self._lanes["dflash"])

@@ -130,8 +130,11 @@ def test_equal_replies_are_certified_in_words_that_claim_no_more(
     assert "verdict: 2 of 2 greedy replies equal, token by token\n" in result.out and "toy pair" in result.out
     assert f"vLLM 0.32.0 at {drafting.url}, 7 drafts a cycle; plain: vLLM 0.32.0 at {plain.url}" in result.out
     assert "2.33  identical\n" in result.out
-    assert [path for path, _ in drafting.bodies] == ["/v1/chat/completions", "/v1/completions"]
-    assert all(body["temperature"] == 0.0 and body["max_tokens"] == 128 for _, body in drafting.bodies + plain.bodies)
+    for fake in (drafting, plain):  # a few tokens are asked first, to see what replies can hold
+        asked = [(path, body) for path, body in fake.bodies if body["max_tokens"] > 8]
+        assert [path for path, _ in asked] == ["/v1/chat/completions", "/v1/completions"]
+        assert all(body["temperature"] == 0.0 and body["max_tokens"] == 128 for _, body in asked)
+    assert "\nstrength: token by token with margins\n" in result.out
     assert "verdict: 6 of 6 greedy replies equal" in both(cli, drafting, plain, "certify", "demo").out
 
 
@@ -162,7 +165,12 @@ def test_the_certificate_is_a_report_without_addresses(cli: Cli, drafting: Fake,
         "unknown": "",
         "threshold": 0.5,
         "border": False,
+        "prefix": "Hel",
+        "repeated": [3, 3],
     }
+    assert found["strength"] == "token by token with margins" and found["sampled"] is None
+    gives = {"token_ids": True, "logprobs": True, "raw_prompts": True, "seeds": True}
+    assert found["servers"]["plain"]["gives"] == gives
     servers = found["servers"]
     assert (servers["drafting"]["version"], servers["plain"]["version"]) == ("0.28.0", "0.32.0")
     assert servers["drafting"]["block_size"] == 8 and servers["plain"]["drafts"] is False

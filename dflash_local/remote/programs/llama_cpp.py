@@ -58,8 +58,10 @@ def _own_request(post: Post, body: Mapping[str, Any]) -> tuple[str, dict[str, An
         if not isinstance(found["prompt"], str):
             raise UsageError("the server does not apply its chat template: /apply-template has no prompt")
     shown = taken["top_logprobs"] if taken["top_logprobs"] is not None else taken["logprobs"]
-    # What a prompt's cache restores may be rounded otherwise than what is computed: replies would not repeat.
-    own = {"n_predict": taken["max_tokens"] or -1, "n_probs": shown or 0, "return_tokens": True, "cache_prompt": False}
+    own = {"n_predict": taken["max_tokens"] or -1, "n_probs": shown or 0, "return_tokens": True}
+    if body.get("temperature") == 0:
+        # What a prompt's cache restores may be rounded otherwise than what is computed: replies would not repeat.
+        own["cache_prompt"] = False
     return "/completion", found | own
 
 

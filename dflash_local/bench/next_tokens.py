@@ -1,0 +1,224 @@
+"""Are sampled tokens as frequent as the plain server's probabilities say? A chi-square test at fixed prefixes.
+
+A prefix is a prompt and the sampled tokens before: the replies of many requests are the same up to there. The plain
+server tells the probabilities of the next token with replies of its own, whose tokens are the control: where they do
+not fit either, the server samples otherwise than asked, with drafts or without. Temperature is 1 and top-p ``TOP_P``,
+so that both must be obeyed. Seeds differ; none is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dflash_local.bench import chi_square
+from dflash_local.events import TokenLogprob
+
+TOP_P = 0.95
+DEPTH = 4  # tokens of a reply; all but the first may be drafts
+LEVEL = 1e-5  # of each test; a run has four
+FITS = 1e-3
+SHARE = 0.95  # of tries in which what the power names is found
+EXPECTED = 5.0  # of a cell
+BORDER = 5e-3  # of top-p: rounding may move a token over it
+OTHERS = tuple(percent / 100 for percent in range(90, 45, -5))  # top-p that a server may have taken in its place
+PLENTY = 20.0  # tokens besides the likeliest one that must be expected before their absence says anything
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A token at a prefix, or the rare ones together (None): how often it came, and was expected to."""
+
+    path: Path
+    token: int | None
+    came: int
+    expected: float
+
+    @property
+    def distance(self) -> float:
+        """In its own standard deviations, near enough."""
+        return (self.came - self.expected) / math.sqrt(self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A test over several prefixes.
+
+    Attributes:
+        outside: tokens that top-p leaves out. tail: the probability of a statistic as large; 1 where nothing is tested.
+    """
+
+    cells: tuple[Cell, ...]
+    places: int
+    outside: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(cell.came for cell in self.cells)
+
+    @property
+    def degrees(self) -> int:
+        return len(self.cells) - self.places
+
+    @property
+    def tail(self) -> float:
+        if not self.degrees:
+            return 1.0
+        return chi_square.tail(sum(cell.distance**2 for cell in self.cells), self.degrees)
+
+    @property
+    def wrong(self) -> bool:
+        return self.tail < LEVEL or self.outside > 0
+
+    @property
+    def worst(self) -> Cell:
+        return max(self.cells, key=lambda cell: abs(cell.distance))
+
+    @property
+    def found_loss(self) -> float | None:
+        """The share of the probability whose loss is found in ``SHARE`` of all tries; None where nothing is tested."""
+        if not self.degrees:
+            return None
+        effect = chi_square.found_effect(self.degrees, LEVEL, SHARE)
+        return effect / (self.tokens + effect)
+
+
+def nucleus(row: TokenLogprob, top_p: float = TOP_P) -> dict[int, float] | None:
+    """Token -> its probability under top-p; None where the row is too short for it, or a token is at its border."""
+    kept: dict[int, float] = {}
+    total = 0.0
+    for token, _, logprob, _ in row.top:
+        kept[token] = math.exp(logprob)
+        total += kept[token]
+        if abs(total - top_p) < BORDER:
+            return None
+        if total >= top_p:
+            return {token: value / total for token, value in kept.items()}
+    return None
+
+
+def prefixes(replies: Sequence[Path]) -> dict[Path, Counter[int]]:
+    """Prefix -> how often each token came next."""
+    found: dict[Path, Counter[int]] = {}
+    for reply in replies:
+        for at, token in enumerate(reply):
+            found.setdefault(reply[:at], Counter())[token] += 1
+    return found
+
+
+def fit(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob], top_p: float = TOP_P) -> Fit:
+    """Test all prefixes whose probabilities are known."""
+    cells: list[Cell] = []
+    places = outside = 0
+    for path, came in counts.items():
+        expected = nucleus(rows[path], top_p) if path in rows else None
+        if expected is None:
+            continue
+        found = list(_cells(path, came, expected))
+        outside += sum(number for token, number in came.items() if token not in expected)
+        if len(found) > 1:
+            places += 1
+            cells += found
+    return Fit(tuple(cells), places, outside)
+
+
+def _cells(path: Path, came: Counter[int], expected: Mapping[int, float]) -> Iterator[Cell]:
+    """One for each token that is expected often enough, and one for all others."""
+    total = sum(came.values())
+    often = {token: total * value for token, value in expected.items() if total * value >= EXPECTED}
+    rest = total - sum(often.values())
+    if often and rest < EXPECTED:  # the rare ones join the rarest
+        token = min(often, key=lambda one: often[one])
+        rest += often.pop(token)
+    for token, number in often.items():
+        yield Cell(path, token, came[token], number)
+    if rest >= EXPECTED:
+        yield Cell(path, None, total - sum(came[token] for token in often), rest)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledFinding:
+    """What sampled replies to one or several prompts show.
+
+    Attributes:
+        first, later: of the drafting server, tokens at the prompt's end and behind it. control: of the plain server.
+        name: of the fault in words; empty where there is none. at_plain: the plain server has it as well.
+    """
+
+    first: Fit
+    later: Fit
+    control: Fit
+    name: str
+    at_plain: bool
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.name)
+
+    @property
+    def line(self) -> str:
+        """Say what was found, and how large a fault would have been."""
+        losses = [each.found_loss for each in (self.first, self.later)]
+        known = ["-" if loss is None else f"{100 * loss:.2g} %" for loss in losses]
+        tokens, places = self.first.tokens + self.later.tokens, self.first.places + self.later.places
+        tested = f"{tokens:,} sampled tokens at {places} prefixes"
+        if losses == [None, None]:
+            return f"sampled: not tested, too few replies are alike ({tested})"
+        sensible = (
+            f"a loss of {known[0]} of the probability at the first token, of {known[1]} behind it, is found in "
+            f"{100 * SHARE:.0f} of 100 runs"
+        )
+        return f"sampled: {self.name or f'{tested} are as frequent as the plain server says'}; {sensible}"
+
+
+def judge(
+    drafted: Sequence[tuple[int, Path]], plain: Sequence[tuple[int, Path]], rows: Mapping[Path, TokenLogprob]
+) -> SampledFinding:
+    """Compare the drafting server's tokens with the plain one's probabilities.
+
+    Args:
+        drafted, plain: prompt and reply; rows: at prefixes that begin with the prompt's number.
+    """
+    counts, control = (prefixes([(prompt, *reply) for prompt, reply in replies]) for replies in (drafted, plain))
+    one = {path: each for path, each in counts.items() if len(path) == 1}
+    more = {path: each for path, each in counts.items() if len(path) > 1}
+    own = {path: each for path, each in control.items() if path}
+    first, later, plain_fit = fit(one, rows), fit(more, rows), fit(own, rows)
+    if plain_fit.wrong:
+        return SampledFinding(first, later, plain_fit, f"the plain server, too: {_name(own, rows)}", True)
+    if not (first.wrong or later.wrong):
+        return SampledFinding(first, later, plain_fit, "", False)
+    name = _name({**one, **more}, rows)
+    if not name and not first.wrong:
+        name = f"tokens behind the first one, which may be drafts, come too often or too seldom: {_cell(later.worst)}"
+    name = name or f"the first token of a reply comes with other frequencies already: {_cell(first.worst)}"
+    return SampledFinding(first, later, plain_fit, name, False)
+
+
+def _name(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]) -> str:
+    """The fault in words where it is one of sampling itself; empty where it is none of these."""
+    whole = fit(counts, rows)
+    missed = came = 0.0
+    for path, number in counts.items():
+        expected = nucleus(rows[path]) if path in rows else None
+        if expected is not None:
+            best = next(iter(expected))
+            missed += sum(number.values()) * (1 - expected[best])
+            came += sum(number.values()) - number[best]
+    if missed >= PLENTY and came <= missed / PLENTY:
+        return "the temperature is ignored: it always writes the likeliest token"
+    if whole.outside > 0:
+        return f"{whole.outside} tokens came that top-p {TOP_P:g} leaves out: it samples from more than was asked for"
+    for other in OTHERS:
+        narrower = fit(counts, rows, other)
+        if narrower.degrees and not narrower.outside and narrower.tail > FITS:
+            return f"unlikely tokens never come: as with top-p {other:g} in place of {TOP_P:g}"
+    return ""
+
+
+def _cell(cell: Cell) -> str:
+    what = "the rare ones" if cell.token is None else f"token {cell.token}"
+    return f"{what} came {cell.came} times, {cell.expected:.0f} expected"
