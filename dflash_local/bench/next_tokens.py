@@ -18,11 +18,12 @@ from dflash_local.events import TokenLogprob
 
 TOP_P = 0.95
 DEPTH = 4  # tokens of a reply; all but the first may be drafts
-LEVEL = 1e-5  # of each test; a run has four
+LEVEL = 1e-5  # of each test; a run has four: at the first token, behind it, of both, and the control
 FITS = 1e-3
 SHARE = 0.95  # of tries in which what the power names is found
 EXPECTED = 5.0  # of a cell
-BORDER = 5e-3  # of top-p: rounding may move a token over it
+BORDER = 0.01  # of top-p: rounding may move a token over it
+SPILL = 0.005  # of all tokens: more of those that top-p leaves out are no rounding
 OTHERS = tuple(percent / 100 for percent in range(90, 45, -5))  # top-p that a server may have taken in its place
 PLENTY = 20.0  # tokens besides the likeliest one that must be expected before their absence says anything
 Path = tuple[int, ...]
@@ -71,7 +72,12 @@ class Fit:
 
     @property
     def wrong(self) -> bool:
-        return self.tail < LEVEL or self.outside > 0
+        return self.tail < LEVEL or self.spills
+
+    @property
+    def spills(self) -> bool:
+        """True where more tokens that top-p leaves out came than rounding lets through."""
+        return self.outside > SPILL * self.tokens
 
     @property
     def worst(self) -> Cell:
@@ -86,18 +92,37 @@ class Fit:
         return effect / (self.tokens + effect)
 
 
-def nucleus(row: TokenLogprob, top_p: float = TOP_P) -> dict[int, float] | None:
-    """Token -> its probability under top-p; None where the row is too short for it, or a token is at its border."""
+@dataclass(frozen=True, slots=True)
+class Nucleus:
+    """What top-p is known to keep: token -> probability among these. Tokens at its border are left out of the count.
+
+    Attributes:
+        whole: all that it may keep is in ``kept`` or ``doubtful``; otherwise the row was too short for that.
+    """
+
+    kept: Mapping[int, float]
+    doubtful: frozenset[int]
+    whole: bool
+
+
+def nucleus(row: TokenLogprob, top_p: float = TOP_P) -> Nucleus:
+    """What top-p keeps of a row."""
     kept: dict[int, float] = {}
-    total = 0.0
+    doubtful: set[int] = set()
+    before = 0.0
     for token, _, logprob, _ in row.top:
-        kept[token] = math.exp(logprob)
-        total += kept[token]
-        if abs(total - top_p) < BORDER:
-            return None
-        if total >= top_p:
-            return {token: value / total for token, value in kept.items()}
-    return None
+        if before >= top_p + BORDER:
+            break
+        value = math.exp(logprob)
+        if before > top_p - BORDER:
+            doubtful.add(token)
+        else:
+            kept[token] = value
+        before += value
+    total = sum(kept.values())
+    return Nucleus(
+        {token: value / total for token, value in kept.items()}, frozenset(doubtful), before >= top_p + BORDER
+    )
 
 
 def prefixes(replies: Sequence[Path]) -> dict[Path, Counter[int]]:
@@ -114,11 +139,12 @@ def fit(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob], 
     cells: list[Cell] = []
     places = outside = 0
     for path, came in counts.items():
-        expected = nucleus(rows[path], top_p) if path in rows else None
-        if expected is None:
+        if path not in rows:
             continue
-        found = list(_cells(path, came, expected))
-        outside += sum(number for token, number in came.items() if token not in expected)
+        expected = nucleus(rows[path], top_p)
+        known = expected.kept.keys() | expected.doubtful
+        outside += sum(number for token, number in came.items() if expected.whole and token not in known)
+        found = list(_cells(path, Counter({token: came[token] for token in expected.kept}), expected.kept))
         if len(found) > 1:
             places += 1
             cells += found
@@ -189,7 +215,7 @@ def judge(
     first, later, plain_fit = fit(one, rows), fit(more, rows), fit(own, rows)
     if plain_fit.wrong:
         return SampledFinding(first, later, plain_fit, f"the plain server, too: {_name(own, rows)}", True)
-    if not (first.wrong or later.wrong):
+    if not (first.wrong or later.wrong or fit({**one, **more}, rows).wrong):
         return SampledFinding(first, later, plain_fit, "", False)
     name = _name({**one, **more}, rows)
     if not name and not first.wrong:
@@ -203,18 +229,18 @@ def _name(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]
     whole = fit(counts, rows)
     missed = came = 0.0
     for path, number in counts.items():
-        expected = nucleus(rows[path]) if path in rows else None
-        if expected is not None:
-            best = next(iter(expected))
-            missed += sum(number.values()) * (1 - expected[best])
+        if path in rows:
+            kept = nucleus(rows[path]).kept
+            best = next(iter(kept))
+            missed += sum(number.values()) * (1 - kept[best])
             came += sum(number.values()) - number[best]
     if missed >= PLENTY and came <= missed / PLENTY:
         return "the temperature is ignored: it always writes the likeliest token"
-    if whole.outside > 0:
+    if whole.spills:
         return f"{whole.outside} tokens came that top-p {TOP_P:g} leaves out: it samples from more than was asked for"
     for other in OTHERS:
         narrower = fit(counts, rows, other)
-        if narrower.degrees and not narrower.outside and narrower.tail > FITS:
+        if narrower.degrees and not narrower.spills and narrower.tail > FITS:
             return f"unlikely tokens never come: as with top-p {other:g} in place of {TOP_P:g}"
     return ""
 
