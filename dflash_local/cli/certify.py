@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -14,7 +16,7 @@ from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.help_pages import MORE
 from dflash_local.cli.invocation import Invocation
-from dflash_local.cli.measuring import Report, check_path, conclude
+from dflash_local.cli.measuring import Report, check_path, conclude, write
 from dflash_local.cli.reply import first_interrupt
 from dflash_local.cli.server_options import TwoServerOptions, compared
 from dflash_local.errors import DFlashError, ExactnessError, UsageError
@@ -53,6 +55,9 @@ def certify(
     seed: opt.Seed = None,
     think: opt.Think = None,
     report: Report = None,
+    page: Annotated[
+        Path | None, opt.named("--html", "FILE", "Write the verdict there as a page that shows by itself.", MORE)
+    ] = None,
     as_json: opt.Json = False,
     *,
     served: TwoServerOptions,
@@ -60,6 +65,8 @@ def certify(
     load: LoadConfig,
 ) -> None:
     """Compare replies with and without drafting. Greedy and sampled; exit 7 when the engine is at fault."""
+    from dflash_local.report.verdict_page import to_html
+
     call = Invocation.begin()
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     check_integer("samples", samples, 0, MAX_SAMPLES)
@@ -73,6 +80,7 @@ def certify(
         what = "replies of servers are compared greedily: two sampled requests of one seed differ there"
         raise UsageError(what, "leave --seed out")
     check_path("--report", report)
+    check_path("--html", page)
     thinking, prompts = call.thinks(pair, think), _prompts(pair, prompt or [], prompt_ids or [])
     fault: DFlashError | None
     if servers is not None:
@@ -90,6 +98,14 @@ def certify(
         failure = found[0]["failure"]
         fault = None if failure is None else ExactnessError(failure, REPORT_IT)
     conclude(call.console, found, as_json, report)
+    if page is not None:
+        asked = [part for text in prompt or () for part in ("--prompt", text)]
+        asked += [part for text in prompt_ids or () for part in ("--prompt-ids", text)]
+        asked += ["--max-new-tokens", str(max_new_tokens), *(["--samples", str(samples)] if samples else [])]
+        asked += ["--seed", str(found[0]["seed"])] if "seed" in found[0] else []
+        again = shlex.join(["dflash", "certify", pair.name, *_origin(served, load), *asked])
+        write("--html", page, to_html(found[0], found[1][0], again))
+        call.console.note(f"page written: {page}", "dim")
     if fault is not None:
         raise fault
 
@@ -126,6 +142,13 @@ def _over_servers(
         facts = sessions.both
     fault = certify_servers.failure(runs, sampled)
     return certify_servers.presented(pair, facts, comparison, runs, abilities, sampled), fault
+
+
+def _origin(served: TwoServerOptions, load: LoadConfig) -> list[str]:
+    """Return the options that say who replies; addresses are left open."""
+    if served.url is not None:
+        return ["--url", "URL", *(["--plain-url", "URL"] if served.plain_url is not None else [])]
+    return ["--engine", served.engine.value] if served.engine is not None else load.arguments()
 
 
 def _prompts(pair: Pair, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:

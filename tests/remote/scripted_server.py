@@ -1,8 +1,8 @@
 """A loopback server in llama.cpp's own dialect over a made-up model, with faults that can be planted.
 
 The dialect is what llama.cpp's server of October 2026 answered here. The model is a table: the last tokens decide the
-scores of the next one, so that a run of any length costs nothing. ``rounding`` moves each score a little, as a pass over
-several tokens does.
+scores of the next one, so that a run of any length costs nothing. ``rounding`` moves each score a little, as a pass
+over several tokens does.
 """
 
 from __future__ import annotations
