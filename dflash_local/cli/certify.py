@@ -104,7 +104,7 @@ def certify(
         asked += ["--max-new-tokens", str(max_new_tokens), *(["--samples", str(samples)] if samples else [])]
         asked += ["--seed", str(found[0]["seed"])] if "seed" in found[0] else []
         again = shlex.join(["dflash", "certify", pair.name, *_origin(served, load), *asked])
-        write("--html", page, to_html(found[0], found[1][0], again))
+        write("--html", page, to_html(found[0], pair.label if servers is not None else found[1][0], again))
         call.console.note(f"page written: {page}", "dim")
     if fault is not None:
         raise fault

@@ -18,12 +18,13 @@ class Abilities:
     """Of a server.
 
     Attributes:
-        token_ids: it names the tokens of a reply. logprobs: it tells the likeliest tokens at each, drafts switched off.
-        raw_prompts: it takes a prompt without the chat template. seeds: two sampled requests of one seed are equal.
+        token_ids: it names the tokens of a reply. logprobs: it tells the likeliest at each; None where only those
+            of the plain server count. raw_prompts: it takes a prompt without the chat template.
+        seeds: two sampled requests of one seed are equal.
     """
 
     token_ids: bool
-    logprobs: bool
+    logprobs: bool | None
     raw_prompts: bool
     seeds: bool
 
@@ -45,7 +46,7 @@ def asked(server: OpenAIServer, plain: bool) -> Abilities:
     twice = [_answer(server, warm) for _ in range(2)]
     return Abilities(
         token_ids=told is not None and bool(told.token_ids),
-        logprobs=told is not None and any(row.top for row in told.logprobs),
+        logprobs=(told is not None and any(row.top for row in told.logprobs)) if plain else None,
         raw_prompts=raw is not None,
         seeds=twice[0] is not None and twice[1] is not None and twice[0].text == twice[1].text,
     )

@@ -31,7 +31,7 @@ def to_html(report: Mapping[str, Any], of_what: str, command: str) -> bytes:
     """The page of a report of ``dflash certify``.
 
     Args:
-        of_what: the line that names pair and engine, or both servers. command: repeats it.
+        of_what: the pair, and the engine where it was loaded here. command: repeats it.
     """
     sampled = report.get("sampled") or {}
     verdict, kind = WORDS[report["verdict"]]
@@ -74,7 +74,7 @@ def _server(server: Mapping[str, Any]) -> Iterator[str]:
     yield server["model"]
     yield "without drafts" if server["drafts"] is False else server["method"] or "drafts"
     gives = server.get("gives") or {}
-    lacks = [name.replace("_", " ") for name, has in gives.items() if not has]
+    lacks = [name.replace("_", " ") for name, has in gives.items() if has is False]
     if lacks:
         yield f"gives no {', no '.join(lacks)}"
 
