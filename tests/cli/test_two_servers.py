@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Cli, Opened, Result
 from tests.remote.openai_fake import Fake, running
+from tests.remote.scripted_server import ScriptedServer, scripted
 
 pytestmark = pytest.mark.usefixtures("opened")
 
@@ -276,3 +277,25 @@ class TestRefused:
         self.refused(bad, "--plain-url 'nowhere' is not the address of a server")
         self.refused(both(cli, drafting, plain, command, "demo", "--exact"), "--exact", "decides that")
         assert not drafting.bodies and not plain.bodies
+
+
+def test_one_llama_cpp_server_that_switches_drafts_off_is_enough(cli: Cli, opened: Opened, tmp_path: Path) -> None:
+    page = tmp_path / "verdict.html"
+    with scripted(ScriptedServer(takes_off=True, rounding=0.01)) as fake:
+        argv = ("certify", "--url", fake.url, "--prompt", "hi", "--max-new-tokens", "20", "--samples", "20")
+        result = cli(*argv, "--html", str(page))
+    assert result.code == 0 and not opened.sessions, result.err
+    assert "plain: llama.cpp b11434-x" in result.out and "drafts switched off by request" in result.out
+    assert "strength: token by token with margins\nsampled: " in result.out
+    found = page.read_text(encoding="utf-8")
+    assert "dflash certify demo --url URL --prompt hi --max-new-tokens 20 --samples 20" in found
+    assert fake.url not in found
+    modes = [
+        body.get("speculative.n_max") for body in fake.requests if body["path"] == "/completion" and body.get("stream")
+    ]
+    assert None in modes and 0 in modes
+
+
+def test_samples_are_for_running_servers(cli: Cli, drafting: Fake) -> None:
+    result = cli("certify", "demo", "--samples", "5")
+    assert result.code == 2 and "--samples is for servers that both run" in result.err
