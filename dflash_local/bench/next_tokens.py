@@ -18,7 +18,8 @@ from dflash_local.events import TokenLogprob
 
 TOP_P = 0.95
 DEPTH = 4  # tokens of a reply; all but the first may be drafts
-LEVEL = 1e-5  # of each test; a run has four: at the first token, behind it, of both, and the control
+LEVEL = 1e-5  # of each test; a run has four of the drafting server and two of the plain one
+RARE = 0.12  # of the probability: its least likely tokens are looked at together, too
 FITS = 1e-3
 SHARE = 0.95  # of tries in which what the power names is found
 EXPECTED = 5.0  # of a cell
@@ -151,6 +152,26 @@ def fit(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob], 
     return Fit(tuple(cells), places, outside)
 
 
+def rare(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]) -> Fit:
+    """Test the least likely tokens of all prefixes as one: a narrower top-p takes a little from every prefix."""
+    came = total = 0
+    expected = 0.0
+    for path, number in counts.items():
+        if path not in rows:
+            continue
+        kept = nucleus(rows[path]).kept
+        before, number_kept = 0.0, sum(number[token] for token in kept)
+        for token, value in kept.items():
+            if before >= 1 - RARE:
+                came += number[token]
+                expected += number_kept * value
+            before += value
+        total += number_kept
+    if min(expected, total - expected) < EXPECTED:
+        return Fit((), 0, 0)
+    return Fit((Cell((), None, came, expected), Cell((), None, total - came, total - expected)), 1, 0)
+
+
 def _cells(path: Path, came: Counter[int], expected: Mapping[int, float]) -> Iterator[Cell]:
     """One for each token that is expected often enough, and one for all others."""
     total = sum(came.values())
@@ -170,12 +191,14 @@ class SampledFinding:
     """What sampled replies to one or several prompts show.
 
     Attributes:
-        first, later: of the drafting server, tokens at the prompt's end and behind it. control: of the plain server.
+        first, later: of the drafting server, tokens at the prompt's end and behind it. seldom: of both, see ``rare``.
+        control: of the plain server.
         name: of the fault in words; empty where there is none. at_plain: the plain server has it as well.
     """
 
     first: Fit
     later: Fit
+    seldom: Fit
     control: Fit
     name: str
     at_plain: bool
@@ -188,15 +211,13 @@ class SampledFinding:
     def line(self) -> str:
         """Say what was found, and how large a fault would have been."""
         losses = [each.found_loss for each in (self.first, self.later)]
-        known = ["-" if loss is None else f"{100 * loss:.2g} %" for loss in losses]
         tokens, places = self.first.tokens + self.later.tokens, self.first.places + self.later.places
         tested = f"{tokens:,} sampled tokens at {places} prefixes"
         if losses == [None, None]:
             return f"sampled: not tested, too few replies are alike ({tested})"
-        sensible = (
-            f"a loss of {known[0]} of the probability at the first token, of {known[1]} behind it, is found in "
-            f"{100 * SHARE:.0f} of 100 runs"
-        )
+        places_of = ("at the first token", "behind it")
+        known = [f"of {100 * loss:.2g} % {where}" for loss, where in zip(losses, places_of) if loss is not None]
+        sensible = f"a loss of probability {' and '.join(known)} is found in {100 * SHARE:.0f} of 100 runs"
         return f"sampled: {self.name or f'{tested} are as frequent as the plain server says'}; {sensible}"
 
 
@@ -212,16 +233,20 @@ def judge(
     one = {path: each for path, each in counts.items() if len(path) == 1}
     more = {path: each for path, each in counts.items() if len(path) > 1}
     own = {path: each for path, each in control.items() if path}
-    first, later, plain_fit = fit(one, rows), fit(more, rows), fit(own, rows)
-    if plain_fit.wrong:
-        return SampledFinding(first, later, plain_fit, f"the plain server, too: {_name(own, rows)}", True)
-    if not (first.wrong or later.wrong or fit({**one, **more}, rows).wrong):
-        return SampledFinding(first, later, plain_fit, "", False)
-    name = _name({**one, **more}, rows)
+    every = {**one, **more}
+    first, later, seldom, plain_fit = fit(one, rows), fit(more, rows), rare(every, rows), fit(own, rows)
+    if plain_fit.wrong or rare(own, rows).wrong:
+        name = _name(own, rows) or f"it does not sample as asked: {_cell(plain_fit.worst)}"
+        return SampledFinding(first, later, seldom, plain_fit, f"the plain server, too: {name}", True)
+    if not (first.wrong or later.wrong or seldom.wrong or fit(every, rows).wrong):
+        return SampledFinding(first, later, seldom, plain_fit, "", False)
+    name = _name(every, rows)
+    if not name and seldom.wrong and not (first.wrong or later.wrong):
+        name = f"unlikely tokens come too often or too seldom: {_cell(seldom.cells[0])}"
     if not name and not first.wrong:
         name = f"tokens behind the first one, which may be drafts, come too often or too seldom: {_cell(later.worst)}"
     name = name or f"the first token of a reply comes with other frequencies already: {_cell(first.worst)}"
-    return SampledFinding(first, later, plain_fit, name, False)
+    return SampledFinding(first, later, seldom, plain_fit, name, False)
 
 
 def _name(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]) -> str:
