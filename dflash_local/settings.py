@@ -29,6 +29,7 @@ LIBRARY_DEFAULTS = {
 
 
 FullContext = Literal["drop", "summarise", "stop"]
+PROGRAMS = ("vllm", "sglang", "llama_cpp")  # that are launched
 FLAGS = ("thinking", "history", "attach", "debug", "safe", "in_process")
 FLAG_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of variables, besides those of JSON
 
@@ -70,6 +71,7 @@ class Settings:
         attach: use a pair that another command keeps loaded. in_process: load pairs in the command's own process.
         safe: begin with the slowest way of running, which needs least of the machine.
         vllm: the program of that name to launch, in place of the one on PATH. sglang: the Python that has SGLang.
+        llama_cpp: llama-server, as vllm.
         theme: of the terminal's screens, which write it here.
     """
 
@@ -93,6 +95,7 @@ class Settings:
     in_process: bool = False
     vllm: str | None = None
     sglang: str | None = None
+    llama_cpp: str | None = None
     theme: str | None = None
 
     @property
@@ -104,7 +107,7 @@ class Settings:
     @property
     def own_programs(self) -> dict[str, str]:
         """Return the programs to launch in place of those on PATH, by name: those that the user named."""
-        named = {"vllm": self.vllm, "sglang": self.sglang}
+        named = {"vllm": self.vllm, "sglang": self.sglang, "llama.cpp": self.llama_cpp}
         return {name: path for name, path in named.items() if path is not None}
 
 
@@ -249,7 +252,7 @@ def _record() -> Any:
     kinds["full_context"] = FullContext
     kinds["theme"] = Annotated[str, Meta(min_length=1, description="the name of a theme")]
     kinds |= dict.fromkeys(FLAGS, bool)
-    kinds |= dict.fromkeys(("vllm", "sglang"), Annotated[str, Meta(min_length=1, description="the path of a program")])
+    kinds |= dict.fromkeys(PROGRAMS, Annotated[str, Meta(min_length=1, description="the path of a program")])
     fields = [(name, kind | None, None) for name, kind in kinds.items()]
     return defstruct("SettingsRecord", fields, bases=(Record,), frozen=True, forbid_unknown_fields=True)
 
@@ -271,7 +274,7 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
     switches = {*FLAGS, *(name for name, option in LOAD_OPTIONS.items() if option.kind is bool)}
     options = (name for name, option in LOAD_OPTIONS.items() if option.has_variable)
     values = {}
-    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "full_context", "theme", "vllm", "sglang"):
+    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "full_context", "theme", *PROGRAMS):
         text = env.get(f"DFLASH_{name.upper()}", "").strip()
         if text:
             values[name] = FLAG_WORDS.get(text.lower(), text.lower()) if name in switches else text

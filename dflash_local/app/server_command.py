@@ -1,5 +1,6 @@
-"""The command that serves a pair with vLLM or SGLang on this machine, or on several: the registry row's, or, for a
-pair without one, that of its drafter's block size.
+"""The command that serves a pair with a server program on this machine, or on several.
+
+Of vLLM and SGLang it is the registry row's, or, for a pair without one, that of its drafter's block size.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dflash_local.app.llama_cpp_command import llama_cpp_words
 from dflash_local.app.models import ModelStore, model_store
 from dflash_local.app.resolve import Choice, with_local_mirror
 from dflash_local.catalog.row import REMOTE_CODE, Launch, Repo, Row, fingerprint_of
@@ -23,7 +25,7 @@ from dflash_local.remote.programs.server_program import Program
 from dflash_local.settings import Settings
 
 BEGINS: Mapping[Program, tuple[str, ...]] = {"vllm": ("vllm",), "sglang": ("python", "python3")}
-DRAFTING = "--speculative-"  # how all options of drafting begin, of both programs
+DRAFTING = ("--speculative-", "--spec-")  # how all options of drafting begin; the latter are llama.cpp's
 HEAD = "HEAD_ADDRESS"  # stands for the address of the first of several machines
 HEAD_PORT: Mapping[Program, str] = {"vllm": "8000", "sglang": "30000"}  # where they listen unless told otherwise
 MEET_PORT = 20000  # where SGLang's machines meet
@@ -58,6 +60,8 @@ def server_command(
         SettingsError: the row's command starts another program.
     """
     store = model_store(user)
+    if program == "llama.cpp":
+        return ServerCommand(llama_cpp_words(choice, store, drafts))
     choice = choice if store is None else with_local_mirror(choice, store)
     row = choice.drafter_row if drafts or choice.row is None else choice.row
     if drafts and choice.drafter is None:
@@ -143,7 +147,7 @@ def _of_node(program: Program, nodes: int, rank: int) -> list[str]:
 
 
 def _launch_of(program: Program, row: Row | None) -> Launch | None:
-    if row is None or row.server is None:
+    if row is None or row.server is None or program == "llama.cpp":
         return None
     return row.server.vllm if program == "vllm" else row.server.sglang
 

@@ -1,4 +1,4 @@
-"""Launches a vLLM or SGLang server for a pair on this machine.
+"""Launches a server of another program for a pair on this machine.
 
 The server listens on loopback, at a free port, behind a fresh token, and ends with this program unless it is kept.
 """
@@ -23,7 +23,7 @@ from dflash_local.errors import MissingDependencyError, SettingsError, UsageErro
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.remote.endpoint import ServerEndpoint
 from dflash_local.remote.programs import PROGRAMS
-from dflash_local.remote.programs.server_program import Program
+from dflash_local.remote.programs.server_program import Program, variable_of
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import make_private
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from dflash_local.remote.server_process import LoadPatience, ServerProcess
 
 HOST = "127.0.0.1"
-KEY_VARIABLE = "VLLM_API_KEY"  # SGLang has none: its key stands on its command line
+KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY")  # SGLang has none: its key stands on its command line
+EXECUTABLES: Mapping[Program, str] = {"llama.cpp": "llama-server"}  # where they are not called as the program is
 LOADING_GRACE_S = 1.0  # while it loads it has nothing to finish, and vLLM does not listen
 KEPT_LOGS = 20  # of all launched servers; older ones are removed
 
@@ -68,7 +69,8 @@ def launch(
     command = server_command(program, choice, user, drafts, REMOTE_CODE in extra)
     executable = program_of(program, user)
     token, endpoint = token or secrets.token_urlsafe(24), _free_endpoint()
-    argv = [str(executable), *command.words[1:], "--served-model-name", choice.name]
+    named = "--alias" if program == "llama.cpp" else "--served-model-name"
+    argv = [str(executable), *command.words[1:], named, choice.name]
     argv += ["--host", HOST, "--port", endpoint.url.rpartition(":")[2]]
     argv += ["--api-key", token] if program == "sglang" else []
     log = _log_file(program, user)
@@ -96,14 +98,20 @@ def program_of(program: Program, user: Settings) -> Path:
     Raises:
         SettingsError: the setting names no program. MissingDependencyError: there is none.
     """
+    called = EXECUTABLES.get(program, program)
     own = user.own_programs.get(program)
     if own is not None:
         path = Path(own).expanduser()
         if not (path.is_file() and os.access(path, os.X_OK)):
-            what = "the program vllm" if program == "vllm" else "the Python that has SGLang"
-            raise SettingsError(f"DFLASH_{program.upper()}={own!r} is no program", f"give the path of {what}")
+            what = "the Python that has SGLang" if program == "sglang" else f"the program {called}"
+            raise SettingsError(f"{variable_of(program)}={own!r} is no program", f"give the path of {what}")
         return path.absolute()
-    found = child_process.find_program(program)
+    found = child_process.find_program(called)
+    if found is None and called != program:
+        raise MissingDependencyError(
+            f"{called} of {PROGRAMS[program].title} is not on PATH",
+            f"build it or take a release of it, then {variable_of(program)}=FILE; or --url of a running server",
+        )
     if found is None:
         executable = "vllm" if program == "vllm" else "python"
         raise MissingDependencyError(
@@ -112,7 +120,7 @@ def program_of(program: Program, user: Settings) -> Path:
             "or --url of a running server",
         )
     script = Path(os.path.realpath(found))  # PATH may reach it through a link, and its Python is beside it
-    return script if program == "vllm" else script.with_name("python")
+    return script.with_name("python") if program == "sglang" else script
 
 
 def _granted(user: Settings, command: ServerCommand, executable: Path, token: str) -> Mapping[str, str]:
@@ -121,7 +129,7 @@ def _granted(user: Settings, command: ServerCommand, executable: Path, token: st
     The programs beside this one, such as a compiler's front end, come first on its PATH.
     """
     path = os.pathsep.join(filter(None, [str(executable.parent), user.environ.get("PATH", "")]))
-    granted = {**command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", KEY_VARIABLE: token}
+    granted = {**command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", **dict.fromkeys(KEY_VARIABLES, token)}
     return granted | ({"HF_TOKEN": user.hub.token} if command.fetched and user.hub.token else {})
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dflash_local.service.service import Service
 
 EXAMPLE = "http://127.0.0.1:8000"
-PROGRAMS = ("vllm", "sglang")  # of ``remote.server_checks``, which --help must not import
+PROGRAMS = ("vllm", "sglang", "llama.cpp")  # of ``remote.programs``, which --help must not import; these are launched
 # What runs a pair: an engine of ours, or a server of another program.
 EngineChoice = Enum("EngineChoice", [(each, each) for each in (*LOAD_OPTIONS["engine"].choices, *PROGRAMS)])  # type: ignore[misc]
 
@@ -45,7 +45,7 @@ class ServerOptions:
         EngineChoice | None,
         typer.Option(
             "--engine",
-            help=f"{LOAD_OPTIONS['engine'].help} vllm, sglang: the server at --url, else one that is launched.",
+            help=f"{LOAD_OPTIONS['engine'].help} {', '.join(PROGRAMS)}: that server at --url, else launched.",
             rich_help_panel=MORE_LOADING,
         ),
     ] = None
@@ -169,7 +169,9 @@ def origin(
     own = {"--engine-args": served.engine_args is not None, "--trust-remote-code": served.trust_remote_code}
     option = next((name for name, given in own.items() if given), None)
     if option is not None and not launching:
-        raise UsageError(f"{option} is for a server that is launched", "give --engine vllm or sglang, and no --url")
+        raise UsageError(
+            f"{option} is for a server that is launched", f"give --engine {', '.join(PROGRAMS)}, and no --url"
+        )
     if url is not None and (served.own or keep):
         raise UsageError(
             f"--{'own' if served.own else 'keep'} is for what this command starts", "leave it out with --url"

@@ -317,7 +317,8 @@ class ServerReply:
     def _events(self, content: ConfigFields) -> Iterator[Event]:
         now = time.perf_counter() - self._began
         self.usage = _usage(content) or self.usage
-        self.acceptance = server_metrics.of_reply(content.values) or self.acceptance
+        if self._facts.drafts is not False and self._request.mode != "ar":
+            self.acceptance = server_metrics.of_reply(content.values) or self.acceptance
         self._prompt_ids = _ids(content, "prompt_token_ids") or self._prompt_ids
         choices = content.optional_list("choices", MAX_CHOICES)
         if not choices:

@@ -12,7 +12,7 @@ from dflash_local.remote.programs.server_program import Program
 TAIL = 256 * 2**10  # bytes of the end that are looked at
 MAX_LINE = 300  # characters of it in one line
 
-# What both programs write while they start, in this order; which of them has come says how far a start is.
+# What programs write while they start, in this order; which of them has come says how far a start is.
 STAGES: Mapping[Program, tuple[str, ...]] = {
     "vllm": (
         *("non-default args", "Initializing a V1 LLM engine", "Starting to load model", "Loading weights took"),
@@ -22,6 +22,7 @@ STAGES: Mapping[Program, tuple[str, ...]] = {
         *("server_args=", "Load weight begin", "Load weight end", "KV Cache is allocated"),
         *("Capture cuda graph begin", "Capture cuda graph end", "Uvicorn running on"),
     ),
+    "llama.cpp": ("loading model", "initializing, n_slots", "model loaded", "listening on"),
 }
 # (EngineCore pid=12) ERROR 11-23 12:00:00 [core.py:700] of vLLM, [2026-11-23 12:00:00 TP0] of SGLang
 PREFIX = re.compile(r"^(\([\w .=-]{1,60}\) )*([A-Z]{4,8} [\d-]+ [\d:.,]+ (\[[^\]]{1,60}\] ?)*|\[20[^\]]{1,60}\] ?)?")

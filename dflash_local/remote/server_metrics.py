@@ -219,7 +219,7 @@ def of_reply(content: Mapping[str, Any]) -> ServerAcceptance | None:
         return _reported(found, VLLM_FIELDS)
     extension = content.get("sglext", content.get("sgl_ext"))
     timings = content.get("timings")
-    if isinstance(timings, dict) and "draft_n" in timings:
+    if isinstance(timings, dict):
         return _timed(timings)
     details = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
     if isinstance(details, list):
@@ -242,7 +242,8 @@ def _reported(found: Mapping[str, Any], names: tuple[str, str, str, str, str]) -
 
 def _timed(found: Mapping[str, Any]) -> ServerAcceptance | None:
     """llama.cpp counts tokens alone: each pass behind the prompt's wrote one more than it accepted."""
-    tokens, drafted, accepted = (_count(found.get(name)) for name in ("predicted_n", "draft_n", "draft_n_accepted"))
+    tokens = _count(found.get("predicted_n"))
+    drafted, accepted = (_count(found.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))  # absent at none
     if tokens is None or drafted is None or accepted is None or not accepted <= min(drafted, tokens):
         return None
     return ServerAcceptance(max(0, tokens - 1 - accepted), drafted, accepted, undrafted=True)

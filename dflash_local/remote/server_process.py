@@ -1,4 +1,4 @@
-"""A vLLM or SGLang server as a process of this program: started with a log, watched until it answers, ended.
+"""A server of another program as a process of this one: started with a log, watched until it answers, ended.
 
 It has a session of its own, so that Ctrl-C is for this program alone, and a second process ends it where this one is
 killed.
@@ -24,12 +24,12 @@ from dflash_local.errors import DFlashError, Interrupted, MissingDependencyError
 from dflash_local.remote import server_log
 from dflash_local.remote.endpoint import TOKEN_VARIABLE, ServerEndpoint, within
 from dflash_local.remote.programs import PROGRAMS
-from dflash_local.remote.programs.server_program import Program
+from dflash_local.remote.programs.server_program import Program, variable_of
 from dflash_local.remote.server_watch import END_S
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
 
 WATCH = Path(__file__).with_name("server_watch.py")
-HEALTH = "/health"  # of both programs; needs no token
+HEALTH = "/health"  # of all programs; needs no token
 HEALTH_S = 5.0
 POLL_S = 0.5
 Progress = Callable[[str, float], None]  # what a start is at, and how far (0..1)
@@ -89,7 +89,7 @@ class ServerProcess:
         except OSError as error:
             raise MissingDependencyError(
                 f"{self._title} cannot be started: {terminal.safe_line(argv[0])}: {error.strerror}",
-                f"DFLASH_{program.upper()}=PATH names another one",
+                f"{variable_of(program)}=PATH names another one",
             ) from error
         finally:
             os.close(descriptor)

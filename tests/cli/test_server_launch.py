@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local.app.llama_cpp_command import llama_cpp_words
 from dflash_local.app.resolve import choose
 from dflash_local.app.server_launch import launch, program_of
 from dflash_local.catalog import bundled
@@ -261,3 +262,33 @@ def test_a_plain_server_that_does_not_start_costs_the_race(
     found = cli("race", "demo", "hi", "--engine", "vllm")
     assert found.code == 7 and "No room for one request, 9 GiB are needed" in found.err and len(logs(own_home)) == 2
     assert not is_alive(started(record)["pid"])
+
+
+def test_llama_cpp_is_launched_with_the_file_of_the_pair(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = ROOT / "tests" / "golden" / "gguf" / "llama.gguf"
+    record = fake_program(tmp_path / "program", monkeypatch, "DFLASH_LLAMA_CPP")
+    result = cli("certify", str(gguf), "--engine", "llama.cpp", "--prompt", "hi", "--max-new-tokens", "12")
+    assert result.code == 0 and "verdict: 1 of 1 greedy replies equal, token by token\n" in result.out, result.err
+    found = started(record)
+    argv = found["argv"]
+    assert argv[:2] == ["--model", str(gguf)] and "--spec-type" not in argv, "the plain one came last"
+    assert argv[argv.index("--alias") + 1] == str(gguf) and len(found["pids"]) == 2 and not found["alive_before"]
+    assert found["environ"]["LLAMA_API_KEY"] not in " ".join(argv)
+    drafter = gguf.with_name("drafter-qwen3-dflash2-b16.gguf")
+    choice = choose(str(gguf), str(drafter), load_settings())
+    words = llama_cpp_words(choice, None, True)
+    assert words[-4:] == ("--spec-type", "draft-dflash", "--spec-draft-model", str(drafter))
+
+
+def test_llama_cpp_takes_gguf_files_and_has_a_program_of_another_name(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = cli("run", "demo", "hi", "--engine", "llama.cpp")
+    assert result.code == 2 and "llama.cpp reads GGUF files, and none of demo is on this machine" in result.err
+    monkeypatch.setenv("PATH", "/nowhere")
+    gguf = ROOT / "tests" / "golden" / "gguf" / "llama.gguf"
+    result = cli("run", str(gguf), "hi", "--engine", "llama.cpp")
+    assert result.code == 1 and "llama-server of llama.cpp is not on PATH" in result.err
+    assert "DFLASH_LLAMA_CPP=FILE" in result.err

@@ -94,6 +94,12 @@ def main() -> None:
         time.sleep(1)
     time.sleep(float(os.environ.get("FAKE_DELAY", "0")))
     value = {word: words[at + 1] for at, word in enumerate(words[:-1])}
+    if "--alias" in words:
+        from tests.remote.scripted_server import ScriptedServer, scripted
+
+        drafts = any(word.startswith("--spec-type") for word in words)
+        with scripted(ScriptedServer(model=value["--alias"], drafts=drafts), int(value["--port"])):
+            time.sleep(600)
     sglang = "sglang.launch_server" in words
     token = value.get("--api-key") if sglang else os.environ.get("VLLM_API_KEY")
     fake = Fake(

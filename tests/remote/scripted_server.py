@@ -124,6 +124,7 @@ class ScriptedHandler(BaseHTTPRequestHandler):
         fake = self.server_
         settings = {"params": {"speculative.types": "none"}, "n_ctx": 4096}
         routes: dict[str, Any] = {
+            "/health": {"status": "ok"},
             "/v1/models": {"object": "list", "data": [{"id": fake.model, "object": "model"}]},
             "/props": {"default_generation_settings": settings, "build_info": "b11434-x", "endpoint_slots": True},
             "/slots": [{"id": 0, "n_ctx": 4096, "speculative": fake.drafts}],
@@ -185,9 +186,9 @@ class ScriptedHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def scripted(fake: ScriptedServer) -> Iterator[ScriptedServer]:
+def scripted(fake: ScriptedServer, port: int = 0) -> Iterator[ScriptedServer]:
     """Within, the server listens on loopback at ``fake.url``."""
-    server = Server(("127.0.0.1", 0), type("Handler", (ScriptedHandler,), {"server_": fake}))
+    server = Server(("127.0.0.1", port), type("Handler", (ScriptedHandler,), {"server_": fake}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     fake.url = f"http://127.0.0.1:{server.server_address[1]}"

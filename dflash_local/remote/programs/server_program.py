@@ -70,6 +70,11 @@ class ServerProgram:
     continues: Mapping[str, Any] = field(default_factory=dict)
 
 
+def variable_of(program: Program) -> str:
+    """The environment variable that names the program to launch."""
+    return f"DFLASH_{program.upper().replace('.', '_')}"
+
+
 def text_of(value: Any) -> str:
     """A short text of a server, safe to show; empty for anything else."""
     return terminal.safe_line(value)[:MAX_NAME] if isinstance(value, str) else ""
