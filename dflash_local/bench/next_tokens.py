@@ -31,7 +31,7 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TokenCount:
     """A token at a prefix, or the rare ones together (None): how often it came, and was expected to."""
 
     path: Path
@@ -53,7 +53,7 @@ class Fit:
         outside: tokens that top-p leaves out. tail: the probability of a statistic as large; 1 where nothing is tested.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[TokenCount, ...]
     places: int
     outside: int
 
@@ -81,7 +81,7 @@ class Fit:
         return self.outside > SPILL * self.tokens
 
     @property
-    def worst(self) -> Cell:
+    def worst(self) -> TokenCount:
         return max(self.cells, key=lambda cell: abs(cell.distance))
 
     @property
@@ -137,7 +137,7 @@ def prefixes(replies: Sequence[Path]) -> dict[Path, Counter[int]]:
 
 def fit(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob], top_p: float = TOP_P) -> Fit:
     """Test all prefixes whose probabilities are known."""
-    cells: list[Cell] = []
+    cells: list[TokenCount] = []
     places = outside = 0
     for path, came in counts.items():
         if path not in rows:
@@ -169,10 +169,10 @@ def rare(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob])
         total += number_kept
     if min(expected, total - expected) < EXPECTED:
         return Fit((), 0, 0)
-    return Fit((Cell((), None, came, expected), Cell((), None, total - came, total - expected)), 1, 0)
+    return Fit((TokenCount((), None, came, expected), TokenCount((), None, total - came, total - expected)), 1, 0)
 
 
-def _cells(path: Path, came: Counter[int], expected: Mapping[int, float]) -> Iterator[Cell]:
+def _cells(path: Path, came: Counter[int], expected: Mapping[int, float]) -> Iterator[TokenCount]:
     """One for each token that is expected often enough, and one for all others."""
     total = sum(came.values())
     often = {token: total * value for token, value in expected.items() if total * value >= EXPECTED}
@@ -181,9 +181,9 @@ def _cells(path: Path, came: Counter[int], expected: Mapping[int, float]) -> Ite
         token = min(often, key=lambda one: often[one])
         rest += often.pop(token)
     for token, number in often.items():
-        yield Cell(path, token, came[token], number)
+        yield TokenCount(path, token, came[token], number)
     if rest >= EXPECTED:
-        yield Cell(path, None, total - sum(came[token] for token in often), rest)
+        yield TokenCount(path, None, total - sum(came[token] for token in often), rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +230,10 @@ def judge(
         drafted, plain: prompt and reply; rows: at prefixes that begin with the prompt's number.
     """
     counts, control = (prefixes([(prompt, *reply) for prompt, reply in replies]) for replies in (drafted, plain))
-    one = {path: each for path, each in counts.items() if len(path) == 1}
+    one: dict[Path, Counter[int]] = {path: each for path, each in counts.items() if len(path) == 1}
     more = {path: each for path, each in counts.items() if len(path) > 1}
     own = {path: each for path, each in control.items() if path}
-    every = {**one, **more}
+    every: dict[Path, Counter[int]] = {**one, **more}
     first, later, seldom, plain_fit = fit(one, rows), fit(more, rows), rare(every, rows), fit(own, rows)
     if plain_fit.wrong or rare(own, rows).wrong:
         name = _name(own, rows) or f"it does not sample as asked: {_cell(plain_fit.worst)}"
@@ -270,6 +270,6 @@ def _name(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]
     return ""
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TokenCount) -> str:
     what = "the rare ones" if cell.token is None else f"token {cell.token}"
     return f"{what} came {cell.came} times, {cell.expected:.0f} expected"

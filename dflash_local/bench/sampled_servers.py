@@ -35,9 +35,10 @@ def compare_sampled(
     Raises:
         DFlashError: a request failed. Interrupted: cancelled.
     """
-    jobs: list[tuple[Mode, int, int]] = [
+    counts: dict[Mode, int] = {"dflash": samples, "ar": max(1, samples // CONTROLS)}
+    jobs = [
         (mode, number, seed)
-        for mode, count in (("dflash", samples), ("ar", max(1, samples // CONTROLS)))
+        for mode, count in counts.items()
         for seed in range(count)
         for number in range(len(requests))
     ]

@@ -38,7 +38,8 @@ def asked(server: OpenAIServer, plain: bool) -> Abilities:
     Raises:
         ServerError: it is gone.
     """
-    program, mode = server.facts.server, "ar" if plain else "dflash"
+    program = server.facts.server
+    mode: Mode = "ar" if plain else "dflash"
     told = _answer(server, _question(program.token_ids, mode, 2 if plain and program.logprobs else None))
     raw = _answer(server, Request(prompt="a", limits=Limits(1), mode=mode))
     warm = _question(False, mode, None)
