@@ -31,7 +31,7 @@ def body_of(request: Request, facts: ServerFacts, seed: int, all_tokens: bool = 
     body: dict[str, Any] = {
         "model": facts.served,
         "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "stream_options": {"include_usage": True},
         "max_tokens": None if facts.context and limit >= facts.context else limit,
         "seed": seed,
         **(facts.server.all_tokens if all_tokens else {}),

@@ -11,10 +11,10 @@ def _report(get: Get) -> SelfReport | None:
     if status is None or not isinstance(status.get("model"), str) or not isinstance(status.get("state"), str):
         return None
     facts = status.get("facts")
-    facts = facts if isinstance(facts, dict) else {}
-    block = whole_of(facts.get("block_size"), MAX_POSITIONS)
-    drafter = text_of(facts.get("drafter"))
-    return SelfReport(text_of(status.get("version")), bool(drafter), "", "", block if drafter else None)
+    facts = facts if isinstance(facts, dict) else {}  # before the first load
+    drafts = status.get("mode") != "ar" and bool(facts.get("drafter") or not facts)
+    block = whole_of(facts.get("block_size"), MAX_POSITIONS) if drafts else None
+    return SelfReport(text_of(status.get("version")), drafts, block_size=block)
 
 
 PROGRAM = ServerProgram(

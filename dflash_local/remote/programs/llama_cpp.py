@@ -49,6 +49,8 @@ def _proves_off(post: Post) -> bool:
 
 
 def _own_request(post: Post, body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if "tools" in body:
+        raise UsageError("llama.cpp names the tokens of replies without tools only", "leave return_token_ids out")
     found = dict(body)
     dropped = ("model", "stream_options", "messages", "chat_template_kwargs", "continue_final_message", "max_tokens")
     taken = {name: found.pop(name, None) for name in (*dropped, "logprobs", "top_logprobs")}

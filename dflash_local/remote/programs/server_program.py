@@ -70,6 +70,10 @@ class ServerProgram:
     continues: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Counts of tokens with every event, in vLLM's words.
+COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
 def variable_of(program: Program) -> str:
     """The environment variable that names the program to launch."""
     return f"DFLASH_{program.upper().replace('.', '_')}"

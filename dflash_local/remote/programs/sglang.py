@@ -5,7 +5,14 @@ It holds the start options of the server, and among them its keys, so that only 
 
 from __future__ import annotations
 
-from dflash_local.remote.programs.server_program import Get, SelfReport, ServerProgram, text_of, whole_of
+from dflash_local.remote.programs.server_program import (
+    COUNTED,
+    Get,
+    SelfReport,
+    ServerProgram,
+    text_of,
+    whole_of,
+)
 from dflash_local.remote.server_metrics import MAX_POSITIONS
 
 
@@ -30,5 +37,5 @@ PROGRAM = ServerProgram(
     title="SGLang",
     report=_report,
     # It streams no token ids (noonghunna/club-3090 PR 1257), and reports its drafts instead.
-    fields={"return_spec_tokens_details": True},
+    fields={"return_spec_tokens_details": True, **COUNTED},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_local.remote.programs.server_program import Get, SelfReport, ServerProgram, text_of
+from dflash_local.remote.programs.server_program import COUNTED, Get, SelfReport, ServerProgram, text_of
 
 
 def _report(get: Get) -> SelfReport | None:
@@ -16,7 +16,7 @@ PROGRAM = ServerProgram(
     report=_report,
     token_ids=True,
     logprobs=True,
-    fields={"return_token_ids": True},
+    fields={"return_token_ids": True, **COUNTED},
     logprob_fields={"return_tokens_as_token_ids": True},
     constrains=True,
     continues={"add_generation_prompt": False},  # it refuses both together, and the other is its default
