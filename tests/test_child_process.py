@@ -17,7 +17,7 @@ from dflash_local import child_process, settings
 from dflash_local.app.resolve import choose
 from dflash_local.app.server_launch import launch, program_of
 from dflash_local.child_process import variables
-from dflash_local.cli.main import app
+from dflash_local.cli.main import COMMANDS
 from dflash_local.errors import MissingDependencyError, ServerError
 from dflash_local.ui.tui.own_commands import edited
 from tests.remote.launched_fake import ROOT
@@ -30,7 +30,6 @@ HOSTILE = (
 SCRIPT = "import sys\nfrom dflash_local.cli.main import main\nsys.exit(main())\n"
 SHORT = ("--max-new-tokens", "2")
 RUN = ("run", "demo", "hi", *SHORT)
-COMMANDS = tuple(str(command.name or getattr(command.callback, "__name__", "")) for command in app.registered_commands)
 # Of a child that a command starts only where a card is: the same call, by itself.
 BASELINE = """
 from dflash_local.bench import baselines

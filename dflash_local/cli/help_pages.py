@@ -5,6 +5,7 @@ An option stands in the group that its ``rich_help_panel`` names. Imports nothin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -64,14 +65,12 @@ class HelpfulCommand(TyperCommand):
 class HelpfulGroup(TyperGroup):
     """The program, whose help has a section for each panel of commands."""
 
+    panels: Mapping[str, Mapping[str, str]] = {}  # of commands: name and first sentence
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
-        for name, command in self.commands.items():
-            title = str(getattr(command, "rich_help_panel", ""))
-            panels.setdefault(title, []).append((name, command.get_short_help_str(limit=formatter.width)))
-        for title, records in panels.items():
+        for title, commands in self.panels.items():
             with formatter.section(title):
-                formatter.write_dl(records)
+                formatter.write_dl(list(commands.items()))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         _write_examples(self.epilog, formatter)

@@ -30,7 +30,6 @@ def add_command(
     name: str,
     command: Callable[..., Any],
     *,
-    panel: str,
     examples: Sequence[str],
     planning: bool = False,
 ) -> None:
@@ -40,10 +39,10 @@ def add_command(
     option that the command has itself under the name of a field of ``LoadConfig`` stays the command's.
 
     Args:
-        panel: of the program's help. examples: command lines that the command's help ends with.
+        examples: command lines that the command's help ends with.
         planning: only the options that the memory plan depends on.
     """
-    added = app.command(name, cls=HelpfulCommand, epilog="\n".join(examples), rich_help_panel=panel)
+    added = app.command(name, cls=HelpfulCommand, epilog="\n".join(examples))
     added(_with_options(command, planning))
 
 

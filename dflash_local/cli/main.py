@@ -5,26 +5,46 @@ Imports nothing heavy: every command imports what it needs when it runs.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from dflash_local import __version__, settings
+from dflash_local import __version__
 from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_unbreakable
 from dflash_local.cli.help_pages import HelpAll, HelpfulGroup
-from dflash_local.cli.load_options import add_command
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
-# each is the function of the same name in the module of the same name, which has its EXAMPLES
-GROUPS = {
-    "Talk": ("run", "chat", "serve", "web", "race"),
-    "Models": ("models", "show", "plan", "pull", "rm"),
-    "This machine": ("check", "ps", "stop", "certify", "bench", "doctor"),
+# Each is the function of the same name in the module of the same name, which has its EXAMPLES. Beside it the first
+# sentence of its help: the first page is written without importing them.
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Talk": {
+        "run": "Answer one prompt.",
+        "chat": "Talk with a model: a screen on a terminal, else line by line.",
+        "serve": "Serve a model to OpenAI clients on this machine; Ctrl-C stops it.",
+        "web": "Chat, race, measure and manage models in a browser.",
+        "race": "Watch a pair race itself, with and without drafting.",
+    },
+    "Models": {
+        "models": "List all pairs: their size, what is here, and how they fit this machine.",
+        "show": "Show a pair: how it runs here, its parts and licences.",
+        "plan": "Say whether a pair fits this machine or another, and how fast.",
+        "pull": "Download pairs and verify every byte.",
+        "rm": "Remove pairs from this machine.",
+    },
+    "This machine": {
+        "check": "Check a pair on this card.",
+        "ps": "Show what runs here: servers, pages and what holds a model.",
+        "stop": "Stop what dflash ps shows, and wait until its memory is free.",
+        "certify": "Compare replies with and without drafting.",
+        "bench": "Measure speed and acceptance with and without drafting.",
+        "doctor": "Look at this machine and installation, and say what to mend.",
+    },
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 PLANNING = ("show", "plan")  # load nothing: of the options for loading they take those that a plan depends on
@@ -36,9 +56,35 @@ _PARSE_ERROR: type[typer.BadParameter] = next(
     if cls.__name__ == "ClickException"
 )
 
+
+class Commands(Mapping[str, Any]):
+    """The commands by name; one is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _command_of(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Program(HelpfulGroup):
+    """The program and its commands."""
+
+    panels = GROUPS
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands = Commands()
+
+
 app = typer.Typer(
     name="dflash",
-    cls=HelpfulGroup,
+    cls=Program,
     epilog="dflash chat\ndflash plan Qwen/Qwen3.5-9B --gpu-memory 24",
     help="Run a language model with its DFlash drafter: the same text in less time.",
     rich_markup_mode=None,
@@ -66,11 +112,14 @@ def start(
         Console({}).data_text(context.get_help())
 
 
-for _panel, _names in GROUPS.items():
-    for _name in _names:
-        _of = importlib.import_module(f"dflash_local.cli.{_name}")
-        _call, _planning = getattr(_of, _name), _name in PLANNING
-        add_command(app, _name, _call, panel=_panel, examples=_of.EXAMPLES, planning=_planning)
+@functools.cache
+def _command_of(name: str) -> Any:
+    from dflash_local.cli.load_options import add_command
+
+    module = importlib.import_module(f"dflash_local.cli.{name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    add_command(alone, name, getattr(module, name), examples=module.EXAMPLES, planning=name in PLANNING)
+    return typer.main.get_command(alone)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,6 +166,8 @@ def _invoke(arguments: list[str]) -> int:
 
 def _report(error: DFlashError, arguments: list[str], flags: set[str]) -> int:
     """Show an error as the user wants it, remember it, and give its exit code."""
+    from dflash_local import settings
+
     try:
         user = settings.load()
     except DFlashError:  # the settings themselves may be what is wrong

@@ -50,4 +50,5 @@ def test_commands_stand_in_three_groups(cli: Cli) -> None:
     assert len(text.splitlines()) <= 40 and "..." not in text.partition("\n\n")[2]
     for title, names in GROUPS.items():
         section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
-        assert tuple(line.split()[0] for line in section.splitlines() if line[2] != " ") == names
+        assert [line.split()[0] for line in section.splitlines() if line[2] != " "] == list(names)
+        assert all(command_of(name).get_short_help_str(limit=200) == line for name, line in names.items())
