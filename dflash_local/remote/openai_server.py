@@ -287,6 +287,7 @@ class ServerReply:
         self.usage: Mapping[str, int] | None = None
         self.acceptance: ServerAcceptance | None = None
         self.unparsed = False
+        self._plain_step: tuple[float | None, str] = (None, "")
         self._request, self._facts, self._seed = request, facts, seed
         self._began = time.perf_counter()
         self._first: tuple[float, int] | None = None  # seconds, and tokens that had come then
@@ -319,6 +320,7 @@ class ServerReply:
         self.usage = _usage(content) or self.usage
         if self._facts.drafts is not False and self._request.mode != "ar":
             self.acceptance = server_metrics.of_reply(content.values) or self.acceptance
+        self._plain_step = server_metrics.plain_step_of_reply(content.values) or self._plain_step
         self._prompt_ids = _ids(content, "prompt_token_ids") or self._prompt_ids
         choices = content.optional_list("choices", MAX_CHOICES)
         if not choices:
@@ -372,6 +374,8 @@ class ServerReply:
             mode="ar" if self._facts.drafts is False else self._request.mode,
             block_size=block,
             seed=self._seed,
+            plain_step_s=self._plain_step[0],
+            plain_from=self._plain_step[1],
             draft_counts=acceptance.counts if acceptance is not None else None,
         )
         return Finished(reason, Usage(self._count("prompt_tokens") or len(self._prompt_ids), tokens), stats)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_local import terminal
 from dflash_local.errors import Interrupted, ServerError
 from dflash_local.remote.endpoint import ANSWER_S, ServerEndpoint, Wait, within
 
@@ -23,6 +24,8 @@ SETTLE_S = 1.0  # a server counts a request as ended a moment after its last eve
 POLL_S = 0.05
 MAX_POSITIONS = 64
 MAX_COUNT = 2**53  # of anything; a larger number is none
+MAX_STEP_MS = 1e6  # of a plain step
+MAX_SOURCE = 80  # characters that say when it was measured
 
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
 _POSITION = re.compile(r'(?:^|,)\s*position="(\d{1,4})"')
@@ -225,6 +228,22 @@ def of_reply(content: Mapping[str, Any]) -> ServerAcceptance | None:
     if isinstance(details, list):
         details = details[0] if len(details) == 1 else None
     return _reported(details, SGLANG_FIELDS) if isinstance(details, dict) else None
+
+
+def plain_step_of_reply(content: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Seconds of a plain step and when they were measured, as our own server tells in an event; None elsewhere.
+
+    It is ``metrics.dflash`` of ``api/reply.py``.
+    """
+    metrics = content.get("metrics")
+    own = metrics.get("dflash") if isinstance(metrics, dict) else None
+    if not isinstance(own, dict):
+        return None
+    step_ms, source = own.get("plain_step_ms"), own.get("plain_from")
+    if not isinstance(step_ms, (int, float)) or isinstance(step_ms, bool) or not 0 < step_ms < MAX_STEP_MS:
+        return None
+    told = terminal.safe_line(source)[:MAX_SOURCE] if isinstance(source, str) else "measured"
+    return step_ms / 1000, f"{told}, by the server"
 
 
 def _reported(found: Mapping[str, Any], names: tuple[str, str, str, str, str]) -> ServerAcceptance | None:

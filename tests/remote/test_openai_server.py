@@ -116,6 +116,24 @@ def test_a_replys_own_figures_come_before_the_counters(fake: Fake, steps: list[i
     assert stats.acceptance_per_position[:3] == pytest.approx((1.0, 1 / 3, 0.0))
 
 
+@pytest.mark.parametrize(
+    ("own", "known"),
+    [
+        ({"plain_step_ms": 8.0, "plain_from": "at load\x1b[2J"}, (0.008, "at load␛[2J, by the server")),
+        ({"plain_step_ms": None, "plain_from": None}, (None, "")),
+        ({"plain_step_ms": True, "plain_from": "x"}, (None, "")),
+        ({"plain_step_ms": -1.0, "plain_from": "x"}, (None, "")),
+        ([], (None, "")),
+    ],
+)
+def test_our_own_server_tells_the_plain_step_that_a_ratio_needs(
+    fake: Fake, own: Any, known: tuple[float | None, str]
+) -> None:
+    fake.figures = {"metrics": {"speculative_decoding": SUMMARY, "dflash": own}}
+    stats = finished_of(events_of(session_of(fake))[0]).stats
+    assert (stats.plain_step_s, stats.plain_from) == known
+
+
 def test_sglang_reports_its_drafts_in_the_reply() -> None:
     details = {"spec_verify_ct": 4, "spec_num_proposed_drafts": 28, "spec_num_correct_drafts": 9}
     fake = Fake(
