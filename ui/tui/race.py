@@ -228,15 +228,18 @@ class RaceScreen(Screen[Race | None]):
         """Show the race again, from the top; all of it at once where motion is not wanted."""
         if (race := self.race) is None:
             return
-        self.set_class(False, "-ended")
-        for view, lane in zip(self.query(LaneView), (race.ar, race.dflash)):
-            view.remove_class("-won")
-            whole = Track.of(lane)
-            marked = lane.mode == "dflash" and not race.in_server
-            await view.begin(LaneLayout(whole, marked), len(whole.text))
-        self.run_of.replay()
-        if self.app.animation_level == "none":
-            await self.action_skip()
+        with self.app.batch_update():  # no frame in between, without texts and figures
+            self.set_class(False, "-ended")
+            for view, lane in zip(self.query(LaneView), (race.ar, race.dflash)):
+                view.remove_class("-won")
+                whole = Track.of(lane)
+                marked = lane.mode == "dflash" and not race.in_server
+                await view.begin(LaneLayout(whole, marked), len(whole.text))
+            self.run_of.replay()
+            if self.app.animation_level == "none":
+                await self.action_skip()
+            else:
+                await self._step(race)
 
     async def action_skip(self) -> None:
         """Show the end of the replay."""
