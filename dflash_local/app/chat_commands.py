@@ -18,6 +18,7 @@ from dflash_local.service.chat_options import SAMPLING, SETTABLE, parse_setting
 from dflash_local.settings import FullContext
 from dflash_local.store import export, history
 from dflash_local.store.records import encode_chat
+from dflash_local.tables import counted
 from dflash_local.terminal import safe, safe_line
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _clear(chat: ChatSession, argument: str) -> str:
         raise UsageError(f"/clear takes no {argument!r}", "/clear begins anew, /clear undo brings the last one back")
     if argument:
         chat.conversation.undo_start_over()
-        return _lines(f"{len(chat.conversation.turns)} messages are back")
+        return _lines(f"{counted(len(chat.conversation.turns), 'message')} back")
     chat.conversation.start_over()
     undo = "; /clear undo brings the last one back until you send a message" if chat.conversation.cleared else ""
     return _lines(f"a new conversation{undo}")

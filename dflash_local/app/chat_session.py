@@ -27,6 +27,7 @@ from dflash_local.settings import Settings
 from dflash_local.store import history
 from dflash_local.store.history import Recorder
 from dflash_local.store.paths import chats_folder
+from dflash_local.tables import counted
 from dflash_local.terminal import safe_line
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class ChatSession(ModelCatalog):
         self.conversation.recorder.go_on(path)
         if found.bad_lines:
             self.warn(f"{found.bad_lines} damaged line(s) of {name} were passed over")
-        return safe_line(f"{len(found.turns)} messages of a chat with {found.model or 'an unknown model'}")
+        return safe_line(f"{counted(len(found.turns), 'message')} of a chat with {found.model or 'an unknown model'}")
 
     @property
     def commands(self) -> Mapping[str, ChatCommand]:

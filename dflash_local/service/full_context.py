@@ -98,7 +98,7 @@ class SentTurns:
             counted = "more than that" if tokens is None else f"{tokens:,} with your message"
             raise ContextError(
                 f"the context of {context:,} tokens is full: the conversation has {counted}",
-                "begin a new chat, or let the oldest messages go (full-context drop)",
+                "begin a new chat, or let the oldest messages go: /set full-context drop, on the page under Settings",
             )
 
         def count(first: int) -> int | None:
@@ -165,4 +165,4 @@ class SentTurns:
         nearly = tokens >= NEARLY_FULL * context
         warn, self._warned = nearly and not self._warned and not self.unsent, nearly
         share = f"the context is {tokens / context:.0%} full ({tokens:,} of {context:,} tokens)"
-        return [Notice(f"{share}; {THEN[how]} (full-context {how})", "warning")] if warn else []
+        return [Notice(f"{share}; {THEN[how]} (setting full-context: {how})", "warning")] if warn else []

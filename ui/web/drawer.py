@@ -11,6 +11,7 @@ from dflash_local.app.kept_chats import age
 from dflash_local.errors import DFlashError
 from dflash_local.store import history
 from dflash_local.store.history import ChatEntry
+from dflash_local.tables import counted
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.visitors import Visitor, Visitors
 
@@ -126,7 +127,7 @@ def _list(entries: Sequence[ChatEntry], shown: str) -> str:
 
 def _item(entry: ChatEntry, shown: bool) -> str:
     name, title = markup.word(entry.name), markup.word(entry.title)
-    facts = " · ".join(filter(None, (age(time.time() - entry.modified), entry.model, f"{entry.turns} messages")))
+    facts = " · ".join(filter(None, (age(time.time() - entry.modified), entry.model, counted(entry.turns, "message"))))
     current = ' aria-current="true"' if shown else ""
     return (
         f'<li data-name="{name}"><button type="button" data-act="open"{current}>'
