@@ -28,10 +28,11 @@ def lines(tables: Sequence[CardTable], width: int) -> list[str]:
     columns = [Column(title, right=title not in TITLES[:2], shrinks=title == "WEIGHTS") for title in TITLES]
     page: list[str] = []
     for each in tables:
-        rows = [_row(row) for row in each.rows]
-        page += [_head(each), *indented(table(columns, rows, width - 2)), ""]
+        rows = [_row(row) for row in each.rows if row.summary.command]
+        rest = wrapped(_too_large(each), width - 2)
+        page += [_head(each), *indented([*table(columns, rows, width - 2), *filter(None, rest)]), ""]
     commands = [row.summary.command for each in tables for row in each.rows if row.summary.command]
-    how = f"one command runs a pair with its weights, such as: {commands[0]}" if commands else ""
+    how = f"One command runs a pair with its weights, such as: {commands[0]}" if commands else ""
     return [*page, *wrapped(" ".join(filter(None, (NOTE, how))), width)]
 
 
@@ -51,9 +52,15 @@ def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
             if found.command:
                 options = found.command.removeprefix(f"dflash chat {found.pair}").strip()
                 yield f"| {' | '.join([*_row(row), f'`{options}`' if options else ''])} |"
-        if rest := [row.summary.pair for row in each.rows if not row.summary.command]:
+        if rest := _too_large(each):
             yield ""
-            yield f"Does not fit: {', '.join(rest)}."
+            yield rest
+
+
+def _too_large(each: CardTable) -> str:
+    """Name the pairs that do not fit; empty where all do."""
+    rest = [row.summary.pair for row in each.rows if not row.summary.command]
+    return f"Does not fit: {', '.join(rest)}." if rest else ""
 
 
 def _head(each: CardTable) -> str:
@@ -63,8 +70,7 @@ def _head(each: CardTable) -> str:
 
 def _row(row: CardRow) -> tuple[str, ...]:
     found, best = row.summary, row.summary.best
-    if best is None:
-        return found.pair, "does not fit", "-", "-", "-", "-", "-"
+    assert best is not None  # of a pair that has a command
     size = "-" if found.download_gib is None else f"{'~' if found.computed else ''}{found.download_gib:.1f}"
     plain = "-" if found.plain_tokens_per_s is None else f"{found.plain_tokens_per_s:.0f}"
     lengths = None if best.prediction is None else best.prediction.acceptance

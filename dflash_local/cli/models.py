@@ -15,7 +15,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
-from dflash_local.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table
+from dflash_local.tables import UNKNOWN, Column, amount, field, gib, in_gib, natural_width, table, wrapped
 from dflash_local.ui.pair_text import marks
 from dflash_local.ui.plan_text import machine_line, speed_range
 
@@ -134,7 +134,8 @@ def _table(found: list[tuple[InstallStatus, Summary]], where: Machine, width: in
         rows = [tuple("-" if cell == SHOWN["absent"] else cell for cell in row[:-1]) for row in rows]
     lines = table(columns, rows, width)
     lines += ["", *field("fits on", machine_line(where), width, 9)]
-    return [*lines, "dflash show MODEL tells more; dflash pull MODEL downloads."]
+    servers = "server: vLLM or SGLang run it, not this program; " if any("server" in row for row in rows) else ""
+    return [*lines, *wrapped(f"{servers}dflash show MODEL tells more; dflash pull MODEL downloads.", width)]
 
 
 def _as_json(item: InstallStatus, summary: Summary) -> dict[str, Any]:

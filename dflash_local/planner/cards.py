@@ -50,6 +50,14 @@ CARDS: dict[str, float] = {
     "RX 7900 XTX": 24,
     "MI300X": 192,
 }
+# What people call a card -> the driver's name, of which the speed is known: the faster kind where there are two.
+SPOKEN = {
+    "RTX 6000 Ada": "RTX 6000 Ada Generation",
+    "RTX PRO 6000": "RTX PRO 6000 Blackwell Workstation Edition",
+    "A100 40GB": "A100-SXM4-40GB",
+    "A100 80GB": "A100-SXM4-80GB",
+    "H100": "H100 80GB HBM3",
+}
 # Of each usual size a card whose bandwidth is known, and its GiB: it stands for that size where no name is given.
 TYPICAL = (
     ("RTX 4060", 8.0),
@@ -109,7 +117,7 @@ FILLER = ("nvidia", "geforce", "amd", "radeon", "instinct", "tesla", "gpu", "gra
 
 
 def card_memory(name: str) -> tuple[str, float]:
-    """Return the table's name of a card and its GiB.
+    """Return the driver's name of a card, or the table's, and its GiB.
 
     Raises:
         UsageError: no such card; suggests the nearest.
@@ -117,7 +125,8 @@ def card_memory(name: str) -> tuple[str, float]:
     keys = {_key(card): card for card in CARDS}
     wanted = _key(name)
     if wanted in keys:
-        return keys[wanted], CARDS[keys[wanted]]
+        card = keys[wanted]
+        return SPOKEN.get(card, card), CARDS[card]
     close = difflib.get_close_matches(wanted, keys, n=3, cutoff=0.5)
     close += [key for key in keys if wanted and key.startswith(wanted) and key not in close]
     named = ", ".join(keys[key] for key in close)
