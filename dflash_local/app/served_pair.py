@@ -35,6 +35,7 @@ from dflash_local.planner import hardware, software
 from dflash_local.service.service import Service
 from dflash_local.settings import FullContext, Settings
 from dflash_local.store.paths import chats_folder
+from dflash_local.store.settings_file import remember
 from dflash_local.tables import amount
 
 PACKAGES = ("torch", "transformers", "gradio", "triton", "bitsandbytes")
@@ -91,6 +92,16 @@ class ServedPair(ModelCatalog):
             return []
         no_gpu = not self.models.label and fitting.machine(self.user).kind == "cpu"
         return [f"{TOY[0].upper()}{TOY[1:]}.", TAUGHT, *([NO_GPU] if no_gpu else [])]
+
+    def begin_with(self, name: str) -> str:
+        """Let commands that are given no MODEL take a pair of the list, and say so.
+
+        Raises:
+            UnknownModelError: no such pair. SettingsError: the settings file cannot be written.
+        """
+        known = self._row(name).name
+        remember(self.user, model=known)
+        return f"dflash begins with {known} from now on"
 
     def details(self, name: str, context: int | None = None, draft: bool = True) -> Details:
         """All that is known of a pair, planned as it would be loaded.

@@ -57,7 +57,7 @@ def served(service: Service) -> ServedPair:
 @pytest.mark.parametrize("name", ["", "nope", "/etc", "../..", "~", ".", "demo/../demo", "--all", "a\nb", "x" * 10_000])
 def test_web_names_that_are_not_in_the_registry_are_refused(service: Service, name: str) -> None:
     pair = served(service)
-    for call in (pair.entry, pair.removal, pair.remove, pair.details):
+    for call in (pair.entry, pair.removal, pair.remove, pair.details, pair.begin_with):
         with pytest.raises(UnknownModelError) as raised:
             call(name)
         assert len(raised.value.message) < 200
@@ -72,6 +72,11 @@ def test_names_are_found_in_any_case_and_by_alias(service: Service) -> None:
     assert "z-lab/Qwen3-8B-DFlash-b16" in "\n".join(pair_page(*details, 96))
     assert max(map(len, pair_page(*details, 44)[:12])) <= 44
     assert {entry.name for entry in pair.entries()} >= {"demo", "demo-hybrid", "Qwen/Qwen3-8B"}
+
+
+def test_the_pair_to_begin_with_is_kept_for_the_next_start(service: Service, own_home: Path) -> None:
+    assert served(service).begin_with("qwen3-8b") == "dflash begins with Qwen/Qwen3-8B from now on"
+    assert settings.load().model == "Qwen/Qwen3-8B"
 
 
 def test_a_pair_is_pulled_and_removed_but_not_while_it_is_loaded(service: Service, toy_hub: FakeHub) -> None:

@@ -58,6 +58,14 @@ const rename = (button) => {
   });
   field.addEventListener('blur', end);
 };
+// The window is called as its chat, so that several are told apart.
+const plain = document.title;
+const call = () => {
+  const title = element.querySelector('[aria-current] .df-title');
+  document.title = title ? `${title.textContent} · ${plain}` : plain;
+};
+watch('value', call);
+call();
 """
 # Beside the conversation where there is room; over it, when asked for, where there is none.
 TOGGLE = """

@@ -85,6 +85,7 @@ class ModelsTab:
         with gr.Row(elem_classes="df-actions"):
             self.unload = gr.Button("Unload", interactive=False, elem_id="df-unload", size="md")
             self.remove = gr.Button("Remove", interactive=False, elem_id="df-remove", size="md")
+            self.begin = gr.Button("Begin with it", elem_id="df-begin", size="md")
         with gr.Column(visible=False, elem_id="df-question") as self.question:
             self.asked = gr.HTML()
             with gr.Row(elem_classes="df-actions"):
@@ -118,6 +119,7 @@ class ModelsTab:
         self.unload.click(self._unload, None, self.notice, **quiet)
         self.cancel.click(self._cancel, None, self.notice, **quiet)
         self.remove.click(self._ask, None, asking, **quiet)
+        self.begin.click(self._begin, None, self.notice, **quiet)
         self.yes.click(self._remove, None, asking, **quiet)
         self.no.click(lambda: self._asking(), None, asking, **quiet)
 
@@ -211,6 +213,12 @@ class ModelsTab:
         except DFlashError as error:
             return markup.failed(error)
         return ""
+
+    def _begin(self, request: gr.Request) -> str:
+        try:
+            return markup.paragraph(self._served.begin_with(self._chosen(request)))
+        except DFlashError as error:
+            return markup.failed(error)
 
     def _cancel(self) -> str:
         pull = self._models.pull

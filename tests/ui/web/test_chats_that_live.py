@@ -82,6 +82,7 @@ def test_chats_are_found_opened_named_and_deleted_and_one_window_writes_each(
         wait_until(lambda: listed.locator(".df-title").all_inner_texts() == ["About apples"])
         listed.get_by_text("About apples").click()
         page.locator(USER).get_by_text("About apples").wait_for()
+        page.wait_for_function("document.title.startsWith('About apples · ')")
         other = page.context.new_page()
         enter(other, here)
         assert other.locator(USER).count() == 0, "another window has a conversation of its own"
