@@ -79,7 +79,7 @@ class Program(HelpfulGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands = Commands()
+        self.commands = Commands()  # type: ignore[assignment]  # it is only read
 
 
 app = typer.Typer(
