@@ -5,7 +5,6 @@ An option stands in the group that its ``rich_help_panel`` names. Imports nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -65,12 +64,14 @@ class HelpfulCommand(TyperCommand):
 class HelpfulGroup(TyperGroup):
     """The program, whose help has a section for each panel of commands."""
 
-    panels: Mapping[str, Mapping[str, str]] = {}  # of commands: name and first sentence
+    def panels(self) -> dict[str, list[tuple[str, str]]]:
+        """Return names and first sentences of commands by the title of their panel."""
+        raise NotImplementedError
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, commands in self.panels.items():
+        for title, commands in self.panels().items():
             with formatter.section(title):
-                formatter.write_dl(list(commands.items()))
+                formatter.write_dl(commands)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         _write_examples(self.epilog, formatter)

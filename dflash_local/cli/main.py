@@ -11,6 +11,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,31 +21,11 @@ from dflash_local.cli.console import Console, OutputClosed, hush_stdout, make_un
 from dflash_local.cli.help_pages import HelpAll, HelpfulGroup
 from dflash_local.errors import DFlashError, Interrupted, UsageError
 
-# Each is the function of the same name in the module of the same name, which has its EXAMPLES. Beside it the first
-# sentence of its help: the first page is written without importing them.
-GROUPS: Mapping[str, Mapping[str, str]] = {
-    "Talk": {
-        "run": "Answer one prompt.",
-        "chat": "Talk with a model: a screen on a terminal, else line by line.",
-        "serve": "Serve a model to OpenAI clients on this machine; Ctrl-C stops it.",
-        "web": "Chat, race, measure and manage models in a browser.",
-        "race": "Watch a pair race itself, with and without drafting.",
-    },
-    "Models": {
-        "models": "List all pairs: their size, what is here, and how they fit this machine.",
-        "show": "Show a pair: how it runs here, its parts and licences.",
-        "plan": "Say whether a pair fits this machine or another, and how fast.",
-        "pull": "Download pairs and verify every byte.",
-        "rm": "Remove pairs from this machine.",
-    },
-    "This machine": {
-        "check": "Check a pair on this card.",
-        "ps": "Show what runs here: servers, pages and what holds a model.",
-        "stop": "Stop what dflash ps shows, and wait until its memory is free.",
-        "certify": "Compare replies with and without drafting.",
-        "bench": "Measure speed and acceptance with and without drafting.",
-        "doctor": "Look at this machine and installation, and say what to mend.",
-    },
+# each is the function of the same name in the module of the same name, which has its EXAMPLES
+GROUPS = {
+    "Talk": ("run", "chat", "serve", "web", "race"),
+    "Models": ("models", "show", "plan", "pull", "rm"),
+    "This machine": ("check", "ps", "stop", "certify", "bench", "doctor"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 PLANNING = ("show", "plan")  # load nothing: of the options for loading they take those that a plan depends on
@@ -75,7 +56,8 @@ class Commands(Mapping[str, Any]):
 class Program(HelpfulGroup):
     """The program and its commands."""
 
-    panels = GROUPS
+    def panels(self) -> dict[str, list[tuple[str, str]]]:
+        return {title: [(name, _first_sentence(name)) for name in names] for title, names in GROUPS.items()}
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -110,6 +92,13 @@ def start(
     """Without a command, say which there are."""
     if context.invoked_subcommand is None:
         Console({}).data_text(context.get_help())
+
+
+def _first_sentence(name: str) -> str:
+    """Return what the help of a command begins with, read off its file: importing all of them takes half a second."""
+    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    docstring = source.partition(f"\ndef {name}(")[2].partition('"""')[2].partition('"""')[0]
+    return f"{docstring.partition('.')[0]}."
 
 
 @functools.cache

@@ -50,5 +50,6 @@ def test_commands_stand_in_three_groups(cli: Cli) -> None:
     assert len(text.splitlines()) <= 40 and "..." not in text.partition("\n\n")[2]
     for title, names in GROUPS.items():
         section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
-        assert [line.split()[0] for line in section.splitlines() if line[2] != " "] == list(names)
-        assert all(command_of(name).get_short_help_str(limit=200) == line for name, line in names.items())
+        assert tuple(line.split()[0] for line in section.splitlines() if line[2] != " ") == names
+        flat = " ".join(section.split())
+        assert all(command_of(name).get_short_help_str(limit=200) in flat for name in names)
