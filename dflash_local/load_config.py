@@ -12,6 +12,7 @@ from dflash_local.request import MAX_NEW_TOKENS, check_integer, check_number
 
 MAX_CONTEXT = 2**31 - 1
 FUSED, REFERENCE = "fused", "reference"  # engines
+BALANCED = "balanced"  # a device: several GPUs
 FREQUENT = 65_536  # rows of the head that serves frequent tokens
 QUANTIZED = ("fp8", "int8", "int4")  # formats of ``quantize`` that this program makes and multiplies itself
 BITSANDBYTES = ("bnb-int8", "bnb-nf4")  # and those that it leaves to bitsandbytes
@@ -154,9 +155,9 @@ class LoadConfig:
     )
     device: str = _option(
         "auto",
-        "auto, cpu, cuda, cuda:N, mps, balanced (several GPUs).",
-        pattern=r"auto|cpu|cuda(:[0-9]{1,4})?|mps|balanced",
-        allowed="auto, cpu, cuda, cuda:N, mps or balanced",
+        f"auto, cpu, cuda, cuda:N, mps, {BALANCED} (several GPUs).",
+        pattern=rf"auto|cpu|cuda(:[0-9]{{1,4}})?|mps|{BALANCED}",
+        allowed=f"auto, cpu, cuda, cuda:N, mps or {BALANCED}",
         metavar="DEVICE",
     )
     draft: bool = _option(

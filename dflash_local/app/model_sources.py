@@ -171,8 +171,9 @@ class ServerModels(ModelSource):
         plain_url: of a second running server, which does not draft. drafter: that the first is to draft with, instead
             of the registry's.
         extra: arguments of the program behind those of the registry; ``--trust-remote-code`` among them is the user's
-            leave to run code of a model's repository. drafts: False launches it without its drafter. keep: leave it
-            running in the end. compares: requests in mode ``ar`` go to a second server, see ``two_servers``.
+            leave to run code of a model's repository. gpus: that it splits layers over. drafts: False launches it
+            without its drafter. keep: leave it running in the end. compares: requests in mode ``ar`` go to a second
+            server, see ``two_servers``.
     """
 
     user: Settings
@@ -182,6 +183,7 @@ class ServerModels(ModelSource):
     plain_url: str | None = None
     drafter: str | None = None
     extra: tuple[str, ...] = ()
+    gpus: int | None = None
     drafts: bool = True
     keep: bool = False
     compares: bool = False
@@ -352,7 +354,11 @@ class ServerModels(ModelSource):
             choice.announce(notify)
             with ExitStack() as stack:
                 process = stack.enter_context(
-                    launch(self.program, choice, self.user, drafts, self.extra, notify, cancelled=cancelled)
+                    launch(
+                        *(self.program, choice, self.user, drafts, self.extra, notify),
+                        cancelled=cancelled,
+                        gpus=self.gpus,
+                    )
                 )
                 wanted = wanted_model(pair, self.drafter if drafts else None, self.user)
                 server = attach(process.endpoint, wanted, self.program, process=process)

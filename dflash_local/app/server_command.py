@@ -46,11 +46,17 @@ class ServerCommand:
 
 
 def server_command(
-    program: Program, choice: Choice, user: Settings, drafts: bool = True, trusts: bool = False
+    program: Program,
+    choice: Choice,
+    user: Settings,
+    drafts: bool = True,
+    trusts: bool = False,
+    gpus: int | None = None,
 ) -> ServerCommand:
     """The command that serves a choice; files that are on this machine are named by their folders.
 
     Args:
+        gpus: to split every layer over; None leaves that to the registry's row.
         drafts: False leaves the drafter out, and nothing else.
         trusts: the user lets the server run code of the target's repository, where it needs that.
 
@@ -88,7 +94,7 @@ def server_command(
             f"{' and '.join(fetched)} is not on this machine, and this is offline",
             f"without HF_HUB_OFFLINE: dflash pull {choice.name}",
         )
-    words = launch.words(target, drafter)
+    words = launch.words(target, drafter, gpus)
     if words[0] not in BEGINS[program]:
         raise SettingsError(f"the {program} command of {choice.name} starts {words[0]!r}", "see registry.yaml")
     return ServerCommand(tuple(words if drafts else undrafted(words)), launch.environment, fetched)

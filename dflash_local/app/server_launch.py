@@ -47,13 +47,14 @@ def launch(
     patience: LoadPatience | None = None,
     cancelled: Callable[[], bool] = lambda: False,
     token: str | None = None,
+    gpus: int | None = None,
 ) -> ServerProcess:
     """Launch a server for a choice and wait until it answers; takes minutes.
 
     Args:
         choice: of ``app.resolve.choose``. drafts: False for the same server without its drafter.
         extra: arguments behind those of the registry. notify: told how far the start is.
-        token: that it is to want; a fresh one if not given.
+        token: that it is to want; a fresh one if not given. gpus: see ``server_command``.
 
     Raises:
         MissingDependencyError: the program is not installed. ServerError: it ended or hung, and its line that says why.
@@ -66,7 +67,7 @@ def launch(
             f"{PROGRAMS[program].title} is not launched on this system",
             "start it on Linux (WSL2 is one); --url takes it",
         )
-    command = server_command(program, choice, user, drafts, REMOTE_CODE in extra)
+    command = server_command(program, choice, user, drafts, REMOTE_CODE in extra, gpus)
     executable = program_of(program, user)
     token, endpoint = token or secrets.token_urlsafe(24), _free_endpoint()
     named = "--alias" if program == "llama.cpp" else "--served-model-name"

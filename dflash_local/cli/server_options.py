@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflash_local.app import fitting
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.cli import options as opt
@@ -18,7 +19,7 @@ from dflash_local.cli.help_pages import MORE, MORE_LOADING
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
-from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
+from dflash_local.load_config import BALANCED, FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
 
 if TYPE_CHECKING:
     from dflash_local.app.model_sources import ModelSource, ServerModels
@@ -184,6 +185,10 @@ def origin(
         return Origin(models.pair(model or call.default_model(), drafter), load, models)
     if engine is not None and engine.value in (FUSED, REFERENCE):
         raise UsageError(f"--engine {engine.value} loads a pair here, and --url takes a server's", "leave one out")
+    gpus = None
+    if launching and load.device == BALANCED:
+        gpus = len(fitting.machine(call.user, device=load.device).cards)
+        load = replace(load, device=call.user.load_config.device)
     decided = (replace(load, draft=True) if launching else load).arguments(call.user.load_config)
     if decided:
         hint = "--engine-args passes on what it calls that" if launching else "leave it out with --url"
@@ -193,7 +198,7 @@ def origin(
     models = ServerModels(call.user, call.console.notify, url, program, plain_url, drafter)
     if not launching:
         return Origin(models.pair(model, drafter), load, models)
-    models = replace(models, extra=_words(served.engine_args), drafts=load.draft, keep=keep)
+    models = replace(models, extra=_words(served.engine_args), drafts=load.draft, keep=keep, gpus=gpus)
     pair = models.pair(model or call.default_model(), drafter)
     if served.trust_remote_code or _trusts(call, models, pair):
         models = replace(models, extra=(*models.extra, REMOTE_CODE))

@@ -30,14 +30,13 @@ from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.allocate import dtype_name
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
-from dflash_local.load_config import OFFLOADS
+from dflash_local.load_config import BALANCED, OFFLOADS
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows, without_kernel
 from dflash_local.models.fused.linear import GateUp, Linear
 from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.fused.weights import Front
-from dflash_local.models.load_target import SHARDED
 from dflash_local.planner.load import Load
 from dflash_local.planner.parameters import target_parameters
 from dflash_local.planner.two_cards import even_split
@@ -177,7 +176,7 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
 
 def _front(pair: CheckedPair) -> Front | None:
     """Return the layers for the second GPU, where two are to be filled alike; None for one device."""
-    if pair.where.device != SHARDED or torch.cuda.device_count() < 2:
+    if pair.where.device != BALANCED or torch.cuda.device_count() < 2:
         return None
     model, config = pair.facts.model, replace(pair.config, dtype=dtype_name(pair.where.dtype))
     drafter = drafters_of(model, None if pair.contract is None else pair.contract.drafter, config)

@@ -16,6 +16,7 @@ import torch
 from dflash_local.config.quantization import MXFP4
 from dflash_local.config.quantizers import READ
 from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.load_config import BALANCED
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.target_facts import TargetFacts, settings_of
@@ -28,7 +29,6 @@ from dflash_local.models.transformers_config import (
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SHARDED = "balanced"
 MXFP4_FAMILIES = ("gpt_oss",)  # whose weights in this format transformers decodes
 ADAPTER = "adapter_config.json"
 RANK_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -45,7 +45,7 @@ class Placement:
     @property
     def home(self) -> str:
         """Return the device, of several GPUs the first one."""
-        return "cuda:0" if self.device == SHARDED else self.device
+        return "cuda:0" if self.device == BALANCED else self.device
 
 
 def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Placement:
@@ -55,7 +55,7 @@ def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Place
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if device != SHARDED:
+    if device != BALANCED:
         _check_device(device)
     elif not torch.cuda.is_available():
         raise UsageError("device 'balanced' spreads a target over several GPUs; none is visible here", "use cpu")
@@ -156,7 +156,7 @@ def _built_of_codes(
     config = text_model_config(facts.model.family, facts.text_config)
     if facts.model.quantization is not None and facts.model.quantization.at_load:
         _check_size(files, config)
-    home = torch.device("cpu" if where.device == SHARDED else where.device)
+    home = torch.device("cpu" if where.device == BALANCED else where.device)
     tensors = decoded_tensors(files, facts, home, where.dtype)
     found: tuple[Any, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
         None, config=config, state_dict=tensors, **_options(where, quantization)
@@ -172,7 +172,7 @@ def _options(where: Placement, quantization: Any) -> dict[str, Any]:
     options["trust_remote_code"] = False
     options["generation_config"] = GenerationConfig()  # or it would read the checkpoint's own
     options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
-    options["device_map"] = where.device if where.device == SHARDED else {"": where.device}
+    options["device_map"] = where.device if where.device == BALANCED else {"": where.device}
     options["output_loading_info"] = True
     if quantization is not None:
         options["quantization_config"] = quantization

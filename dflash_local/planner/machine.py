@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
+from dflash_local.load_config import BALANCED
 from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, RunProbe
 from dflash_local.planner.cards import card_memory, find_card, is_old, typical_card
@@ -27,7 +28,6 @@ ROUNDED = GIB // 4  # what is left is rounded down to this: kernels differ by so
 MPS_SHARE = 0.75  # of the main memory is what Metal recommends a program to use at most
 NOMINAL_SHARE = 0.95  # of a nominal size is taken as free
 
-BALANCED = "balanced"
 Kind = Literal["cuda", "mps", "cpu", "named"]
 
 

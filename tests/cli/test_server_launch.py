@@ -19,6 +19,8 @@ from dflash_local.catalog import bundled
 from dflash_local.cli.console import Console
 from dflash_local.errors import Interrupted, ServerError
 from dflash_local.events import LoadProgress, Notice
+from dflash_local.planner import accelerators
+from dflash_local.planner.accelerators import Accelerator
 from dflash_local.remote.server_process import LoadPatience
 from dflash_local.settings import load as load_settings
 from tests.cli.conftest import Cli, Opened
@@ -52,6 +54,22 @@ def test_run_launches_a_server_and_ends_it(cli: Cli, opened: Opened, record: Pat
     assert len(key) > 20 and key not in " ".join(argv) + result.err and stat.S_IMODE(log.stat().st_mode) == 0o600
     assert str(log) in result.err and "Starting to load model" in log.read_text(encoding="utf-8")
     assert not is_alive(found["pid"]) and wait_until_gone(found["child"])
+
+
+def test_a_server_splits_its_layers_over_all_gpus(
+    cli: Cli, opened: Opened, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Accelerator(0, "GPU-1", "NVIDIA A", "580.1", 24 * 2**30, 23 * 2**30, capability=(8, 6))
+    monkeypatch.setattr(accelerators, "nvidia", lambda _probe: (card, card))
+    monkeypatch.setattr(accelerators, "unusable", lambda _driver: "")
+    result = cli("run", "demo", "hi", "--engine", "vllm", "--device", "balanced")
+    assert result.code == 0, result.err
+    argv = started(record)["argv"]
+    assert argv[argv.index("--tensor-parallel-size") + 1] == "2"
+    assert (
+        "--device cuda:1: the launched server decides"
+        in cli("run", "demo", "hi", "--engine", "vllm", "--device", "cuda:1").err
+    )
 
 
 @pytest.mark.parametrize("name", ["demo", "qwen3-4b"])
