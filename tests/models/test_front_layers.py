@@ -43,6 +43,10 @@ def test_a_target_in_two_parts_is_the_whole_one(family: str, tmp_path: Path) -> 
         torch.testing.assert_close(found[1].taps, found[0].taps, rtol=0, atol=0)
         assert split.distinct_of(count) == whole.distinct_of(count)
         points.append([target.snapshot() for target in (whole, split)])
+    for target in (whole, split):
+        target.use_taps((2, 1, 0))
+    (first, second) = (target.prefill(ids, True).taps for target in (whole, split))
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
     for target, point in zip((whole, split), points[1], strict=True):
         target.restore(point)
     again = [target.verify(ids[:ROWS], False).hidden for target in (whole, split)]

@@ -106,7 +106,7 @@ class FrontStack:
         front = layout.front_model(model, len(weights))
         self._own_taps = [layer for layer in taps if layer < len(weights)]
         spec = replace(spec, num_taps=len(self._own_taps))
-        home, away = counters.device, weights[0].norms.mixer_input.weight.device
+        home, away = counters.device, weights[0].device
         tensors = Tensors(layout.run_buffers(front, 1, spec), away, joined=True)
         shared = {name: tensors[buffer.name] for name, buffer in layout.shared_buffers(front, 1, spec).items()}
         self._x, self._taps, self._counters = shared["x"], shared["taps"], shared["counters"]
@@ -143,7 +143,7 @@ class FrontStack:
 
     def prefill(self, x: torch.Tensor, taps: Taps, on_residual: OnResidual | None) -> None:
         """Do the same with a prompt's rows."""
-        wanted = {layer: taps[layer] for layer in self._own_taps if layer in taps}
+        wanted = {layer: out for layer, out in taps.items() if layer < len(self.layers)}
         with self._link.away_from_home():
             self._counters.copy_(self._home_counters)
             own = x.to(self._link.away, copy=True)
