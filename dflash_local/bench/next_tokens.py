@@ -256,11 +256,11 @@ def _name(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]
     for path, number in counts.items():
         if path in rows:
             kept = nucleus(rows[path]).kept
-            best = next(iter(kept))
-            missed += sum(number.values()) * (1 - kept[best])
-            came += sum(number.values()) - number[best]
+            total = sum(number.values())
+            missed += total * (1 - max(kept.values()))
+            came += total - max(number.values())  # of two that are as likely, rounding chooses
     if missed >= PLENTY and came <= missed / PLENTY:
-        return "the temperature is ignored: it always writes the likeliest token"
+        return "the temperature is ignored: it writes the same token at every prefix"
     if whole.spills:
         return f"{whole.outside} tokens came that top-p {TOP_P:g} leaves out: it samples from more than was asked for"
     for other in OTHERS:

@@ -299,3 +299,19 @@ def test_one_llama_cpp_server_that_switches_drafts_off_is_enough(cli: Cli, opene
 def test_samples_are_for_running_servers(cli: Cli, drafting: Fake) -> None:
     result = cli("certify", "demo", "--samples", "5")
     assert result.code == 2 and "--samples is for servers that both run" in result.err
+
+
+def test_servers_that_name_no_tokens_and_do_not_say_whether_they_draft_are_judged_by_text(
+    cli: Cli, drafting: Fake, plain: Fake
+) -> None:
+    """Stand-ins for ollama, written after its published API pages."""
+    for fake in (drafting, plain):
+        fake.program, fake.version, fake.metrics = "ollama", "0.30.0", lambda: ""
+    result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi", "--json")
+    assert result.code == 0, result.err
+    found = result.json
+    assert found["strength"] == "text only" and found["verdict"] == "identical"
+    assert found["servers"]["plain"]["gives"]["token_ids"] is False
+    assert "ollama 0.30.0" in result.err and "does not report whether it drafts" in result.err
+    asked = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi", "--samples", "3")
+    assert asked.code == 2 and "names no tokens" in asked.err

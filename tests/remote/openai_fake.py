@@ -222,6 +222,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._send_raw(fake.raw[self.path])
         served = {"id": fake.model, "object": "model", "root": fake.root, "parent": None, "max_model_len": fake.context}
         routes: dict[str, Any] = {"/health": {}, "/v1/models": {"object": "list", "data": [served]}}
+        if fake.program == "ollama":  # by its published pages; nothing of it was run
+            routes["/api/version"] = {"version": fake.version}
         if fake.program == "vllm":
             routes["/version"] = {"version": fake.version}
         if fake.program == "sglang":
