@@ -88,10 +88,10 @@ def _worst(report: Mapping[str, Any]) -> tuple[str, str]:
     run = max(parted, key=lambda one: (ORDER.index(one["verdict"]), one["divergence"]["margin"] or 0.0))
     found = run["divergence"]
     where = f"The worst place: prompt {run['prompt'] + 1}, {found['unit']} {found['index']}"
-    prefix = f"<p>behind <q>{_text(found['prefix'])}</q></p>" if found.get("prefix") else ""
+    prefix = f"<p>behind <q>{_quoted(found['prefix'])}</q></p>" if found.get("prefix") else ""
     sides = (("ar", "without drafting"), ("dflash", "with drafting"))
     both = "".join(
-        f"<p>{name}: <q>{_text(found[f'{side}_text'] or 'the end')}</q>{_id(found[f'{side}_id'])}</p>"
+        f"<p>{name}: <q>{_quoted(found[f'{side}_text'] or 'the end')}</q>{_id(found[f'{side}_id'])}</p>"
         for side, name in sides
     )
     return where, f"{prefix}{both}<p>{_text(_margin(found))}</p>{_again(found)}"
@@ -118,6 +118,10 @@ def _again(found: Mapping[str, Any]) -> str:
 
 def _id(token: int | None) -> str:
     return "" if token is None else f" (token {token})"
+
+
+def _quoted(value: str) -> str:
+    return _text(value.replace("\n", "\u21b5"))
 
 
 def _text(value: str) -> str:
