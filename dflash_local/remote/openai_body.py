@@ -76,7 +76,8 @@ def uncounted() -> UsageError:
 
 def _check(request: Request, facts: ServerFacts, seed: int) -> None:
     server = facts.server
-    if request.mode == "ar" and facts.drafts is not False and not facts.switches:
+    drafts = facts.drafts or facts.drafts is None and server.tells_drafts  # of one that never tells, the user knows it
+    if request.mode == "ar" and drafts and not facts.switches:
         raise UsageError(
             f"{facts.title} drafts for every request, as it was started: no request can switch that off",
             "a second server without --speculative-config writes plain ones: --plain-url of race, certify and web",
