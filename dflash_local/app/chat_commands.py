@@ -160,7 +160,7 @@ def _clear(chat: ChatSession, argument: str) -> str:
         raise UsageError(f"/clear takes no {argument!r}", "/clear begins anew, /clear undo brings the last one back")
     if argument:
         chat.conversation.undo_start_over()
-        return _lines(f"{counted(len(chat.conversation.turns), 'message')} back")
+        return _lines(f"{counted(len(chat.conversation.turns), 'message')} brought back")
     chat.conversation.start_over()
     undo = "; /clear undo brings the last one back until you send a message" if chat.conversation.cleared else ""
     return _lines(f"a new conversation{undo}")

@@ -27,14 +27,14 @@ BORDER = 0.01  # of top-p: rounding may move a token over it
 SPILL = 0.005  # of all tokens: more of those that top-p leaves out are no rounding
 OTHERS = tuple(percent / 100 for percent in range(90, 45, -5))  # top-p that a server may have taken in its place
 PLENTY = 20.0  # tokens besides the likeliest one that must be expected before their absence says anything
-Path = tuple[int, ...]
+Prefix = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
     """A token at a prefix, or the rare ones together (None): how often it came, and was expected to."""
 
-    path: Path
+    path: Prefix
     token: int | None
     came: int
     expected: float
@@ -126,16 +126,16 @@ def nucleus(row: TokenLogprob, top_p: float = TOP_P) -> Nucleus:
     )
 
 
-def prefixes(replies: Sequence[Path]) -> dict[Path, Counter[int]]:
+def prefixes(replies: Sequence[Prefix]) -> dict[Prefix, Counter[int]]:
     """Prefix -> how often each token came next."""
-    found: dict[Path, Counter[int]] = {}
+    found: dict[Prefix, Counter[int]] = {}
     for reply in replies:
         for at, token in enumerate(reply):
             found.setdefault(reply[:at], Counter())[token] += 1
     return found
 
 
-def fit(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob], top_p: float = TOP_P) -> Fit:
+def fit(counts: Mapping[Prefix, Counter[int]], rows: Mapping[Prefix, TokenLogprob], top_p: float = TOP_P) -> Fit:
     """Test all prefixes whose probabilities are known."""
     cells: list[TokenCount] = []
     places = outside = 0
@@ -152,7 +152,7 @@ def fit(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob], 
     return Fit(tuple(cells), places, outside)
 
 
-def rare(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]) -> Fit:
+def rare(counts: Mapping[Prefix, Counter[int]], rows: Mapping[Prefix, TokenLogprob]) -> Fit:
     """Test the least likely tokens of all prefixes as one: a narrower top-p takes a little from every prefix."""
     came = total = 0
     expected = 0.0
@@ -172,7 +172,7 @@ def rare(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob])
     return Fit((TokenCount((), None, came, expected), TokenCount((), None, total - came, total - expected)), 1, 0)
 
 
-def _cells(path: Path, came: Counter[int], expected: Mapping[int, float]) -> Iterator[TokenCount]:
+def _cells(path: Prefix, came: Counter[int], expected: Mapping[int, float]) -> Iterator[TokenCount]:
     """One for each token that is expected often enough, and one for all others."""
     total = sum(came.values())
     often = {token: total * value for token, value in expected.items() if total * value >= EXPECTED}
@@ -222,7 +222,7 @@ class SampledFinding:
 
 
 def judge(
-    drafted: Sequence[tuple[int, Path]], plain: Sequence[tuple[int, Path]], rows: Mapping[Path, TokenLogprob]
+    drafted: Sequence[tuple[int, Prefix]], plain: Sequence[tuple[int, Prefix]], rows: Mapping[Prefix, TokenLogprob]
 ) -> SampledFinding:
     """Compare the drafting server's tokens with the plain one's probabilities.
 
@@ -230,10 +230,10 @@ def judge(
         drafted, plain: prompt and reply; rows: at prefixes that begin with the prompt's number.
     """
     counts, control = (prefixes([(prompt, *reply) for prompt, reply in replies]) for replies in (drafted, plain))
-    one: dict[Path, Counter[int]] = {path: each for path, each in counts.items() if len(path) == 1}
+    one: dict[Prefix, Counter[int]] = {path: each for path, each in counts.items() if len(path) == 1}
     more = {path: each for path, each in counts.items() if len(path) > 1}
     own = {path: each for path, each in control.items() if path}
-    every: dict[Path, Counter[int]] = {**one, **more}
+    every: dict[Prefix, Counter[int]] = {**one, **more}
     first, later, seldom, plain_fit = fit(one, rows), fit(more, rows), rare(every, rows), fit(own, rows)
     if plain_fit.wrong or rare(own, rows).wrong:
         name = _name(own, rows) or f"it does not sample as asked: {_cell(plain_fit.worst)}"
@@ -249,7 +249,7 @@ def judge(
     return SampledFinding(first, later, seldom, plain_fit, name, False)
 
 
-def _name(counts: Mapping[Path, Counter[int]], rows: Mapping[Path, TokenLogprob]) -> str:
+def _name(counts: Mapping[Prefix, Counter[int]], rows: Mapping[Prefix, TokenLogprob]) -> str:
     """The fault in words where it is one of sampling itself; empty where it is none of these."""
     whole = fit(counts, rows)
     missed = came = 0.0

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dflash_local.bench.next_tokens import DEPTH, TOP_P, Path, SampledFinding, judge
+from dflash_local.bench.next_tokens import DEPTH, TOP_P, Prefix, SampledFinding, judge
 from dflash_local.bench.report import Progress
 from dflash_local.errors import Interrupted
 from dflash_local.events import Mode, TokenLogprob
@@ -42,9 +42,9 @@ def compare_sampled(
         for seed in range(count)
         for number in range(len(requests))
     ]
-    drafted: list[tuple[int, Path]] = []
-    plain: list[tuple[int, Path]] = []
-    rows: dict[Path, TokenLogprob] = {}
+    drafted: list[tuple[int, Prefix]] = []
+    plain: list[tuple[int, Prefix]] = []
+    rows: dict[Prefix, TokenLogprob] = {}
 
     def ask(job: tuple[Mode, int, int]) -> ServerAnswer:
         mode, number, seed = job

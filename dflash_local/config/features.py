@@ -261,6 +261,11 @@ class ModelConfig:
         return any(isinstance(layer.mixer, GatedDeltaNetConfig) for layer in self.layer_kinds)
 
     @property
+    def takes_snapshots(self) -> bool:
+        """Return True when committed tokens may have to be forgotten by going back to a snapshot."""
+        return self.recurrent or any(getattr(layer.mixer, "sliding_window", None) for layer in self.layer_kinds)
+
+    @property
     def dense(self) -> bool:
         """Return True when no layer has experts."""
         return not any(isinstance(layer.mlp, MoEConfig) for layer in self.layer_kinds)

@@ -13,9 +13,8 @@ import torch
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.errors import EngineError, NumericsError
+from dflash_local.layout.cycle import SNAPSHOT_EVERY
 from dflash_local.models.transformers_target import Forward
-
-SNAPSHOT_EVERY = 4096  # tokens of a prompt
 
 Cut = Callable[[Sequence[float]], int]  # from the confidences of a block's drafts to the rows that are verified
 

@@ -11,6 +11,7 @@ PREFILL_CHUNK = 1024  # of a prompt's tokens that are processed at once
 CODED_CHUNK_NUMBERS = 2048 * 4096  # of hidden states in a chunk of a quantised target
 CODED_CHUNK_MOST = 2048  # tokens of such a chunk
 LARGER_CHUNKS = (8192, 4096)  # that a plan takes where they fit, the first of them
+SNAPSHOT_EVERY = 4096  # tokens of a prompt, of a target that cannot be cut back: its chunks end there
 CHUNK_STEP = 256  # rows of a tile of the library's products
 MAX_STOP_IDS = 32
 RECORDS = 8  # cycles whose records the device keeps

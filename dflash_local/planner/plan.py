@@ -17,7 +17,7 @@ from dflash_local.config.quantization import kept_format
 from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.with_mtp import drafters_of
 from dflash_local.errors import DoesNotFitError, UsageError
-from dflash_local.layout.cycle import LARGER_CHUNKS, prompt_chunk
+from dflash_local.layout.cycle import LARGER_CHUNKS, SNAPSHOT_EVERY, prompt_chunk
 from dflash_local.layout.quantized import quantize_refusal, quantized
 from dflash_local.load_config import BITSANDBYTES, LOAD_OPTIONS, OFFLOADS, QUANTIZED, LoadConfig
 from dflash_local.loaded import SessionFacts
@@ -284,7 +284,8 @@ class _Case:
         if not found.fits or given or self.engine != "fused" or self.machine.kind not in ("cuda", "named"):
             return []
         context = found.context or 0
-        return [chunk for chunk in LARGER_CHUNKS if prompt_chunk(self.target, context) < chunk <= context]
+        most = min(context, SNAPSHOT_EVERY) if self.target.takes_snapshots else context
+        return [chunk for chunk in LARGER_CHUNKS if prompt_chunk(self.target, context) < chunk <= most]
 
     def _with_context(self, limit: int, wanted: int) -> Plan:
         asked, fitting = self.config.context, list[Plan]()

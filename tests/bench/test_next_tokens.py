@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 
 from dflash_local.bench import chi_square
-from dflash_local.bench.next_tokens import TOP_P, Path, SampledFinding, fit, judge, nucleus
+from dflash_local.bench.next_tokens import TOP_P, Prefix, SampledFinding, fit, judge, nucleus
 from dflash_local.events import TokenLogprob
 from tests.remote.scripted_server import drawn, ranked
 
-ROOT: Path = (0,)
+ROOT: Prefix = (0,)
 
 
 def row(*probabilities: float) -> TokenLogprob:
@@ -53,11 +53,11 @@ def test_rare_tokens_make_a_cell_together_and_a_certain_one_tests_nothing() -> N
 def sampled(drafted_top_p: float = TOP_P, plain_top_p: float = TOP_P, count: int = 3000) -> SampledFinding:
     """Replies of two tokens of a made-up model."""
     rows = {}
-    replies: dict[bool, list[tuple[int, Path]]] = {True: [], False: []}
+    replies: dict[bool, list[tuple[int, Prefix]]] = {True: [], False: []}
     for drafts, top_p in ((True, drafted_top_p), (False, plain_top_p)):
         chance = random.Random(f"{drafts} {top_p}")
         for _ in range(count if drafts else count // 2):
-            ids: Path = ()
+            ids: Prefix = ()
             for _ in range(2):
                 known = ranked("model", ids, 0.0)
                 top = tuple((token, "", value, None) for token, value in known[:20])

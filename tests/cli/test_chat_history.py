@@ -76,7 +76,7 @@ def test_a_chat_is_named_while_it_is_open(cli: Cli, opened: Opened, chats: Path)
 def test_clear_is_undone_and_a_cut_reply_goes_on(cli: Cli, opened: Opened, chats: Path) -> None:
     opened.make = lambda _pair: ScriptedSession(end="length")
     result = cli("chat", typed="hi\n/clear undo\n/clear\n/clear undo\n/continue\n/clear later\n")
-    assert "nothing to bring back" in result.err and "2 messages are back" in result.err
+    assert "nothing to bring back" in result.err and "2 messages brought back" in result.err
     assert "/clear takes no 'later'" in result.err and result.out == "Hello, world!\n" * 2
     assert [turn.content for turn in kept(chats)] == ["hi", "Hello, world!\n" * 2]
 

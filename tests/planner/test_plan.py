@@ -14,7 +14,7 @@ from dflash_local.config.features import MLPConfig, ModelConfig
 from dflash_local.config.quantizers import USUAL, read_quantization
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.errors import DoesNotFitError, UsageError
-from dflash_local.layout.cycle import LARGER_CHUNKS, prompt_chunk
+from dflash_local.layout.cycle import LARGER_CHUNKS, SNAPSHOT_EVERY, prompt_chunk
 from dflash_local.layout.quantized import quantized
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
 from dflash_local.planner.machine import Machine, named
@@ -183,6 +183,8 @@ def test_what_is_left_is_for_larger_chunks_of_a_prompt() -> None:
         assert plan(DENSE, DENSE_DRAFTER, found.machine, found.load).ledger == found.ledger
     assert plan(DENSE, DENSE_DRAFTER, card(200 * GIB)).load.prefill_chunk == 8192
     assert plan(DENSE, DENSE_DRAFTER, named("H100", None)).load.prefill_chunk == 8192
+    # Its states are kept every so many tokens of a prompt, so no chunk is longer.
+    assert plan(HYBRID, HYBRID_DRAFTER, card(200 * GIB)).load.prefill_chunk == SNAPSHOT_EVERY
 
 
 def workspace_of(config: LoadConfig, chunk: int) -> int:

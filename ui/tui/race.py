@@ -166,7 +166,7 @@ class RaceScreen(Screen[Race | None]):
         with Horizontal(id="finish"):
             yield Digits("", id="ratio")
             yield Static("", id="result", markup=False)
-        yield Footer()
+        yield Footer(show_command_palette=False)  # it would cover keys of 80 columns
 
     def on_mount(self) -> None:
         panes = [lane.pane for lane in self.query(LaneView)]
