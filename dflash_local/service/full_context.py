@@ -98,7 +98,7 @@ class SentTurns:
             counted = "more than that" if tokens is None else f"{tokens:,} with your message"
             raise ContextError(
                 f"the context of {context:,} tokens is full: the conversation has {counted}",
-                "begin a new chat, or let the oldest messages go: /set full-context drop, on the page under Settings",
+                "begin a new chat, or let the oldest messages go (on the page: Settings; else /set full-context drop)",
             )
 
         def count(first: int) -> int | None:
@@ -143,7 +143,7 @@ class SentTurns:
         ask: Callable[[Request], str],
     ) -> list[Notice]:
         """Send the turns before ``cut`` no more, from now on."""
-        summary, why = "", ""
+        summary, why = self.summary if how == "summarise" else "", ""  # one that fails leaves the one before
         if how == "summarise":
             request = made((*self.messages(turns[:cut]), Message("user", ASK)))
             limits = Limits(min(SUMMARY_TOKENS, context // SUMMARY_SHARE))
@@ -156,7 +156,7 @@ class SentTurns:
                 why = f"; they could not be summarised: {error.message}"
         self.unsent, self.summary, self._warned = cut, summary, False
         what = f"the context of {context:,} tokens is full: {cut} earlier messages"
-        if summary:
+        if summary and not why:
             return [Notice(f"{what} are sent as a summary: {summary}", "warning")]
         return [Notice(f"{what} are not sent any more, the chat keeps them{why}", "warning")]
 

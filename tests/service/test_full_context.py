@@ -129,6 +129,19 @@ def test_a_summary_that_fails_is_said_and_one_that_is_stopped_changes_nothing(tm
     assert talk.notices[-1].endswith("the chat keeps them; they could not be summarised: at once: no")
 
 
+def test_a_summary_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    twin, talk, asked = Talk(tmp_path / "twin", "summarise"), Talk(tmp_path, "summarise"), list[int]()
+    while len(asked) < 2:
+        number, before = len(twin.chat.turns) // 2, len(twin.session.requests)
+        twin.say(f"message {number} has five words")
+        asked += [number] if len(twin.session.requests) > before + 1 else []
+    talk.go_on(asked[1])
+    talk.session.faults = [UsageError("at once: no")]
+    talk.say(f"message {asked[1]} has five words")
+    assert "could not be summarised" in talk.notices[-1] and talk.chat.sent.unsent > 0
+    assert talk.sent[0].startswith(f"[Summary of the conversation so far: {REPLY}]")
+
+
 def test_stop_is_an_error_that_says_what_can_be_done(tmp_path: Path) -> None:
     talk = Talk(tmp_path, "stop")
     talk.go_on(9)
