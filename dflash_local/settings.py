@@ -29,7 +29,7 @@ LIBRARY_DEFAULTS = {
 
 
 FullContext = Literal["drop", "summarise", "stop"]
-PROGRAMS = ("vllm", "sglang", "llama_cpp")  # that are launched
+LAUNCHED = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama_cpp"}  # server program -> its setting
 FLAGS = ("thinking", "history", "attach", "debug", "safe", "in_process")
 FLAG_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}  # of variables, besides those of JSON
 
@@ -107,8 +107,8 @@ class Settings:
     @property
     def own_programs(self) -> dict[str, str]:
         """Return the programs to launch in place of those on PATH, by name: those that the user named."""
-        named = {"vllm": self.vllm, "sglang": self.sglang, "llama.cpp": self.llama_cpp}
-        return {name: path for name, path in named.items() if path is not None}
+        named = {program: getattr(self, setting) for program, setting in LAUNCHED.items()}
+        return {program: path for program, path in named.items() if path is not None}
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -252,7 +252,7 @@ def _record() -> Any:
     kinds["full_context"] = FullContext
     kinds["theme"] = Annotated[str, Meta(min_length=1, description="the name of a theme")]
     kinds |= dict.fromkeys(FLAGS, bool)
-    kinds |= dict.fromkeys(PROGRAMS, Annotated[str, Meta(min_length=1, description="the path of a program")])
+    kinds |= dict.fromkeys(LAUNCHED.values(), Annotated[str, Meta(min_length=1, description="the path of a program")])
     fields = [(name, kind | None, None) for name, kind in kinds.items()]
     return defstruct("SettingsRecord", fields, bases=(Record,), frozen=True, forbid_unknown_fields=True)
 
@@ -274,7 +274,8 @@ def _from_variables(env: Mapping[str, str]) -> dict[str, Any]:
     switches = {*FLAGS, *(name for name, option in LOAD_OPTIONS.items() if option.kind is bool)}
     options = (name for name, option in LOAD_OPTIONS.items() if option.has_variable)
     values = {}
-    for name in (*options, *FLAGS, "model", "temperature", "max_new_tokens", "full_context", "theme", *PROGRAMS):
+    others = ("model", "temperature", "max_new_tokens", "full_context", "theme", *LAUNCHED.values())
+    for name in (*options, *FLAGS, *others):
         text = env.get(f"DFLASH_{name.upper()}", "").strip()
         if text:
             values[name] = FLAG_WORDS.get(text.lower(), text.lower()) if name in switches else text

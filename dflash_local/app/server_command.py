@@ -153,9 +153,10 @@ def _of_node(program: Program, nodes: int, rank: int) -> list[str]:
 
 
 def _launch_of(program: Program, row: Row | None) -> Launch | None:
-    if row is None or row.server is None or program == "llama.cpp":
+    if row is None or row.server is None:
         return None
-    return row.server.vllm if program == "vllm" else row.server.sglang
+    launches: Mapping[Program, Launch | None] = {"vllm": row.server.vllm, "sglang": row.server.sglang}
+    return launches.get(program)
 
 
 def _generic(program: Program, choice: Choice, store: ModelStore | None, drafts: bool) -> Launch:

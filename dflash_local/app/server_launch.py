@@ -22,7 +22,7 @@ from dflash_local.catalog.row import REMOTE_CODE
 from dflash_local.errors import MissingDependencyError, SettingsError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.remote.endpoint import ServerEndpoint
-from dflash_local.remote.programs import PROGRAMS
+from dflash_local.remote.programs import PROGRAMS, launching_of
 from dflash_local.remote.programs.server_program import Program, variable_of
 from dflash_local.settings import Settings
 from dflash_local.store.atomic import make_private
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from dflash_local.remote.server_process import LoadPatience, ServerProcess
 
 HOST = "127.0.0.1"
-KEY_VARIABLES = ("VLLM_API_KEY", "LLAMA_API_KEY")  # SGLang has none: its key stands on its command line
-EXECUTABLES: Mapping[Program, str] = {"llama.cpp": "llama-server"}  # where they are not called as the program is
 LOADING_GRACE_S = 1.0  # while it loads it has nothing to finish, and vLLM does not listen
 KEPT_LOGS = 20  # of all launched servers; older ones are removed
 
@@ -70,15 +68,16 @@ def launch(
     command = server_command(program, choice, user, drafts, REMOTE_CODE in extra, gpus)
     executable = program_of(program, user)
     token, endpoint = token or secrets.token_urlsafe(24), _free_endpoint()
-    named = "--alias" if program == "llama.cpp" else "--served-model-name"
-    argv = [str(executable), *command.words[1:], named, choice.name]
+    how = launching_of(program)
+    argv = [str(executable), *command.words[1:], how.name_option, choice.name]
     argv += ["--host", HOST, "--port", endpoint.url.rpartition(":")[2]]
-    argv += ["--api-key", token] if program == "sglang" else []
+    argv += [] if how.key_variable else ["--api-key", token]
     log = _log_file(program, user)
     title = PROGRAMS[program].title
     for name in command.fetched:
         notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
-    granted = _granted(user, command, executable, token)
+    key = {how.key_variable: token} if how.key_variable else {}
+    granted = _granted(user, command, executable, key)
     where = ServerEndpoint(endpoint.url, token)
     process = ServerProcess(program, [*argv, *extra], user.environ, granted, where, log, choice.name)
 
@@ -99,38 +98,29 @@ def program_of(program: Program, user: Settings) -> Path:
     Raises:
         SettingsError: the setting names no program. MissingDependencyError: there is none.
     """
-    called = EXECUTABLES.get(program, program)
+    how = launching_of(program)
     own = user.own_programs.get(program)
     if own is not None:
         path = Path(own).expanduser()
         if not (path.is_file() and os.access(path, os.X_OK)):
-            what = "the Python that has SGLang" if program == "sglang" else f"the program {called}"
-            raise SettingsError(f"{variable_of(program)}={own!r} is no program", f"give the path of {what}")
+            raise SettingsError(f"{variable_of(program)}={own!r} is no program", f"give the path of {how.wanted}")
         return path.absolute()
-    found = child_process.find_program(called)
-    if found is None and called != program:
-        raise MissingDependencyError(
-            f"{called} of {PROGRAMS[program].title} is not on PATH",
-            f"build it or take a release of it, then {variable_of(program)}=FILE; or --url of a running server",
-        )
+    found = child_process.find_program(how.on_path)
     if found is None:
-        executable = "vllm" if program == "vllm" else "python"
-        raise MissingDependencyError(
-            f"{PROGRAMS[program].title} is not on PATH",
-            f"python3 -m venv ENV, ENV/bin/pip install {program}, then DFLASH_{program.upper()}=ENV/bin/{executable}; "
-            "or --url of a running server",
-        )
+        title = PROGRAMS[program].title
+        what = title if how.on_path == program else f"{how.on_path} of {title}"
+        raise MissingDependencyError(f"{what} is not on PATH", f"{how.install}; or --url of a running server")
     script = Path(os.path.realpath(found))  # PATH may reach it through a link, and its Python is beside it
-    return script.with_name("python") if program == "sglang" else script
+    return script.with_name(how.beside) if how.beside else script
 
 
-def _granted(user: Settings, command: ServerCommand, executable: Path, token: str) -> Mapping[str, str]:
-    """The row's variables, the server's own token, and the user's token of the hub where the server downloads.
+def _granted(user: Settings, command: ServerCommand, executable: Path, key: Mapping[str, str]) -> Mapping[str, str]:
+    """The row's variables, the server's own token (``key``), and the user's of the hub where the server downloads.
 
     The programs beside this one, such as a compiler's front end, come first on its PATH.
     """
     path = os.pathsep.join(filter(None, [str(executable.parent), user.environ.get("PATH", "")]))
-    granted = {**command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", **dict.fromkeys(KEY_VARIABLES, token)}
+    granted = {**command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", **key}
     return granted | ({"HF_TOKEN": user.hub.token} if command.fetched and user.hub.token else {})
 
 

@@ -20,6 +20,7 @@ from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
 from dflash_local.load_config import BALANCED, FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
+from dflash_local.settings import LAUNCHED
 
 if TYPE_CHECKING:
     from dflash_local.app.model_sources import ModelSource, ServerModels
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from dflash_local.service.service import Service
 
 EXAMPLE = "http://127.0.0.1:8000"
-PROGRAMS = ("vllm", "sglang", "llama.cpp")  # of ``remote.programs``, which --help must not import; these are launched
 # What runs a pair: an engine of ours, or a server of another program.
-EngineChoice = Enum("EngineChoice", [(each, each) for each in (*LOAD_OPTIONS["engine"].choices, *PROGRAMS)])  # type: ignore[misc]
+EngineChoice = Enum("EngineChoice", [(each, each) for each in (*LOAD_OPTIONS["engine"].choices, *LAUNCHED)])  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ServerOptions:
         EngineChoice | None,
         typer.Option(
             "--engine",
-            help=f"{LOAD_OPTIONS['engine'].help} {', '.join(PROGRAMS)}: that server at --url, else launched.",
+            help=f"{LOAD_OPTIONS['engine'].help} {', '.join(LAUNCHED)}: that server at --url, else launched.",
             rich_help_panel=MORE_LOADING,
         ),
     ] = None
@@ -77,7 +77,7 @@ class ServerOptions:
     @property
     def program(self) -> Program | None:
         """That a server must be; None where any will do, or an engine of ours is asked for."""
-        return self.engine.value if self.engine is not None and self.engine.value in PROGRAMS else None
+        return self.engine.value if self.engine is not None and self.engine.value in LAUNCHED else None
 
     @property
     def order(self) -> tuple[Mode, Mode]:
@@ -171,7 +171,7 @@ def origin(
     option = next((name for name, given in own.items() if given), None)
     if option is not None and not launching:
         raise UsageError(
-            f"{option} is for a server that is launched", f"give --engine {', '.join(PROGRAMS)}, and no --url"
+            f"{option} is for a server that is launched", f"give --engine {', '.join(LAUNCHED)}, and no --url"
         )
     if url is not None and (served.own or keep):
         raise UsageError(
@@ -227,15 +227,14 @@ def _trusts(call: Invocation, models: ServerModels, pair: Pair) -> bool:
     from dflash_local.app.resolve import choose
     from dflash_local.app.server_command import wants_remote_code
     from dflash_local.catalog.row import REMOTE_CODE
-    from dflash_local.remote.programs import PROGRAMS as TITLES
+    from dflash_local.remote.programs import PROGRAMS
 
     assert models.program is not None
     choice = choose(pair.name, models.drafter, call.user, draft=models.drafts)
     if REMOTE_CODE in models.extra or not wants_remote_code(models.program, choice, models.drafts):
         return False
-    question = (
-        f"{TITLES[models.program].title} runs Python code of the repository of {pair.name} with your rights. Trust it?"
-    )
+    title = PROGRAMS[models.program].title
+    question = f"{title} runs Python code of the repository of {pair.name} with your rights. Trust it?"
     return call.console.can_ask and call.console.ask(question, default=False)
 
 

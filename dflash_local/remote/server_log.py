@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_local import terminal
-from dflash_local.remote.programs.server_program import Program
 
 TAIL = 256 * 2**10  # bytes of the end that are looked at
 MAX_LINE = 300  # characters of it in one line
 
-# What programs write while they start, in this order; which of them has come says how far a start is.
-STAGES: Mapping[Program, tuple[str, ...]] = {
-    "vllm": (
-        *("non-default args", "Initializing a V1 LLM engine", "Starting to load model", "Loading weights took"),
-        *("Model loading took", "KV cache size: ", "Capturing CUDA graphs", "init engine", "Started server process"),
-    ),
-    "sglang": (
-        *("server_args=", "Load weight begin", "Load weight end", "KV Cache is allocated"),
-        *("Capture cuda graph begin", "Capture cuda graph end", "Uvicorn running on"),
-    ),
-    "llama.cpp": ("loading model", "initializing, n_slots", "model loaded", "listening on"),
-}
 # (EngineCore pid=12) ERROR 11-23 12:00:00 [core.py:700] of vLLM, [2026-11-23 12:00:00 TP0] of SGLang
 PREFIX = re.compile(r"^(\([\w .=-]{1,60}\) )*([A-Z]{4,8} [\d-]+ [\d:.,]+ (\[[^\]]{1,60}\] ?)*|\[20[^\]]{1,60}\] ?)?")
 FAULT = re.compile(
@@ -37,9 +24,9 @@ def last_line(log: Path) -> str:
     return next(iter(reversed(_lines(log))), "")
 
 
-def share(log: Path, program: Program) -> float:
-    """How far a start is (0..1), by the last stage that the log speaks of."""
-    text, stages = _end_of(log), STAGES[program]
+def share(log: Path, stages: Sequence[str]) -> float:
+    """How far a start is (0..1), by the last of its stages that the log speaks of."""
+    text = _end_of(log)
     reached = [number for number, stage in enumerate(stages, 1) if stage in text]
     return max(reached, default=0) / (len(stages) + 1)
 

@@ -23,7 +23,7 @@ from dflash_local import child_process, terminal
 from dflash_local.errors import DFlashError, Interrupted, MissingDependencyError, ServerError
 from dflash_local.remote import server_log
 from dflash_local.remote.endpoint import TOKEN_VARIABLE, ServerEndpoint, within
-from dflash_local.remote.programs import PROGRAMS
+from dflash_local.remote.programs import PROGRAMS, launching_of
 from dflash_local.remote.programs.server_program import Program, variable_of
 from dflash_local.remote.server_watch import END_S
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
@@ -69,8 +69,7 @@ class ServerProcess:
         model: str,
     ) -> None:
         self.endpoint, self.log, self.model = endpoint, log, model
-        self._title = PROGRAMS[program].title
-        self._program = program
+        self._title, self._launching = PROGRAMS[program].title, launching_of(program)
         self._lock = threading.Lock()
         self._left = False  # ended, or no longer ours to end
         make_private(log.parent)
@@ -148,7 +147,8 @@ class ServerProcess:
             if cancelled():
                 raise Interrupted(f"the start of {self._title} was broken off")
             line = server_log.last_line(self.log)
-            progress(f"{now - began:.0f} s: {line}" if line else "starting", server_log.share(self.log, self._program))
+            share = server_log.share(self.log, self._launching.stages)
+            progress(f"{now - began:.0f} s: {line}" if line else "starting", share)
             time.sleep(POLL_S)
 
     def stop(self, grace_s: float = END_S) -> None:

@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_local.errors import UsageError
-from dflash_local.remote.programs.server_program import Answer, Get, Post, SelfReport, ServerProgram, text_of, whole_of
+from dflash_local.remote.programs.server_program import (
+    Answer,
+    Get,
+    Launching,
+    Post,
+    SelfReport,
+    ServerProgram,
+    text_of,
+    whole_of,
+)
 
 OFF = {"speculative.n_max": 0}
 NONE = ("", "none")
@@ -92,4 +101,12 @@ PROGRAM = ServerProgram(
     off=OFF,
     proves_off=_proves_off,
     renamed={"repetition_penalty": "repeat_penalty"},
+    launching=Launching(
+        on_path="llama-server",
+        wanted="the program llama-server",
+        install="build it or take a release of it, then DFLASH_LLAMA_CPP=FILE",
+        stages=("loading model", "initializing, n_slots", "model loaded", "listening on"),
+        name_option="--alias",
+        key_variable="LLAMA_API_KEY",
+    ),
 )

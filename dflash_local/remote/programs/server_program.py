@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dflash_local import terminal
+from dflash_local.settings import LAUNCHED
 
 Program = Literal["vllm", "sglang", "llama.cpp", "dflash", "lm-studio", "ollama", "tabbyapi", "mistral.rs", "mlx-lm"]
 Answer = dict[str, Any] | None
@@ -33,6 +34,27 @@ class SelfReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Launching:
+    """How a program is started on this machine.
+
+    Attributes:
+        on_path: what is looked for on PATH. beside: what is run instead, in the folder of that; empty for that itself.
+        wanted: what a setting names, in words. install: how it comes here, as a hint.
+        name_option: takes the name that requests call the model by. key_variable: takes the token; empty where it
+            stands on the command line.
+        stages: what it writes while it starts, in this order; which of them has come says how far a start is.
+    """
+
+    on_path: str
+    wanted: str
+    install: str
+    stages: tuple[str, ...]
+    beside: str = ""
+    name_option: str = "--served-model-name"
+    key_variable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerProgram:
     """A server program.
 
@@ -50,6 +72,7 @@ class ServerProgram:
         renamed: sampling fields that have another name there.
         constrains: replies can be held to a schema or grammar as in vLLM. continues: a field that vLLM wants beside
             ``continue_final_message``.
+        launching: None where it is only attached to.
     """
 
     name: Program
@@ -68,6 +91,7 @@ class ServerProgram:
     renamed: Mapping[str, str] = field(default_factory=dict)
     constrains: bool = False
     continues: Mapping[str, Any] = field(default_factory=dict)
+    launching: Launching | None = None
 
 
 # Counts of tokens with every event, in vLLM's words.
@@ -76,7 +100,7 @@ COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": T
 
 def variable_of(program: Program) -> str:
     """The environment variable that names the program to launch."""
-    return f"DFLASH_{program.upper().replace('.', '_')}"
+    return f"DFLASH_{LAUNCHED[program].upper()}"
 
 
 def text_of(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dflash_local.remote.programs.server_program import (
     COUNTED,
     Get,
+    Launching,
     SelfReport,
     ServerProgram,
     text_of,
@@ -38,4 +39,14 @@ PROGRAM = ServerProgram(
     report=_report,
     # It streams no token ids (noonghunna/club-3090 PR 1257), and reports its drafts instead.
     fields={"return_spec_tokens_details": True, **COUNTED},
+    launching=Launching(
+        on_path="sglang",
+        wanted="the Python that has SGLang",
+        install="python3 -m venv ENV, ENV/bin/pip install sglang, then DFLASH_SGLANG=ENV/bin/python",
+        stages=(
+            *("server_args=", "Load weight begin", "Load weight end", "KV Cache is allocated"),
+            *("Capture cuda graph begin", "Capture cuda graph end", "Uvicorn running on"),
+        ),
+        beside="python",
+    ),
 )
