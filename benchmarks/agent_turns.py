@@ -174,10 +174,7 @@ def main() -> None:
     parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
     parser.add_argument("--only", choices=("trace", "places"))
     args = parser.parse_args()
-    pair = named_pair(args.pair)
-    if args.stored:
-        config = {**pair.target_config, "quantization_config": USUAL[args.stored]}
-        pair = random_pair.read_pair((pair.target, config), (pair.drafter, pair.drafter_config))
+    pair = named_pair(args.pair, args.stored)
     load = LoadConfig(engine="fused", device="cuda", drafter_precision="8bit", context=CONTEXT + 64, cache_memory=16.0)
     record: dict[str, Any] = {"pair": [pair.target, pair.drafter], "stored": args.stored}
     runner, chosen = random_pair.build(pair, CONTEXT + 64, torch.device("cuda"), torch.bfloat16, load)

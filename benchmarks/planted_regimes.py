@@ -357,10 +357,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="instead of the regimes: JSON of [[confidences, accepted], ...]")
     parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
     args = parser.parse_args()
-    pair = named_pair(args.pair)
-    if args.stored:
-        config = {**pair.target_config, "quantization_config": USUAL[args.stored]}
-        pair = random_pair.read_pair((pair.target, config), (pair.drafter, pair.drafter_config))
+    pair = named_pair(args.pair, args.stored)
     load = LoadConfig(drafter_precision="8bit", mtp=args.mtp)
     runner, _ = random_pair.build(pair, CONTEXT, torch.device("cuda"), torch.bfloat16, load)
     measure_costs(runner, pair.config.block_size)

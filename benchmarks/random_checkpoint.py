@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import random_gguf
-from dflash_local.bench.random_pair import RandomPair, of_row
+from dflash_local.bench.random_pair import RandomPair, of_row, read_pair
 from dflash_local.catalog import registry
 from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.config.quantization import MXFP4, Quantization, StoredFormat, StoredFp4, StoredFp8, StoredInt
@@ -153,12 +153,18 @@ def stored_tensors(matrix: Matrix, form: StoredFormat) -> Iterator[tuple[str, to
         yield "weight_scale_inv", matrix.scales(-(-k // columns), FP8_SPREAD, torch.bfloat16, -(-n // rows))
 
 
-def named_pair(name: str) -> RandomPair:
-    """A pair of the registry by its shapes. SystemExit: there is none of that name."""
+def named_pair(name: str, stored: str | None = None) -> RandomPair:
+    """A pair of the registry by its shapes, its target perhaps in one of the ``USUAL`` formats. SystemExit: there is
+    none of that name.
+    """
     row = registry.load().find(name)
     if row is None:
         raise SystemExit(f"{name} is no pair of the registry")
-    return of_row(row)
+    pair = of_row(row)
+    if stored is None:
+        return pair
+    config = {**pair.target_config, "quantization_config": USUAL[stored]}
+    return read_pair((pair.target, config), (pair.drafter, pair.drafter_config))
 
 
 def build(

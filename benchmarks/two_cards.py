@@ -118,10 +118,7 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=50)
     parser.add_argument("--exact", action="store_true", help="strict mode")
     args = parser.parse_args()
-    pair = named_pair(args.pair)
-    if args.stored:
-        config = {**pair.target_config, "quantization_config": USUAL[args.stored]}
-        pair = random_pair.read_pair((pair.target, config), (pair.drafter, pair.drafter_config))
+    pair = named_pair(args.pair, args.stored)
     layers = args.front or pair.model.num_layers // 2
     load = LoadConfig(exact=args.exact)
     (one, held), (two, split) = (build(pair, load, front) for front in (None, Front(layers, torch.device("cuda:1"))))

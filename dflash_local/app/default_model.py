@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.app.models import model_store, registry
 from dflash_local.app.resolve import Choice, choose, missing_files, size_gib
+from dflash_local.store.settings_file import remember
 from dflash_local.tables import gib
 
 if TYPE_CHECKING:
@@ -62,3 +64,10 @@ def is_here(choice: Choice, user: Settings) -> bool:
     """Say whether nothing of a pair has to be downloaded."""
     store = model_store(user)
     return store is not None and not missing_files(choice, store, draft=True)
+
+
+def remember_default(name: str, user: Settings) -> None:
+    """Write into the user's settings which model commands begin with. SettingsError: it cannot be written."""
+    folder = Path(name).expanduser()
+    named = str(folder.resolve()) if "/" in name and folder.is_dir() else name  # wherever dflash is started
+    remember(user, model=named)

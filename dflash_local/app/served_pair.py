@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dflash_local import __version__
 from dflash_local.app import examples, fitting, measurements
+from dflash_local.app.default_model import remember_default
 from dflash_local.app.examples import TOY
 from dflash_local.app.figures_origin import figures_origin
 from dflash_local.app.load_choices import LoadChoice
@@ -35,7 +36,6 @@ from dflash_local.planner import hardware, software
 from dflash_local.service.service import Service
 from dflash_local.settings import FullContext, Settings
 from dflash_local.store.paths import chats_folder
-from dflash_local.store.settings_file import remember
 from dflash_local.tables import amount
 
 PACKAGES = ("torch", "transformers", "gradio", "triton", "bitsandbytes")
@@ -100,7 +100,7 @@ class ServedPair(ModelCatalog):
             UnknownModelError: no such pair. SettingsError: the settings file cannot be written.
         """
         known = self._row(name).name
-        remember(self.user, model=known)
+        remember_default(known, self.user)
         return f"dflash begins with {known} from now on"
 
     def details(self, name: str, context: int | None = None, draft: bool = True) -> Details:

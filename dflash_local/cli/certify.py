@@ -65,8 +65,6 @@ def certify(
     load: LoadConfig,
 ) -> None:
     """Compare replies with and without drafting. Greedy and sampled; exit 7 when the engine is at fault."""
-    from dflash_local.report.verdict_page import to_html
-
     call = Invocation.begin()
     check_integer("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
     check_integer("samples", samples, 0, MAX_SAMPLES)
@@ -99,6 +97,8 @@ def certify(
         fault = None if failure is None else ExactnessError(failure, REPORT_IT)
     conclude(call.console, found, as_json, report)
     if page is not None:
+        from dflash_local.report.verdict_page import to_html
+
         asked = [part for text in prompt or () for part in ("--prompt", text)]
         asked += [part for text in prompt_ids or () for part in ("--prompt-ids", text)]
         asked += ["--max-new-tokens", str(max_new_tokens), *(["--samples", str(samples)] if samples else [])]

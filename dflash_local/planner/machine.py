@@ -174,9 +174,8 @@ def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
 def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) -> Machine:
     if device == BALANCED:
         parts = [_with(_described(gpu, i, ""), back) for i, gpu in enumerate(seen)]
-        memory, cards = sum(part.memory for part in parts), tuple(part.free for part in parts)
-        first = replace(parts[0], name=f"{len(parts)} GPUs", memory=memory, why="layers spread over all of them")
-        return replace(first, free=sum(cards), device=BALANCED, cards=cards)
+        first = replace(parts[0], why="layers spread over all of them", others=tuple(parts[1:]))
+        return replace(first.together(), name=f"{len(parts)} GPUs")
     if device.startswith("cuda:"):
         index = device.partition(":")[2]
         if not index.isdigit() or int(index) >= len(seen):

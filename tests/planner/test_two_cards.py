@@ -10,8 +10,6 @@ import pytest
 pytest.importorskip("torch", reason="pairs by their shapes come from the benchmark, which needs torch")
 
 from benchmarks.random_checkpoint import named_pair  # noqa: E402
-from dflash_local.bench.random_pair import RandomPair, read_pair  # noqa: E402
-from dflash_local.config.quantizers import USUAL  # noqa: E402
 from dflash_local.load_config import LoadConfig  # noqa: E402
 from dflash_local.planner import fused_memory  # noqa: E402
 from dflash_local.planner.ledger import GIB, Ledger  # noqa: E402
@@ -19,12 +17,6 @@ from dflash_local.planner.load import Load  # noqa: E402
 from dflash_local.planner.machine import Machine, named  # noqa: E402
 from dflash_local.planner.plan import plan  # noqa: E402
 from dflash_local.planner.two_cards import even_split, split_of  # noqa: E402
-
-
-def pair_of(name: str, stored: str | None = "int4-g128") -> RandomPair:
-    found = named_pair(name)
-    config = {**found.target_config, **({"quantization_config": USUAL[stored]} if stored else {})}
-    return read_pair((found.target, config), (found.drafter, found.drafter_config))
 
 
 def two(*free: float) -> Machine:
@@ -39,7 +31,7 @@ def lines(book: Ledger) -> Counter[str]:
 @pytest.mark.parametrize("name", ["qwen3.5-9b", "qwen3.5-35b-a3b", "qwen3.6-27b"])
 @pytest.mark.parametrize("free", [(24, 24), (16, 12), (12, 32)])
 def test_no_other_split_fills_the_fuller_card_less(name: str, free: tuple[int, int]) -> None:
-    pair = pair_of(name)
+    pair = named_pair(name, "int4-g128")
     load = Load.of("cuda", LoadConfig(dtype="bfloat16"), 8192, pair.config.block_size)
     found = even_split(pair.model, pair.config, load, free)
     every = (split_of(pair.model, pair.config, load, layers) for layers in range(1, pair.model.num_layers))
@@ -47,7 +39,7 @@ def test_no_other_split_fills_the_fuller_card_less(name: str, free: tuple[int, i
 
 
 def test_both_cards_hold_what_one_would_and_little_more() -> None:
-    pair = pair_of("qwen3.5-35b-a3b")
+    pair = named_pair("qwen3.5-35b-a3b", "int4-g128")
     load = Load.of("cuda", LoadConfig(dtype="bfloat16"), 32_768, pair.config.block_size)
     whole, split = (
         fused_memory.ledger(pair.model, pair.config, load),
@@ -62,7 +54,7 @@ def test_both_cards_hold_what_one_would_and_little_more() -> None:
 
 
 def test_two_cards_hold_what_neither_of_them_does() -> None:
-    pair = pair_of("qwen3.6-27b")
+    pair = named_pair("qwen3.6-27b", "int4-g128")
     config = LoadConfig(context=32_768)
     assert not plan(pair.model, pair.config, named(None, 16), config).fits
     found = plan(pair.model, pair.config, two(15.5, 11.5), config)

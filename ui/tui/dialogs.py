@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from textual.app import ComposeResult
@@ -16,11 +15,11 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 
 from dflash_local.app.chat_session import ChatSession
+from dflash_local.app.default_model import remember_default
 from dflash_local.app.download import BeforeDownload
 from dflash_local.app.model_entries import ModelEntry, in_order
 from dflash_local.errors import DFlashError, Interrupted
 from dflash_local.settings import Settings
-from dflash_local.store.settings_file import remember
 from dflash_local.tables import cut, field
 from dflash_local.terminal import byte_size, safe, safe_line
 from dflash_local.ui.downloads import PullJob
@@ -135,10 +134,8 @@ class ModelsScreen(ModalScreen[ModelEntry | None]):
 
 def begin_with(name: str, user: Settings) -> str:
     """Write into the user's settings what to begin with where no MODEL is given, and say what came of it."""
-    folder = Path(name).expanduser()
-    named = str(folder.resolve()) if "/" in name and folder.is_dir() else name  # wherever dflash is started
     try:
-        remember(user, model=named)
+        remember_default(name, user)
     except DFlashError as error:
         return safe_line(f"error: {error}")
     return safe_line(f"dflash chat begins with {name} from now on")
