@@ -57,7 +57,7 @@ BROAD_EXCEPTS = {
 # Modules that parse JSON without the bounds of ``json_text``: files of the package, pipes between our own processes,
 # and requests, which have bounds of their own.
 PLAIN_JSON = {
-    *("json_text.py", "catalog/verified.py", "catalog/shapes.py", "app/examples.py", "bench/baselines.py"),
+    *("json_text.py", "catalog/shapes.py", "app/examples.py", "bench/baselines.py"),
     *("bench/tasks/sandbox_child.py", "kernels/kernel_trial.py", "chat/tokenizer.py", "chat/tokenizer_worker.py"),
     *("chat/template.py", "chat/template_worker.py", "request.py", "api/request_body.py", "ui/web/streams.py"),
 }

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_local.planner.cards import find_bandwidth
+from dflash_local.planner.reported import medians
 from dflash_local.planner.speed import TYPICAL
-from dflash_local.tables import Column, indented, table, tokens, wrapped
+from dflash_local.tables import Column, indented, rate, table, tokens, wrapped
 from dflash_local.ui.plan_text import speed_range
 
 if TYPE_CHECKING:
     from dflash_local.app.cards import CardRow, CardTable
+    from dflash_local.catalog.reports import CardReport
 
 TITLES = ("PAIR", "WEIGHTS", "GIB", "CONTEXT", "LONGEST", "PLAIN", "DRAFTED")
 NOTE = (
@@ -20,24 +22,28 @@ NOTE = (
     "CONTEXT is what a load takes by itself, LONGEST what the same weights leave with --kv-cache int8, which changes "
     "replies, and all that changes none (--drafter-precision 8bit-drafter --offload all). "
     "PLAIN is tokens/s without the drafter, DRAFTED at the lowest and the highest acceptance length: this machine's "
-    "own, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs."
+    "own, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs. MEASURED: "
+    "medians of what people reported of these weights (dflash doctor --row), in brackets without a certificate, as of "
+    "random ones."
 )
 
 
-def lines(tables: Sequence[CardTable], width: int) -> list[str]:
-    columns = [Column(title, right=title not in TITLES[:2], shrinks=title == "WEIGHTS") for title in TITLES]
+def lines(tables: Sequence[CardTable], others: Sequence[CardReport], width: int) -> list[str]:
     page: list[str] = []
     for each in tables:
-        rows = [_row(row) for row in each.rows if row.summary.command]
-        rest = wrapped(_too_large(each), width - 2)
-        page += [_head(each), *indented([*table(columns, rows, width - 2), *filter(None, rest)]), ""]
+        titles = _titles(each)
+        columns = [Column(title, right=title not in TITLES[:2], shrinks=title == "WEIGHTS") for title in titles]
+        rows = [_row(row, each) for row in each.rows if row.summary.command]
+        rest = [line for text in (_too_large(each), _also_measured(each)) for line in wrapped(text, width - 2) if text]
+        page += [_head(each), *indented([*table(columns, rows, width - 2), *rest]), ""]
     commands = [row.summary.command for each in tables for row in each.rows if row.summary.command]
     how = f"One command runs a pair with its weights, such as: {commands[0]}" if commands else ""
+    page += [line for text in _on_others(others) for line in wrapped(text, width)]
     return [*page, *wrapped(" ".join(filter(None, (NOTE, how))), width)]
 
 
-def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
-    """Write ``docs/cards.md``."""
+def markdown(tables: Sequence[CardTable], others: Sequence[CardReport]) -> Iterator[str]:
+    """Write ``docs/cards.md``. others: reports of cards that have no table."""
     yield "# Which pair runs on which card"
     yield ""
     yield f"Made by `dflash models --cards --markdown`. {NOTE}"
@@ -45,16 +51,24 @@ def markdown(tables: Sequence[CardTable]) -> Iterator[str]:
         yield ""
         yield f"## {_head(each)}"
         yield ""
-        yield "| pair | weights | GiB | context | longest | plain | drafted | options of `dflash chat` |"
-        yield "|---|---|---|---|---|---|---|---|"
+        titles = [title if title == "GIB" else title.lower() for title in _titles(each)]
+        yield f"| {' | '.join([*titles, 'options of `dflash chat`'])} |".replace("GIB", "GiB")
+        yield "|---" * (len(titles) + 1) + "|"
         for row in each.rows:
             found = row.summary
             if found.command:
                 options = found.command.removeprefix(f"dflash chat {found.pair}").strip()
-                yield f"| {' | '.join([*_row(row), f'`{options}`' if options else ''])} |"
-        if rest := _too_large(each):
+                yield f"| {' | '.join([*_row(row, each), f'`{options}`' if options else ''])} |"
+        for rest in filter(None, (_too_large(each), _also_measured(each))):
             yield ""
             yield rest
+    for text in _on_others(others):
+        yield ""
+        yield text
+
+
+def _titles(each: CardTable) -> Sequence[str]:
+    return (*TITLES, "MEASURED") if each.reports else TITLES
 
 
 def _too_large(each: CardTable) -> str:
@@ -63,12 +77,54 @@ def _too_large(each: CardTable) -> str:
     return f"Does not fit: {', '.join(rest)}." if rest else ""
 
 
+def _also_measured(each: CardTable) -> str:
+    """Say what was measured of other pairs, formats and promises than those of the table; empty where nothing was."""
+    shown = {_shown(row) for row in each.rows}
+    rest = [report for report in each.reports if _form(report) not in shown]
+    return f"Also measured: {_listed(rest)}." if rest else ""
+
+
+def _on_others(others: Sequence[CardReport]) -> Iterator[str]:
+    """Say what was measured on each of the cards that have no table."""
+    for card in dict.fromkeys(report.card for report in others):
+        yield f"Measured on {card}: {_listed([report for report in others if report.card == card])}."
+
+
+def _listed(found: Sequence[CardReport]) -> str:
+    """Write the speeds of each pair by format and promise."""
+    pairs: dict[str, dict[tuple[str, str, bool], list[CardReport]]] = {}
+    for report in found:
+        pairs.setdefault(report.pair, {}).setdefault(_form(report), []).append(report)
+    texts = []
+    for pair, forms in pairs.items():
+        speeds = [f"{form}{' --exact' * exact} {_speeds(each)}" for (_, form, exact), each in forms.items()]
+        texts.append(f"{pair} {', '.join(speeds)}")
+    return "; ".join(texts)
+
+
+def _form(report: CardReport) -> tuple[str, str, bool]:
+    return report.pair, report.format, report.exact
+
+
+def _shown(row: CardRow) -> tuple[str, str, bool]:
+    """Return the pair, format and promise that a row tells the speed of."""
+    best = row.summary.best
+    return row.summary.pair, "" if best is None else best.plan.format, False
+
+
+def _speeds(found: Sequence[CardReport]) -> str:
+    """Write ``226 and 580 drafted``; in brackets without a certificate."""
+    plain, drafted = medians(found)
+    text = rate(plain) if drafted is None else f"{rate(plain)} and {rate(drafted)} drafted"
+    return text if any(report.certificate for report in found) else f"({text})"
+
+
 def _head(each: CardTable) -> str:
-    machine, rate = each.machine, find_bandwidth(each.machine.name)
-    return f"{machine.memory / 2**30:.0f} GiB: {machine.name}{f', {rate:,.0f} GB/s' if rate else ''}"
+    machine, speed = each.machine, find_bandwidth(each.machine.name)
+    return f"{machine.memory / 2**30:.0f} GiB: {machine.name}{f', {speed:,.0f} GB/s' if speed else ''}"
 
 
-def _row(row: CardRow) -> tuple[str, ...]:
+def _row(row: CardRow, of: CardTable) -> tuple[str, ...]:
     found, best = row.summary, row.summary.best
     assert best is not None  # of a pair that has a command
     size = "-" if found.download_gib is None else f"{'~' if found.computed else ''}{found.download_gib:.1f}"
@@ -77,4 +133,6 @@ def _row(row: CardRow) -> tuple[str, ...]:
     mark = "*" if lengths is not None and lengths.source.startswith(TYPICAL) else ""
     drafted = f"{speed_range(found.drafted_tokens_per_s)}{mark}"
     context, longest = (tokens(each) for each in (best.plan.context, row.longest_context))
-    return found.pair, best.name, size, context, longest, plain, drafted
+    cells = found.pair, best.name, size, context, longest, plain, drafted
+    same = [report for report in of.reports if _form(report) == _shown(row)]
+    return (*cells, _speeds(same) if same else "-") if of.reports else cells

@@ -26,7 +26,7 @@ def machine_line(where: Machine) -> str:
 
 def engine_line(found: Plan) -> str:
     """Write ``engine: fused``, whether that has run on such a card, and when all of its context is taken."""
-    from dflash_local.planner.verified import standing
+    from dflash_local.planner.reported import standing
 
     verified = [standing(found)] if standing(found) else []
     if found.engine != "fused":
@@ -225,7 +225,7 @@ def variant_lines(plans: tuple[VariantPlan, ...], width: int) -> list[str]:
 
 def _how(found: Plan) -> str:
     """Say what a plan takes beside its format to fit, or by how much it does not."""
-    from dflash_local.planner.verified import standing
+    from dflash_local.planner.reported import standing
 
     total = found.ledger.total
     if not found.fits and total is not None:

@@ -12,6 +12,7 @@ from dflash_local.planner.acceptance_record import MEASURED
 from dflash_local.planner.machine import DISPLAY
 from dflash_local.planner.plan import ROOMY
 from dflash_local.planner.recommend import Recommendation
+from dflash_local.planner.reported import measured_by_others
 from dflash_local.planner.speed import TYPICAL
 from dflash_local.tables import GIB, UNKNOWN, amount, field, gib, rate, tokens, wrapped
 from dflash_local.ui.plan_text import HELPS, speed_range
@@ -96,10 +97,12 @@ def _verdict(plans: PairPlans, server: str) -> tuple[str, Sequence[tuple[str, st
         )
     best = summary.best
     if best is not None:
+        others = measured_by_others(summary.pair, best.plan)
         return "fits", (
             ("weights", f"{_weights(best)}, {_download(plans)}"),
             ("context", _context(best)),
             ("speed", _speed(best)),
+            *([("measured", f"by others on this card: {others}")] if others else []),
             ("better", _better(plans, best)),
         )
     if (total := found.ledger.total) is None or not found.lacking:

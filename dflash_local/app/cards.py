@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from dflash_local.app.models import registry
 from dflash_local.app.recommending import Summary, row_summary
-from dflash_local.planner.cards import TYPICAL
+from dflash_local.planner.cards import TYPICAL, same_card
 
 if TYPE_CHECKING:
+    from dflash_local.catalog.reports import CardReport
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.recommend import Preference
@@ -27,14 +28,18 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True)
 class CardTable:
-    """Lists what pairs come to on one card."""
+    """Lists what pairs come to on one card, and what was measured on it, other pairs included."""
 
     machine: Machine
     rows: tuple[CardRow, ...]
+    reports: tuple[CardReport, ...]
 
 
 def card_tables(
-    user: Settings, cards: Sequence[tuple[str, float]] = TYPICAL, preference: Preference = "balanced"
+    user: Settings,
+    reports: Sequence[CardReport],
+    cards: Sequence[tuple[str, float]] = TYPICAL,
+    preference: Preference = "balanced",
 ) -> tuple[CardTable, ...]:
     """Make a table for each card, of the pairs that run in this process at all but those of the first run, in order.
 
@@ -48,6 +53,9 @@ def card_tables(
         summary = row_summary(row, machine, user, preference)
         return CardRow(summary, None if summary.best is None else longest_context(summary.best))
 
+    def card_table(machine: Machine) -> CardTable:
+        measured = (each for each in reports if same_card(each.card, machine.name))
+        return CardTable(machine, tuple(card_row(row, machine) for row in rows), tuple(measured))
+
     rows = [row for row in registry(user).rows if not (row.bundled or row.bundled_drafter) and row.runs_here]
-    machines = [named(name, gib) for name, gib in cards]
-    return tuple(CardTable(each, tuple(card_row(row, each) for row in rows)) for each in machines)
+    return tuple(card_table(named(name, gib)) for name, gib in cards)

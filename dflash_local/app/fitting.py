@@ -244,7 +244,7 @@ def refusal_of(found: Plan, near: Plan | None, hint: str = "") -> DoesNotFitErro
 
 
 def as_json(found: Plan) -> dict[str, Any]:
-    from dflash_local.planner.verified import reports_of
+    from dflash_local.planner.reported import reports_of
 
     return {**found.as_dict(), "verified_by_reports": reports_of(found)}
 

@@ -48,6 +48,7 @@ def header(kind: str, pair: Pair, facts: SessionFacts) -> dict[str, Any]:
         "engine": facts.engine,
         "dtype": facts.dtype,
         "weights": facts.weights,
+        "stored": facts.stored,
         "device": facts.device,
         "load": asdict(facts.load),
         "notices": list(facts.notices),

@@ -247,7 +247,7 @@ def bench(
             chosen_prompts = _chosen(pair, prompts)[1][:limit]
             job = partial(measurements.bench_pair, pair, load, chosen_prompts, length, block, thinking)
         found = call.measure(pair.name, job)
-    conclude(call.console, found, as_json, report)
+    conclude(call, found, as_json, report)
 
 
 def _check(

@@ -95,7 +95,7 @@ def certify(
         found = call.measure(pair.name, job)
         failure = found[0]["failure"]
         fault = None if failure is None else ExactnessError(failure, REPORT_IT)
-    conclude(call.console, found, as_json, report)
+    conclude(call, found, as_json, report)
     if page is not None:
         from dflash_local.report.verdict_page import to_html
 

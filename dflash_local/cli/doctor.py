@@ -23,17 +23,24 @@ if TYPE_CHECKING:
 STYLES: dict[Status, str] = {"ok": "green", "info": "dim", "problem": "red"}
 REPORT = "Write an archive for a bug report instead; asks first, sends nothing."
 
-EXAMPLES = ("dflash doctor", "dflash doctor --report doctor.json")
+ROW = "Print the last bench as a line of JSON to share, with the hash of its certificate."
+EXAMPLES = ("dflash doctor", "dflash doctor --row")
 
 
 def doctor(
     report: Annotated[Path | None, opt.named("--report", "FILE", REPORT)] = None,
     show: Annotated[bool, typer.Option("--show", help="Print in full what --report writes.")] = False,
+    row: Annotated[bool, typer.Option("--row", help=ROW)] = False,
     yes: opt.Yes = False,
     json_: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
     """Look at this machine and installation, and say what to mend."""
+    if row:
+        if report is not None or show:
+            raise UsageError("--row does not go with --report", "give one of them")
+        _row()
+        return
     if report is not None or show:
         _report(report, show, yes, json_)
         return
@@ -57,6 +64,22 @@ def _show_checks(console: Console, checks: list[Check], problems: int) -> None:
         if check.fix:
             console.data(f"{'':<{8 + width}}  -> {check.fix}")
     console.data({0: "No problems.", 1: "1 problem."}.get(problems, f"{problems} problems."))
+
+
+def _row() -> None:
+    """Print the line, and say what it lacks and where it goes."""
+    from msgspec import to_builtins
+
+    from dflash_local.app.card_reports import card_report
+    from dflash_local.planner.cards import file_stem
+
+    call = Invocation.begin()
+    made = card_report(call.user)
+    call.console.data(json.dumps(to_builtins(made)))
+    if made.certificate is None and made.weights == "released":
+        call.console.note(f"it has no certificate: dflash certify {made.pair} with the same options makes one")
+    file = f"dflash_local/catalog/reports/{file_stem(made.card)}.jsonl"
+    call.console.note(f"nothing was sent; a pull request that adds the line to {file} shares it")
 
 
 def _report(path: Path | None, show: bool, yes: bool, as_json: bool) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
-from dflash_local.cli.console import Console
 from dflash_local.cli.options import named
 from dflash_local.errors import UsageError
 from dflash_local.planner.hardware import folder
@@ -15,6 +14,7 @@ from dflash_local.store.atomic import write_atomic
 
 if TYPE_CHECKING:
     from dflash_local.bench.report import Found
+    from dflash_local.cli.invocation import Invocation
 
 Report = Annotated[Path | None, named("--report", "FILE", "Write the whole report there as JSON.")]
 
@@ -50,15 +50,19 @@ def write(option: str, file: Path, data: str | bytes) -> None:
         raise UsageError(f"{option} {file}: {error.strerror}", "give a file in a folder you may write to") from error
 
 
-def conclude(console: Console, found: Found, as_json: bool, file: Path | None) -> None:
-    """Show what was measured and write it to the file of ``--report``.
+def conclude(call: Invocation, found: Found, as_json: bool, file: Path | None) -> None:
+    """Show what was measured, keep it for ``dflash doctor --row`` and write it to the file of ``--report``.
 
     Raises:
         UsageError: the file cannot be written.
     """
+    from dflash_local.app.card_reports import keep_measured
+
     content, lines = found
-    console.result(content, lines, as_json)
+    call.console.result(content, lines, as_json)
+    text = json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+    keep_measured(content, text, call.user)
     if file is None:
         return
-    write("--report", file, json.dumps(content, indent=1, ensure_ascii=True) + "\n")
-    console.note(f"report written: {file}", "dim")
+    write("--report", file, text)
+    call.console.note(f"report written: {file}", "dim")

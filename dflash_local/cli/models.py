@@ -82,7 +82,10 @@ def _show_cards(
     call: Invocation, gpu_memory: float | None, prefer: opt.PreferenceChoice, markdown: bool, as_json: bool
 ) -> None:
     """Print the table of usual cards, or of the one with so much memory in GiB."""
+    from msgspec import to_builtins
+
     from dflash_local.app.cards import card_tables
+    from dflash_local.catalog.reports import reports
     from dflash_local.planner.cards import TYPICAL
     from dflash_local.ui import card_text
 
@@ -92,7 +95,7 @@ def _show_cards(
         raise UsageError(
             f"--gpu-memory {gpu_memory:g} is none of the table's", f"it has {sizes}; dflash plan takes any"
         )
-    tables = card_tables(call.user, chosen, prefer.value)
+    tables = card_tables(call.user, reports(), chosen, prefer.value)
     found = [
         {
             "machine": each.machine.as_dict(),
@@ -104,11 +107,14 @@ def _show_cards(
                 }
                 for row in each.rows
             ],
+            "reports": to_builtins(each.reports),
         }
         for each in tables
     ]
-    lines = card_text.markdown(tables) if markdown else card_text.lines(tables, call.console.columns)
-    call.console.result({"cards": found}, lines, as_json)
+    of_these = [report for each in tables for report in each.reports]
+    others = [report for report in reports() if report not in of_these] if gpu_memory is None else []
+    text = card_text.markdown(tables, others) if markdown else card_text.lines(tables, others, call.console.columns)
+    call.console.result({"cards": found, "other_reports": to_builtins(others)}, text, as_json)
 
 
 def _table(found: list[tuple[InstallStatus, Summary]], where: Machine, width: int) -> list[str]:

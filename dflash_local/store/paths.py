@@ -10,6 +10,7 @@ from dflash_local.settings import Settings
 
 CHAT_SUFFIX = ".jsonl"
 KERNEL_RECORD = "kernels-{}.json"
+MEASURED = "measured"  # of the cache folder: the last report of each kind of measurement
 CHECKS = "checks"  # of the cache folder: what checks of pairs found, a file each
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
