@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_local.app.models import registry
 from dflash_local.catalog.reports import CardReport
 from dflash_local.errors import UsageError
 from dflash_local.planner.cards import file_stem
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 BENCH, RANDOM, CERTIFICATE = "dflash bench", "dflash bench --weights random", "dflash certify"
 MEASURE = "dflash bench MODEL measures one of the registry"
 # What a certificate has in common with the measurement that it stands beside; a context may be another one.
-SAME = ("pair", "target", "drafter", "machine", "versions", "engine", "dtype", "weights")
+SAME = ("row", "target", "drafter", "machine", "versions", "engine", "dtype", "weights")
 
 
 def keep_measured(content: dict[str, Any], text: str, user: Settings) -> None:
@@ -34,13 +33,14 @@ def card_report(user: Settings) -> CardReport:
 
     Raises:
         UsageError: there is no bench, or not of a pair that others know, or without speeds.
-        SettingsError: the registry cannot be read.
     """
     found = [(_last(user, BENCH), _released), (_last(user, RANDOM), _random)]
     made = [(content, figures) for content, figures in found if content is not None]
     if not made:
         raise UsageError("no bench of this machine is kept", MEASURE)
     content, figures = max(made, key=lambda each: str(each[0].get("created")))
+    if content.get("row") is None:
+        raise UsageError("the last bench is of no pair of the registry", MEASURE)
     try:
         load = content.get("load", content)  # random weights have their few options beside the rest
         return convert(
@@ -48,7 +48,7 @@ def card_report(user: Settings) -> CardReport:
                 "date": content["created"][:10],
                 "card": _card(content),
                 "driver": content["machine"]["driver"],
-                "pair": _pair(content["pair"], user),
+                "pair": content["row"],
                 "engine": content["engine"],
                 "format": load.get("quantize") or content["stored"] or content["dtype"],
                 "exact": load["exact"],
@@ -93,17 +93,6 @@ def _card(content: dict[str, Any]) -> str:
         return str(machine["processor"])
     number = int(device.partition(":")[2] or 0)
     return str(names[number]) if device != "balanced" or len(names) == 1 else f"{len(names)} x {names[0]}"
-
-
-def _pair(name: str, user: Settings) -> str:
-    """Return the registry's name of a target, of its variant or of one of its files."""
-    known = registry(user)
-    for each in (name, "/".join(name.split("/")[:2])):
-        variant = known.find_variant(each)
-        row = known.find(each) if variant is None else variant[0]
-        if row is not None and not row.overridden:
-            return row.name
-    raise UsageError("the last bench is of a pair that the registry does not name", MEASURE)
 
 
 def _certificate(content: dict[str, Any], user: Settings) -> dict[str, Any] | None:

@@ -96,6 +96,7 @@ def bench_random(
     if place.device.type == "cuda" and not pair.toy and not measures.load.exact:
         _keep_speeds(pair, found, machine, measures.load.kv_cache, user)
     report = random_report.random_report(pair, measures, place, found, stated, others)
+    report["row"] = choice.shared_row
     return report, random_report.random_lines(pair, measures, place, found, stated, others, options.columns)
 
 

@@ -37,8 +37,7 @@ class Choice:
     """Says what a name means: repositories or folders, and the registry row behind them, if there is one.
 
     Attributes:
-        own_drafter: the drafter is the one that the row names (or a mirror of it), so that what the
-            row knows of its drafter holds.
+        own_drafter: the drafter is the row's own or a mirror of it, so that what the row knows of its drafter holds.
         base: of a target without a row: the one whose architecture it has, and whose drafter is taken.
         package: the target is a file of it, and ``target`` is where that lies or would lie.
         unlike: why no drafter was found for a target without a row, by the facts that differ.
@@ -84,6 +83,11 @@ class Choice:
     def counted(self) -> bool:
         """Return whether replies count as those of the name: not where a row names another drafter than this one."""
         return self.row is None or self.own_drafter
+
+    @property
+    def shared_row(self) -> str | None:
+        """Name the shipped row that figures of this pair are figures of; None where there is none."""
+        return self.row.name if self.row and self.own_drafter and not self.row.overridden else None
 
     @property
     def described(self) -> str:
@@ -182,11 +186,11 @@ def resolve(
     target = folder("target", choice.target)
     if target is None:
         raise DownloadError(f"{choice.name} is not complete", f"dflash pull {choice.name}")
-    advised = None if choice.row is None else choice.row.advised_sampling
     drafter_folder = target if choice.drafts_itself else folder("drafter", choice.drafter)
-    pair = Pair(choice.name, target, drafter_folder, bundled=False, sampling=advised, counted=choice.counted)
-    row = choice.drafter_row
-    if row is None:
+    pair = Pair(choice.name, target, drafter_folder, False, counted=choice.counted, row=choice.shared_row)
+    if choice.row is not None:
+        pair = replace(pair, sampling=choice.row.advised_sampling)
+    if (row := choice.drafter_row) is None:
         return pair
     return replace(
         pair,

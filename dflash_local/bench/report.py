@@ -42,6 +42,7 @@ def header(kind: str, pair: Pair, facts: SessionFacts) -> dict[str, Any]:
     target = provenance.checkpoint_identity(pair.target)
     return {
         **opening(kind, pair.name if pair.bundled else target.name, pair.toy),
+        "row": pair.row,
         "machine": provenance.machine(),
         "target": asdict(target),
         "drafter": asdict(provenance.checkpoint_identity(pair.drafter)) if pair.drafter else None,

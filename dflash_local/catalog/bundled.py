@@ -33,6 +33,7 @@ class Pair:
         tuned_from: the known target whose drafter this target took for having its architecture.
         sampling: what the registry knows that the target's authors advise.
         counted: replies count as those of the name; not where another drafter than its own was named.
+        row: the shipped row of the registry that figures of it are figures of.
         drafter_keys: what a check measured, as keys of the drafter's config.json; those that it has itself win.
         target_keys: the same of the target's own layer.
     """
@@ -47,6 +48,7 @@ class Pair:
     tuned_from: str | None = None
     sampling: SamplingParams | None = None
     counted: bool = True
+    row: str | None = None
     drafter_keys: Mapping[str, object] | None = None
     target_keys: Mapping[str, object] | None = None
 

@@ -18,7 +18,7 @@ from dflash_local.settings import Settings
 HEAD: dict[str, Any] = {
     "report": BENCH,
     "created": "2026-11-30T10:00:00+00:00",
-    "pair": "Qwen/Qwen3.5-9B",
+    "row": "Qwen/Qwen3.5-9B",
     "machine": {"processor": "A CPU", "gpus": [{"name": "NVIDIA GeForce RTX 4090"}], "driver": "580.1"},
     "versions": {"dflash-local": "0.2.0", "triton": None},
     "target": {"name": "Qwen/Qwen3.5-9B", "revision": "a" * 40},
@@ -80,7 +80,7 @@ def test_a_later_bench_of_random_weights_drafts_and_certifies_nothing(user: Sett
     kept(user, SPEED)
     kept(user, CERTIFIED)
     at = {"context": 1024, "ar_step": {"ms": 4.0}, "cycle": {"16": {"ms": 5.0}}}
-    random = {name: HEAD[name] for name in ("created", "pair", "machine", "versions", "engine", "dtype", "device")}
+    random = {name: HEAD[name] for name in ("created", "row", "machine", "versions", "engine", "dtype", "device")}
     random |= {
         "created": "2026-11-30T11:00:00+00:00",
         "report": RANDOM,
@@ -97,7 +97,7 @@ def test_a_later_bench_of_random_weights_drafts_and_certifies_nothing(user: Sett
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"pair": "ann/secret-model"}, "a pair that the registry does not name"),
+        ({"row": None}, "of no pair of the registry"),
         ({"rows": []}, "it is damaged"),
         ({"rows": [{"kind": "code", **ROW, "ar_tokens_per_s": 0.0}]}, "plain must be a number"),
     ],
