@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.app import fitting
+from dflash_local.app.engine_choice import engine_choice
 from dflash_local.app.models import model_store, server_commands
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import PairPlans, pair_plans
@@ -143,6 +144,7 @@ def _page(choice: Choice, plans: PairPlans, details: bool, width: int) -> list[s
         variant = () if best.weights.variant is None else ("--variant", best.weights.variant.name)
         words = ("dflash chat", name, *variant, *best.config.arguments())
         page += ["", *wrapped(f"start it with: {' '.join(words)}", width)]
+        page += wrapped(engine_choice(choice, best.plan).line, width)
     more = plan_text.detail_lines(name, plans, width, details)
     return [*page, *([""] if details else []), *more]
 
@@ -165,6 +167,7 @@ def _show_plan(
         "variants": [one.as_dict() for one in plans.variants],
         "recommended": recommendation.as_dict(),
         "more_context": None if more is None else asdict(more),
+        "engine": engine_choice(choice, found)._asdict(),
         "several_gpus": None if several is None else several.as_dict(),
         "inferred": fitting.inferred(known),
     }

@@ -111,8 +111,11 @@ MATRIX_OPERATIONS = (
     *(("RTX A", 1024), ("RTX 6000 Ada", 1024), ("RTX PRO", 1024), ("RTX", 512)),
     *(("A100", 2048), ("A10", 1024), ("L4", 1024), ("H", 2450), ("B200", 8192)),
 )
-# Sold before bfloat16 was in the tensor cores (compute capability below 8.0).
-OLD = ("T4", "V100", "P100", "P40", "TITAN", "GTX", "RTX 2060", "RTX 2070", "RTX 2080", "Quadro")
+# Sold before bfloat16 was in the tensor cores (compute capability below 8.0), and AMD's, where nobody has tried them.
+WITHOUT_KERNELS = (
+    *("T4", "V100", "P100", "P40", "TITAN", "GTX", "RTX 2060", "RTX 2070", "RTX 2080", "Quadro"),
+    *("RX", "MI"),
+)
 FILLER = ("nvidia", "geforce", "amd", "radeon", "instinct", "tesla", "gpu", "graphics")
 
 
@@ -152,9 +155,9 @@ def find_card(name: str) -> float | None:
     return CARDS[max(fitting, key=len)] if fitting else None
 
 
-def is_old(name: str) -> bool:
-    """Return True for a card by whose name it is known to be older than the fused engine's kernels."""
-    return any(_key(name).startswith(_key(old)) for old in OLD)
+def lacks_kernels(name: str) -> bool:
+    """Return True for a card by whose name it is known that the fused engine does not run there."""
+    return any(_key(name).startswith(_key(start)) for start in WITHOUT_KERNELS)
 
 
 def find_bandwidth(name: str) -> float | None:

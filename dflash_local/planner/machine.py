@@ -15,7 +15,7 @@ from dflash_local.errors import UsageError
 from dflash_local.load_config import BALANCED
 from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, RunProbe
-from dflash_local.planner.cards import card_memory, find_card, is_old, typical_card
+from dflash_local.planner.cards import card_memory, find_card, lacks_kernels, typical_card
 
 if TYPE_CHECKING:
     from dflash_local.planner.card_probe import CardProbe
@@ -160,7 +160,7 @@ def named(gpu: str | None, memory_gib: float | None, count: int = 1) -> Machine:
     else:
         raise UsageError("a machine needs a name or its memory", "--gpu 'RTX 4090' or --gpu-memory 24")
     memory = round(memory_gib * GIB)
-    one = Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not is_old(name))
+    one = Machine(name, "named", memory, max(0, memory - DISPLAY), why, kernels=not lacks_kernels(name))
     return replace(one, others=(count - 1) * (one,))
 
 
@@ -213,7 +213,7 @@ def _has_kernels(gpu: Accelerator) -> bool:
     """
     if find_spec("triton") is None or gpu.is_amd:
         return False
-    return not is_old(gpu.name) if gpu.capability is None else gpu.capability >= OLDEST_CARD
+    return not lacks_kernels(gpu.name) if gpu.capability is None else gpu.capability >= OLDEST_CARD
 
 
 def _cpu(why: str) -> Machine:

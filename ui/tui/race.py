@@ -219,7 +219,7 @@ class RaceScreen(Screen[Race | None]):
             return
         ratio, under = race.headline
         verdict = [] if race.verdict in under else [race.verdict]
-        await self._draw("\n".join([under, *verdict, f"{race.ratios} · seed {race.seed}"]))
+        await self._draw("\n".join([under, f"{race.ratios} · seed {race.seed}", *verdict]))  # a short one loses the end
         self.query_one("#ratio", Digits).update(ratio)
         self.set_class(True, "-ended")
         self.query_one(f"#{race.winner}").add_class("-won")
