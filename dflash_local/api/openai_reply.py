@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from dflash_local.api.refusals import as_json
@@ -109,6 +110,13 @@ class OpenAIReply(Reply):
                 self._prompt_sent = True
         unsent = self._logprobs[self._sent_logprobs :]
         if self._parsed.request.logprobs is not None and unsent:
-            choice["logprobs"] = self._as_logprobs(unsent)
+            by_id = self._parsed.record.return_tokens_as_token_ids
+            choice["logprobs"] = self._as_logprobs([_named_by_id(one) for one in unsent] if by_id else unsent)
             self._sent_logprobs = len(self._logprobs)
         return chunk
+
+
+def _named_by_id(token: TokenLogprob) -> TokenLogprob:
+    """Return it with each token's number in place of its text, as vLLM names them: ``token_id:42``."""
+    top = tuple((number, f"token_id:{number}", value, data) for number, _, value, data in token.top)
+    return replace(token, text=f"token_id:{token.token_id}", top=top)

@@ -139,6 +139,7 @@ class GenerationBody(ConstraintFields, frozen=True, kw_only=True):
     mode: Mode | None = None
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 class TemplateArguments(Record, frozen=True):

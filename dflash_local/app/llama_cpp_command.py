@@ -17,8 +17,8 @@ CONTEXT = 8192  # tokens, where the model takes as many
 LOOKUP = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8")
 
 
-def llama_cpp_words(choice: Choice, store: ModelStore | None, drafts: bool) -> tuple[str, ...]:
-    """Return the program and its arguments.
+def llama_cpp_words(choice: Choice, store: ModelStore | None, drafts: bool) -> tuple[tuple[str, ...], str]:
+    """Return the program and its arguments, and what is to be said of them; empty where nothing is.
 
     Raises:
         UsageError: the target is no GGUF file on this machine.
@@ -31,10 +31,12 @@ def llama_cpp_words(choice: Choice, store: ModelStore | None, drafts: bool) -> t
         )
     context = min(CONTEXT, (choice.row.context if choice.row is not None else None) or CONTEXT)
     words = ["llama-server", "--model", str(target), "--ctx-size", str(context), "--parallel", "1"]
-    if drafts:
-        drafter = _gguf(choice.drafter, store)
-        words += LOOKUP if drafter is None else ("--spec-type", "draft-dflash", "--spec-draft-model", str(drafter))
-    return tuple(words)
+    if not drafts:
+        return tuple(words), ""
+    drafter = _gguf(choice.drafter, store)
+    if drafter is None:
+        return (*words, *LOOKUP), f"llama.cpp reads GGUF drafters: {choice.name} is drafted by lookup in the text"
+    return (*words, "--spec-type", "draft-dflash", "--spec-draft-model", str(drafter)), ""
 
 
 def _gguf(part: Repo | Path | None, store: ModelStore | None) -> Path | None:

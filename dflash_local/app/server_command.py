@@ -38,11 +38,13 @@ class ServerCommand:
     Attributes:
         words: the program, as the registry calls it, and its arguments. environment: variables besides the user's own.
         fetched: repositories that are not on this machine, which the server downloads itself.
+        remark: what the user should know of it.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     fetched: tuple[str, ...] = ()
+    remark: str = ""
 
 
 def server_command(
@@ -67,7 +69,8 @@ def server_command(
     """
     store = model_store(user)
     if program == "llama.cpp":
-        return ServerCommand(llama_cpp_words(choice, store, drafts))
+        argv, remark = llama_cpp_words(choice, store, drafts)
+        return ServerCommand(argv, remark=remark)
     choice = choice if store is None else with_local_mirror(choice, store)
     row = choice.drafter_row if drafts or choice.row is None else choice.row
     if drafts and choice.drafter is None:

@@ -74,6 +74,8 @@ def launch(
     argv += [] if how.key_variable else ["--api-key", token]
     log = _log_file(program, user)
     title = PROGRAMS[program].title
+    if command.remark:
+        notify(Notice(command.remark))
     for name in command.fetched:
         notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
     key = {how.key_variable: token} if how.key_variable else {}

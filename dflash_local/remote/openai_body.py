@@ -11,7 +11,7 @@ from dflash_local.remote.server_checks import ServerFacts
 from dflash_local.request import Constraint, Message, Request
 
 MAX_SEED = 2**63 - 1  # both programs take a signed integer
-LOGPROBS = "a " + " or ".join(program.title for program in PROGRAMS.values() if program.logprobs)
+LOGPROBS = " or ".join(program.title for program in PROGRAMS.values() if program.logprobs)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -85,7 +85,7 @@ def _check(request: Request, facts: ServerFacts, seed: int) -> None:
     if request.block_size is not None and request.block_size != facts.block_size:
         raise UsageError(f"{facts.title} drafts as it was started: no request can set the block size")
     if request.logprobs is not None and not (server.logprobs and (facts.drafts is False or request.mode == "ar")):
-        raise UsageError(f"log-probabilities come through {LOGPROBS} server without drafts only")
+        raise UsageError(f"log-probabilities come without drafts only, from {LOGPROBS}")
     if request.return_token_ids and not server.token_ids:
         raise UsageError(f"{facts.title} names no tokens: return_token_ids cannot be had")
     if request.constraint is not None and not server.constrains:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_local.events import Event, FinishReason, Notice, Piece, Step, TokenLogprob
+from dflash_local.remote.logprobs import rows_of
 from dflash_local.request import Request
 from tests.api.conftest import TOOL, Serve, body
 from tests.service.scripted import PROMPT_IDS, ScriptedSession
@@ -121,6 +122,22 @@ def test_the_sampled_token_is_among_the_top_log_probabilities_of_a_completion(se
         server = serve(ScriptedSession(steps=[Step((Piece("x"),), (1, 5, 7), 0, 0, 0, 0.1, tokens)]))
         data = {"model": "scripted", "prompt": "x", "logprobs": len(tokens[0].top)}
         assert server.call("POST", "/v1/completions", data).json["choices"][0]["logprobs"]["top_logprobs"] == tops
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_likeliest_tokens_are_named_by_id_as_vllm_has_them(serve: Serve, path: str) -> None:
+    """Two of one text keep apart, and another ``dflash`` reads them."""
+    top = ((7, "a", -0.5, (97,)), (8, "a", -1.5, (97,)), (9, "\\x80", -3.0, (0x80,)))
+    tokens = (TokenLogprob(7, "a", -0.5, top, (97,)), TokenLogprob(8, "a", -1.5, top, (97,)))
+    server = serve(ScriptedSession(steps=[Step((Piece("aa"),), (7, 8), 0, 0, 0, 0.1, tokens)]))
+    shown = {"prompt": "x", "logprobs": 3} if path == "/v1/completions" else {"logprobs": True, "top_logprobs": 3}
+    data = {**body(), **shown, "return_tokens_as_token_ids": True}
+    data = {key: value for key, value in data.items() if key != "messages" or "chat" in path}
+    rows = rows_of(server.call("POST", path, data).json["choices"][0])
+    assert [(row.token_id, row.logprob) for row in rows] == [(7, -0.5), (8, -1.5)]
+    assert [[(number, value) for number, _, value, _ in row.top] for row in rows] == [
+        [(7, -0.5), (8, -1.5), (9, -3.0)]
+    ] * 2
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -289,6 +289,7 @@ def test_llama_cpp_is_launched_with_the_file_of_the_pair(
     record = fake_program(tmp_path / "program", monkeypatch, "DFLASH_LLAMA_CPP")
     result = cli("certify", str(gguf), "--engine", "llama.cpp", "--prompt", "hi", "--max-new-tokens", "12")
     assert result.code == 0 and "verdict: 1 of 1 greedy replies equal, token by token\n" in result.out, result.err
+    assert result.err.count("is drafted by lookup in the text") == 1, "of the drafting one alone"
     found = started(record)
     argv = found["argv"]
     assert argv[:2] == ["--model", str(gguf)] and "--spec-type" not in argv, "the plain one came last"
@@ -296,8 +297,8 @@ def test_llama_cpp_is_launched_with_the_file_of_the_pair(
     assert found["environ"]["LLAMA_API_KEY"] not in " ".join(argv)
     drafter = gguf.with_name("drafter-qwen3-dflash2-b16.gguf")
     choice = choose(str(gguf), str(drafter), load_settings())
-    words = llama_cpp_words(choice, None, True)
-    assert words[-4:] == ("--spec-type", "draft-dflash", "--spec-draft-model", str(drafter))
+    words, remark = llama_cpp_words(choice, None, True)
+    assert not remark and words[-4:] == ("--spec-type", "draft-dflash", "--spec-draft-model", str(drafter))
 
 
 def test_llama_cpp_takes_gguf_files_and_has_a_program_of_another_name(

@@ -364,7 +364,7 @@ def test_a_server_that_is_full_is_busy(fake: Fake, monkeypatch: pytest.MonkeyPat
     [
         (replace(ASK, mode="ar"), "no request can switch that off"),
         (replace(ASK, block_size=4), "no request can set the block size"),
-        (replace(ASK, logprobs=2), "through a vLLM or llama.cpp server without drafts only"),
+        (replace(ASK, logprobs=2), "without drafts only, from vLLM or llama.cpp or dflash"),
         (replace(ASK, sampling=SamplingParams(seed=2**63)), "the largest that servers take"),
     ],
 )
