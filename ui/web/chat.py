@@ -19,6 +19,7 @@ from dflash_local.service.pieces import LEGEND
 from dflash_local.ui.web import drawer, follow, markup, memory
 from dflash_local.ui.web.chat_settings import Changes, ChatSettings, Given
 from dflash_local.ui.web.chat_view import ChatView, shown
+from dflash_local.ui.web.composer import Composer, mark
 from dflash_local.ui.web.drawer import Drawer
 from dflash_local.ui.web.figures_panel import panel
 from dflash_local.ui.web.reply import ReplyJob
@@ -66,20 +67,7 @@ class ChatTab:
         follow.build()
         self.edit = memory.edit_buttons()
         self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
-        with gr.Row(elem_classes="df-composer"):
-            self.field = gr.Textbox(
-                show_label=False,
-                container=False,
-                placeholder="Message; Enter sends, Shift+Enter begins a line",
-                lines=1,
-                max_lines=10,
-                scale=8,
-                min_width=200,
-                autofocus=True,
-                elem_id="df-field",
-            )
-            self.send = gr.Button("Send", variant="primary", scale=1, min_width=80)
-            self.stop = gr.Button("Stop", scale=1, min_width=80, interactive=False)
+        self.composer = Composer()
         with gr.Row(elem_classes="df-tools"):
             self.keep = gr.Button("Cancel the edit", size="sm", min_width=90, visible=False)
             self.go_on = gr.Button("Continue", size="sm", min_width=80, visible=False)
@@ -91,7 +79,8 @@ class ChatTab:
         self.links = gr.HTML(elem_classes=["df-plain", "df-maybe"])
 
     def _bind(self, opened: gr.Tab) -> None:
-        asked = {self.field, *self.settings.fields}
+        composer = self.composer
+        asked = {composer.field, *self.settings.fields}
         tools: list[Component] = [
             self.earlier,
             self.keep,
@@ -100,20 +89,21 @@ class ChatTab:
             self.clear,
             self.undo,
             self.export,
-            self.stop,
+            composer.stop,
         ]
         row = [self.chatbot, self.status, self.figures, self.pair, self.remembered, self.drawer.list, *tools]
-        drawn = [*row, self.field]
+        drawn = [*row, composer.mark]
         how: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "concurrency_limit": None}
         once: dict[str, Any] = {"trigger_mode": "once", **how}
-        gr.on([self.send.click, self.field.submit], self._send, asked, drawn, **once)
+        # While a reply comes, too: then it is said that the message has to wait.
+        gr.on([composer.send.click, composer.field.submit], self._send, asked, drawn, trigger_mode="multiple", **how)
         self.chatbot.example_select(self._try, asked, drawn, **once)
         self.again.click(self._again, asked, drawn, **once)
         self.go_on.click(self._go_on, asked, drawn, **once)
-        self.stop.click(self._stop, None, None, **how)
-        self.edit.click(self._edit, None, [*drawn], **how).then(None, js=FOCUS)
-        self.earlier.click(self._earlier, None, [*drawn], **how)
-        self.keep.click(self._keep, None, [*drawn], **how).then(None, js=FOCUS)
+        composer.stop.click(self._stop, None, None, **how)
+        self.edit.click(self._edit, None, drawn, **how).then(None, js=FOCUS)
+        self.earlier.click(self._earlier, None, drawn, **how)
+        self.keep.click(self._keep, None, drawn, **how).then(None, js=FOCUS)
         whole = [*drawn, self.links, *self.settings.changed]
         gr.on([self.clear.click, self.drawer.new.click], self._clear, None, whole, **how).then(None, js=FOCUS)
         self.undo.click(self._undo, None, whole, **how)
@@ -129,7 +119,7 @@ class ChatTab:
     # What the user does
 
     async def _send(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
-        text, visitor = given[self.field] or "", self._visitors.of(request)
+        text, visitor = given[self.composer.field] or "", self._visitors.of(request)
         place = visitor.editing
 
         def ask(chat: ChatView) -> ReplyJob:
@@ -143,9 +133,7 @@ class ChatTab:
         """Send one of the prompts to begin with; what was typed meanwhile stays in the field."""
         text = str(event.value["text"])
         ask, visitor = (lambda chat: chat.ask(text, self.settings.options(given))), self._visitors.of(request)
-        async for changes in self._ask(text, ask, visitor):
-            if given[self.field]:
-                changes.pop(self.field, None)
+        async for changes in self._ask("", ask, visitor):
             yield changes
 
     async def _again(self, given: Given, request: gr.Request) -> AsyncIterator[Changes]:
@@ -159,19 +147,22 @@ class ChatTab:
             yield changes
 
     async def _ask(self, text: str, ask: Callable[[ChatView], ReplyJob], visitor: Visitor) -> AsyncIterator[Changes]:
-        """Start a reply and show it; ``text`` leaves the field for it, empty where it is the last one again.
+        """Start a reply and show it; ``text`` leaves the field for it, empty where it is no message of the field's.
 
         The reply does not end with this: a window that is loaded anew follows it, too.
         """
+        said = self.composer.mark
         try:
             self._visitors.take(visitor)
             reply = ask(visitor.chat)
         except DFlashError as error:
-            yield {self.status: markup.failed(error)}
+            why = markup.failed(error)
+            # The line of state is written over as long as a reply comes.
+            yield {said: mark("kept", note=why)} if visitor.chat.busy else {said: mark("kept"), self.status: why}
             return
         visitor.editing = None
-        emptied: Changes = {self.field: ""} if text else {}
-        yield {**emptied, **self._drawn(visitor, reply), **await asyncio.to_thread(self._standing, visitor)}
+        yield {said: mark("sent", text), **self._drawn(visitor, reply)}
+        yield await asyncio.to_thread(self._standing, visitor)
         async for changes in self._follow(visitor, reply):
             yield changes
 
@@ -188,11 +179,11 @@ class ChatTab:
             return {self.status: markup.paragraph(str(error), "error")}
         visitor.editing = back
         note = markup.paragraph("You are editing a message: Send replaces it and all that followed.")
-        return {self.field: text, self.status: note, self.keep: gr.update(visible=True)}
+        return {self.composer.mark: mark("edit", text), self.status: note, self.keep: gr.update(visible=True)}
 
     def _keep(self, request: gr.Request) -> Changes:
         self._visitors.of(request).editing = None
-        return {self.field: "", self.status: "", self.keep: gr.update(visible=False)}
+        return {self.composer.mark: mark("leave"), self.status: "", self.keep: gr.update(visible=False)}
 
     def _earlier(self, request: gr.Request) -> Changes:
         visitor = self._visitors.of(request)
@@ -334,7 +325,9 @@ class ChatTab:
 
     def _ended(self, visitor: Visitor, reply: ReplyJob) -> Changes:
         """Show a reply for the last time; a message that got none goes back into the field."""
+        text = reply.message if reply.source.turn is None else ""
         changes, chat = self._drawn(visitor, reply), visitor.chat
+        changes[self.composer.mark] = mark("back", text) if text else mark("kept")
         error = reply.error
         if error is None and reply.source.turn is not None:
             turns = chat.conversation.turns
@@ -344,10 +337,9 @@ class ChatTab:
             lines = (" · ".join(words), *reply.notices, *chat.tell())
             changes[self.status] = "".join(map(markup.paragraph, lines))
             return changes
-        text = reply.message if reply.source.turn is None else ""
         nothing = "nothing came of it; the message is back in the field" if text else "nothing came of it"
         changes[self.status] = markup.failed(error) if error is not None else markup.paragraph(nothing)
-        return {**changes, self.field: text} if text else changes
+        return changes
 
     def _whole(self, visitor: Visitor) -> Changes:
         """Show a conversation that the window has not shown before."""
@@ -378,7 +370,7 @@ class ChatTab:
             self.clear: gr.update(interactive=bool(turns)),
             self.undo: gr.update(visible=chat.conversation.cleared is not None),
             self.export: gr.update(interactive=bool(turns)),
-            self.stop: gr.update(interactive=chat.busy),
+            self.composer.stop: gr.update(interactive=chat.busy),
             self.remembered: memory.mark(chat),
             self.drawer.list: self.drawer.drawn(visitor),
         }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from dflash_local.errors import ContextError, DeviceLostError, EngineError
 from dflash_local.events import Piece, Step
 from dflash_local.request import SamplingParams
+from dflash_local.ui.web.visitors import Visitors
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import Site, saved, visiting, wait_until
@@ -211,3 +215,43 @@ def test_thinking_is_folded_and_a_conversation_is_exported_with_its_figures(visi
     assert reply["content"] == "# Title\n\n```py\nprint('<b>')\n```\n" and reply["thinking"] == "I wonder <b>why</b>"
     assert reply["figures"]["mean_acceptance_length"] == 2.5
     assert "## You\n\ncode, please" in markdown and "print('<b>')" in markdown
+
+
+def test_what_is_typed_while_a_message_is_on_its_way_or_answered_stays(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, arrived = threading.Event(), threading.Event()
+    session = ScriptedSession(gate=gate, faults=[None, EngineError("the device is gone")])
+    take = Visitors.take
+
+    def slow(*given: Any) -> None:
+        arrived.wait(30)
+        take(*given)
+
+    with visiting(visitor, "Chat", session, ScriptedSession()) as (_, page):
+        monkeypatch.setattr(Visitors, "take", slow)
+        send(page, "one")
+        field(page).press("Enter")
+        field(page).press_sequentially(" and two")
+        arrived.set()
+        page.locator(USER).get_by_text("one").wait_for()
+        wait_until(lambda: field(page).input_value() == " and two")
+        field(page).press("Enter")
+        page.get_by_text("a reply is on its way").wait_for()
+        gate.set()
+        status(page, "2.5 a step")
+        page.get_by_text("a reply is on its way").wait_for(state="detached")
+        assert field(page).input_value() == " and two" and len(session.requests) == 1
+        gate.clear()
+        field(page).press("Enter")
+        wait_until(lambda: len(session.requests) == 2)
+        field(page).press_sequentially("three")
+        page.get_by_role("button", name="Edit this message").first.press("Enter")
+        wait_until(lambda: field(page).input_value() == "one")
+        press(page, "Cancel the edit")
+        wait_until(lambda: field(page).input_value() == "three")
+        session.steps = ()
+        gate.set()
+        status(page, "the device is gone")
+        wait_until(lambda: field(page).input_value() == " and two\nthree")
+        assert page.locator(USER).all_inner_texts() == ["one"]
