@@ -20,7 +20,9 @@ ROOM_SHARE = 10  # a reply has this part of the context at least, or what its li
 KEPT_SHARE = 2  # so much is left when something goes, so that the caches serve several turns before more has to go
 SUMMARY_TOKENS, SUMMARY_SHARE = 512, 8  # at most so many, and this part of the context
 TOKENS_PER_CHAR = 1 / 3  # where nothing is known; English has fewer
+SHARES = 64  # of the characters of what is to be summarised: so finely it is cut to what fits
 ASK = "Summarise our conversation so far in one short paragraph: facts, names, decisions, what is still open."
+NOT_SENT = "are not sent any more, the chat keeps them"
 HEAD = "[Summary of the conversation so far: {}]\n\n"
 THEN: dict[FullContext, str] = {
     "drop": "when it is full, the oldest messages are not sent any more",
@@ -112,8 +114,11 @@ class SentTurns:
             )
         if cut == self.unsent:  # the last message leaves less room than it should
             return request, []
-        notices = self._let_go(turns, cut, context, how, made, ask)
-        return made(self.messages(turns)), notices
+        if how == "summarise":
+            notice = self._summarise(turns, cut, counter, made, ask)
+        else:
+            notice = self._let_go(cut, NOT_SENT)
+        return made(self.messages(turns)), [notice]
 
     def _count(self, counter: Counter, request: Request) -> int | None:
         """Return the tokens of a prompt, guessed where they cannot be counted; None where they exceed the context."""
@@ -133,32 +138,51 @@ class SentTurns:
             low, high = (low, middle) if small(cuts[middle]) else (middle + 1, high)
         return cuts[low] if cuts else self.unsent
 
-    def _let_go(
+    def _let_go(self, cut: int, standing: str, summary: str = "") -> Notice:
+        """Send the turns before ``cut`` no more, from now on, and say how they stand."""
+        self.unsent, self.summary, self._warned = cut, summary, False
+        return Notice(f"the context of {self._context:,} tokens is full: {cut} earlier messages {standing}", "warning")
+
+    def _summarise(
         self,
         turns: Sequence[Turn],
         cut: int,
-        context: int,
-        how: FullContext,
+        counter: Counter,
         made: Callable[[tuple[Message, ...]], Request],
         ask: Callable[[Request], str],
-    ) -> list[Notice]:
-        """Send the turns before ``cut`` no more, from now on."""
-        summary, why = self.summary if how == "summarise" else "", ""  # one that fails leaves the one before
-        if how == "summarise":
-            request = made((*self.messages(turns[:cut]), Message("user", ASK)))
-            limits = Limits(min(SUMMARY_TOKENS, context // SUMMARY_SHARE))
-            try:
-                written = ask(replace(request, sampling=SamplingParams(), limits=limits, thinking=False))
-                summary = " ".join(written.split())
-            except Interrupted:
-                raise
-            except DFlashError as error:
-                why = f"; they could not be summarised: {error.message}"
-        self.unsent, self.summary, self._warned = cut, summary, False
-        what = f"the context of {context:,} tokens is full: {cut} earlier messages"
-        if summary and not why:
-            return [Notice(f"{what} are sent as a summary: {summary}", "warning")]
-        return [Notice(f"{what} are not sent any more, the chat keeps them{why}", "warning")]
+    ) -> Notice:
+        """Have the model summarise the turns before ``cut``, which are not sent any more; see ``fit``.
+
+        Of more than fit one request the oldest are summarised. A summary that fails leaves the one before.
+        """
+        context, messages = self._context, self.messages(turns[:cut])
+        limits = Limits(min(SUMMARY_TOKENS, context // SUMMARY_SHARE))
+
+        def asked(share: int) -> Request:
+            return made(_begun(messages, share))
+
+        def fits(share: int) -> bool:
+            tokens = self._count(counter, asked(share))
+            return tokens is not None and tokens + limits.max_new_tokens <= context
+
+        share = SHARES
+        if not fits(share):
+            low, share = 1, SHARES - 1
+            while low < share:
+                middle = (low + share + 1) // 2
+                low, share = (middle, share) if fits(middle) else (low, middle - 1)
+        request = replace(asked(share), sampling=SamplingParams(), limits=limits, thinking=False)
+        try:
+            summary, why = " ".join(ask(request).split()), "the summary is empty"
+        except Interrupted:
+            raise
+        except DFlashError as error:
+            summary, why = "", error.message
+        if not summary:
+            return self._let_go(cut, f"{NOT_SENT}; they could not be summarised: {why}", self.summary)
+        held = self.unsent + len(_beginning(messages, share))
+        part = "" if share == SHARES else f" of the oldest {held}, the last of these cut short: more did not fit"
+        return self._let_go(cut, f"are sent as a summary{part}: {summary}", summary)
 
     def _nearly_full(self, tokens: int, context: int, how: FullContext) -> list[Notice]:
         """Warn once when little is left, unless something had to go before."""
@@ -166,3 +190,24 @@ class SentTurns:
         warn, self._warned = nearly and not self._warned and not self.unsent, nearly
         share = f"the context is {tokens / context:.0%} full ({tokens:,} of {context:,} tokens)"
         return [Notice(f"{share}; {THEN[how]} (setting full-context: {how})", "warning")] if warn else []
+
+
+def _begun(messages: Sequence[Message], share: int) -> tuple[Message, ...]:
+    """Ask for a summary of the beginning of messages, see ``_beginning``."""
+    *before, last = _beginning(messages, share)
+    if last.role == "user":  # templates want turns by turns
+        return (*before, Message("user", f"{last.content}\n\n{ASK}"))
+    return (*before, last, Message("user", ASK))
+
+
+def _beginning(messages: Sequence[Message], share: int) -> list[Message]:
+    """Cut messages behind so many of ``SHARES`` parts of their characters; there is one at least."""
+    if share == SHARES:
+        return list(messages)
+    left, kept = sum(len(message.content) for message in messages) * share // SHARES, list[Message]()
+    for message in messages:
+        kept.append(Message(message.role, message.content[:left]))
+        left -= len(message.content)
+        if left <= 0:
+            break
+    return kept

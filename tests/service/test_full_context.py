@@ -14,6 +14,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.request import Limits, Request, SamplingParams
 from dflash_local.service.chat_options import ChatOptions
 from dflash_local.service.conversation import Conversation
+from dflash_local.service.full_context import ASK
 from dflash_local.service.service import Service
 from dflash_local.settings import FullContext
 from dflash_local.store import history
@@ -113,6 +114,18 @@ def test_the_model_summarises_and_the_file_keeps_the_summary(tmp_path: Path) -> 
     again.chat.take_up(history.load(tmp_path, name)[1])
     again.say("and now")
     assert again.sent[0] == talk.sent[0] and len(again.chat.turns) == 42
+
+
+@pytest.mark.parametrize(("reply", "turns"), [(60, 3), (95, 2)])
+def test_of_more_than_fits_one_request_the_oldest_are_summarised(tmp_path: Path, reply: int, turns: int) -> None:
+    talk = Talk(tmp_path, "summarise")
+    talk.session.steps = [Step((Piece("word " * reply),), (1,), 0, 0, 0, 0.0)]
+    talk.go_on(turns)
+    (asked,) = [request for request in talk.session.requests if ASK in request.messages[-1].content]
+    assert 80 < words(asked) <= CONTEXT - asked.limits.max_new_tokens == 88
+    assert [message.role for message in asked.messages] == ["user", *["assistant", "user"] * (turns - 1)]
+    held = 2 * (turns - 1)
+    assert f"messages are sent as a summary of the oldest {held}, the last of these cut short" in talk.notices[-1]
 
 
 def test_a_summary_that_fails_is_said_and_one_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
