@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from dflash_local.app import fitting
 from dflash_local.app.engine_choice import engine_choice
 from dflash_local.app.models import model_store, server_commands
@@ -171,15 +173,17 @@ def _show_plan(
         "several_gpus": None if several is None else several.as_dict(),
         "inferred": fitting.inferred(known),
     }
-    if as_json and found.fits:
-        console.json(report)
-    elif not as_json:
-        write, width = (console.data, console.columns) if found.fits else (console.note, console.note_columns)
-        for line in [
-            *_page(choice, plans, details, width),
-            *([] if several is None else ["", *wrapped(several.line, width)]),
-        ]:
-            write(line)
-    if not found.fits:
-        refusal = fitting.refusal_of(found, plans.nearest)
+    refusal = None if found.fits else fitting.refusal_of(found, plans.nearest)
+    if as_json and refusal is not None:
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
+    if as_json:
+        console.json(report)
+        return
+    write, width = (console.data, console.columns) if refusal is None else (console.note, console.note_columns)
+    for line in [
+        *_page(choice, plans, details, width),
+        *([] if several is None else ["", *wrapped(several.line, width)]),
+    ]:
+        write(line)
+    if refusal is not None:  # which the verdict has said
+        raise typer.Exit(refusal.exit_code)
