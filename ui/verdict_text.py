@@ -55,16 +55,24 @@ def verdict(name: str, plans: PairPlans, server: str = "") -> tuple[str, Sequenc
 
 def verdict_on_way(choices: LoadChoices, choice: LoadChoice, width: int) -> tuple[str, list[str]]:
     """Say the same of one way to load a pair, heading and lines; what is nearest is another way where one fits."""
+    head, lines = verdict_of_way(choices, choice)
+    return head, _laid_out(lines, width)
+
+
+def verdict_of_way(choices: LoadChoices, choice: LoadChoice) -> tuple[str, Sequence[tuple[str, str]]]:
+    """Return what ``verdict_on_way`` lays out."""
     fitting = [each.option for each in choices.choices if each.fits and each is not choice]
     rest = tuple(each.option for each in choices.choices if not each.fits)
-    ways = Recommendation("balanced", (choice.option, *fitting), rest) if choice.fits else None
+    ways = Recommendation("balanced", (choice.option, *fitting) if choice.fits else (), rest)
+    if not choice.fits and choice.option is not ways.smallest:
+        ways = replace(ways, rest=(choice.option,))
     found = Summary(choices.name, "", ways, choice.plan, choice.download_gib, choice.computed)
     to_fetch = choice.download_gib, choice.computed
-    word, lines = _verdict(PairPlans(choices.machine, None, found, choice.plan, to_fetch=to_fetch), "")
+    word, lines = _verdict(PairPlans(choices.machine, None, found, choice.plan, choices.nearest, to_fetch=to_fetch), "")
     if not choice.fits and fitting:
         lines = [*list(lines)[:-1], ("nearest", f"{fitting[0].name}, which fits")]
     alone = "" if choices.asked.draft else " without its drafter"
-    return f"{choices.name}{alone} on {card_name(choices.machine)}: {word}", _laid_out(lines, width)
+    return f"{choices.name}{alone} on {card_name(choices.machine)}: {word}", lines
 
 
 def card_name(where: Machine) -> str:

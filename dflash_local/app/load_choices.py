@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from dflash_local.app.fitting import Loaded, machine, shapes
@@ -61,7 +62,7 @@ class LoadChoices:
 
     Attributes:
         name: of the pair. asked: what holds for all of them. contexts: lengths to choose from, the longest last.
-        has_drafter: drafting can be switched off.
+        has_drafter: drafting can be switched off. nearest: what fits with less than was asked for, where none does.
     """
 
     name: str
@@ -70,11 +71,17 @@ class LoadChoices:
     choices: tuple[LoadChoice, ...]
     contexts: tuple[int, ...]
     has_drafter: bool
+    nearest: Plan | None = None
 
     @property
     def settled(self) -> bool:
         """Say whether nothing is left to choose: there is one way, which fits and is here."""
         return len(self.choices) == 1 and self.choices[0].fits and self.choices[0].here
+
+    @property
+    def leading(self) -> LoadChoice:
+        """Return the best; where nothing fits what lacks the least memory."""
+        return min(self.choices, key=lambda each: (not each.fits, 0 if each.fits else each.plan.lacking or inf))
 
     @property
     def preselected(self) -> int | None:
@@ -100,7 +107,7 @@ def load_choices(
         UnknownModelError: no such pair. DoesNotFitError: it runs on a server only. DownloadError: it is announced only.
         UsageError: the device is not there.
     """
-    from dflash_local.planner.plan import context_limit
+    from dflash_local.planner.plan import context_limit, nearest
 
     asked = asked or LoadConfig()
     try:
@@ -124,4 +131,5 @@ def load_choices(
     if asked.context is not None:
         longest = context_limit(known.target, known.drafter if asked.draft else None)
     contexts = tuple(context for context in CONTEXTS if context < longest)
-    return LoadChoices(choice.name, where, asked, tuple(choices), contexts, choice.drafter is not None)
+    near = None if found.fitting else nearest(known.target, known.drafter, where, asked)
+    return LoadChoices(choice.name, where, asked, tuple(choices), contexts, choice.drafter is not None, near)

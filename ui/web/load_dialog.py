@@ -13,12 +13,11 @@ import gradio as gr
 from gradio.events import Dependency
 
 from dflash_local.app.load_choices import LoadChoice, LoadChoices
-from dflash_local.app.served_pair import Details
 from dflash_local.errors import DFlashError, UsageError
 from dflash_local.tables import gib, tokens
 from dflash_local.ui.choice_text import COLUMNS, basis, choice_row
 from dflash_local.ui.plan_text import ledger_lines, machine_line
-from dflash_local.ui.verdict_text import verdict
+from dflash_local.ui.verdict_text import verdict, verdict_of_way
 from dflash_local.ui.web import markup
 from dflash_local.ui.web.models_view import ModelsView
 from dflash_local.ui.web.visitors import Visitor, Visitors
@@ -165,7 +164,7 @@ class LoadDialog:
             yield markup.progress(f"Planning how to load {asked.name}", None)
         try:
             planned = Planned(asked, self._served.load_choices(asked.name, asked.context, asked.draft))
-            drawn = self._drawn(planned, self._served.details(asked.name, asked.context, asked.draft))
+            drawn = self._drawn(planned)
         except DFlashError as error:
             planned, drawn = Planned(Asked(asked.number, asked.name), None), markup.failed(error)
         if visitor.asked == asked:
@@ -188,17 +187,18 @@ class LoadDialog:
             return markup.failed(error)
         return ""
 
-    def _drawn(self, planned: Planned, known: Details) -> str:
+    def _drawn(self, planned: Planned) -> str:
         asked, found = planned
         busy = self._models.pulling
-        opening = (
-            f'<div class="df-plans" data-plan="{asked.number}" data-pair="{markup.word(asked.name)}">{_verdict(known)}'
-        )
+        opening = f'<div class="df-plans" data-plan="{asked.number}" data-pair="{markup.word(asked.name)}">'
         if found is None:
+            known = self._served.details(asked.name, asked.context, asked.draft)
+            opening += _verdict(*verdict(asked.name, known.plans, known.status.row.why_not_here))
             here = self._served.entry(asked.name).here
             text = "How it can be loaded is known once its configuration is here."
             action = _button("Load" if here else "Download", busy and not here)
             return f"{opening}{markup.paragraph('' if here else text)}{action}</div>"
+        opening += _verdict(*verdict_of_way(found, found.leading))
         fitting = [(index, each) for index, each in enumerate(found.choices) if each.fits]
         title = f"{asked.name} on {machine_line(found.machine)}"
         table = "".join(self._row(index, each, index == found.preselected) for index, each in fitting)
@@ -240,9 +240,8 @@ class LoadDialog:
         )
 
 
-def _verdict(known: Details) -> str:
+def _verdict(head: str, lines: Sequence[tuple[str, str]]) -> str:
     """Open with what the pair comes to here, as ``dflash plan`` does."""
-    head, lines = verdict(known.status.row.name, known.plans, known.status.row.why_not_here)
     rows = "".join(f"<dt>{label}</dt><dd>{markup.word(text)}</dd>" for label, text in lines)
     return f'<div class="df-verdict"><h2>{markup.word(head)}</h2><dl>{rows}</dl></div>'
 

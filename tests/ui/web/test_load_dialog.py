@@ -101,6 +101,8 @@ def picked(page: Page) -> str:
 def test_the_ways_to_load_stand_in_order_and_the_keyboard_picks_one_that_fits(visitor: Visitor, pairs: Pairs) -> None:
     with dialog(visitor, pairs) as (_, page):
         check_order(page, pairs)
+        head = page.locator(".df-plans > .df-verdict:first-child h2").inner_text()
+        assert head == f"{PAIR} on RTX 4090 (24 GiB, 1,008 GB/s): fits", "of the plans of the table, and of no others"
         labels = page.locator(".df-plans > .df-verdict:first-child dt").all_inner_texts()
         assert labels == ["weights", "context", "speed", "better"]
         section = page.locator(".df-plans section:visible")
