@@ -28,6 +28,10 @@ def test_a_saved_race_plays_by_itself_and_by_key_and_asks_nobody(visitor: Visito
     assert page.locator("#dflash .last").all_inner_texts() == [", wor", "ld"]
     assert page.locator("#dflash [data-came].last").get_attribute("data-came") == "+3"
     assert page.locator("#big").inner_text() == "0.02 s" and page.locator(".lane.won").count() == 0
+    page.evaluate("lanes[0].steps.forEach(step => { step.t_s *= 2; })")
+    page.keyboard.press("ArrowRight")
+    behind = [said.get_attribute("data-behind") for said in page.locator(".said").all()]
+    assert behind == ["3 tokens behind", ""]
     page.get_by_role("button", name="Quarter speed").press("Enter")
     page.get_by_role("button", name="Play").press("Enter")
     page.locator(".lane.won").wait_for()
