@@ -15,7 +15,7 @@ import gradio as gr
 
 # A message that is on its way to the server is not sent a second time by a second Enter.
 SCRIPT = """
-const row = element.closest('.column').querySelector('.df-composer'), TWICE_MS = 2000;
+const row = element.closest('.column').querySelector('.df-composer'), TWICE_MS = 2000, KEY = 'df-draft';
 const area = () => row.querySelector('#df-field textarea');
 const put = (text) => {
   area().value = text;
@@ -58,6 +58,13 @@ row.addEventListener('click', (event) => {
   if (event.target.closest('#df-send')) once(event);
 }, true);
 watch('value', look);
+// Of the tab, as its chat: a page that is loaded anew, by hand or after its server, has it again.
+row.addEventListener('input', () => sessionStorage.setItem(KEY, area().value));
+const restore = () => {
+  if (!area()) requestAnimationFrame(restore);
+  else if (!area().value && sessionStorage.getItem(KEY)) put(sessionStorage.getItem(KEY));
+};
+restore();
 """
 Act = Literal["kept", "sent", "back", "edit", "leave"]
 _numbers = itertools.count(1)

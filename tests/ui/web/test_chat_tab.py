@@ -255,3 +255,5 @@ def test_what_is_typed_while_a_message_is_on_its_way_or_answered_stays(
         status(page, "the device is gone")
         wait_until(lambda: field(page).input_value() == " and two\nthree")
         assert page.locator(USER).all_inner_texts() == ["one"]
+        page.reload()
+        wait_until(lambda: field(page).input_value() == " and two\nthree")
