@@ -181,7 +181,7 @@ class SentTurns:
         if not summary:
             return self._let_go(cut, f"{NOT_SENT}; they could not be summarised: {why}", self.summary)
         held = self.unsent + len(_beginning(messages, share))
-        part = "" if share == SHARES else f" of the oldest {held}, the last of these cut short: more did not fit"
+        part = "" if share == SHARES else f" of the oldest {held}, the last one shortened"
         return self._let_go(cut, f"are sent as a summary{part}: {summary}", summary)
 
     def _nearly_full(self, tokens: int, context: int, how: FullContext) -> list[Notice]:

@@ -125,7 +125,7 @@ def test_of_more_than_fits_one_request_the_oldest_are_summarised(tmp_path: Path,
     assert 80 < words(asked) <= CONTEXT - asked.limits.max_new_tokens == 88
     assert [message.role for message in asked.messages] == ["user", *["assistant", "user"] * (turns - 1)]
     held = 2 * (turns - 1)
-    assert f"messages are sent as a summary of the oldest {held}, the last of these cut short" in talk.notices[-1]
+    assert f"messages are sent as a summary of the oldest {held}, the last one shortened: " in talk.notices[-1]
 
 
 def test_a_summary_that_fails_is_said_and_one_that_is_stopped_changes_nothing(tmp_path: Path) -> None:
