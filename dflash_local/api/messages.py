@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from dflash_local.api.constraint_fields import checked_schema
-from dflash_local.api.refusals import FieldError, check_field
+from dflash_local.api.refusals import THREAD, FieldError, check_field
 from dflash_local.api.reply import Reply
 from dflash_local.api.reply_parts import PartReader, ReplyPart, Thought
 from dflash_local.api.request_body import (
@@ -43,6 +43,7 @@ NOT_HERE: Refused = {
     "max_completion_tokens": ("use max_tokens", ()),
     "mcp_servers": ("tools are called by the client", ([],)),
     "container": ("tools are called by the client", ()),
+    THREAD: ("nothing is stored: send the whole conversation", ()),
 }
 # Claude Code begins its system prompt with a line that differs in every request: no prefix of it would be found again.
 BILLING_LINE = re.compile(r"^x-anthropic-billing-header:.*\n?", re.MULTILINE)

@@ -15,6 +15,10 @@ RETRY_AFTER_S = 1
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 ANTHROPIC_TYPES = {413: "request_too_large", 503: "overloaded_error"}  # where they are not OpenAI's
+# Of Anthropic's requests: a conversation that the server is to keep. The tool runner of its library asks for one, and
+# sends whole conversations from then on where the refusal has these details.
+THREAD = "thread"
+NO_THREAD = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
 CODES: tuple[tuple[type[DFlashError], str], ...] = (
     (ContextError, "context_length_exceeded"),
     (UnknownModelError, "model_not_found"),
@@ -72,7 +76,8 @@ def _anthropic_error(error: DFlashError) -> dict[str, Any]:
     found, status = error_object(error)["error"], error.http_status
     too_long = "prompt is too long: " if isinstance(error, ContextError) else ""
     kind = ANTHROPIC_TYPES.get(status) or (found["type"] if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": too_long + found["message"]}}
+    details = {"details": NO_THREAD} if found["param"] == THREAD else {}
+    return {"type": "error", "error": {"type": kind, "message": too_long + found["message"], **details}}
 
 
 def error_object(error: DFlashError) -> dict[str, Any]:

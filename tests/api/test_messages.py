@@ -138,6 +138,17 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
     assert error["param"] == param, error
 
 
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_a_conversation_that_the_server_is_to_keep_is_refused_so_that_the_client_sends_it(
+    server: Running, thread: dict[str, str]
+) -> None:
+    """As the tool runner of anthropic 2.14.0 asks for one: the refusal's details tell it to send all from then on."""
+    answer = server.call("POST", PATH, body(thread=thread))
+    assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
+    assert answer.error["details"]["error_code"] == "thread_unsupported_request"
+    assert answer.error["details"]["unsupported"] == ["thread"] and "details" not in server.call("POST", PATH, {}).error
+
+
 @conforms(
     "llama.cpp",
     "messages_streaming tool_use_basic tool_streaming streaming_content_block_indices thinking_with_reasoning_model",
