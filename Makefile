@@ -61,7 +61,7 @@ help:
 	@echo "make test-versions  other versions of typer, textual, gradio, huggingface_hub (or LIBRARIES='typer textual')"
 	@echo "make test-rooms   the torch-free rooms on another Python: make test-rooms PYTHON=python3.13"
 	@echo "make test-gpu     the tests that need a CUDA device"
-	@echo "make test-clients Open WebUI, llm, langchain, litellm, openai and schemathesis, each in .venv-clients"
+	@echo "make test-clients coding agents, client libraries, Open WebUI and schemathesis, each in .venv-clients"
 	@echo "make test-engines a real vLLM on the CPU, in .venv-vllm, serving the bundled pair"
 	@echo "make soak         an hour of mixed load on dflash serve, its memory watched: make soak SOAK_MINUTES=10"
 	@echo "make lint         ruff, and mypy over package and tests; make format rewrites what ruff can"
@@ -106,7 +106,7 @@ test-oldest: $(OLDEST)/.installed-$(OLDEST_KEY)
 test-versions: $(INSTALLED_DEV)
 	@$(BIN)/python tests/versions.py $(LIBRARIES) --flags="-n $(JOBS) --dist worksteal $(PYTEST_FLAGS)"
 
-# Installs other people's programs (3 GB with torch's CPU build) and runs them without a network.
+# Installs other people's programs (4 GB with torch's CPU build and npm's agents) and runs them without a network.
 test-clients: $(INSTALLED_DEV)
 	@$(BIN)/python tests/clients/environments.py $(CLIENTS) $(PIP_FLAGS)
 	@$(TEST) $(BIN)/python -m pytest -m clients --timeout 900 $(PYTEST_FLAGS) tests/clients

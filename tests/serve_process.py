@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,15 +17,20 @@ START_S = 120.0
 
 @contextmanager
 def served(
-    model: str, environ: Mapping[str, str] | None = None, log: Path | None = None, command: str = "serve"
+    model: str,
+    environ: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    command: str = "serve",
+    program: Sequence[str] = ("dflash_local",),
 ) -> Iterator[str]:
     """Start it and give its address.
 
     Args:
         environ: added to this process's own. log: the file that gets what the server says. command: ``web`` has a page.
+        program: the module, and its arguments before the command.
     """
     with tempfile.TemporaryDirectory() as home, open(log or os.devnull, "wb") as said:
-        words = [sys.executable, "-m", "dflash_local", command, model, "--port", "0"]
+        words = [sys.executable, "-m", *program, command, model, "--port", "0"]
         own = {**os.environ, "DFLASH_HOME": home, **(environ or {})}
         process = subprocess.Popen(words, env=own, stderr=said)
         try:

@@ -91,10 +91,10 @@ def interpreter(name: str) -> str:
     return str(python)
 
 
-def run_script(name: str, home: Path, arguments: Sequence[str]) -> dict[str, Any]:
+def run_script(name: str, home: Path, arguments: Sequence[str], kind: str = "with") -> dict[str, Any]:
     """What a client's script reports."""
     environ = {**OFFLINE, "HOME": str(home), "LLM_USER_PATH": str(home)}
-    command = [interpreter(name), str(SCRIPTS / f"with_{name}.py"), *arguments]
+    command = [interpreter(name), str(SCRIPTS / f"{kind}_{name}.py"), *arguments]
     done = subprocess.run(command, env=environ, cwd=home, capture_output=True, text=True, timeout=CLIENT_S)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))

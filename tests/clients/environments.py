@@ -1,4 +1,4 @@
-"""Makes one virtual environment for each client of ``versions.txt`` and prints what is in it.
+"""Makes one environment for each client of ``versions.txt`` and prints what is in it: of Python, or ``npm``'s.
 
 ``python tests/clients/environments.py FOLDER [pip's options]``: pip is called only where the versions have changed.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 VERSIONS = Path(__file__).with_name("versions.txt")
 WANTED = "wanted.txt"  # what an environment was made of, in it
+NPM = "npm"  # the environment whose packages are npm's
 
 
 def table() -> dict[str, list[str]]:
@@ -37,10 +38,15 @@ def make(folder: Path, name: str, packages: list[str], options: list[str]) -> No
     if made.is_file() and made.read_text(encoding="utf-8") == wanted:
         return
     print(f"installing {wanted} into {folder / name}", flush=True)
-    venv.create(folder / name, with_pip=True, clear=not python_of(folder, name).exists())
-    command = [str(python_of(folder, name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if subprocess.run([*command, *options, *packages]).returncode:
-        raise SystemExit(f"pip could not install {wanted}")
+    if name == NPM:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--silent", "--prefix", str(made.parent)]
+    else:
+        venv.create(folder / name, with_pip=True, clear=not python_of(folder, name).exists())
+        pip = [str(python_of(folder, name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        command = [*pip, *options]
+    if subprocess.run([*command, *packages]).returncode:
+        raise SystemExit(f"could not install {wanted}")
     made.write_text(wanted, encoding="utf-8")
 
 
