@@ -362,7 +362,7 @@ class ResponseReply(Reply):
         prompt, completion = event.usage.prompt_tokens, event.usage.completion_tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self._tally.reused},
+            "input_tokens_details": {"cached_tokens": self._tally.reused, "cache_write_tokens": 0},
             "output_tokens": completion,
             "output_tokens_details": {"reasoning_tokens": event.usage.thinking_tokens},
             "total_tokens": prompt + completion,

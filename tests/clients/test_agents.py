@@ -86,4 +86,5 @@ def test_a_library_does_the_task_in_every_way_that_it_has(library: str, folder: 
         found = run_script(library, tmp_path, [url, str(folder / FILE), TASK], "task")
     failed = {name: one["failed"] for name, one in found.items() if isinstance(one, dict)}
     assert not failed, "\n".join(failed.values())
+    assert found.pop("types") > 10
     assert found == dict.fromkeys(found, [CALLS, DONE, f"{AFTER}\nsize: 3\n"])

@@ -316,7 +316,7 @@ def test_a_whole_response_has_every_field(
     parts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
     assert all(set(part) == {"type", "text", "annotations", "logprobs"} for part in parts)
     assert whole["usage"] == {
-        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 6,
+        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}, "output_tokens": 6,
         "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 11,
     }  # fmt: skip
     assert [{"description", "strict", "parameters"} <= set(tool) for tool in whole["tools"]] == [True] * len(

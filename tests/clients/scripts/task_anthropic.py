@@ -6,7 +6,9 @@ import sys
 from functools import partial
 
 import anthropic
+from anthropic.types import Message, RawMessageStreamEvent
 from checks import KEY, MODEL, report
+from pydantic import TypeAdapter
 from tasks import NAME, PARAMETERS, TASK, outcome, run
 
 client = anthropic.Anthropic(base_url=sys.argv[1], api_key=KEY, max_retries=0, timeout=120)
@@ -56,7 +58,19 @@ def own_loop(stream: bool) -> tuple[int, str, str]:
     return outcome(sum(one.stop_reason == "tool_use" for one in replies), replies[-1].content[-1].text)
 
 
+def types() -> int:
+    """How many replies and events are what the library's own types say, to the last field."""
+    tools = [{"name": NAME, "input_schema": PARAMETERS}]
+    asked = {"model": MODEL, "max_tokens": MOST, "tools": tools, "thinking": THINKING, "messages": ASKED}
+    found = [(RawMessageStreamEvent, one) for one in client.messages.create(**asked, stream=True)]
+    found.append((Message, client.messages.create(**asked)))
+    for kind, one in found:
+        TypeAdapter(kind).validate_python(one.to_dict())
+    return len(found)
+
+
 report(
+    types=types,
     messages=partial(messages, False),
     messages_streamed=partial(messages, True),
     own_loop=partial(own_loop, False),

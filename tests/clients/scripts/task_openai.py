@@ -7,6 +7,9 @@ from functools import partial
 
 import openai
 from checks import KEY, MODEL, report, url
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 from tasks import NAME, PARAMETERS, TASK, outcome, run
 
 client = openai.OpenAI(base_url=url(), api_key=KEY, max_retries=0, timeout=120)
@@ -49,7 +52,25 @@ def responses(stream: bool) -> tuple[int, str, str]:
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": said})
 
 
+def types() -> int:
+    """How many replies and events are what the library's own types say, to the last field."""
+    chat_tools = [{"type": "function", "function": {"name": NAME, "parameters": PARAMETERS}}]
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": TASK}], "tools": chat_tools}
+    tools = [{"type": "function", "name": NAME, "parameters": PARAMETERS}]
+    item = {"model": MODEL, "input": TASK, "tools": tools, "reasoning": {"effort": "low"}}
+    found = [
+        *((ChatCompletionChunk, one) for one in client.chat.completions.create(**asked, stream=True)),
+        *((ResponseStreamEvent, one) for one in client.responses.create(**item, stream=True)),
+        (ChatCompletion, client.chat.completions.create(**asked)),
+        (Response, client.responses.create(**item)),
+    ]
+    for kind, one in found:
+        TypeAdapter(kind).validate_python(one.to_dict())
+    return len(found)
+
+
 report(
+    types=types,
     chat=partial(chat, False),
     chat_streamed=partial(chat, True),
     responses=partial(responses, False),
