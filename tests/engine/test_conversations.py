@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,7 +9,7 @@ from random import Random
 import pytest
 import torch
 
-from dflash_local.engine import LoadConfig, Session, load, runner
+from dflash_local.engine import LoadConfig, Session, conversations, held_sequences, load, runner
 from dflash_local.engine.held_sequences import KEPT_SNAPSHOTS, LEAST, SHORT, HeldSequence, HeldSequences, thinned
 from dflash_local.events import Started, Step
 from dflash_local.models.transformers_target import TargetSnapshot
@@ -24,6 +23,8 @@ CASES = [
     *((name, "fused") for name in ("qwen3-v2-swa-b16", "qwen35-v2-swa-b8", DSPARK)),
 ]
 FIRST, MORE, SAID, TURNS = 300, 17, 9, 3  # ids of a first prompt, of a later one, of a reply; turns
+SWEPT = range(8, 8 + 512)  # lengths of prompts
+KEPT_FILES = 2**24  # bytes: of a few lengths
 
 
 def open_session(name: str, engine: str, folder: Path, cache_memory: float = 1.0) -> Session:
@@ -45,10 +46,10 @@ class Chat:
         return prefilled(reply), cycles_of(reply)
 
 
-def on_disk(name: str, engine: str, folder: Path, files: Path) -> Session:
+def on_disk(name: str, engine: str, folder: Path, files: Path, most_bytes: int = 2**30) -> Session:
     """Open a session with no room in host memory."""
     session = open_session(name, engine, folder, cache_memory=0.0)
-    session.keep_on_disk(SequenceFiles(files, "key", 2**30))
+    session.keep_on_disk(SequenceFiles(files, "key", most_bytes))
     return session
 
 
@@ -123,26 +124,45 @@ def test_a_restart_finds_the_last_conversations_on_disk(name: str, engine: str, 
 
 
 @pytest.mark.parametrize(("name", "engine"), CASES[:4])
-@pytest.mark.parametrize("lengths", [(LEAST + 64,), pytest.param(range(LEAST, LEAST + 512), marks=pytest.mark.slow)])
-def test_of_every_length_it_comes_back_as_it_was(
-    name: str, engine: str, lengths: Sequence[int], tmp_path: Path
-) -> None:
+def test_it_comes_back_as_it_was(name: str, engine: str, tmp_path: Path) -> None:
     """On the device, from host memory and from a file: the same cycles as after a cold start."""
     stays, moves = (open_session(name, engine, tmp_path) for _ in range(2))
-    sessions = stays, moves, on_disk(name, engine, tmp_path, tmp_path / "files")
-    for length in lengths:
-        replies = []
+    replies = []
+    for session in (stays, moves, on_disk(name, engine, tmp_path, tmp_path / "files")):
+        chat = Chat(1)
+        chat.turn(session, LEAST + 64)
+        prompt = [*chat.ids, 91, 92]
+        if session is not stays:
+            Chat(2).turn(session, MORE)
+        replies.append(ask(session, prompt, SAID, block_size=4))
+    stays.reset()
+    cold = ask(stays, prompt, SAID, block_size=4)
+    assert [prefilled(each) for each in (*replies, cold)] == [3, 3, 3, len(prompt)]
+    assert [cycles_of(each) for each in replies] == 3 * [cycles_of(cold)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "engine"), CASES[:4])
+def test_of_every_length_it_comes_back_as_it_was(
+    name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that grows by a token a turn: what is run whole is the cold start alone."""
+    for module in (conversations, held_sequences):
+        monkeypatch.setattr(module, "LEAST", SWEPT[0])
+    cold, stays, moves = (open_session(name, engine, tmp_path) for _ in range(3))
+    sessions = stays, moves, on_disk(name, engine, tmp_path, tmp_path / "files", KEPT_FILES)
+    draw = Random(1)
+    ids = [draw.randrange(10, 90) for _ in range(SWEPT[-1])]
+    for length in SWEPT:
+        cold.reset()
+        expected = ask(cold, ids[:length], SAID, block_size=4)
+        assert prefilled(expected) == length
         for session in sessions:
-            chat = Chat(length)
-            chat.turn(session, length)
-            prompt = [*chat.ids, 91, 92]
+            reply = ask(session, ids[:length], SAID, block_size=4)
+            assert reply.ids == expected.ids, length
+            assert prefilled(reply) <= 2 or length == SWEPT[0], "the new token, and the one before it"
             if session is not stays:
-                Chat(1).turn(session, MORE)
-            replies.append(ask(session, prompt, SAID, block_size=4))
-        stays.reset()
-        cold = ask(stays, prompt, SAID, block_size=4)
-        assert [prefilled(each) for each in (*replies, cold)] == [3, 3, 3, len(prompt)]
-        assert [cycles_of(each) for each in replies] == 3 * [cycles_of(cold)], length
+                ask(session, [91, 92, 93], 1)  # too short to be held
 
 
 @pytest.mark.parametrize(("name", "engine"), CASES[:2])
