@@ -3,7 +3,8 @@ it, say so. Each is a call of a tool that the client offers, cut into pieces as 
 
     python -m tests.clients.scripted_agent LOG serve demo [options]
 
-LOG gets a line of JSON for each request: how many messages and tools it has, and what was answered.
+LOG gets a line of JSON for each request: the roles of its messages, how many tools it has, what was answered, and
+whether it begins as the last one with tools, so that its prefix is in the caches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dflash_local.catalog import bundled
 from dflash_local.cli.main import main
 from dflash_local.events import Channel, Event, Piece, Step
 from dflash_local.load_config import LoadConfig
-from dflash_local.request import Request
+from dflash_local.request import Message, Request
 from tests.service.scripted import ScriptedFacts, ScriptedSession
 
 CONTEXT = 65_536
@@ -37,16 +38,11 @@ Arguments = Callable[[str], dict[str, Any]]  # of a command, or of a file's path
 SHELLS: dict[str, Arguments] = {
     "Bash": lambda command: {"command": command, "description": "as asked"},
     "bash": lambda command: {"command": command, "description": "as asked"},
-    "shell_command": lambda command: {"command": command},
     "exec_command": lambda command: {"cmd": command},
-    "shell": lambda command: {"command": ["sh", "-c", command]},
-    "execute_command": lambda command: {"command": command, "requires_approval": False},
 }
 READS: dict[str, Arguments] = {
     "Read": lambda path: {"file_path": path},
     "read": lambda path: {"filePath": path},
-    "read_file": lambda path: {"path": path},
-    "view": lambda path: {"path": path},
 }
 EDITS: dict[str, Arguments] = {
     "Edit": lambda path: {"file_path": path, "old_string": BEFORE, "new_string": AFTER},
@@ -72,6 +68,7 @@ class AgentSession(ScriptedSession):
 
     facts: ScriptedFacts = field(default_factory=lambda: ScriptedFacts(load=LoadConfig(context=CONTEXT)))
     log: Path = Path(os.devnull)
+    before: tuple[Message, ...] = ()  # the last request with tools
 
     def _events(self, request: Request, *more: Any) -> Iterator[Event]:
         thought, said = "The next step of it.\n" if request.thinking else "", self._said(request)
@@ -81,7 +78,10 @@ class AgentSession(ScriptedSession):
             for at in range(0, len(pieces), 3)
         ]
         roles = "".join(message.role[0] for message in request.messages)
-        told = {"roles": roles, "tools": len(request.tools), "system": len(request.messages[0].content), "said": said}
+        told = {"roles": roles, "tools": len(request.tools), "said": said}
+        if request.tools:
+            told["extends"] = request.messages[: len(self.before)] == self.before
+            self.before = request.messages
         with self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(told) + "\n")
         yield from ScriptedSession._events(self, request, *more)
