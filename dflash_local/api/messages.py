@@ -43,6 +43,7 @@ NOT_HERE: Refused = {
     "max_completion_tokens": ("use max_tokens", ()),
     "mcp_servers": ("tools are called by the client", ([],)),
     "container": ("tools are called by the client", ()),
+    "compaction": ("ask for a summary in a message", ()),
     THREAD: ("nothing is stored: send the whole conversation", ()),
 }
 # Claude Code begins its system prompt with a line that differs in every request: no prefix of it would be found again.

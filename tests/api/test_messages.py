@@ -130,6 +130,7 @@ def test_a_conversation_as_claude_code_sends_it() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"stop": ["x"]}, "stop"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"temperature": "hot"}, "temperature"),
     ],
 )  # fmt: skip
