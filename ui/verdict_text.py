@@ -206,17 +206,20 @@ def _better(plans: PairPlans, best: Option) -> str:
 
 
 def _nearest(plans: PairPlans, found: Plan) -> str:
-    """Say what fits: less of this pair, the card once others leave it, or a larger card."""
+    """Say what fits: less of this pair, the card once others leave it, two of them, or a larger one."""
+    two = "" if plans.over_two is None else f"two cards like this one with --device balanced ({plans.over_two.name})"
     if (near := plans.nearest) is not None:
         options = replace(near, load=replace(near.load, context=None)).options()
         alone = "" if near.load.draft else " without its drafter"
-        return f"{near.format}{alone}, {tokens(near.context)} tokens of context: {options}"
+        less = f"{near.format}{alone}, {tokens(near.context)} tokens of context: {options}"
+        return f"{less}; or {two}" if two else less
     where, total = plans.where, found.ledger.total
     if total is None:
         return "dflash models lists what fits here"
     if where.kind == "cuda" and total <= where.memory:
         return f"this card, once other programs leave {amount(found.lacking)} more of it"
     larger = next((card for card in cards.TYPICAL if card[1] * GIB - DISPLAY >= total), None)
-    if larger is None:
+    if larger is None and not two:
         return "several cards behind a server; dflash models lists what fits here"
-    return f"a card of {larger[1]:.0f} GiB ({larger[0]}); dflash models lists what fits here"
+    one = "" if larger is None else f"a card of {larger[1]:.0f} GiB ({larger[0]})"
+    return f"{' or '.join(filter(None, (one, two)))}; dflash models lists what fits here"

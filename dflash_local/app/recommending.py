@@ -129,7 +129,7 @@ class PairPlans:
         plan: of the best weights; where nothing fits of those that lack the least memory. nearest: what fits then,
             with less than was asked for.
         table: a plan for each format of the target's own weights. to_fetch: for the best weights, as
-            ``download_of`` has it.
+            ``download_of`` has it. over_two: what two such cards hold, where one does not hold the pair.
     """
 
     where: Machine
@@ -140,6 +140,7 @@ class PairPlans:
     table: tuple[Plan, ...] = ()
     variants: tuple[VariantPlan, ...] = ()
     to_fetch: tuple[float | None, bool] = (None, False)
+    over_two: Option | None = None
 
     @property
     def more_context(self) -> MoreContext | None:
@@ -180,7 +181,18 @@ def pair_plans(
     table = fits_table(known.target, drafter, where, config)
     variants = variant_plans(choice.target_row, known, where, config, store)
     lacking = (None, False) if found.best is None else download_of(choice, found.best, store, here=True)
-    return PairPlans(where, known, found, best, near, table, variants, lacking)
+    two = None
+    if found.best is None and where.count == 1 and where.kind in ("cuda", "named"):
+        pair = replace(where, others=(where,))
+        with suppress(UsageError):  # an option that the engine of two cards does not take
+            two = recommended(choice, known, *over_all(pair, user, config), preference=preference, store=store).best
+    return PairPlans(where, known, found, best, near, table, variants, lacking, two)
+
+
+def over_all(where: Machine, user: Settings, config: LoadConfig) -> tuple[Machine, Settings, LoadConfig]:
+    """Return all GPUs of a machine as one, and what asks for it: with ``recommended``."""
+    together = where.together()
+    return together, user, replace(config, device=together.device)
 
 
 def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:

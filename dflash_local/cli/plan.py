@@ -100,7 +100,7 @@ def plan(
     draft = mode is opt.ModeChoice.dflash and known.drafter is not None
     config = replace(load, draft=draft)
     found = pair_plans(choice, known, where, user, config, preference=prefer.value, store=store)
-    _show_plan(console, choice, found, several_gpus(choice.row, known, where, config), as_json, details)
+    _show_plan(console, choice, found, several_gpus(choice, known, where, user, config, store), as_json, details)
 
 
 def _show_own_work(console: Console, found: OwnWorkPlan, as_json: bool) -> None:

@@ -169,7 +169,9 @@ def test_plan_tells_the_speed_of_a_card_of_which_a_data_sheet_is_known(cli: Cli)
 
 def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
     flat = " ".join(cli("plan", "qwen3.6-27b", "--gpu", "RTX 3090", "--gpus", "2").out.split())
-    assert "over 2 x RTX 3090 --device balanced takes" in flat and "GiB there are, too much" in flat
+    assert re.search(r"over 2 x RTX 3090 --device balanced takes [\d.]+ GiB of the 47.20 GiB there are with \S+,", flat)
+    many = " ".join(cli("plan", "qwen3-coder-next", "--gpu-memory", "12", "--gpus", "2").err.split())
+    assert "GiB there are, too much with" in many
     assert "vllm serve Qwen/Qwen3.6-27B" in flat and flat.endswith("--tensor-parallel-size 2")
     found = cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--gpus", "4", "--json").json
     spread = found["several_gpus"]["spread"]
@@ -182,6 +184,8 @@ def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
     assert cards["name"] == "RTX 3090 and RTX 5060 Ti" and needs[0] > 1.3 * needs[1]
     refused = cli("plan", "qwen3.6-27b", "--gpu", "RTX 3090", "--gpu", "RTX 4090", "--gpus", "2").err
     assert "--gpu is given more than once" in refused
+    alone = " ".join(cli("plan", "qwen3.5-27b", "--gpu-memory", "12").err.split())
+    assert "RTX 4090) or two cards like this one with --device balanced (autoround-int4)" in alone
     assert "--gpus 2 needs to know which" in cli("plan", "qwen3.5-9b", "--gpus", "2").err
 
 
