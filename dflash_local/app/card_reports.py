@@ -66,23 +66,29 @@ def card_report(user: Settings) -> CardReport:
 def _released(content: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of replies."""
     *kinds, whole = content["rows"]
-    tasks = [(row["kind"], row["ar_tokens_per_s"], row["dflash_tokens_per_s"]) for row in kinds or [whole]]
     return {
         "weights": "released",
         "context": content["load"]["context"],
-        "plain": whole["ar_tokens_per_s"],
-        "drafted": whole["dflash_tokens_per_s"],
-        "tasks": [dict(zip(("task", "plain", "drafted"), task)) for task in tasks],
-        "accepted": whole["acceptance_per_position"],
+        **_speeds(whole),
+        "tasks": [{"task": row["kind"], **_speeds(row)} for row in kinds or [whole]],
+        "accepted": [_rounded(share) for share in whole["acceptance_per_position"]],
     }
+
+
+def _speeds(row: dict[str, Any]) -> dict[str, float]:
+    return {"plain": _rounded(row["ar_tokens_per_s"]), "drafted": _rounded(row["dflash_tokens_per_s"])}
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.6g}")
 
 
 def _random(content: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of the first context."""
     at = content["measured"]["at"][0]
     step, cycle = at["ar_step"]["ms"], at["cycle"].get(str(content["block_size"]))
-    steps = None if cycle is None else cycle["ms"] / step
-    return {"weights": "random", "context": at["context"], "plain": 1e3 / step, "cycle_steps": steps}
+    steps = None if cycle is None else _rounded(cycle["ms"] / step)
+    return {"weights": "random", "context": at["context"], "plain": _rounded(1e3 / step), "cycle_steps": steps}
 
 
 def _card(content: dict[str, Any]) -> str:
