@@ -146,7 +146,9 @@ def _page(choice: Choice, plans: PairPlans, details: bool, width: int) -> list[s
         variant = () if best.weights.variant is None else ("--variant", best.weights.variant.name)
         words = ("dflash chat", name, *variant, *best.config.arguments())
         page += ["", *wrapped(f"start it with: {' '.join(words)}", width)]
-        page += wrapped(engine_choice(choice, best.plan).line, width)
+        chosen = engine_choice(choice, best.plan)
+        if chosen.llama_cpp or not details:  # which name the engine, too
+            page += wrapped(chosen.line, width)
     more = plan_text.detail_lines(name, plans, width, details)
     return [*page, *([""] if details else []), *more]
 
