@@ -51,8 +51,8 @@ def markdown(tables: Sequence[CardTable], others: Sequence[CardReport]) -> Itera
         yield ""
         yield f"## {_head(each)}"
         yield ""
-        titles = [title if title == "GIB" else title.lower() for title in _titles(each)]
-        yield f"| {' | '.join([*titles, 'options of `dflash chat`'])} |".replace("GIB", "GiB")
+        titles = ["GiB" if title == "GIB" else title.lower() for title in _titles(each)]
+        yield f"| {' | '.join([*titles, 'options of `dflash chat`'])} |"
         yield "|---" * (len(titles) + 1) + "|"
         for row in each.rows:
             found = row.summary
@@ -116,7 +116,7 @@ def _speeds(found: Sequence[CardReport]) -> str:
     """Write ``226 and 580 drafted``; in brackets without a certificate."""
     plain, drafted = medians(found)
     text = rate(plain) if drafted is None else f"{rate(plain)} and {rate(drafted)} drafted"
-    return text if any(report.certificate for report in found) else f"({text})"
+    return text if any(report.certificate and report.certificate.strength for report in found) else f"({text})"
 
 
 def _head(each: CardTable) -> str:

@@ -27,7 +27,7 @@ def standing(plan: Plan) -> str:
 
 def measured_by_others(pair: str, plan: Plan) -> str:
     """Say what the reports of the pair in the plan's format on its card come to; empty where there is none."""
-    found = [each for each in _on_card(plan) or () if each.pair == pair]
+    found = [each for each in _on_card(plan) or () if (each.pair, each.exact) == (pair, plan.load.exact)]
     if not found:
         return ""
     plain, drafted = medians(found)

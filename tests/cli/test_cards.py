@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dflash_local import settings
 from dflash_local.app.cards import card_tables
 from dflash_local.catalog.registry import load
-from dflash_local.catalog.reports import reports
+from dflash_local.catalog.reports import CertificateDigest, reports
 from dflash_local.planner import plan as planning
 from dflash_local.planner.cards import TYPICAL
 from dflash_local.tables import gib as gib_text
@@ -129,15 +129,16 @@ def test_a_length_of_another_block_or_drafter_is_not_taken(cli: Cli) -> None:
 
 
 def test_reports_stand_beside_the_predictions_of_their_weights() -> None:
-    """Ten reports: of the table's weights, of others, of another card; in brackets without a certificate."""
+    """Ten reports: of the table's weights, of others, of another card; in brackets without a certificate that holds."""
     user = settings.load()
     shown = next(each for each in reports() if each.certificate is not None)
+    broken = CertificateDigest(sha256="0" * 64, strength=None)
     here = partial(replace, shown, card="NVIDIA GeForce RTX 4090", pair="Qwen/Qwen3-8B", format="bfloat16", exact=False)
     made = [
         *(here(plain=speed, drafted=3 * speed) for speed in (50.0, 54.0, 61.0)),
         *(here(pair="Qwen/Qwen3-4B", plain=speed, drafted=None, certificate=None) for speed in (90.0, 92.0)),
         here(format="int4 g128", plain=120.0, drafted=300.0),
-        here(format="int4 g128", plain=100.0, drafted=240.0, exact=True),
+        here(format="int4 g128", plain=100.0, drafted=240.0, exact=True, certificate=broken),
         *(here(card="NVIDIA GeForce RTX 3090", plain=speed, drafted=None) for speed in (40.0, 44.0, 48.0)),
     ]
     (table,) = card_tables(user, made, [("RTX 4090", 24.0)])
@@ -146,5 +147,7 @@ def test_reports_stand_beside_the_predictions_of_their_weights() -> None:
     (row,) = (line for line in page if line.startswith("| Qwen/Qwen3-8B |"))
     (second,) = (line for line in page if line.startswith("| Qwen/Qwen3-4B |"))
     assert row.split(" | ")[-2] == "54 and 162 drafted" and second.split(" | ")[-2] == "(91)"
-    assert "Also measured: Qwen/Qwen3-8B int4 g128 120 and 300 drafted, int4 g128 --exact 100 and 240 drafted." in page
+    assert (
+        "Also measured: Qwen/Qwen3-8B int4 g128 120 and 300 drafted, int4 g128 --exact (100 and 240 drafted)." in page
+    )
     assert page[-1] == "Measured on NVIDIA GeForce RTX 3090: Qwen/Qwen3-8B bfloat16 44."
