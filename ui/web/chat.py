@@ -18,7 +18,7 @@ from dflash_local.errors import BusyError, DFlashError
 from dflash_local.service.pieces import LEGEND
 from dflash_local.ui.web import drawer, follow, markup, memory
 from dflash_local.ui.web.chat_settings import Changes, ChatSettings, Given
-from dflash_local.ui.web.chat_view import ChatView, shown
+from dflash_local.ui.web.chat_view import SHOWN, ChatView, shown
 from dflash_local.ui.web.composer import Composer, mark
 from dflash_local.ui.web.drawer import Drawer
 from dflash_local.ui.web.figures_panel import panel
@@ -160,7 +160,7 @@ class ChatTab:
             # The line of state is written over as long as a reply comes.
             yield {said: mark("kept", note=why)} if visitor.chat.busy else {said: mark("kept"), self.status: why}
             return
-        visitor.editing = None
+        visitor.editing, visitor.most = None, SHOWN  # all of a long one would be worked through at each change
         yield {said: mark("sent", text), **self._drawn(visitor, reply)}
         yield await asyncio.to_thread(self._standing, visitor)
         async for changes in self._follow(visitor, reply):

@@ -28,6 +28,7 @@ const ACTS = {
   sent: (text, typed) => {
     put(joined(typed.startsWith(text) ? typed.slice(text.length) : typed, draft ?? ''));
     draft = null;
+    if (text) row.dispatchEvent(new Event('df-sent', {bubbles: true}));
   },
   back: (text, typed) => put(joined(text, typed)),
   edit: (text, typed) => {

@@ -41,10 +41,12 @@ area.addEventListener('wheel', (event) => {
 area.addEventListener('click', (event) => {
   if (event.target.closest('.thought-group, #df-earlier')) following = false;
 });
-button.addEventListener('click', () => {
+const hold = () => {
   following = true;
   follow();
-});
+};
+button.addEventListener('click', hold);
+area.addEventListener('df-sent', hold);  // a long conversation shows its last messages: their number stays
 button.addEventListener('wheel', (event) => {  // it came under the pointer that scrolls
   event.preventDefault();
   scroller().scrollTop += event.deltaY;

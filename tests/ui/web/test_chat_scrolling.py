@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dflash_local.store.history import ChatFile
+from dflash_local.store.records import Turn
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import visiting, wait_until
@@ -95,4 +98,20 @@ def test_who_reads_upward_stays_there_and_comes_back_by_a_button(visitor: Visito
         back.wait_for()
         send(page, "again")
         page.locator("[data-testid=user]").nth(1).wait_for()
+        wait_until(lambda: to_the_end(page) < 2)
+
+
+def test_a_message_to_a_long_conversation_folds_its_beginning_and_is_shown(visitor: Visitor, tmp_path: Path) -> None:
+    turns = [Turn("assistant" if n % 2 else "user", f"message {n}\n\nof many lines") for n in range(60)]
+    ChatFile.create(tmp_path, "scripted", "", turns).close()
+    with visiting(visitor, "Chat", change=lambda served: setattr(served, "chats", tmp_path)) as (_, page):
+        page.locator("#df-chats").get_by_text("message 0").click()
+        page.get_by_role("button", name="Show earlier messages (40)").click()
+        page.locator(".df-talk").get_by_text("message 0").first.wait_for()
+        page.locator(".df-talk").hover()
+        page.mouse.wheel(0, -5000)
+        page.get_by_role("button", name=BACK).wait_for()
+        send(page, "one more")
+        page.get_by_role("button", name="Show earlier messages (42)").wait_for()
+        page.locator(".df-talk").get_by_text("one more").wait_for()
         wait_until(lambda: to_the_end(page) < 2)
