@@ -19,9 +19,9 @@ from dflash_local.service.pieces import LEGEND
 from dflash_local.ui.web import drawer, follow, markup, memory
 from dflash_local.ui.web.chat_settings import Changes, ChatSettings, Given
 from dflash_local.ui.web.chat_view import SHOWN, ChatView, shown
-from dflash_local.ui.web.composer import Composer, mark
 from dflash_local.ui.web.drawer import Drawer
 from dflash_local.ui.web.figures_panel import panel
+from dflash_local.ui.web.message_field import MessageField, mark
 from dflash_local.ui.web.reply import ReplyJob
 from dflash_local.ui.web.text import MATH
 from dflash_local.ui.web.visitors import Visitor, Visitors
@@ -67,7 +67,7 @@ class ChatTab:
         follow.build()
         self.edit = memory.edit_buttons()
         self.status = gr.HTML(elem_classes=["df-plain", "df-status"])
-        self.composer = Composer()
+        self.composer = MessageField()
         with gr.Row(elem_classes="df-tools"):
             self.keep = gr.Button("Cancel the edit", size="sm", min_width=90, visible=False)
             self.go_on = gr.Button("Continue", size="sm", min_width=80, visible=False)

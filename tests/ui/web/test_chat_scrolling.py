@@ -115,3 +115,4 @@ def test_a_message_to_a_long_conversation_folds_its_beginning_and_is_shown(visit
         page.get_by_role("button", name="Show earlier messages (42)").wait_for()
         page.locator(".df-talk").get_by_text("one more").wait_for()
         wait_until(lambda: to_the_end(page) < 2)
+        assert page.locator(".df-talk").get_by_text("message 0").count() == 0

@@ -72,7 +72,7 @@ _numbers = itertools.count(1)
 
 
 def mark(act: Act, text: str = "", note: str = "") -> str:
-    """Write what became of a message, for ``Composer.mark``.
+    """Write what became of a message, for ``MessageField.mark``.
 
     Args:
         act: ``kept`` leaves the field as it is; ``sent`` takes the text out of it; ``back`` brings the text back,
@@ -83,7 +83,7 @@ def mark(act: Act, text: str = "", note: str = "") -> str:
     return f'<i data-act="{act}" data-number="{next(_numbers)}" data-text="{html.escape(json.dumps(text))}"></i>{note}'
 
 
-class Composer:
+class MessageField:
     """Holds the components.
 
     Attributes:
