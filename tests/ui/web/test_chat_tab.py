@@ -246,6 +246,8 @@ def test_what_is_typed_while_a_message_is_on_its_way_or_answered_stays(
         field(page).press("Enter")
         wait_until(lambda: len(session.requests) == 2)
         field(page).press_sequentially("three")
+        page.locator(USER).nth(1).wait_for()  # until then its buttons are drawn anew under the key
+        wait_until(lambda: field(page).input_value() == "three")
         page.get_by_role("button", name="Edit this message").first.press("Enter")
         wait_until(lambda: field(page).input_value() == "one")
         press(page, "Cancel the edit")
