@@ -169,7 +169,7 @@ def pair_plans(
     found = summary(choice, known, where, user, config, preference=preference, store=store)
     if known is None:
         return PairPlans(where, None, found)
-    from dflash_local.planner.plan import fits_table, plan
+    from dflash_local.planner.plan import USABLE, context_limit, fits_table, plan
 
     if choice.why_not_here:
         return PairPlans(where, known, found, plan(known.target, known.drafter, where, runs_on="server"))
@@ -184,8 +184,9 @@ def pair_plans(
     two = None
     if found.best is None and where.count == 1 and where.kind in ("cuda", "named"):
         pair = replace(where, others=(where,))
+        chat = replace(config, context=config.context or min(USABLE, context_limit(known.target, drafter)))
         with suppress(UsageError):  # an option that the engine of two cards does not take
-            two = recommended(choice, known, *over_all(pair, user, config), preference=preference, store=store).best
+            two = recommended(choice, known, *over_all(pair, user, chat), preference=preference, store=store).best
     return PairPlans(where, known, found, best, near, table, variants, lacking, two)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 from dflash_local.config.features import ModelConfig
@@ -56,12 +57,19 @@ def split_of(target: ModelConfig, drafter: Drafter | None, load: Load, layers: i
     """Return what two GPUs hold where so many layers are on the second one."""
     spec = fused_memory.engine_spec(drafter, load)
     taps = 0 if drafter is None else sum(tap < layers for tap in drafter.taps)
-    front = replace(front_model(target, layers), vocab_size=1, tie_word_embeddings=True)
+    home, front = _parts(target, layers)
     return CardSplit(
         layers,
-        fused_memory.ledger(replace(target, layers=target.layers[layers:]), drafter, load),
+        fused_memory.ledger(home, drafter, load),
         fused_memory.ledger(front, None, load, replace(spec, num_taps=taps)),
     )
+
+
+@lru_cache(maxsize=256)  # a configuration's hash, by which ledgers are kept, takes longer than a ledger
+def _parts(target: ModelConfig, layers: int) -> tuple[ModelConfig, ModelConfig]:
+    """Return the target of the first GPU and that of the second one, which has the first layers and no embedding."""
+    front = replace(front_model(target, layers), vocab_size=1, tie_word_embeddings=True)
+    return replace(target, layers=target.layers[layers:]), front
 
 
 def even_split(target: ModelConfig, drafter: Drafter | None, load: Load, free: Sequence[int]) -> CardSplit:
