@@ -185,15 +185,28 @@ def pair_plans(
     if found.best is None and where.count == 1 and where.kind in ("cuda", "named"):
         pair = replace(where, others=(where,))
         chat = replace(config, context=config.context or min(USABLE, context_limit(known.target, drafter)))
-        with suppress(UsageError):  # an option that the engine of two cards does not take
-            two = recommended(choice, known, *over_all(pair, user, chat), preference=preference, store=store).best
+        ways = over_all(choice, known, pair, user, chat, preference=preference, store=store)
+        two = None if ways is None else ways.best
     return PairPlans(where, known, found, best, near, table, variants, lacking, two)
 
 
-def over_all(where: Machine, user: Settings, config: LoadConfig) -> tuple[Machine, Settings, LoadConfig]:
-    """Return all GPUs of a machine as one, and what asks for it: with ``recommended``."""
+def over_all(
+    choice: Choice,
+    known: Shapes,
+    where: Machine,
+    user: Settings,
+    config: LoadConfig,
+    *,
+    preference: Preference = "balanced",
+    store: ModelStore | None = None,
+) -> Recommendation | None:
+    """Plan every way to have a pair's weights over all GPUs of a machine; None where no engine takes the options so."""
     together = where.together()
-    return together, user, replace(config, device=together.device)
+    try:
+        spread = replace(config, device=together.device)
+        return recommended(choice, known, together, user, spread, preference=preference, store=store)
+    except UsageError:  # a target and an option of which one is for the fused engine, and one is not
+        return None
 
 
 def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:

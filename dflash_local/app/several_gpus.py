@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.app.models import ModelStore, server_commands
-from dflash_local.app.recommending import over_all, recommended
-from dflash_local.errors import UsageError
+from dflash_local.app.recommending import over_all
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import amount
 
@@ -61,10 +60,7 @@ def several_gpus(
     """Tell what all GPUs of a machine are good for; None where there is one."""
     if where.count < 2:
         return None
-    try:
-        ways = recommended(choice, known, *over_all(where, user, config), store=store)
-        spread = ways.best or ways.smallest
-    except UsageError:  # a target and an option of which one is for the fused engine, and one is not
-        spread = None
+    ways = over_all(choice, known, where, user, config, store=store)
+    spread = None if ways is None else ways.best or ways.smallest
     commands = {} if choice.row is None else server_commands(choice.row, where.count)
     return SeveralGpus(spread, next(iter(commands.values()), ""))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dflash_local.app import fitting
-from dflash_local.app.engine_choice import engine_choice
 from dflash_local.app.models import model_store, server_commands
 from dflash_local.app.notices import Notify
+from dflash_local.app.planned_engine import planned_engine
 from dflash_local.app.recommending import PairPlans, pair_plans
 from dflash_local.app.resolve import Choice, choose, drafter_option
 from dflash_local.app.several_gpus import SeveralGpus, several_gpus
@@ -18,7 +18,7 @@ from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
 from dflash_local.cli.own_work import OwnWorkPlan, plan_own_work
-from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.errors import CODES, DoesNotFitError, UsageError
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import wrapped
 from dflash_local.ui import pair_text, plan_text
@@ -146,7 +146,7 @@ def _page(choice: Choice, plans: PairPlans, details: bool, width: int) -> list[s
         variant = () if best.weights.variant is None else ("--variant", best.weights.variant.name)
         words = ("dflash chat", name, *variant, *best.config.arguments())
         page += ["", *wrapped(f"start it with: {' '.join(words)}", width)]
-        chosen = engine_choice(choice, best.plan)
+        chosen = planned_engine(choice, best.plan)
         if chosen.llama_cpp or not details:  # which name the engine, too
             page += wrapped(chosen.line, width)
     more = plan_text.detail_lines(name, plans, width, details)
@@ -171,21 +171,21 @@ def _show_plan(
         "variants": [one.as_dict() for one in plans.variants],
         "recommended": recommendation.as_dict(),
         "more_context": None if more is None else asdict(more),
-        "engine": engine_choice(choice, found)._asdict(),
+        "engine": planned_engine(choice, found)._asdict(),
         "several_gpus": None if several is None else several.as_dict(),
         "inferred": fitting.inferred(known),
     }
-    refusal = None if found.fits else fitting.refusal_of(found, plans.nearest)
-    if as_json and refusal is not None:
+    if as_json and not found.fits:
+        refusal = fitting.refusal_of(found, plans.nearest)
         raise PlanDoesNotFit(refusal.message, refusal.hint, report)
     if as_json:
         console.json(report)
         return
-    write, width = (console.data, console.columns) if refusal is None else (console.note, console.note_columns)
+    write, width = (console.data, console.columns) if found.fits else (console.note, console.note_columns)
     for line in [
         *_page(choice, plans, details, width),
         *([] if several is None else ["", *wrapped(several.line, width)]),
     ]:
         write(line)
-    if refusal is not None:  # which the verdict has said
-        raise typer.Exit(refusal.exit_code)
+    if not found.fits:  # which the verdict has said
+        raise typer.Exit(CODES[DoesNotFitError].exit_code)

@@ -6,7 +6,7 @@ import pytest
 
 from dflash_local import settings
 from dflash_local.app import fitting
-from dflash_local.app.engine_choice import NO_KERNELS, EngineChoice, engine_choice
+from dflash_local.app.planned_engine import NO_KERNELS, PlannedEngine, planned_engine
 from dflash_local.app.resolve import choose
 from dflash_local.planner.machine import Machine, named
 from dflash_local.planner.plan import plan
@@ -16,12 +16,12 @@ CPU = Machine("CPU", "cpu", 64 * GIB, 64 * GIB, "", "cpu")
 APPLE = Machine("Apple GPU", "mps", 64 * GIB, 64 * GIB, "", "mps")
 
 
-def chosen(model: str, where: Machine) -> EngineChoice:
+def chosen(model: str, where: Machine) -> PlannedEngine:
     user = settings.load()
     choice = choose(model, None, user)
     known = fitting.shapes(choice, None)
     assert known is not None
-    return engine_choice(choice, plan(known.target, known.drafter, where))
+    return planned_engine(choice, plan(known.target, known.drafter, where))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ NO_KERNELS = "as the other one's kernels are not for this card"
 REFUSED = "as the other one refuses this load"
 
 
-class EngineChoice(NamedTuple):
+class PlannedEngine(NamedTuple):
     """An engine, why it is that one, and the command that has llama.cpp instead; empty where it would not help."""
 
     engine: str
@@ -29,19 +29,19 @@ class EngineChoice(NamedTuple):
         return f"engine: {self.engine}, {self.why}{other}"
 
 
-def engine_choice(choice: Choice, plan: Plan) -> EngineChoice:
+def planned_engine(choice: Choice, plan: Plan) -> PlannedEngine:
     """Choose as a load would.
 
     llama.cpp is proposed where the reference engine would run it, which reads 16 bits of a weight or more; not for the
     pairs of the first run, which were measured to be faster here.
     """
     if plan.engine == FUSED:
-        return EngineChoice(FUSED, "whose kernels are for this card and format")
+        return PlannedEngine(FUSED, "whose kernels are for this card and format")
     machine = plan.machine
     why = plan.slow or DEVICES.get(machine.kind) or (REFUSED if machine.kernels else NO_KERNELS)
     row = choice.row
     if row is not None and (row.bundled or row.bundled_drafter):
-        return EngineChoice(plan.engine, why)
+        return PlannedEngine(plan.engine, why)
     files = [choice.name] if choice.name.endswith(".gguf") else []
     files += [variant.model for variant in (row.variants if row is not None else ()) if variant.file is not None]
-    return EngineChoice(plan.engine, why, f"dflash chat {(files or ['FILE.gguf'])[0]} --engine llama.cpp")
+    return PlannedEngine(plan.engine, why, f"dflash chat {(files or ['FILE.gguf'])[0]} --engine llama.cpp")
