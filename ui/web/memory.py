@@ -22,6 +22,9 @@ EDIT = """
 const area = element.closest('.column');
 const add = () => {
   area.querySelectorAll('.df-talk pre:not([tabindex])').forEach((code) => { code.tabIndex = 0; });  // it scrolls
+  area.querySelectorAll('.df-talk .thought-group [role=button] button').forEach((arrow) => {
+    arrow.inert = true;  // the title around it opens, and holds no second button
+  });
   area.querySelectorAll('.df-talk .examples[role=list]').forEach((part) => {  // of buttons, which are no items
     part.setAttribute('role', 'group');
     part.setAttribute('aria-label', 'Prompts to begin with');

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import READY, visiting
-from tests.ui.web.test_chat_tab import press, send, status
+from tests.ui.web.test_chat_tab import press, said, send, status
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -29,10 +30,12 @@ def check(page: Page, script: str) -> None:
 def test_no_tab_has_a_finding_in_either_theme(visitor: Visitor) -> None:
     axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     script = Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-    with visiting(visitor, "Chat") as (_, page):
+    session = ScriptedSession(steps=(*said("I wonder", channel="thinking"), *said("hello ", "world")))
+    with visiting(visitor, "Chat", session) as (_, page):
         check(page, script)
         send(page, "hello")
         status(page, "2.5 a step")
+        page.get_by_text("Thinking (").wait_for()
         press(page, "Settings")
         page.get_by_label("System prompt").wait_for()
         check(page, script)
