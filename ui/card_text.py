@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from dflash_local.load_config import FUSED
 from dflash_local.planner.cards import find_bandwidth
 from dflash_local.planner.reported import medians
 from dflash_local.planner.speed import TYPICAL
@@ -26,6 +27,15 @@ NOTE = (
     "medians of what people reported of these weights (dflash doctor --row), in brackets without a certificate, as of "
     "random ones."
 )
+
+
+class MeasuredAs(NamedTuple):
+    """What is measured of a pair in one way: figures of others are not counted with it."""
+
+    pair: str
+    format: str
+    engine: str
+    exact: bool
 
 
 def lines(tables: Sequence[CardTable], others: Sequence[CardReport], width: int) -> list[str]:
@@ -92,24 +102,27 @@ def _on_others(others: Sequence[CardReport]) -> Iterator[str]:
 
 def _listed(found: Sequence[CardReport]) -> str:
     """Write the speeds of each pair by format and promise."""
-    pairs: dict[str, dict[tuple[str, str, bool], list[CardReport]]] = {}
+    pairs: dict[str, dict[MeasuredAs, list[CardReport]]] = {}
     for report in found:
         pairs.setdefault(report.pair, {}).setdefault(_form(report), []).append(report)
     texts = []
     for pair, forms in pairs.items():
-        speeds = [f"{form}{' --exact' * exact} {_speeds(each)}" for (_, form, exact), each in forms.items()]
-        texts.append(f"{pair} {', '.join(speeds)}")
+        texts.append(f"{pair} {', '.join(f'{_words(form)} {_speeds(each)}' for form, each in forms.items())}")
     return "; ".join(texts)
 
 
-def _form(report: CardReport) -> tuple[str, str, bool]:
-    return report.pair, report.format, report.exact
+def _form(report: CardReport) -> MeasuredAs:
+    return MeasuredAs(report.pair, report.format, report.engine, report.exact)
 
 
-def _shown(row: CardRow) -> tuple[str, str, bool]:
-    """Return the pair, format and promise that a row tells the speed of."""
+def _words(form: MeasuredAs) -> str:
+    return form.format + f" {form.engine}" * (form.engine != FUSED) + " --exact" * form.exact
+
+
+def _shown(row: CardRow) -> MeasuredAs | None:
+    """Return what a row tells the speed of; None where nothing fits."""
     best = row.summary.best
-    return row.summary.pair, "" if best is None else best.plan.format, False
+    return None if best is None else MeasuredAs(row.summary.pair, best.plan.format, best.plan.engine, False)
 
 
 def _speeds(found: Sequence[CardReport]) -> str:

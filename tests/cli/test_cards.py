@@ -129,7 +129,7 @@ def test_a_length_of_another_block_or_drafter_is_not_taken(cli: Cli) -> None:
 
 
 def test_reports_stand_beside_the_predictions_of_their_weights() -> None:
-    """Ten reports: of the table's weights, of others, of another card; in brackets without a certificate that holds."""
+    """Eleven: of the table's weights, of others, of another card; in brackets without a certificate that holds."""
     user = settings.load()
     shown = next(each for each in reports() if each.certificate is not None)
     broken = CertificateDigest(sha256="0" * 64, strength=None)
@@ -138,6 +138,7 @@ def test_reports_stand_beside_the_predictions_of_their_weights() -> None:
         *(here(plain=speed, drafted=3 * speed) for speed in (50.0, 54.0, 61.0)),
         *(here(pair="Qwen/Qwen3-4B", plain=speed, drafted=None, certificate=None) for speed in (90.0, 92.0)),
         here(format="int4 g128", plain=120.0, drafted=300.0),
+        here(engine="reference", plain=9.0, drafted=12.0),
         here(format="int4 g128", plain=100.0, drafted=240.0, exact=True, certificate=broken),
         *(here(card="NVIDIA GeForce RTX 3090", plain=speed, drafted=None) for speed in (40.0, 44.0, 48.0)),
     ]
@@ -148,6 +149,7 @@ def test_reports_stand_beside_the_predictions_of_their_weights() -> None:
     (second,) = (line for line in page if line.startswith("| Qwen/Qwen3-4B |"))
     assert row.split(" | ")[-2] == "54 and 162 drafted" and second.split(" | ")[-2] == "(91)"
     assert (
-        "Also measured: Qwen/Qwen3-8B int4 g128 120 and 300 drafted, int4 g128 --exact (100 and 240 drafted)." in page
-    )
+        "Also measured: Qwen/Qwen3-8B int4 g128 120 and 300 drafted, bfloat16 reference 9 and 12 drafted, "
+        "int4 g128 --exact (100 and 240 drafted)."
+    ) in page
     assert page[-1] == "Measured on NVIDIA GeForce RTX 3090: Qwen/Qwen3-8B bfloat16 44."
