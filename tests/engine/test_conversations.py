@@ -159,7 +159,7 @@ def test_of_every_length_it_comes_back_as_it_was(
         assert prefilled(expected) == length
         for session in sessions:
             reply = ask(session, ids[:length], SAID, block_size=4)
-            assert reply.ids == expected.ids, length
+            assert cycles_of(reply) == cycles_of(expected), length
             assert prefilled(reply) <= 2 or length == SWEPT[0], "the new token, and the one before it"
             if session is not stays:
                 ask(session, [91, 92, 93], 1)  # too short to be held
