@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import math
 import os
 import re
 import threading
@@ -87,11 +88,12 @@ def test_cuts_with_progress_between_them_are_borne(puller: Any, fake: FakeHub) -
     assert puller.pull(TARGET)[0].verified
 
 
-def test_corrupted_bytes_twice_leave_nothing_behind(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
-    fake.fault(WEIGHTS, "corrupt", times=2)
+def test_bytes_that_stay_corrupt_leave_nothing_behind(puller: Any, fake: FakeHub, small: dict[str, bytes]) -> None:
+    fake.fault(WEIGHTS, "corrupt", times=math.inf)
     assert "model.safetensors of owner/target is damaged" in failure(puller).message
     assert WEIGHTS not in puller.names() and hashlib.sha256(small[WEIGHTS]).hexdigest() not in puller.blobs()
     assert not puller.manifests.exists()
+    fake.clear_faults()
     assert puller.pull(TARGET)[0].verified
 
 
@@ -99,7 +101,7 @@ def test_corrupted_bytes_twice_leave_nothing_behind(puller: Any, fake: FakeHub, 
 def test_a_wrong_length_is_told_in_numbers(
     puller: Any, fake: FakeHub, small: dict[str, bytes], kind: str, difference: int
 ) -> None:
-    fake.fault(WEIGHTS, kind, times=2)
+    fake.fault(WEIGHTS, kind, times=math.inf)
     size = len(small[WEIGHTS])
     assert f"has {size + difference:,} bytes instead of {size:,}" in failure(puller).message
     assert fake.sent(WEIGHTS) < 2 * size + 2 * CHUNK
@@ -113,10 +115,11 @@ def test_a_wrong_length_is_told_in_numbers(
         (WEIGHTS, "bytes", {"body": HTML + b" " * (SMALL_BYTES - len(HTML))}, "looks like a web page"),
     ],
 )
-def test_what_is_wrong_twice_is_refused(
+def test_what_stays_wrong_is_refused(
     puller: Any, fake: FakeHub, small: Any, file: str, kind: str, options: dict[str, Any], told: str
 ) -> None:
-    fake.fault(file, kind, times=2, **options)
+    # Always, not twice: an answer that a slow machine holds back too long is asked for once more.
+    fake.fault(file, kind, times=math.inf, **options)
     assert told in failure(puller).message and file not in puller.names()
 
 
