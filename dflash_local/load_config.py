@@ -228,6 +228,9 @@ class LoadConfig:
         has_variable=False,
         planned=False,
     )
+    adaptation: bool = _option(
+        True, "Draft as the drafter was published, without what it learnt by dflash adapt.", planned=False
+    )
     allow_mismatch: bool = _option(False, "Run a pair that does not fit together.", has_variable=False, planned=False)
     fit_check: bool = _option(
         True,

@@ -54,6 +54,7 @@ class SessionFacts:
         checks: of the check of the first load on this card; none where it was left out.
         trained_thinking: as of a registry's row. generation_checked: the drafter is one that the registry knows.
         tuned_from: the known target whose drafter this target took for having its architecture.
+        adapted: what the drafter has learnt here, in words; empty where it is as it was published.
         pid: the process that holds it; None where that is this one.
     """
 
@@ -69,6 +70,7 @@ class SessionFacts:
     trained_thinking: str | None = None
     generation_checked: bool = False
     tuned_from: str | None = None
+    adapted: str = ""
     pid: int | None = None
 
     @property

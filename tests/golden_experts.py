@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from dflash_local.adapt.draft_module import DraftModule, block_inputs
 from dflash_local.catalog.bundled import Pair
 from dflash_local.kernels.noise import gumbel
 from tests.drafter_configs import read_decoder
 from tests.expert_pairs import DRAFTER
 from tests.families import HIDDEN, VOCAB, random_model
 from tests.fused_models import TAPS
-from tools.train.drafter import DraftModule, block_inputs
 
 FAMILIES = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss")
 # Of the random model's configuration: without, texts loop.

@@ -24,7 +24,7 @@ FLOORS = {
     **dict.fromkeys(("chat", "kernels"), 3),
     **dict.fromkeys(("drafters", "models"), 4),
     "engine": 5,
-    **dict.fromkeys(("app", "service", "remote", "bench", "check", "report"), 6),
+    **dict.fromkeys(("adapt", "app", "service", "remote", "bench", "check", "report"), 6),
     **dict.fromkeys(("api", "ui"), 7),
     **dict.fromkeys(("cli", "__main__"), 8),
 }

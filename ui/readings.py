@@ -64,7 +64,7 @@ class Readings:
         """Forget what was measured of another pair: a new one was loaded."""
         self.begin(self.mode)
         self.context, self.block_size = facts.context, facts.block_size
-        self.precision = facts.promise
+        self.precision = ", ".join(filter(None, (facts.promise, facts.adapted)))
         self.used, self.stats, self.state = 0, None, "ready"
         self.plain_step_s, self.plain_from = None, ""
         self.alarms.clear()

@@ -12,18 +12,19 @@ from dflash_local import settings
 from dflash_local.app.load_planning import fitted, keep_speed, planned_peak
 from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import KernelError, MissingDependencyError, UsageError
+from dflash_local.errors import CheckpointError, KernelError, MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
-from dflash_local.store.paths import packages_folder, sequences_folder, speeds_folder
+from dflash_local.store.paths import adaptations_folder, packages_folder, sequences_folder, speeds_folder
 
 if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
     from dflash_local.service.backend import Backend
     from dflash_local.service.load_steps import LoadSteps
+    from dflash_local.store.adaptations import Adaptation
     from dflash_local.store.said_record import SaidRecord
     from dflash_local.store.sequence_files import SequenceFiles
 
@@ -114,7 +115,7 @@ def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify)
     """
     with held(pair, user):
         notify = _naming(pair, notify)
-        session = open_session(_as_measured(pair, load, user), fitted(pair, load, user, notify), notify)
+        session = open_session(_as_measured(pair, load, user, notify), fitted(pair, load, user, notify), notify)
         warn_of(session, notify)
         try:
             yield session
@@ -122,14 +123,39 @@ def engine_session(pair: Pair, load: LoadConfig, user: Settings, notify: Notify)
             session.close()
 
 
-def _as_measured(pair: Pair, load: LoadConfig, user: Settings) -> Pair:
-    """Give a pair what a check found out of what it drafts with. CheckpointError: an unreadable file."""
+def _as_measured(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Pair:
+    """Give a pair what a check found out of what it drafts with, and what its drafter has learnt here.
+
+    Raises:
+        CheckpointError: an unreadable file.
+    """
     if pair.drafter is None or not load.draft or user.cache_dir is None:
         return pair
     from dflash_local.check.record import measured_keys
 
     of_layer = measured_keys(user.cache_dir, pair.target) if load.mtp else None
-    return replace(pair, drafter_keys=measured_keys(user.cache_dir, pair.drafter), target_keys=of_layer)
+    own = pair.adaptation or _adaptation(pair, load, user, notify)
+    return replace(pair, drafter_keys=measured_keys(user.cache_dir, pair.drafter), target_keys=of_layer, adaptation=own)
+
+
+def _adaptation(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Adaptation | None:
+    """Return what a pair's drafter has learnt; one that cannot be used is told, and left out."""
+    from dflash_local.check.record import digest, pair_files
+    from dflash_local.store import adaptations
+
+    folder = adaptations_folder(user)
+    if folder is None or not load.adaptation or pair.drafter is None:
+        return None
+    try:
+        found = adaptations.read(adaptations.path_of(folder, pair.name, None if pair.counted else pair.drafter))
+    except CheckpointError as error:
+        notify(Notice(f"{error.message}: the drafter is taken as it was published ({error.hint})", "warning"))
+        return None
+    if found is not None and found.facts["files"] != digest(pair_files(pair)):
+        what = f"the files of {pair.name} are others than its drafter was adapted to"
+        notify(Notice(f"{what}: it is taken as it was published; dflash adapt {pair.name} adapts it anew", "warning"))
+        return None
+    return found
 
 
 def _naming(pair: Pair, notify: Notify) -> Notify:
@@ -251,7 +277,7 @@ def _opened(
     def opened(load: LoadConfig) -> EngineSession:
         planned = fitted(pair, load, user, notify)
         with steps.loading(pair.name, planned):
-            return open_session(_as_measured(pair, load, user), planned, notify, said)
+            return open_session(_as_measured(pair, load, user, notify), planned, notify, said)
 
     try:
         return opened(load)
@@ -294,11 +320,16 @@ def open_held(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> E
         if pair.counted:
             folder, facts = speeds_folder(user), session.facts
             session.observe = partial(AcceptanceRecord(folder).add_reply, pair.name, facts.block_size)
-            session.confidences = ConfidenceRecord(folder, f"{pair.name} with {facts.drafter}, {facts.engine}")
+            session.confidences = ConfidenceRecord(folder, f"{pair.name} with {_drafter_of(session)}, {facts.engine}")
             session.said = said
         session.keep_on_disk(_sequence_files(pair, session, user))
         session.locks = stack.pop_all()
         return session
+
+
+def _drafter_of(session: EngineSession) -> str:
+    """Name a loaded drafter, with what it has learnt: its context and its confidences are its own."""
+    return ", ".join(filter(None, (session.facts.drafter, session.facts.adapted)))
 
 
 def _sequence_files(pair: Pair, session: EngineSession, user: Settings) -> SequenceFiles | None:
@@ -309,7 +340,7 @@ def _sequence_files(pair: Pair, session: EngineSession, user: Settings) -> Seque
     root, load = sequences_folder(user), session.facts.load
     if root is None or not load.cache_disk:
         return None
-    facts = {**record.facts_of(pair, load), "drafter": session.facts.drafter}
+    facts = {**record.facts_of(pair, load), "drafter": _drafter_of(session)}
     return SequenceFiles(root, record.digest(facts), int(load.cache_disk * 2**30))
 
 

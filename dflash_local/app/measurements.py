@@ -9,19 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dflash_local.app.load_planning import planned_peak
 from dflash_local.app.loading import engine_session, load_steps_of, named_when_missing
 from dflash_local.app.notices import Notify, progress_of
 from dflash_local.catalog.bundled import Pair
+from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.events import Notice
 from dflash_local.load_config import FUSED, LoadConfig
 from dflash_local.request import fresh_seed
 from dflash_local.settings import Settings, quiet_libraries
+from dflash_local.store.adaptations import path_of
+from dflash_local.store.atomic import write_atomic
 from dflash_local.store.kept import take_unkept
+from dflash_local.store.paths import adaptations_folder, adapting_folder
 
 if TYPE_CHECKING:
+    from dflash_local.app.adapting import TextSource
     from dflash_local.bench.prompts import Prompt
     from dflash_local.bench.report import Found
     from dflash_local.check.record import Report
@@ -146,6 +152,31 @@ def probe_drafter(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) 
         report = run.probed_now(session, pair, path, progress_of(notify))
     warn_of_unkept(notify)
     return report
+
+
+def adapt_pair(
+    pair: Pair, load: LoadConfig, source: TextSource, minutes: float, user: Settings, notify: Notify
+) -> Found:
+    """Have a pair's drafter learn; what it learnt is kept where held-out acceptance says so.
+
+    Raises:
+        UsageError: there is too little text, or no folder to keep anything in.
+    """
+    work, kept = adapting_folder(user), adaptations_folder(user)
+    if work is None or kept is None:
+        raise UsageError("there is no folder to keep what is learnt in", "set HOME")
+    published = replace(load, adaptation=False)
+    with named_when_missing():
+        from dflash_local.adapt import report, run
+    opened = partial(engine_session, load=published, user=user, notify=notify)
+    try:
+        learnt, data = run.adapt(pair, source.conversations, minutes, work, opened, progress_of(notify))
+        if not learnt.refusal:
+            write_atomic(path_of(kept, pair.name, None if pair.counted else pair.drafter), data)
+    except OSError as error:
+        what = f"{error.filename or work} cannot be written: {error.strerror}"
+        raise DoesNotFitError(what, "make room there and run it again: it goes on where it was") from error
+    return report.presented(pair, learnt, source.told)
 
 
 def warn_of_unkept(notify: Notify) -> None:

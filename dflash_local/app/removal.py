@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_local.app.models import ModelStore, install_status, registry
@@ -32,6 +33,19 @@ def plan_removal(models: Iterable[str], user: Settings) -> Removal:
     known = (row.package for row in rows.rows if row.package and row.target and row.target.id in repos)
     files = (package.removal_of(store.packages, one, store.locks) for one in known)
     return replace(plan, repos=(*plan.repos, *(item for item in files if item is not None)))
+
+
+def adaptations_here(models: Iterable[str], user: Settings) -> list[Path]:
+    """List what drafters of these pairs have learnt on this machine."""
+    from dflash_local.app.resolve import choose
+    from dflash_local.store.adaptations import path_of
+    from dflash_local.store.paths import adaptations_folder
+
+    folder = adaptations_folder(user)
+    if folder is None:
+        return []
+    paths = (path_of(folder, choose(model, None, user).name) for model in models)
+    return [path for path in paths if path.is_file()]
 
 
 def refuse_in_use(plan: Removal) -> None:

@@ -14,6 +14,7 @@ from dflash_local.errors import CheckpointError, UnknownModelError, UsageError
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
     from dflash_local.request import SamplingParams
+    from dflash_local.store.adaptations import Adaptation
 
 BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
 FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -36,6 +37,7 @@ class Pair:
         row: the shipped row of the registry that figures of it are figures of.
         drafter_keys: what a check measured, as keys of the drafter's config.json; those that it has itself win.
         target_keys: the same of the target's own layer.
+        adaptation: what the drafter has learnt of the user's texts, which is merged into it.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Pair:
     row: str | None = None
     drafter_keys: Mapping[str, object] | None = None
     target_keys: Mapping[str, object] | None = None
+    adaptation: Adaptation | None = None
 
     @property
     def toy(self) -> bool:

@@ -68,11 +68,16 @@ def facts_of(pair: Pair, load: LoadConfig) -> dict[str, Any]:
         "pair": pair.name,
         "thinking": pair.thinking,
         "acceptance_band": pair.acceptance_band,
-        "files": [_files(path) for path in (pair.target, pair.drafter) if path is not None],
+        **pair_files(pair),
         "load": {name: getattr(load, name) for name, option in LOAD_OPTIONS.items() if option.compared},
         "machine": {name: machine[name] for name in ("processor", "gpus", "cuda", "driver")},
         "versions": provenance.versions(),
     }
+
+
+def pair_files(pair: Pair) -> dict[str, Any]:
+    """Return what tells one state of a pair's files from another. CheckpointError: an unreadable file."""
+    return {"files": [_files(path) for path in (pair.target, pair.drafter) if path is not None]}
 
 
 def _files(path: Path) -> dict[str, Any]:

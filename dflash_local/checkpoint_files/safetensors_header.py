@@ -31,6 +31,13 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         raise CheckpointError(f"{file} is missing", AGAIN) from None
 
 
+def metadata_of(file: Path) -> dict[str, Any]:
+    """Read what a header says beside the tensors. Raises as ``read_header`` does."""
+    with open_plain(file, AGAIN) as stream:
+        found = _read_json_part(stream, file)[0].get("__metadata__")
+    return found if isinstance(found, dict) else {}
+
+
 def header_of(stream: BinaryIO, file: Path) -> dict[str, TensorInfo]:
     """Read as ``read_header`` does, a plain file that is open at its start; ``file`` is what it is called."""
     header, start, data_bytes = _read_json_part(stream, file)

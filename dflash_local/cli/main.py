@@ -24,7 +24,7 @@ from dflash_local.errors import DFlashError, Interrupted, UsageError
 # each is the function of the same name in the module of the same name, which has its EXAMPLES
 GROUPS = {
     "Talk": ("run", "chat", "serve", "web", "race"),
-    "Models": ("models", "show", "plan", "pull", "rm"),
+    "Models": ("models", "show", "plan", "pull", "adapt", "rm"),
     "This machine": ("check", "ps", "stop", "certify", "bench", "doctor"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflash_local.app.removal import plan_removal, refuse_in_use
+from dflash_local.app.removal import adaptations_here, plan_removal, refuse_in_use
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
@@ -31,6 +31,9 @@ def rm(
     everything: Annotated[
         bool, typer.Option("--all", help="Also what other pairs use or other programs put there.")
     ] = False,
+    learnt: Annotated[
+        bool, typer.Option("--adaptation", help="Only what dflash adapt has taught the drafters.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: opt.Yes = False,
     as_json: opt.Json = False,
@@ -41,6 +44,9 @@ def rm(
 
     call = Invocation.begin()
     user, console = call.user, call.console
+    if learnt:
+        _remove_adaptations(call, models, dry_run, as_json)
+        return
     plan = plan_removal(models, user)
     if not as_json:
         _show(console, models, plan)
@@ -61,6 +67,16 @@ def rm(
         console.data(f"removed {listing([item.repo for item in chosen])}: {amount(freed)} freed")
     else:
         console.data("nothing was removed")
+
+
+def _remove_adaptations(call: Invocation, models: list[str], dry_run: bool, as_json: bool) -> None:
+    """Take away files that dflash adapt makes again."""
+    found = adaptations_here(models, call.user)
+    for path in () if dry_run else found:
+        path.unlink(missing_ok=True)
+    lines = [f"{'would remove' if dry_run else 'removed'} {path}" for path in found]
+    report = {"dry_run": dry_run, "adaptations": [str(path) for path in found]}
+    call.console.result(report, lines or [f"no drafter of {listing(models)} has learnt anything here"], as_json)
 
 
 def _show(console: Console, models: list[str], plan: Removal) -> None:

@@ -17,6 +17,7 @@ from dflash_local.ui import pair_text
 
 if TYPE_CHECKING:
     from dflash_local.catalog.row import Row
+    from dflash_local.settings import Settings
 
 EXAMPLES = ("dflash show Qwen/Qwen3.5-9B", "dflash show Qwen/Qwen3.5-9B --gpu-memory 24 --details")
 
@@ -49,8 +50,21 @@ def show(
     where = fitting.machine(user, gpu, gpu_memory, load.device)
     own = fitting.row_choice(row, user)
     plans = pair_plans(own, fitting.shapes(own, store), where, user, load, store=store)
-    lines = pair_text.pair_page(item, plans, store, console.columns, details)
+    lines = [*pair_text.pair_page(item, plans, store, console.columns, details), *_adapted(model, user)]
     console.result(_show_report(item, plans), lines, as_json)
+
+
+def _adapted(model: str, user: Settings) -> list[str]:
+    """Tell what the pair's drafter has learnt on this machine."""
+    from dflash_local.app.removal import adaptations_here
+    from dflash_local.store.adaptations import read
+
+    found = [one for path in adaptations_here([model], user) if (one := read(path)) is not None]
+    return [
+        f"its drafter has learnt your text ({one.label}): {one.gain:.2f} times the tokens a cycle, held-out; "
+        f"dflash rm {model} --adaptation takes it away"
+        for one in found
+    ]
 
 
 def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from dflash_local.errors import CheckpointError, DeviceLostError, DoesNotFitErro
 from dflash_local.events import LoadProgress
 from dflash_local.load_config import FREQUENT_HEADS, OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
+from dflash_local.models.adapted_drafter import adapted
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import DTYPES, placement
 from dflash_local.models.pair import PairFacts, check_pair, check_tokenizer_size, open_drafter
@@ -81,6 +82,8 @@ def _load(
     contract: PairFacts | None = None
     if drafter_files is not None:
         drafter_files = replace(drafter_files, config={**(pair.drafter_keys or {}), **drafter_files.config})
+        if pair.adaptation is not None:
+            drafter_files = adapted(drafter_files, pair.adaptation.path)
         contract = check_pair(
             target_files, drafter_files, allow_mismatch=config.allow_mismatch, generations=pair.generations
         )
@@ -172,4 +175,5 @@ def _facts(
         trained_thinking=pair.thinking,
         generation_checked=contract is not None and bool(pair.generations) and not loaded.allow_mismatch,
         tuned_from=pair.tuned_from,
+        adapted="" if contract is None or pair.adaptation is None else pair.adaptation.label,
     )

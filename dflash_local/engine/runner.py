@@ -33,6 +33,9 @@ class ScoringTarget(Protocol):
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run a block [M] without committing it."""
 
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows [M, H] of ids [M]."""
+
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [M, V] of hidden rows [M, H]."""
 

@@ -6,7 +6,7 @@ Never opens a pickle, never imports code that came with a checkpoint (``auto_map
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,16 @@ HUGE = 1e6  # weights of trained models stay under a few hundred
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A source whose configuration and headers have been read and found consistent; no tensor read yet."""
+    """A source whose configuration and headers have been read and found consistent; no tensor read yet.
+
+    Attributes:
+        added: pairs of a low rank, down [r, columns] and up [rows, r], whose product ``fill`` adds to a matrix.
+    """
 
     source: Source
     config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
+    added: Mapping[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
@@ -106,14 +111,19 @@ class Checkpoint:
         infos = self._infos(places)
         device = _device(places)
         if device is None or device.type != "cuda" or not all(map(weight_stream.takes, infos)):
-            return self._fill_one_by_one(places, on_notice, on_fraction)
-        try:
-            found = weight_stream.fill(infos, places, device, on_fraction)
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {shown(str(error))}", AGAIN) from error
-        for each in found:
-            _judge(each.info, each.stored, on_notice)
-            _judge_cast(each.info, each.stored, each.placed, each.dtype)
+            self._fill_one_by_one(places, on_notice, on_fraction)
+        else:
+            try:
+                found = weight_stream.fill(infos, places, device, on_fraction)
+            except OSError as error:
+                raise CheckpointError(f"{self.path} cannot be read: {shown(str(error))}", AGAIN) from error
+            for each in found:
+                _judge(each.info, each.stored, on_notice)
+                _judge_cast(each.info, each.stored, each.placed, each.dtype)
+        for name, pair in self.added.items():
+            down, up = (part.to(device).float() for part in pair)
+            for place in places.get(name, ()):
+                place.copy_(place.float() + up @ down)  # type: ignore[union-attr]  # a matrix in codes has no pair
 
     def _fill_one_by_one(
         self,

@@ -45,6 +45,16 @@ def loads_folder(settings: Settings) -> Path | None:
     return settings.data_dir / "loads" if settings.data_dir else None
 
 
+def adaptations_folder(settings: Settings) -> Path | None:
+    """Return where adaptations of drafters are kept; None when there is no home folder."""
+    return settings.data_dir / "adaptations" if settings.data_dir else None
+
+
+def adapting_folder(settings: Settings) -> Path | None:
+    """Return where a drafter's training keeps what it goes on with; None when there is no home folder."""
+    return settings.cache_dir / "adapting" if settings.cache_dir else None
+
+
 def chat_path(folder: Path, name: str) -> Path:
     """Return the file of a chat. UsageError for a name of anything but letters, digits, dot, dash and underscore."""
     stem = name[: -len(CHAT_SUFFIX)] if name.endswith(CHAT_SUFFIX) else name

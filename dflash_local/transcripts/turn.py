@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from dflash_local.request import Role
+
 MOST_CHARS = 2**22  # of a conversation that is held: about a million tokens, more than any prompt has
 ENTRY_CHARS = 64  # what an entry counts beside its text: many empty ones take memory, too
 
 Kind = Literal["system", "prompt", "thinking", "reply", "anew", "mark", "back"]
+ROLE_OF: dict[Kind, Role] = {"system": "system", "prompt": "user", "reply": "assistant"}
 
 
 class TranscriptEntry(NamedTuple):
@@ -37,12 +40,14 @@ class TranscriptTurn(NamedTuple):
 
     Attributes:
         message: the reply's name at its client; empty where it has none. The same one in two files is one reply.
+        roles: of each text of the prompt, who said it.
     """
 
     prompt: tuple[str, ...]
     reply: tuple[str, ...]
     message: str
     thread: str
+    roles: tuple[Role, ...]
 
 
 class Format(NamedTuple):
@@ -63,10 +68,10 @@ class _Thread:
     """Holds a conversation: what the next prompt has, the reply that is being read, and what came behind its start."""
 
     system: str = ""
-    before: list[str] = field(default_factory=list)
+    before: list[TranscriptEntry] = field(default_factory=list)
     reply: list[TranscriptEntry] = field(default_factory=list)
     kept: int = 0  # texts of the reply that later prompts have
-    behind: list[str] = field(default_factory=list)
+    behind: list[TranscriptEntry] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     chars: int = 0
 
@@ -78,9 +83,11 @@ class _Thread:
     def end(self, thread: str) -> Iterator[TranscriptTurn]:
         """End the reply that is being read."""
         if self.reply and self.before:
-            prompt = (self.system, *self.before) if self.system else tuple(self.before)
-            yield TranscriptTurn(prompt, tuple(each.text for each in self.reply), self.reply[0].of, thread)
-        self.before += [each.text for each in self.reply if each.kind == "reply"]
+            entries = [TranscriptEntry("system", self.system)] * bool(self.system) + self.before
+            prompt, reply = (tuple(each.text for each in part) for part in (entries, self.reply))
+            roles = tuple(ROLE_OF[each.kind] for each in entries)
+            yield TranscriptTurn(prompt, reply, self.reply[0].of, thread, roles)
+        self.before += [each for each in self.reply if each.kind == "reply"]
         self.before += self.behind
         self.reply, self.kept, self.behind = [], 0, []
 
@@ -90,7 +97,7 @@ class _Thread:
         if place < len(self.before):
             del self.before[place:]
             self.marks = {each: at for each, at in self.marks.items() if at <= place}
-            self.chars = sum(len(text) + ENTRY_CHARS for text in self.before)
+            self.chars = sum(len(each.text) + ENTRY_CHARS for each in self.before)
 
 
 def turns_of(entries: Iterable[TranscriptEntry]) -> Iterator[TranscriptTurn]:
@@ -109,7 +116,7 @@ def turns_of(entries: Iterable[TranscriptEntry]) -> Iterator[TranscriptTurn]:
         chars = thread.chars
         thread.chars += len(entry.text) + ENTRY_CHARS
         if entry.kind == "prompt":
-            (thread.behind if thread.reply else thread.before).append(entry.text)
+            (thread.behind if thread.reply else thread.before).append(entry)
         elif entry.kind in ("reply", "thinking"):
             if thread.starts_another(entry):
                 yield from thread.end(entry.thread)

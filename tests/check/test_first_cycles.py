@@ -73,7 +73,7 @@ def test_a_layer_that_takes_hidden_states_before_the_norm_is_found_out_and_remem
     assert found.code == 0 and found.out.startswith("serves: ") and BEFORE in found.out
     assert not normed_of(pair)
     beside = replace(pair, drafter=before.parent / "drafter")
-    assert _as_measured(beside, replace(CPU, mtp=True), settings.load()).target_keys == {FINAL_NORM: False}
+    assert _as_measured(beside, replace(CPU, mtp=True), settings.load(), print).target_keys == {FINAL_NORM: False}
     faults.change_json(before / "config.json", **{FINAL_NORM: True})
     assert normed_of(own_layer(before)), "what config.json says wins"
     with closing(load(pair, CPU)) as session:

@@ -13,7 +13,7 @@ from tests.cli.conftest import Cli, Opened, Result
 from tests.cli.served import Client
 from tests.load_samples import SAMPLES
 
-LOADING = {"run", "chat", "race", "serve", "web", "bench", "certify", "check"}
+LOADING = {"run", "chat", "race", "serve", "web", "bench", "certify", "check", "adapt"}
 PLANNING = {"plan", "show"}
 OFFERED = {name for name, option in LOAD_OPTIONS.items() if not option.spelled}
 WANTED = LoadConfig(**{name: SAMPLES[name] for name in OFFERED})

@@ -127,7 +127,7 @@ def test_closed_streams_are_no_failure() -> None:
 def test_without_a_command_the_commands_are_named(cli: Cli) -> None:
     result = cli()
     assert result.code == 0 and all(name in result.out for name in main_module.COMMANDS)
-    assert len(main_module.COMMANDS) == 16
+    assert len(main_module.COMMANDS) == 17
 
 
 def test_an_unknown_command_or_option_is_one_line_with_the_fix(cli: Cli) -> None:

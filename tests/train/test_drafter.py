@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dflash_local.adapt.draft_module import DraftModule
+from dflash_local.adapt.packing import dense_mask, drafted
 from dflash_local.catalog.bundled import FOLDER
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
 from tests.drafter_configs import read_decoder
-from tools.train.drafter import DraftModule
-from tools.train.packing import dense_mask, drafted
 
 PAIRS = ("demo", "demo-hybrid")  # attention over everything; a causal sliding layer of 64 before one
 BLOCK, HIDDEN, TAPS = 8, 192, 4

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from dflash_local.adapt.dialogues import Dialogues
+from dflash_local.adapt.packing import attend, dense_mask, drafted, same_text
+from dflash_local.adapt.trainer import Recipe, Trainer, labels, pick_anchors
+from dflash_local.adapt.windows import Windows, pack
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
 from tests.families import save_model
 from tools.train.acceptance import Reply, Walker, cycles
 from tools.train.frozen_target import FrozenTarget
-from tools.train.own_drafter import Recipe, Trainer, labels, pick_anchors
 from tools.train.own_export import config_json, new_drafter, save, stored_drafter
-from tools.train.own_text import Dialogues
-from tools.train.packing import attend, dense_mask, drafted, same_text
-from tools.train.windows import Windows, pack
 
 CPU = torch.device("cpu")
 TAPS = [1, 2]
@@ -94,7 +94,7 @@ def test_labels_end_with_the_text_and_behind_the_first_disagreement() -> None:
     ids = torch.arange(20).unsqueeze(0)
     best, texts = ids.clone(), (ids >= 12).long()
     best[0, 7] = 99
-    batch = Windows(ids, best, ids, texts, torch.ones_like(ids).bool())
+    batch = Windows(ids, best, ids, texts, torch.ones_like(ids).bool(), ids)
     wanted, valid = labels(batch, torch.tensor([[4, 9, 15]]), 7)
     assert wanted[0, 0, :3].tolist() == [5, 6, 99] and valid[0, 0].tolist() == [True] * 3 + [False] * 4
     assert valid[0, 1].tolist() == [True] * 2 + [False] * 5  # the next text begins

@@ -10,23 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dflash_local.adapt.dialogues import repeat_start
+from dflash_local.adapt.openings import SEEDS, SHARES, frame_of, openings, prompt_ids
 from dflash_local.bench.prompts import held_out
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import UsageError
 from tests.families import save_model
 from tools.train.frozen_target import FrozenTarget
-from tools.train.own_text import (
-    SEEDS,
-    SHARES,
-    HeldOutFilter,
-    Keeper,
-    frame_of,
-    openings,
-    prompt_ids,
-    repeat_start,
-    words,
-)
+from tools.train.own_text import HeldOutFilter, Keeper, words
 from tools.train.slots import Limits, Slots, Written, greedy_replies, write_dialogues
 
 DEMO = Path(__file__).parents[2] / "dflash_local" / "demo"

@@ -68,7 +68,7 @@ def test_claude_code_puts_the_lines_of_a_message_together(tmp_path: Path) -> Non
     clients, (first, second) = read(tmp_path)
     calls = tuple(f'{{"name": "Read", "arguments": {{"path": "{name}"}}}}' for name in ("a", "b"))
     assert clients == ["Claude Code"]
-    assert first == TranscriptTurn(("read a and b",), ("two files", *calls), "msg_1", "")
+    assert first == TranscriptTurn(("read a and b",), ("two files", *calls), "msg_1", "", ("user",))
     assert second.prompt == ("read a and b", *calls, "text of a", "text of b")  # without what was thought
     assert second.reply == ("both read",)
 
@@ -223,7 +223,7 @@ def test_own_chats_are_read_as_kept_and_as_exported(tmp_path: Path) -> None:
     said = [Said("user", "hi"), Said("assistant", "hello", thinking="hm")]
     (tmp_path / "talk.json").write_text(to_json("m", "Be kind", said), encoding="utf-8")
     exported = read(tmp_path)
-    assert exported == (["dflash"], [TranscriptTurn(("Be kind", "hi"), ("hm", "hello"), "", "")])
+    assert exported == (["dflash"], [TranscriptTurn(("Be kind", "hi"), ("hm", "hello"), "", "", ("system", "user"))])
     (tmp_path / "talk.json").unlink()
     chat = ChatFile.create(tmp_path / "chats", "m", "Be kind", said)
     chat.record("drop", count=1)  # another reply is asked for
@@ -234,8 +234,10 @@ def test_own_chats_are_read_as_kept_and_as_exported(tmp_path: Path) -> None:
     chat.close()
     _, turns = read(tmp_path)
     assert turns[0] == exported[1][0]
-    assert turns[1] == TranscriptTurn(("Be kind", "hi"), ("good day",), "", "")
-    assert turns[2] == TranscriptTurn(("Be short", "hi", "good day", "thanks"), ("welcome",), "", "")
+    assert turns[1] == TranscriptTurn(("Be kind", "hi"), ("good day",), "", "", ("system", "user"))
+    assert turns[2] == TranscriptTurn(
+        ("Be short", "hi", "good day", "thanks"), ("welcome",), "", "", ("system", "user", "assistant", "user")
+    )
 
 
 def test_subagents_that_are_over_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

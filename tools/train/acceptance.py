@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from tools.train.drafter import DraftModule, block_inputs
+from dflash_local.adapt.dialogues import repeat_start
+from dflash_local.adapt.draft_module import DraftModule, block_inputs
+from dflash_local.adapt.openings import SEEDS
+from dflash_local.adapt.packing import dense_mask, same_text
 from tools.train.frozen_target import FrozenTarget
-from tools.train.own_text import SEEDS, repeat_start
-from tools.train.packing import dense_mask, same_text
 
 ROWS = 8  # replies at a time
 MOST = 256  # tokens of a reply

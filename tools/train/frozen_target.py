@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
+from dflash_local.adapt.packing import Mask, attend, mask_of, same_text
+from dflash_local.adapt.windows import Windows
 from dflash_local.config.features import AttentionConfig, LayerConfig, MLPConfig
 from dflash_local.errors import UsageError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
-from tools.train.packing import Mask, attend
 from tools.train.slot_kernels import attend_slots
 
 ATTENTION = "own_text"
@@ -98,6 +99,12 @@ class FrozenTarget:
         facts = TargetFacts.from_checkpoint(files)
         where = placement(device, "auto")
         return cls(load_target(files, facts, where), facts, compiled=where.device.startswith("cuda"))
+
+    def taps_of(self, windows: Windows, layers: Sequence[int]) -> torch.Tensor:
+        """See ``adapt.trainer.Teacher``."""
+        texts = windows.texts
+        seen = mask_of(same_text(texts), len(texts), texts.shape[1], texts.shape[1], self.device)
+        return self.taps(windows.ids, windows.places, seen, layers)
 
     @torch.no_grad()
     def taps(self, ids: torch.Tensor, places: torch.Tensor, mask: Mask, layers: Sequence[int]) -> torch.Tensor:

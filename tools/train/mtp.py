@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from dflash_local.adapt.openings import frame_of
 from dflash_local.bench.prompts import held_out
 from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import Pair
@@ -29,7 +30,6 @@ from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.models.transformers_target import KVCache, LayerInputs, TransformersTarget
 from dflash_local.request import Limits, SamplingParams, user_request
-from tools.train.own_text import frame_of
 
 CPU32 = LoadConfig(device="cpu", dtype="float32")
 LENGTH, TOGETHER = 224, 128  # tokens of a text, and texts that are written together

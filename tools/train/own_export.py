@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_local.adapt.draft_module import DraftModule
 from dflash_local.config.features import MLPConfig
 from dflash_local.drafters.dflash.layout import DFlashConfig
-from tools.train.drafter import DraftModule
 from tools.train.frozen_target import FrozenTarget
 
 LARGEST = 127

@@ -17,17 +17,19 @@ from typing import Any, TypeVar
 
 import torch
 
+from dflash_local.adapt.dialogues import Dialogues
+from dflash_local.adapt.openings import frame_of, openings, prompt_ids
+from dflash_local.adapt.trainer import Recipe, Trainer, train
+from dflash_local.adapt.windows import ahead, pack
 from dflash_local.bench.prompts import held_out
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError
 from tools.train.acceptance import MOST, Walker, cut
 from tools.train.frozen_target import FrozenTarget
-from tools.train.own_drafter import Recipe, Trainer, train
 from tools.train.own_export import config_json, new_drafter, save, stored_drafter
-from tools.train.own_text import Dialogues, HeldOutFilter, Keeper, frame_of, openings, prompt_ids
+from tools.train.own_text import HeldOutFilter, Keeper
 from tools.train.slots import Limits, Slots, greedy_replies, write_dialogues
-from tools.train.windows import ahead, pack
 
 DIALOGUES, REPLIES, STATE, CURVE = "dialogues.npz", "replies.json", "state.pt", "curve.json"
 Report = Callable[[str], None]

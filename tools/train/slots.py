@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_local.adapt.dialogues import REPEAT
+from dflash_local.adapt.openings import Frame, Opening
 from tools.train.frozen_target import FrozenTarget
 from tools.train.slot_kernels import choose
 
 MIN_P = 0.05
 POLL = 16  # steps between two looks at what has ended
-REPEAT = 32  # tokens that come again end a reply
 TAIL = 4 * REPEAT  # tokens in which a slot looks for a repeat while it writes
 
 
@@ -28,30 +29,6 @@ class Limits:
     question: int = 160
     answer: int = 320
     slots: int = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How a dialogue begins: ids of the question so far (none: the target says what it likes), its number of a kind,
-    whether the answer is greedy, and its temperature otherwise.
-    """
-
-    ids: Sequence[int]
-    kind: int = 0
-    greedy: bool = True
-    temperature: float = 0.7
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Ids around the user's turn: ``before`` it, and from its end to the reply (``after``); ``special`` ids end a
-    question, ``stop`` ids a reply.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    special: frozenset[int]
-    stop: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tools.train.own_text import Dialogues
+from dflash_local.adapt.dialogues import Dialogues
 
 AHEAD = 8  # batches made before they are asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """All [b, s]: ids, the target's likeliest ids, places in their texts, which text, and whether the target wrote the
-    id in its answer.
+    """All [b, s]: ids, the target's likeliest ids, places in their texts, which text, whether the target wrote the id
+    in its answer, and where the id stands in ``Dialogues.ids``.
     """
 
     ids: torch.Tensor
@@ -26,6 +26,7 @@ class Windows:
     places: torch.Tensor
     texts: torch.Tensor
     own: torch.Tensor
+    at: torch.Tensor
 
     def to(self, device: torch.device) -> Windows:
         return Windows(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
@@ -54,7 +55,7 @@ def pack(dialogues: Dialogues, rows: int, length: int, seed: int) -> Iterator[tu
                 own[row, filled + int(dialogues.answer[chosen]) : filled + size] = True
                 filled, text = filled + size, text + 1
         ids, best = (column[where].astype(np.int64) for column in (dialogues.ids, dialogues.best))
-        found = Windows(*(torch.from_numpy(each) for each in (ids, best, places, texts, own)))
+        found = Windows(*(torch.from_numpy(each) for each in (ids, best, places, texts, own, where)))
         yield passes + at / len(order), found
 
 

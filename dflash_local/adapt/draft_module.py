@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from dflash_local.adapt.packing import Mask, attend, dense_mask, drafted
 from dflash_local.drafters.dflash.layout import DFlashConfig
-from tools.train.packing import Mask, attend, dense_mask, drafted
 
 
 class Norm(nn.Module):

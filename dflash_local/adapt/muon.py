@@ -15,7 +15,7 @@ SIZE = 0.2  # root mean square of an update (Moonlight, 2025)
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     """The nearest orthogonal matrices [n, rows, columns], roughly: singular values between 0.7 and 1.2."""
     a, b, c = QUINTIC
-    x = matrices.to(torch.bfloat16)
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)  # few CPUs multiply in bfloat16
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

@@ -5,19 +5,38 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from tools.train.drafter import DraftModule, block_inputs
-from tools.train.frozen_target import FrozenTarget
-from tools.train.head_loss import head_loss
-from tools.train.muon import Muon
-from tools.train.packing import Mask, drafted, mask_of, same_text
-from tools.train.windows import Windows
+from dflash_local.adapt.draft_module import DraftModule, block_inputs
+from dflash_local.adapt.head_loss import ROWS, head_loss
+from dflash_local.adapt.muon import Muon
+from dflash_local.adapt.packing import drafted, mask_of
+from dflash_local.adapt.windows import Windows
+
+Packed = Callable[..., torch.Tensor]  # DraftModule.packed
+
+
+class Teacher(Protocol):
+    """A target, or what was kept of one: all that a drafter learns from.
+
+    Attributes:
+        head: [vocabulary, w]. dtype: of the rows that it takes.
+    """
+
+    head: torch.Tensor
+    device: torch.device
+    dtype: torch.dtype
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows [..., w] of ids [...]."""
+
+    def taps_of(self, windows: Windows, layers: Sequence[int]) -> torch.Tensor:
+        """Return what the drafter's ``fc`` takes [b, s, layers x w]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +103,12 @@ class Trainer:
         used: seconds of training so far. updates: of the weights so far. passes: over all text, of calls before this.
     """
 
-    def __init__(self, target: FrozenTarget, drafter: DraftModule, recipe: Recipe) -> None:
+    def __init__(self, target: Teacher, drafter: DraftModule, recipe: Recipe) -> None:
         self.target, self.recipe, self.device = target, recipe, target.device
         self.drafter = drafter.to(self.device).train()
         self.average = copy.deepcopy(drafter).requires_grad_(False).eval()
-        matrices = [p for p in drafter.parameters() if p.ndim == 2]
-        norms = [p for p in drafter.parameters() if p.ndim != 2]
+        learnt = [p for p in drafter.parameters() if p.requires_grad]
+        matrices, norms = [p for p in learnt if p.ndim == 2], [p for p in learnt if p.ndim != 2]
         cuda = self.device.type == "cuda"
         self._muon = Muon(matrices, recipe.matrix_rate)
         self._adam = torch.optim.AdamW(norms, recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
@@ -108,9 +127,7 @@ class Trainer:
 
     def step(self, windows: Windows) -> torch.Tensor:
         """All rounds on a batch. Returns the last round's loss a label and accepted drafts an anchor [2]."""
-        texts = windows.texts
-        seen = mask_of(same_text(texts), len(texts), texts.shape[1], texts.shape[1], self.device)
-        taps = self.target.taps(windows.ids, windows.places, seen, self.drafter.config.taps)
+        taps = self.target.taps_of(windows, self.drafter.config.taps)
         wanted: torch.Tensor | None = None
         for _ in range(self.recipe.rounds):
             anchors, counts = pick_anchors(windows, self.recipe.anchors, wanted, self._draw)
@@ -118,24 +135,31 @@ class Trainer:
             wanted = next_anchors(windows, anchors, counts, accepted)
         return found
 
-    def _update(
-        self, windows: Windows, taps: torch.Tensor, anchors: torch.Tensor, counts: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, drafter: Packed, windows: Windows, taps: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        """Return hidden rows [b x a x slots, w] of the blocks behind anchors [b, a]."""
         config, size = self.drafter.config, self.drafter.config.block_size
-        slots = size - 1
-        wanted, valid = labels(windows, anchors, slots)
-        weights = self._decay * (valid & counts.unsqueeze(-1))
-        total = weights.sum()
         x = block_inputs(windows.ids, anchors, self.target.embed, size, config.mask_token_id).flatten(1, 2)
         first = windows.places.gather(1, anchors)
         positions = (first.unsqueeze(-1) + torch.arange(size, device=self.device)).flatten(1)
         rows, length = anchors.shape[1] * size, taps.shape[1]
-        mask = mask_of(drafted(windows.texts, anchors, size), len(anchors), rows, length + rows, self.device)
-        masks: dict[int | None, Mask] = {None: mask}
-        self._set_rates()
+        masks = {
+            window: mask_of(
+                drafted(windows.texts, anchors, size, window), len(anchors), rows, length + rows, self.device
+            )
+            for window in set(config.windows)
+        }
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            hidden = self._packed(taps, x, windows.places, positions, masks)
-        hidden = hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2).to(self.target.dtype)
+            hidden = drafter(taps, x, windows.places, positions, masks)
+        return hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2).to(self.target.dtype)
+
+    def _update(
+        self, windows: Windows, taps: torch.Tensor, anchors: torch.Tensor, counts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wanted, valid = labels(windows, anchors, self.drafter.config.block_size - 1)
+        weights = self._decay * (valid & counts.unsqueeze(-1))
+        total = weights.sum()
+        self._set_rates()
+        hidden = self._forward(self._packed, windows, taps, anchors)
         loss, likeliest = head_loss(hidden, self.target.head, wanted.flatten(), (weights / total).flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0, foreach=True)
@@ -146,9 +170,29 @@ class Trainer:
         keep = min(self.recipe.average, (1 + self.updates) / (10 + self.updates))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.drafter.parameters()), 1 - keep)
-        accepted = ((likeliest.view_as(wanted) == wanted) & valid).long().cumprod(-1).sum(-1)
+        accepted = accepted_drafts(likeliest.view_as(wanted), wanted, valid)
         mean = (accepted * counts).sum() / counts.sum().clamp_min(1)
         return torch.stack((loss.detach(), mean)), accepted
+
+    @torch.no_grad()
+    def measure(self, teacher: Teacher, batches: Iterable[Windows]) -> float:
+        """Return tokens a cycle of the running average, were a cycle begun at any token of an answer.
+
+        Args:
+            teacher: of these windows, which may be others than it is trained on.
+        """
+        draw = torch.Generator(self.device).manual_seed(0)
+        emitted, cycles = 0.0, 0
+        for windows in (each.to(self.device) for each in batches):
+            anchors, counts = pick_anchors(windows, min(self.recipe.anchors, windows.ids.shape[1]), None, draw)
+            taps = teacher.taps_of(windows, self.drafter.config.taps)
+            hidden = self._forward(self.average.packed, windows, taps, anchors)
+            wanted, valid = labels(windows, anchors, self.drafter.config.block_size - 1)
+            likeliest = torch.cat([(part @ self.target.head.t()).argmax(-1) for part in hidden.split(ROWS)])
+            accepted = accepted_drafts(likeliest.view_as(wanted), wanted, valid)
+            emitted += float(((accepted + 1) * counts).sum())
+            cycles += int(counts.sum())
+        return emitted / max(1, cycles)
 
     def state(self) -> dict[str, Any]:
         """Everything that ``load`` takes up."""
@@ -172,6 +216,11 @@ class Trainer:
         self._adam.load_state_dict(state["adam"])
         self.used, self.updates, self.passes = state["used"], state["updates"], state["passes"]
         self._draw.set_state(state["draw"].cpu())
+
+
+def accepted_drafts(likeliest: torch.Tensor, wanted: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Count drafts [b, a] before the first wrong one; all arguments [b, a, slots]."""
+    return ((likeliest == wanted) & valid).long().cumprod(-1).sum(-1)
 
 
 def next_anchors(windows: Windows, anchors: torch.Tensor, counts: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:

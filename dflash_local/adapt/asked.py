@@ -1,0 +1,51 @@
+"""What a target is asked for its drafter to learn from the replies: prompts as ids, each with its kind of text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from dflash_local.adapt.openings import KINDS, frame_of, openings
+from dflash_local.bench.trial import write
+from dflash_local.engine.session import Session
+from dflash_local.errors import UsageError
+from dflash_local.request import Limits, Request, SamplingParams
+from dflash_local.transcripts.conversation import HELD_OUT, Conversation
+
+QUESTION = 160  # tokens of one that the target writes
+MIN_P = 0.05
+SEED = 1
+
+
+class Asked(NamedTuple):
+    """A prompt, the kind of text that its reply is counted with, and whether it is never trained on."""
+
+    ids: tuple[int, ...]
+    kind: str
+    held_out: bool
+
+
+def of_conversations(session: Session, conversations: Sequence[Conversation], reply: int) -> Iterator[Asked]:
+    """Yield the prompts of conversations behind which the context has room for a reply."""
+    for conversation in conversations:
+        for messages in conversation.prompts:
+            ids = session.render(Request(messages=messages)).ids
+            if session.facts.load.context is None or len(ids) + reply <= session.facts.load.context:
+                yield Asked(tuple(ids), conversation.kind, conversation.held_out)
+
+
+def of_itself(session: Session) -> Iterator[Asked]:
+    """Yield questions that the target writes behind a given beginning, without end. UsageError: it has no tokenizer."""
+    if session.tokenizer is None:
+        raise UsageError(f"{session.facts.target} has no tokenizer", "give text with --from")
+    frame = frame_of(session.tokenizer)
+    for number, opening in enumerate(openings(session.tokenizer, SEED, greedy_share=1.0)):
+        begun = (*frame.before, *opening.ids)
+        sampling = SamplingParams(temperature=1.0, min_p=MIN_P, seed=number)
+        written = write(session, Request(prompt_ids=begun, sampling=sampling, limits=Limits(QUESTION))).ids
+        ends = (at for at, token in enumerate(written) if token in frame.special or token in frame.stop)
+        question = (*opening.ids, *written[: next(ends, len(written))])
+        held = hashlib.sha256(repr(question).encode()).digest()[0] % HELD_OUT == 0
+        if question:
+            yield Asked((*frame.before, *question, *frame.after), KINDS[opening.kind], held)

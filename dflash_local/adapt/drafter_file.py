@@ -1,0 +1,116 @@
+"""A published drafter as a module that can be trained, and what it has learnt as tensors of ``store.adaptations``."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from dflash_local.adapt.draft_module import DraftModule
+from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.kinds import read_drafter
+from dflash_local.errors import PairError
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.drafter_codes import decode_codes
+from dflash_local.models.drafter_tensors import FC, WEIGHT, check_tensors, coded_matrices, target_hidden_of
+from dflash_local.store.adaptations import DOWN, MOST_BYTES, UP
+
+RANK = 16
+LARGEST = 127  # of a signed byte
+SCALE = "_scale"  # of a matrix in codes of eight bits, a row each
+
+
+class LowRank(nn.Module):
+    """A frozen matrix and a pair of a low rank that is added to it, at first nothing."""
+
+    def __init__(self, frozen: nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.down = nn.Parameter(torch.randn(RANK, frozen.in_features) * frozen.in_features**-0.5)
+        self.up = nn.Parameter(torch.zeros(frozen.out_features, RANK))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = (x @ self.down.to(x.dtype).t()) @ self.up.to(x.dtype).t()
+        return self.frozen(x) + added
+
+
+class LearningDrafter:
+    """A drafter in training.
+
+    Attributes:
+        module: whose ``fc`` is left out, as what it makes of taps is kept. fc: that matrix. whole: all matrices but
+            ``fc`` are trained, those of a large drafter by pairs in its last layer alone; norms always are.
+    """
+
+    def __init__(self, files: Checkpoint, device: torch.device) -> None:
+        config = read_drafter(files.config, files.source.config_file)
+        if type(config) is not DFlashConfig or config.attention_bias or config.rope.kind != "default":
+            raise PairError(
+                f"{files.path}: drafters of the kind {config.kind} with these options are not trained here",
+                "dflash adapt trains DFlash drafters without biases whose rope is not scaled",
+            )
+        hidden = target_hidden_of(files, config)
+        check_tensors(files, config, hidden)
+        self.config, self.coded = config, coded_matrices(files, config)
+        self.module = DraftModule(config, hidden)
+        places = {name: [tensor] for name, tensor in self.module.state_dict().items()}
+        files.fill({name: at for name, at in places.items() if name.removesuffix(WEIGHT) not in self.coded})
+        decode_codes(files, self.coded, places, torch.float32)
+        self.fc = self.module.fc.weight.detach().to(device)
+        self.module.fc = cast(nn.Linear, nn.Identity())
+        self.module.requires_grad_(True)
+        sizes = (p.numel() * (1 if self._is_coded(name) else 2) for name, p in self.module.named_parameters())
+        self.whole = sum(sizes) <= MOST_BYTES
+        odd = [name for name, form in self.coded.items() if name != FC and not _has_a_byte_each(files, name)]
+        if odd and self.whole or self.coded and not self.whole:
+            raise PairError(
+                f"{files.path}: its matrices are in codes that are not trained ({next(iter(odd or self.coded))})",
+                "name the drafter in bfloat16 with --drafter",
+            )
+        if not self.whole:
+            self._freeze()
+        self.module.to(device)
+
+    def _is_coded(self, name: str) -> bool:
+        return name.removesuffix(WEIGHT) in self.coded
+
+    def _freeze(self) -> None:
+        """Leave the norms and pairs of the last layer's matrices."""
+        for parameter in self.module.parameters():
+            parameter.requires_grad_(parameter.ndim == 1)
+        last = self.module.layers[-1]
+        for name, part in list(last.named_modules()):
+            if isinstance(part, nn.Linear):
+                above, _, own = name.rpartition(".")
+                setattr(last.get_submodule(above), own, LowRank(part))
+
+    def tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Return what a module of this form has learnt, as the checkpoint stores it."""
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in module.named_parameters():
+            value = parameter.detach().cpu()
+            if name.endswith((DOWN, UP)):
+                matrix, _, which = name.rpartition(".")
+                found[f"{matrix}{WEIGHT}.{which}"] = value.contiguous()
+            elif ".frozen." in name or (not self.whole and value.ndim == 2):
+                continue
+            elif self._is_coded(name):
+                found[name], found[f"{name}{SCALE}"] = codes_of(value)
+            else:
+                found[name] = value.to(torch.bfloat16)
+        return found
+
+
+def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return signed bytes [n, k] and a scale for each row [n, 1] of a matrix."""
+    scale = weight.float().abs().amax(1, keepdim=True).clamp_min(1e-8) / LARGEST
+    return (weight.float() / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
+
+
+def _has_a_byte_each(files: Checkpoint, module: str) -> bool:
+    """Return whether a matrix is stored as ``codes_of`` makes them."""
+    weight, scale = files.tensors.get(f"{module}{WEIGHT}"), files.tensors.get(f"{module}{WEIGHT}{SCALE}")
+    if weight is None or scale is None:
+        return False
+    return weight.dtype == "I8" and scale.shape == (weight.shape[0], 1)

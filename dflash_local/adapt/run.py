@@ -1,0 +1,242 @@
+"""Adapting a drafter to its user's texts: the target answers, the drafter learns, held-out acceptance decides.
+
+The target is in memory for its texts, and again for the measurement of what was learnt; not while the drafter trains.
+What was done stays in a folder, so that an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+
+from dflash_local.adapt.asked import Asked, of_conversations, of_itself
+from dflash_local.adapt.dialogues import repeat_start
+from dflash_local.adapt.drafter_file import LearningDrafter
+from dflash_local.adapt.kept_texts import KeptTexts, Tables, WrittenText, keep_texts, stored
+from dflash_local.adapt.trainer import Recipe, Trainer, train
+from dflash_local.adapt.windows import pack
+from dflash_local.bench import provenance
+from dflash_local.bench.report import Progress
+from dflash_local.bench.trial import scored_target, write
+from dflash_local.catalog.bundled import Pair
+from dflash_local.check.record import digest, pair_files
+from dflash_local.engine.session import Session
+from dflash_local.errors import UsageError
+from dflash_local.json_text import parse_json
+from dflash_local.models.pair import open_drafter
+from dflash_local.request import Limits, Request, SamplingParams
+from dflash_local.store.adaptations import Adaptation, metadata
+from dflash_local.store.atomic import make_private, write_atomic
+from dflash_local.transcripts.conversation import Conversation
+
+REPLY = 256  # tokens of a reply at most
+MEASURED = 48  # held-out texts whose cycles are counted
+SHORTEST = 4  # tokens of a reply that is learnt from
+LEAST = 1000  # tokens of replies that are learnt from; a quarter of that is held out
+WRITING = 1 / 3  # of the minutes at most are for the texts
+LOOKS = 10  # at the held-out texts while it learns
+RISE, FALL = 1.03, 0.98  # held-out tokens a cycle after over before: in all at least, and of each kind
+SURE = 100  # cycles of a kind that make a figure of its own
+TEMPERATURE = 0.8
+RECIPES = {  # by the device's type; ``length`` is what is kept of a text, its reply the last of it
+    "cpu": Recipe(windows=1, length=512, anchors=32, rounds=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10),
+    "cuda": Recipe(windows=8, length=2048, anchors=128, rounds=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10),
+}
+LEARN, HELD, TABLES, PROMPTS = "learn", "held", "tables.pt", "held.json"
+DONE, STATE, CURVE = "texts.json", "state.pt", "curve.json"
+Open = Callable[[Pair], AbstractContextManager[Session]]
+Counts = dict[str, list[int]]  # tokens and cycles, by kind of text
+
+
+class Learnt(NamedTuple):
+    """How it ended: facts as ``store.adaptations`` keeps them, and why nothing is kept, empty where it is."""
+
+    facts: dict[str, Any]
+    refusal: str
+
+
+def adapt(
+    pair: Pair,
+    conversations: Sequence[Conversation] | None,
+    minutes: float,
+    folder: Path,
+    open_pair: Open,
+    progress: Progress,
+) -> tuple[Learnt, bytes]:
+    """Train a pair's drafter; returns how it ended, and the file that says what it learnt.
+
+    Args:
+        conversations: None: the target writes its own. folder: where this run leaves what a later one goes on with.
+        open_pair: loads it as it is to be used.
+
+    Raises:
+        UsageError: there is too little text. PairError: such a drafter is not trained. DFlashError: see the engine.
+    """
+    files = digest(pair_files(pair))
+    texts = None if conversations is None else [each.digest for each in conversations]
+    work = folder / digest({"files": files, "texts": texts, "minutes": minutes})
+    if not (work / DONE).is_file():
+        shutil.rmtree(work, ignore_errors=True)
+        make_private(work)
+        with open_pair(pair) as session:
+            _prepare(session, pair, conversations, minutes * 60 * WRITING, work, progress)
+    told = parse_json((work / DONE).read_text(encoding="utf-8"))
+    tensors = _train(pair, work, minutes * 60 - told["seconds"], torch.device(told["device"]), progress)
+    candidate = Adaptation(work / "candidate.safetensors", {"made": "", "id": "in trial"})
+    write_atomic(candidate.path, save(tensors))
+    with open_pair(replace(pair, adaptation=candidate)) as session:
+        after = _measure(session, _held_out(work), progress)
+    facts = {
+        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "id": hashlib.sha256(candidate.path.read_bytes()).hexdigest()[:6],
+        "files": files,
+        "pair": pair.name,
+        "minutes": minutes,
+        "texts": told["amounts"],
+        "curve": parse_json((work / CURVE).read_text(encoding="utf-8")),
+        "before": told["before"],
+        "after": after,
+        "versions": provenance.versions(),
+    }
+    shutil.rmtree(work, ignore_errors=True)
+    return Learnt(facts, refusal(told["before"]["kinds"], after["kinds"])), save(tensors, metadata(facts))
+
+
+def refusal(before: Counts, after: Counts) -> str:
+    """Return why what was learnt is not kept; empty where it is."""
+    whole = _rate(after.values()) / _rate(before.values())
+    if whole < RISE:
+        return f"held-out acceptance is {whole:.2f} times what it was; at least {RISE} is kept"
+    for kind in before.keys() & after.keys():
+        share = _rate([after[kind]]) / _rate([before[kind]])
+        if min(before[kind][1], after[kind][1]) >= SURE and share < FALL:
+            return f"held-out acceptance of {kind} falls to {share:.2f} times what it was"
+    return ""
+
+
+def _rate(counts: Iterable[list[int]]) -> float:
+    tokens, cycles = (sum(column) for column in zip(*counts))
+    return tokens / max(1, cycles)
+
+
+def _prepare(
+    session: Session,
+    pair: Pair,
+    conversations: Sequence[Conversation] | None,
+    seconds: float,
+    work: Path,
+    progress: Progress,
+) -> None:
+    """Have the target answer, keep what it says with its taps, and measure the drafter as it was published."""
+    began, target = time.monotonic(), scored_target(session)
+    assert pair.drafter is not None
+    drafter = LearningDrafter(open_drafter(pair.drafter), target.device)  # refused before anything is written
+    asked = of_itself(session) if conversations is None else of_conversations(session, conversations, REPLY)
+    texts: dict[str, list[WrittenText]] = {LEARN: [], HELD: []}
+    kinds: list[str] = []
+    for text, kind, held in _answered(session, asked, began, seconds, progress):
+        texts[HELD if held else LEARN].append(text)
+        kinds += [kind] * held
+    amounts = {name: sum(len(text.ids) - text.answer for text in own) for name, own in texts.items()}
+    if amounts[LEARN] < LEAST or amounts[HELD] < LEAST // 4:
+        raise UsageError(
+            f"too little text: replies of {amounts[LEARN]:,} tokens to learn from and {amounts[HELD]:,} held out",
+            f"{LEAST:,} and {LEAST // 4:,} are needed: give more text, more --minutes, or take --from self",
+        )
+    longest = RECIPES[target.device.type].length
+    for name, own in texts.items():
+        for done in keep_texts(work / name, own, longest, target, drafter.fc):
+            progress(f"keeping taps, text {done} of {len(own)}", done / len(own))
+    ids = {each for own in texts.values() for text in own for each in text.ids}
+    Tables.of(target, {*ids, drafter.config.mask_token_id}, drafter.config.hidden_size).save(work / TABLES)
+    prompts = [[kind, text.ids[: text.answer]] for text, kind in zip(texts[HELD], kinds, strict=True)][:MEASURED]
+    write_atomic(work / PROMPTS, json.dumps(prompts))
+    told = {
+        "amounts": {**amounts, "replies": sum(map(len, texts.values()))},
+        "device": str(target.device),
+        "seconds": min(seconds, time.monotonic() - began),
+        "before": _measure(session, prompts, progress),
+    }
+    write_atomic(work / DONE, json.dumps(told))
+
+
+def _held_out(work: Path) -> list[list[Any]]:
+    found: list[list[Any]] = parse_json((work / PROMPTS).read_text(encoding="utf-8"))
+    return found
+
+
+def _answered(
+    session: Session, asked: Iterable[Asked], began: float, seconds: float, progress: Progress
+) -> Iterator[tuple[WrittenText, str, bool]]:
+    """Yield the target's greedy replies, their kinds and whether they are held out, as long as there is time."""
+    for number, (ids, kind, held_out) in enumerate(asked, 1):
+        gone = time.monotonic() - began
+        if gone > seconds:
+            return
+        progress(f"the target answers, reply {number}", gone / seconds)
+        reply = write(session, Request(prompt_ids=ids, limits=Limits(REPLY)))
+        kept = repeat_start(reply.ids)
+        if kept >= SHORTEST:
+            yield WrittenText((*ids, *reply.ids[:kept]), len(ids)), "code" if "```" in reply.text else kind, held_out
+
+
+def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress) -> dict[str, Any]:
+    """Count tokens and cycles of greedy and sampled replies, by kind, and their speed."""
+    tokens, cycles = Counter[str](), Counter[str]()
+    written = seconds = 0.0
+    block = session.facts.block_size
+    for number, (kind, ids) in enumerate(prompts):
+        progress(f"held-out replies, {number + 1} of {len(prompts)}", number / len(prompts))
+        for sampling in (SamplingParams(), SamplingParams(temperature=TEMPERATURE, seed=number)):
+            request = Request(prompt_ids=tuple(ids), sampling=sampling, limits=Limits(REPLY), block_size=block)
+            found = write(session, request)
+            tokens[kind] += sum(found.stats.acceptance_lengths)
+            cycles[kind] += len(found.stats.acceptance_lengths)
+            written += len(found.ids)
+            seconds += found.stats.decode_s
+    kinds = {kind: [tokens[kind], cycles[kind]] for kind in tokens}
+    return {"all": _rate(kinds.values()), "kinds": kinds, "tokens_per_s": written / max(seconds, 1e-9)}
+
+
+def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> dict[str, torch.Tensor]:
+    """Train by the clock, from where an earlier run was; returns what was learnt, as the checkpoint stores it."""
+    assert pair.drafter is not None
+    tables = Tables.load(work / TABLES, device)
+    learn, held = (KeptTexts(work / name, tables) for name in (LEARN, HELD))
+    drafter = LearningDrafter(open_drafter(pair.drafter), device)
+    recipe = replace(RECIPES[device.type], seconds=seconds)
+    trainer = Trainer(learn, drafter.module, recipe)
+    curve: list[dict[str, float]] = []
+    if (work / STATE).is_file():
+        trainer.load(work / STATE)
+        curve = parse_json((work / CURVE).read_text(encoding="utf-8"))
+    rows = math.ceil(len(held.dialogues.ids) / recipe.length)
+    unseen = [batch for _, batch in islice(pack(held.dialogues, 1, recipe.length, 0), rows)]
+
+    def evaluate(trainer: Trainer, passes: float, loss: float) -> None:
+        length = trainer.measure(held, unseen)
+        curve.append({"minutes": round(trainer.used / 60, 3), "passes": round(passes, 2), "held_out": round(length, 3)})
+        progress(f"learning, held-out {length:.2f} tokens a cycle", min(1.0, trainer.used / seconds))
+        write_atomic(work / CURVE, json.dumps(curve))
+        write_atomic(work / STATE, stored(trainer.state()))
+
+    if not curve:
+        evaluate(trainer, 0.0, 0.0)
+    if trainer.used < seconds:
+        batches = pack(learn.dialogues, recipe.windows, recipe.length, trainer.updates)
+        train(trainer, batches, seconds, seconds / LOOKS, evaluate)
+    return drafter.tensors(trainer.average)

@@ -1,0 +1,117 @@
+"""What a drafter is to learn from: the user's chats, transcripts, prompts of a file, or what the target itself writes.
+
+Nothing that is read here leaves the machine, and no text stays in what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_local.bench.prompts import from_file
+from dflash_local.errors import UsageError
+from dflash_local.json_text import parse_json
+from dflash_local.request import Message
+from dflash_local.settings import Settings
+from dflash_local.store.paths import chats_folder
+from dflash_local.transcripts.conversation import Conversation
+from dflash_local.transcripts.read import Progress, ReadReport, conversations
+from dflash_local.transcripts.turn import TranscriptTurn
+
+CHATS, SELF = "chats", "self"  # sources that are no files
+MOST_TURNS = 8  # of a conversation
+MOST_CHARS = 24_000  # of a prompt
+
+
+class TextSource(NamedTuple):
+    """What was found. ``conversations``: None where the target writes its own. ``told``: in words."""
+
+    conversations: tuple[Conversation, ...] | None
+    told: str
+
+
+def read_source(source: str, user: Settings, report: ReadReport, progress: Progress) -> TextSource:
+    """Read the conversations of a source, in an order that says nothing of when they were.
+
+    Args:
+        source: ``chats``, ``self``, a folder or a file.
+
+    Raises:
+        UsageError: there is no such source, or nothing in it.
+    """
+    if source == SELF:
+        return TextSource(None, "text that the target writes itself")
+    path = chats_folder(user) if source == CHATS else Path(source).expanduser()
+    if path is None or not path.exists():
+        what = "no chat is saved here yet" if source == CHATS else f"--from {source}: there is no such file or folder"
+        raise UsageError(what, "chats, self, a folder of transcripts, or a .jsonl file of prompts or messages")
+    found = list(
+        _of_lines(path) if path.is_file() and _holds_prompts(path) else _of_transcripts(path, report, progress)
+    )
+    if not found:
+        raise UsageError(f"--from {source}: no conversation in {path}", "--from self has the target write its own text")
+    prompts = sum(len(each.prompts) for each in found)
+    name = f"your saved chats in {path}" if source == CHATS else str(path)
+    told = f"{len(found):,} conversations with {prompts:,} prompts of {name}"
+    return TextSource(tuple(sorted(found, key=lambda each: each.digest)), told)
+
+
+def _holds_prompts(file: Path) -> bool:
+    """Return whether the first line of a file is a prompt, or messages that no client wrote."""
+    try:
+        with file.open("rb") as stream:
+            first = parse_json(stream.readline(2**22))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and ("prompt" in first or ("messages" in first and "system" not in first))
+
+
+def _of_lines(file: Path) -> Iterator[Conversation]:
+    """Read lines of ``prompt`` and ``kind``, or of ``messages``. UsageError names the line."""
+    with file.open("rb") as stream:
+        first = parse_json(stream.readline(2**22))
+    if "prompt" in first:
+        for prompt in from_file(file):
+            yield Conversation(prompt.kind, ((Message("user", prompt.text),),))
+        return
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = parse_json(line)
+            told = [Message(each["role"], each["content"]) for each in entry["messages"]]
+        except (ValueError, TypeError, LookupError, UsageError) as error:
+            hint = 'lines like {"messages": [{"role": "user", "content": "..."}]}'
+            raise UsageError(f"{file}, line {number} holds no messages: {error}", hint) from error
+        ends = [at for at, each in enumerate(told) if each.role == "user" and _is_last(told, at)]
+        yield from _conversation(str(entry.get("kind") or "text"), [tuple(told[: at + 1]) for at in ends])
+
+
+def _is_last(told: list[Message], at: int) -> bool:
+    return at + 1 == len(told) or told[at + 1].role == "assistant"
+
+
+def _of_transcripts(path: Path, report: ReadReport, progress: Progress) -> Iterator[Conversation]:
+    for client, turns in conversations(path, report, progress):
+        threads: dict[str, list[tuple[Message, ...]]] = {}
+        for turn in turns:
+            threads.setdefault(turn.thread, []).append(tuple(_messages(turn)))
+        for prompts in threads.values():
+            yield from _conversation(client, prompts)
+
+
+def _messages(turn: TranscriptTurn) -> Iterator[Message]:
+    """Yield a prompt's texts as messages; what one side says in several is one."""
+    role, texts = turn.roles[0], [turn.prompt[0]]
+    for other, text in zip(turn.roles[1:], turn.prompt[1:]):
+        if other != role:
+            yield Message(role, "\n".join(texts))
+            role, texts = other, []
+        texts.append(text)
+    yield Message(role, "\n".join(texts))
+
+
+def _conversation(kind: str, prompts: list[tuple[Message, ...]]) -> Iterator[Conversation]:
+    """Yield the conversation of the first prompts that are not too long, if there are any."""
+    short = [each for each in prompts if 0 < sum(message.size for message in each) <= MOST_CHARS]
+    if short:
+        yield Conversation(kind, tuple(short[:MOST_TURNS]))

@@ -1,0 +1,72 @@
+"""A toy target made to drift: fine-tuned for seconds to answer in another style than its drafter knows."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from random import Random
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from dflash_local.adapt.openings import prompt_ids
+from dflash_local.catalog import bundled
+from dflash_local.chat.tokenizer import Tokenizer
+from dflash_local.checkpoint_files.source import open_source
+from dflash_local.request import Message
+from dflash_local.transcripts.conversation import Conversation
+
+STEPS, TOGETHER, RATE = 50, 8, 8e-4
+
+
+def questions(count: int, seed: int) -> list[tuple[str, str]]:
+    """What is asked, and how the drifted target answers: counting downwards with the steps named."""
+    draw = Random(seed)
+    found: dict[str, str] = {}
+    while len(found) < count:
+        first, steps = draw.randrange(2, 60), draw.randrange(5, 9)
+        numbers = [first + step for step in range(steps)]
+        lines = "\n".join(f"{number} of {numbers[-1]} steps" for number in numbers)
+        found[f"Count from {first} to {numbers[-1]}."] = f"Robot:\n{lines}\nend"
+    return list(found.items())
+
+
+def drift(folder: Path, seed: int = 0) -> None:
+    """Write the toy's target, trained on such answers, to a folder."""
+    torch.manual_seed(seed)
+    path = bundled.FOLDER / "demo" / "target"
+    shutil.copytree(path, folder)
+    tokenizer = Tokenizer.load(open_source(path))
+    assert tokenizer is not None
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    optimiser = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
+    stop = min(tokenizer.stop_ids)
+    asked = questions(STEPS * TOGETHER // 4, seed)
+    draw = Random(seed)
+    for step in range(STEPS):
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * (1 - step / STEPS)
+        rows = []
+        for question, answer in draw.sample(asked, TOGETHER):
+            prompt = prompt_ids(tokenizer, question)
+            rows.append((prompt, [*tokenizer.encode(answer), stop]))
+        width = max(len(prompt) + len(reply) for prompt, reply in rows)
+        ids = torch.zeros(TOGETHER, width, dtype=torch.long)
+        labels = torch.full_like(ids, -100)
+        for row, (prompt, reply) in enumerate(rows):
+            ids[row, : len(prompt) + len(reply)] = torch.tensor([*prompt, *reply])
+            labels[row, len(prompt) : len(prompt) + len(reply)] = torch.tensor(reply)
+        loss = model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+    state = {name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def conversations(count: int, seed: int) -> list[Conversation]:
+    return [Conversation("counting", ((Message("user", question),),)) for question, _ in questions(count, seed)]

@@ -1,0 +1,179 @@
+"""A drafter that learns: a drifted toy is regained, the text stays the target's, and nothing of the source is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_local.adapt import run
+from dflash_local.bench.trial import write
+from dflash_local.catalog import bundled
+from dflash_local.catalog.bundled import Pair
+from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.errors import UsageError
+from dflash_local.request import Limits, Message, SamplingParams, user_request
+from dflash_local.store import adaptations
+from dflash_local.transcripts.conversation import Conversation
+from tests.adapt.drifted import conversations, drift, questions
+
+CPU = LoadConfig(device="cpu", dtype="float32")
+PLANTED = "quenby-7731"  # a phrase of the source that nothing kept may have
+
+
+@contextmanager
+def opened(pair: Pair, config: LoadConfig = CPU) -> Iterator[Session]:
+    session = load(pair, config)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+@pytest.fixture(scope="module")
+def drifted(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The toy with a target that answers in another style than its drafter knows."""
+    folder = tmp_path_factory.mktemp("drifted") / "target"
+    drift(folder)
+    return Pair("drifted", folder, bundled.find("demo").drafter, False)
+
+
+def silent(text: str, fraction: float) -> None:
+    """Show nothing."""
+
+
+class Learning:
+    """One run over the drifted pair: what it found, the file, and how often the pair was loaded."""
+
+    def __init__(self, pair: Pair, folder: Path) -> None:
+        self.loads: list[Pair] = []
+        self.pair, self.folder = pair, folder
+        planted = Conversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
+        self.learnt, self.data = run.adapt(pair, [planted, *conversations(90, 7)], 0.75, folder, self.open, silent)
+
+    def open(self, pair: Pair) -> Any:
+        self.loads.append(pair)
+        return opened(pair)
+
+
+@pytest.fixture(scope="module")
+def learning(drifted: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learning]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(run, "LEAST", 120)
+    patch.setattr(run, "MEASURED", 6)
+    yield Learning(drifted, tmp_path_factory.mktemp("adapting"))
+    patch.undo()
+
+
+@pytest.fixture
+def adapted(learning: Learning, tmp_path: Path) -> Pair:
+    file = tmp_path / "kept.safetensors"
+    file.write_bytes(learning.data)
+    return replace(learning.pair, adaptation=adaptations.read(file))
+
+
+def test_half_of_what_a_drift_lost_is_regained(learning: Learning) -> None:
+    facts = learning.learnt.facts
+    with opened(bundled.find("demo")) as session:
+        prompts = [
+            [each.kind, session.render(user_request(each.prompts[0][0].content)).ids] for each in conversations(6, 7)
+        ]
+        published = run._measure(session, prompts, silent)["all"]
+    before, after = facts["before"]["all"], facts["after"]["all"]
+    assert not learning.learnt.refusal
+    assert after - before >= (published - before) / 2, (published, before, after)
+    assert facts["curve"][0]["held_out"] < facts["curve"][-1]["held_out"] and facts["minutes"] == 0.75
+    assert [each.adaptation is None for each in learning.loads] == [True, False]
+    assert not list(learning.folder.iterdir()), "nothing is left of the run"
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_the_text_is_the_same_with_and_without_it(engine: str, learning: Learning, adapted: Pair) -> None:
+    texts, lengths = [], []
+    for pair in (learning.pair, adapted):
+        with opened(pair, replace(CPU, engine=engine)) as session:
+            assert session.facts.adapted.startswith("adapted") == (pair is adapted)
+            found = [
+                write(session, user_request(question, limits=Limits(48), sampling=sampling))
+                for question, _ in questions(4, 11)
+                for sampling in (SamplingParams(), SamplingParams(temperature=0.8, seed=3))
+            ]
+            texts.append([each.ids for each in found])
+            lengths.append(sum(len(each.stats.acceptance_lengths) for each in found))
+    assert texts[0] == texts[1] and lengths[1] < lengths[0]
+
+
+def test_no_text_of_the_source_is_in_the_file(learning: Learning) -> None:
+    assert PLANTED.encode() not in learning.data and b"Count from" not in learning.data
+    assert len(learning.data) <= adaptations.MOST_BYTES
+
+
+def test_an_interrupted_run_goes_on(
+    drifted: Pair, learning: Learning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended where it has learnt for a while, as a killed process is; the target is not asked again."""
+
+    class Killed(BaseException):
+        pass
+
+    looks = 0
+
+    def look(text: str, fraction: float) -> None:
+        nonlocal looks
+        looks += text.startswith("learning")
+        if looks == 3:
+            raise Killed
+
+    loads: list[Pair] = []
+
+    def open_pair(pair: Pair) -> Any:
+        loads.append(pair)
+        return opened(pair)
+
+    texts = conversations(60, 7)
+    with pytest.raises(Killed):
+        run.adapt(drifted, texts, 0.5, tmp_path, open_pair, look)
+    learnt, _ = run.adapt(drifted, texts, 0.5, tmp_path, open_pair, silent)
+    assert [each.adaptation is None for each in loads] == [True, False], "texts are there already"
+    minutes = [point["minutes"] for point in learnt.facts["curve"]]
+    assert minutes == sorted(minutes) and minutes[2] > minutes[0]
+
+
+def test_too_little_text_says_how_much_is_needed(drifted: Pair, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too little text") as caught:
+        run.adapt(drifted, conversations(3, 7), 0.2, tmp_path, opened, silent)
+    assert f"{run.LEAST:,} and {run.LEAST // 4:,} are needed" in caught.value.hint
+
+
+def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
+    before = {"text": [3000, 1000], "code": [4000, 1000]}
+    assert run.refusal(before, {"text": [3100, 1000], "code": [4130, 1000]}) == ""
+    assert "1.02 times" in run.refusal(before, {"text": [3060, 1000], "code": [4080, 1000]})
+    assert "code falls to 0.97" in run.refusal(before, {"text": [3900, 1000], "code": [3880, 1000]})
+    few = {"text": [3900, 1000], "code": [38, 10]}
+    assert run.refusal({**before, "code": [40, 10]}, few) == "", "ten cycles tell nothing"
+
+
+def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy's own pair drafts its own text nearly whole: nothing is kept, and it says why."""
+    monkeypatch.setattr(run, "LEAST", 120)
+    monkeypatch.setattr(run, "MEASURED", 6)
+    learnt, _ = run.adapt(bundled.find("demo"), None, 0.4, tmp_path, opened, silent)
+    assert learnt.refusal.startswith("held-out acceptance is"), json.dumps(learnt.facts["after"])
+
+
+def test_files_that_are_no_adaptations(learning: Learning, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(learning.data[:1000])
+    with pytest.raises(Exception, match="truncated"):
+        adaptations.read(damaged)
+    plain = tmp_path / "plain.safetensors"
+    plain.write_bytes((bundled.FOLDER / "demo" / "drafter" / "model.safetensors").read_bytes())
+    with pytest.raises(Exception, match="no adaptation"):
+        adaptations.read(plain)
+    assert adaptations.read(tmp_path / "missing") is None
