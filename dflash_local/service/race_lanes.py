@@ -105,7 +105,7 @@ def rate_so_far(first: LaneBlock, last: LaneBlock, tokens: int) -> float | None:
 
 def speed_text(rate: float | None) -> str:
     """Write tokens per second; a dash where they are not known."""
-    return "–" if rate is None else f"{rate:.1f}" if rate < 1000 else f"{rate:,.0f}"
+    return "–" if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:,.0f}"
 
 
 def level(ends: Sequence[int], height: int) -> int:

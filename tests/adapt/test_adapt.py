@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,18 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save
 
+from dflash_local import settings
 from dflash_local.adapt import run
+from dflash_local.app import measurements
+from dflash_local.app.adapting import TextSource
+from dflash_local.app.loading import engine_session
 from dflash_local.bench.trial import write
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
+from dflash_local.check.record import digest, pair_files
+from dflash_local.cli.main import main
 from dflash_local.engine import LoadConfig, Session, load
-from dflash_local.errors import UsageError
+from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.request import Limits, Message, SamplingParams, user_request
 from dflash_local.store import adaptations
+from dflash_local.store.paths import adaptations_folder
 from dflash_local.transcripts.conversation import Conversation
 from tests.adapt.drifted import conversations, drift, questions
 
+MINUTES = 0.5
 CPU = LoadConfig(device="cpu", dtype="float32")
 PLANTED = "quenby-7731"  # a phrase of the source that nothing kept may have
 
@@ -54,7 +66,7 @@ class Learning:
         self.loads: list[Pair] = []
         self.pair, self.folder = pair, folder
         planted = Conversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
-        self.learnt, self.data = run.adapt(pair, [planted, *conversations(90, 7)], 0.75, folder, self.open, silent)
+        self.learnt, self.data = run.adapt(pair, [planted, *conversations(90, 7)], MINUTES, folder, self.open, silent)
 
     def open(self, pair: Pair) -> Any:
         self.loads.append(pair)
@@ -65,7 +77,7 @@ class Learning:
 def learning(drifted: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learning]:
     patch = pytest.MonkeyPatch()
     patch.setattr(run, "LEAST", 120)
-    patch.setattr(run, "MEASURED", 6)
+    patch.setattr(run, "MEASURED", 4)
     yield Learning(drifted, tmp_path_factory.mktemp("adapting"))
     patch.undo()
 
@@ -87,7 +99,7 @@ def test_half_of_what_a_drift_lost_is_regained(learning: Learning) -> None:
     before, after = facts["before"]["all"], facts["after"]["all"]
     assert not learning.learnt.refusal
     assert after - before >= (published - before) / 2, (published, before, after)
-    assert facts["curve"][0]["held_out"] < facts["curve"][-1]["held_out"] and facts["minutes"] == 0.75
+    assert facts["curve"][0]["held_out"] < facts["curve"][-1]["held_out"] and facts["minutes"] == MINUTES
     assert [each.adaptation is None for each in learning.loads] == [True, False]
     assert not list(learning.folder.iterdir()), "nothing is left of the run"
 
@@ -137,8 +149,8 @@ def test_an_interrupted_run_goes_on(
 
     texts = conversations(60, 7)
     with pytest.raises(Killed):
-        run.adapt(drifted, texts, 0.5, tmp_path, open_pair, look)
-    learnt, _ = run.adapt(drifted, texts, 0.5, tmp_path, open_pair, silent)
+        run.adapt(drifted, texts, 0.3, tmp_path, open_pair, look)
+    learnt, _ = run.adapt(drifted, texts, 0.3, tmp_path, open_pair, silent)
     assert [each.adaptation is None for each in loads] == [True, False], "texts are there already"
     minutes = [point["minutes"] for point in learnt.facts["curve"]]
     assert minutes == sorted(minutes) and minutes[2] > minutes[0]
@@ -162,9 +174,56 @@ def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
 def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's own pair drafts its own text nearly whole: nothing is kept, and it says why."""
     monkeypatch.setattr(run, "LEAST", 120)
-    monkeypatch.setattr(run, "MEASURED", 6)
-    learnt, _ = run.adapt(bundled.find("demo"), None, 0.4, tmp_path, opened, silent)
+    monkeypatch.setattr(run, "MEASURED", 4)
+    learnt, _ = run.adapt(bundled.find("demo"), None, 0.25, tmp_path, opened, silent)
     assert learnt.refusal.startswith("held-out acceptance is"), json.dumps(learnt.facts["after"])
+
+
+def test_what_was_kept_is_taken_by_every_load_until_files_change(
+    learning: Learning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(learning.pair.target, folder)
+    pair, user = replace(learning.pair, name=str(folder), target=folder), settings.load()
+    facts = {**learning.learnt.facts, "files": digest(pair_files(pair))}
+    data = save(load_tensors(learning.data), adaptations.metadata(facts))
+    monkeypatch.setattr(run, "adapt", lambda *_: (run.Learnt(facts, ""), data))
+    _, lines = measurements.adapt_pair(pair, CPU, TextSource(None, "itself"), 1.0, user, print)
+    assert lines[-1].startswith("kept: ")
+    told: list[str] = []
+
+    def notify(event: object) -> None:
+        told.append(getattr(event, "message", ""))
+
+    for config, adapted in ((CPU, True), (replace(CPU, adaptation=False), False)):
+        with engine_session(pair, config, user, notify) as session:
+            assert bool(session.facts.adapted) == adapted
+    assert not [text for text in told if "adapted" in text]
+    told_by = folder / "config.json"
+    told_by.write_text(told_by.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    with engine_session(pair, CPU, user, notify) as session:
+        assert not session.facts.adapted and "are others than its drafter was adapted to" in " ".join(told)
+    assert main(["rm", str(folder), "--adaptation"]) == 0 and "removed" in capsys.readouterr().out
+    assert main(["rm", str(folder), "--adaptation"]) == 0 and "learnt anything here" in capsys.readouterr().out
+
+
+def test_nothing_is_kept_of_a_refusal(learning: Learning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = settings.load()
+    refused = run.Learnt(learning.learnt.facts, "it fell")
+    monkeypatch.setattr(run, "adapt", lambda *_: (refused, b""))
+    report, lines = measurements.adapt_pair(learning.pair, CPU, TextSource(None, "itself"), 1.0, user, print)
+    assert lines[-1] == "nothing is kept: it fell" and report["refusal"] == "it fell"
+    kept = adaptations_folder(user)
+    assert kept is not None and not kept.exists()
+
+
+def test_a_full_disk_is_a_line(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "texts.json")
+
+    monkeypatch.setattr(run, "adapt", full)
+    with pytest.raises(DoesNotFitError, match="texts.json cannot be written: No space left"):
+        measurements.adapt_pair(learning.pair, CPU, TextSource(None, "itself"), 1.0, settings.load(), print)
 
 
 def test_files_that_are_no_adaptations(learning: Learning, tmp_path: Path) -> None:
