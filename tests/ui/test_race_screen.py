@@ -56,7 +56,7 @@ async def shows(app: RaceApp, pilot: Pilot[DFlashError], *parts: str) -> None:
 def test_both_lanes_end_with_times_speed_up_and_verdict() -> None:
     async def act(app: RaceApp, pilot: Pilot[DFlashError]) -> None:
         await until(lambda: app.race_screen.run_of.shown, pilot)
-        await shows(app, pilot, "■ 0.11 s · 6 tokens · 60.0 tok/s", "■ 0.06 s · 6 tokens · 120.0 tok/s")
+        await shows(app, pilot, "■ 0.11 s · 6 tokens · 60.0 tok/s", "■ 0.06 s · 6 tokens · 120 tok/s")
         await shows(app, pilot, "same text", "identical: yes", "this run: 1.83x wall clock, 2.00x decode speed · ")
         await until(lambda: screen_text(app).count("Hello, world!") == 2, pilot)
         assert "say [bold]hello[/bold]" in screen_text(app)
