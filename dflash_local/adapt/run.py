@@ -30,6 +30,7 @@ from dflash_local.adapt.kept_texts import KeptTexts, Tables, WrittenText, keep_t
 from dflash_local.adapt.trainer import Recipe, Trainer, train
 from dflash_local.adapt.windows import pack
 from dflash_local.bench import provenance
+from dflash_local.bench.fidelity import give_back
 from dflash_local.bench.report import Progress
 from dflash_local.bench.trial import scored_target, write
 from dflash_local.catalog.bundled import Pair
@@ -94,6 +95,8 @@ def adapt(
         make_private(work)
         with open_pair(pair) as session:
             _prepare(session, pair, conversations, minutes * 60 * WRITING, work, progress)
+        del session
+        give_back()
     told = parse_json((work / DONE).read_text(encoding="utf-8"))
     tensors = _train(pair, work, minutes * 60 - told["seconds"], torch.device(told["device"]), progress)
     candidate = Adaptation(work / "candidate.safetensors", {"made": "", "id": "in trial"})

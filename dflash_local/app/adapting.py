@@ -72,7 +72,7 @@ def _of_lines(file: Path) -> Iterator[Conversation]:
     with file.open("rb") as stream:
         first = parse_json(stream.readline(2**22))
     if "prompt" in first:
-        for prompt in from_file(file):
+        for prompt in (each for each in from_file(file) if each.text):  # token ids are no text of a conversation
             yield Conversation(prompt.kind, ((Message("user", prompt.text),),))
         return
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_local.adapt.draft_module import DraftModule
+from dflash_local.adapt.drafter_file import codes_of
 from dflash_local.config.features import MLPConfig
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from tools.train.frozen_target import FrozenTarget
 
-LARGEST = 127
 WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None, "dynamic": False}
 CODES = {
     "quant_method": "compressed-tensors",
@@ -73,12 +73,6 @@ def new_drafter(config: Mapping[str, Any], target_hidden: int, seed: int) -> Dra
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.mul_((2 * len(drafter.layers)) ** -0.5)
     return drafter
-
-
-def codes_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Signed bytes [n, k] and a scale for each row [n, 1] of a matrix."""
-    scale = weight.float().abs().amax(1, keepdim=True).clamp_min(1e-8) / LARGEST
-    return (weight.float() / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
 def stored_drafter(folder: Path, target_hidden: int) -> DraftModule:
