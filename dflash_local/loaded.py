@@ -128,7 +128,13 @@ class SessionFacts:
     def loaded_as(self) -> str:
         """Return how it is loaded in a few words: ``fused int4 bfloat16 cuda, exact, kv cache int8``."""
         basics = f"{self.engine} {self.formats} {self.device}"
-        return ", ".join([basics, *self.load.described(BASICS)])
+        return ", ".join(filter(None, (basics, *self.load.described(BASICS), self.adapted)))
+
+    @property
+    def computed_as(self) -> str:
+        """Return what figures of it are figures of: ``fused engine, int4 bfloat16 on cuda``."""
+        basics = f"{self.engine} engine, {self.formats} on {self.device}"
+        return f"{basics}, {self.adapted}" if self.adapted else basics
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form: the load options stand beside the rest."""

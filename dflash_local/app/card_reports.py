@@ -41,6 +41,9 @@ def card_report(user: Settings) -> CardReport:
     content, figures = max(made, key=lambda each: str(each[0].get("created")))
     if content.get("row") is None:
         raise UsageError("the last bench is of no pair of the registry", MEASURE)
+    if content.get("adapted"):
+        hint = "dflash bench MODEL --no-adaptation measures it as it was published"
+        raise UsageError("the last bench is of a drafter that dflash adapt has taught", hint)
     try:
         load = content.get("load", content)  # random weights have their few options beside the rest
         return convert(

@@ -250,7 +250,7 @@ def presented(
     other = "compared with itself, not with the plain weights (dflash bench --fidelity)"
     rounded = [f"target: {facts.weights}; {other}"] if facts.load.quantize is not None else []
     lines = [
-        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, seed {seed}",
+        f"{pair.label}: {facts.computed_as}, seed {seed}",
         *rounded,
         "",
         *runs_table(certificate.runs),

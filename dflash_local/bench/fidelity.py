@@ -164,8 +164,7 @@ def presented(
         }
     )
     lines = [
-        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, "
-        f"against the original in {before.formats} ({before.engine} engine)",
+        f"{pair.label}: {facts.computed_as}, against the original in {before.formats} ({before.engine} engine)",
         "",
         *table(TITLES, [_cells(row) for row in figures]),
         "",

@@ -46,6 +46,7 @@ def header(kind: str, pair: Pair, facts: SessionFacts) -> dict[str, Any]:
         "machine": provenance.machine(),
         "target": asdict(target),
         "drafter": asdict(provenance.checkpoint_identity(pair.drafter)) if pair.drafter else None,
+        "adapted": facts.adapted or None,
         "engine": facts.engine,
         "dtype": facts.dtype,
         "weights": facts.weights,

@@ -161,7 +161,7 @@ def presented(pair: Pair, facts: SessionFacts, comparisons: Sequence[Comparison]
         }
     )
     lines = [
-        f"{pair.label}: {facts.engine} engine, {facts.formats} on {facts.device}, block {block}, {chosen}",
+        f"{pair.label}: {facts.computed_as}, block {block}, {chosen}",
         "",
         *table(TITLES, [_cells(row) for row in figures]),
         "",

@@ -98,6 +98,7 @@ def test_a_later_bench_of_random_weights_drafts_and_certifies_nothing(user: Sett
     ("changed", "told"),
     [
         ({"row": None}, "of no pair of the registry"),
+        ({"adapted": "adapted 2026-11-30 ab12cd"}, "that dflash adapt has taught"),
         ({"rows": []}, "it is damaged"),
         ({"rows": [{"kind": "code", **ROW, "ar_tokens_per_s": 0.0}]}, "plain must be a number"),
     ],
