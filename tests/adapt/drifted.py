@@ -17,7 +17,7 @@ from dflash_local.checkpoint_files.source import open_source
 from dflash_local.request import Message
 from dflash_local.transcripts.conversation import Conversation
 
-STEPS, TOGETHER, RATE = 50, 8, 8e-4
+STEPS, TOGETHER, RATE = 32, 8, 1.2e-3
 
 
 def questions(count: int, seed: int) -> list[tuple[str, str]]:

@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +57,13 @@ def drifted(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair("drifted", folder, bundled.find("demo").drafter, False)
 
 
+def in_ticks(patch: pytest.MonkeyPatch) -> None:
+    """Let every look at the clock take a third of a second: a slow machine learns as much as a quick one."""
+    ticking = SimpleNamespace(monotonic=count(0.0, 1 / 3).__next__)
+    patch.setattr("dflash_local.adapt.run.time", ticking)
+    patch.setattr("dflash_local.adapt.trainer.time", ticking)
+
+
 def silent(text: str, fraction: float) -> None:
     """Show nothing."""
 
@@ -77,6 +86,7 @@ class Learning:
 def learning(drifted: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learning]:
     patch = pytest.MonkeyPatch()
     patch.setattr(run, "LEAST", 120)
+    in_ticks(patch)
     patch.setattr(run, "MEASURED", 4)
     yield Learning(drifted, tmp_path_factory.mktemp("adapting"))
     patch.undo()
@@ -173,6 +183,7 @@ def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
 
 def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's own pair drafts its own text nearly whole: nothing is kept, and it says why."""
+    in_ticks(monkeypatch)
     monkeypatch.setattr(run, "LEAST", 120)
     monkeypatch.setattr(run, "MEASURED", 4)
     learnt, _ = run.adapt(bundled.find("demo"), None, 0.25, tmp_path, opened, silent)

@@ -62,7 +62,7 @@ def test_a_message_is_answered_shown_by_origin_made_again_edited_and_cleared(vis
         assert field(page).input_value() == ""
         panel = page.locator("#df-figures").inner_text()
         for words in (
-            "120.0 mean tok/s",
+            "120 mean tok/s",
             "2.50 mean of 4",
             "3.00 per turn",
             "50%",
