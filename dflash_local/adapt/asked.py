@@ -13,6 +13,7 @@ from dflash_local.errors import UsageError
 from dflash_local.request import Limits, Request, SamplingParams
 from dflash_local.transcripts.conversation import HELD_OUT, Conversation
 
+OWN = 4  # prompts for each question of the target's own
 QUESTION = 160  # tokens of one that the target writes
 MIN_P = 0.05
 SEED = 1
@@ -35,10 +36,21 @@ def of_conversations(session: Session, conversations: Sequence[Conversation], re
                 yield Asked(tuple(ids), conversation.kind, conversation.held_out)
 
 
+def with_its_own(session: Session, asked: Iterator[Asked]) -> Iterator[Asked]:
+    """Yield prompts, and before each ``OWN``-th a question of the target's own, so that a drafter does not forget what
+    it knew of other text; these are a kind, whose acceptance must not fall either.
+    """
+    own = of_itself(session)
+    for number, each in enumerate(asked):
+        if number % OWN == 0:
+            yield next(own)._replace(kind="its own questions")
+        yield each
+
+
 def of_itself(session: Session) -> Iterator[Asked]:
     """Yield questions that the target writes behind a given beginning, without end. UsageError: it has no tokenizer."""
     if session.tokenizer is None:
-        raise UsageError(f"{session.facts.target} has no tokenizer", "give text with --from")
+        raise UsageError(f"{session.facts.target} has no tokenizer", "give a target with tokenizer.json")
     frame = frame_of(session.tokenizer)
     for number, opening in enumerate(openings(session.tokenizer, SEED, greedy_share=1.0)):
         begun = (*frame.before, *opening.ids)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
-from dflash_local.adapt.asked import Asked, of_conversations, of_itself
+from dflash_local.adapt.asked import Asked, of_conversations, of_itself, with_its_own
 from dflash_local.adapt.dialogues import repeat_start
 from dflash_local.adapt.drafter_file import LearningDrafter
 from dflash_local.adapt.kept_texts import KeptTexts, Tables, WrittenText, keep_texts, stored
@@ -58,7 +58,7 @@ RECIPES = {  # by the device's type; ``length`` is what is kept of a text, its r
     "cuda": Recipe(windows=8, length=2048, anchors=128, rounds=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10),
 }
 LEARN, HELD, TABLES, PROMPTS = "learn", "held", "tables.pt", "held.json"
-DONE, STATE, CURVE = "texts.json", "state.pt", "curve.json"
+DONE, STATE, CURVE, BEST = "texts.json", "state.pt", "curve.json", "best.safetensors"
 Open = Callable[[Pair], AbstractContextManager[Session]]
 Counts = dict[str, list[int]]  # tokens and cycles, by kind of text
 
@@ -98,14 +98,14 @@ def adapt(
         del session
         give_back()
     told = parse_json((work / DONE).read_text(encoding="utf-8"))
-    tensors = _train(pair, work, minutes * 60 - told["seconds"], torch.device(told["device"]), progress)
-    candidate = Adaptation(work / "candidate.safetensors", {"made": "", "id": "in trial"})
-    write_atomic(candidate.path, save(tensors))
+    _train(pair, work, minutes * 60 - told["seconds"], torch.device(told["device"]), progress)
+    candidate = Adaptation(work / BEST, {"made": "", "id": "in trial"})
     with open_pair(replace(pair, adaptation=candidate)) as session:
         after = _measure(session, _held_out(work), progress)
+    data = candidate.path.read_bytes()
     facts = {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "id": hashlib.sha256(candidate.path.read_bytes()).hexdigest()[:6],
+        "id": hashlib.sha256(data).hexdigest()[:6],
         "files": files,
         "pair": pair.name,
         "minutes": minutes,
@@ -116,7 +116,7 @@ def adapt(
         "versions": provenance.versions(),
     }
     shutil.rmtree(work, ignore_errors=True)
-    return Learnt(facts, refusal(told["before"]["kinds"], after["kinds"])), save(tensors, metadata(facts))
+    return Learnt(facts, refusal(told["before"]["kinds"], after["kinds"])), save(load(data), metadata(facts))
 
 
 def refusal(before: Counts, after: Counts) -> str:
@@ -148,7 +148,10 @@ def _prepare(
     began, target = time.monotonic(), scored_target(session)
     assert pair.drafter is not None
     drafter = LearningDrafter(open_drafter(pair.drafter), target.device)  # refused before anything is written
-    asked = of_itself(session) if conversations is None else of_conversations(session, conversations, REPLY)
+    if conversations is None:
+        asked = of_itself(session)
+    else:
+        asked = with_its_own(session, of_conversations(session, conversations, REPLY))
     texts: dict[str, list[WrittenText]] = {LEARN: [], HELD: []}
     kinds: list[str] = []
     for text, kind, held in _answered(session, asked, began, seconds, progress):
@@ -215,8 +218,8 @@ def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress)
     return {"all": _rate(kinds.values()), "kinds": kinds, "tokens_per_s": written / max(seconds, 1e-9)}
 
 
-def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> dict[str, torch.Tensor]:
-    """Train by the clock, from where an earlier run was; returns what was learnt, as the checkpoint stores it."""
+def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> None:
+    """Train by the clock, from where an earlier run was; leaves what was best in the held-out texts."""
     assert pair.drafter is not None
     tables = Tables.load(work / TABLES, device)
     learn, held = (KeptTexts(work / name, tables) for name in (LEARN, HELD))
@@ -232,6 +235,8 @@ def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progres
 
     def evaluate(trainer: Trainer, passes: float, loss: float) -> None:
         length = trainer.measure(held, unseen)
+        if all(length > point["held_out"] for point in curve):
+            write_atomic(work / BEST, save(drafter.tensors(trainer.average)))
         curve.append({"minutes": round(trainer.used / 60, 3), "passes": round(passes, 2), "held_out": round(length, 3)})
         progress(f"learning, held-out {length:.2f} tokens a cycle", min(1.0, trainer.used / seconds))
         write_atomic(work / CURVE, json.dumps(curve))
@@ -242,4 +247,3 @@ def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progres
     if trainer.used < seconds:
         batches = pack(learn.dialogues, recipe.windows, recipe.length, trainer.updates)
         train(trainer, batches, seconds, seconds / LOOKS, evaluate)
-    return drafter.tensors(trainer.average)

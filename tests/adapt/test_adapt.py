@@ -75,7 +75,7 @@ class Learning:
         self.loads: list[Pair] = []
         self.pair, self.folder = pair, folder
         planted = Conversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
-        self.learnt, self.data = run.adapt(pair, [planted, *conversations(90, 7)], MINUTES, folder, self.open, silent)
+        self.learnt, self.data = run.adapt(pair, [planted, *conversations(20, 7)], MINUTES, folder, self.open, silent)
 
     def open(self, pair: Pair) -> Any:
         self.loads.append(pair)
@@ -106,7 +106,7 @@ def test_half_of_what_a_drift_lost_is_regained(learning: Learning) -> None:
             [each.kind, session.render(user_request(each.prompts[0][0].content)).ids] for each in conversations(6, 7)
         ]
         published = run._measure(session, prompts, silent)["all"]
-    before, after = facts["before"]["all"], facts["after"]["all"]
+    before, after = (run._rate([facts[side]["kinds"]["counting"]]) for side in ("before", "after"))
     assert not learning.learnt.refusal
     assert after - before >= (published - before) / 2, (published, before, after)
     assert facts["curve"][0]["held_out"] < facts["curve"][-1]["held_out"] and facts["minutes"] == MINUTES
@@ -157,7 +157,7 @@ def test_an_interrupted_run_goes_on(
         loads.append(pair)
         return opened(pair)
 
-    texts = conversations(60, 7)
+    texts = conversations(16, 7)
     with pytest.raises(Killed):
         run.adapt(drifted, texts, 0.3, tmp_path, open_pair, look)
     learnt, _ = run.adapt(drifted, texts, 0.3, tmp_path, open_pair, silent)
