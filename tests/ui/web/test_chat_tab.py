@@ -131,6 +131,7 @@ def test_prompts_are_offered_and_settings_reach_the_request_or_are_refused_in_a_
         session.requests.clear()
         press(page, "Clear")
         page.locator(USER).wait_for(state="detached")
+        wait_until(lambda: field(page).evaluate("element => element === document.activeElement"))  # all is shown
         press(page, "Settings")
         page.get_by_label("System prompt").fill("Be brief.")
         page.get_by_label("Temperature").first.fill("0.7")
