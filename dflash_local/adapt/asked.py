@@ -11,7 +11,7 @@ from dflash_local.bench.trial import write
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.request import Limits, Request, SamplingParams
-from dflash_local.transcripts.conversation import HELD_OUT, Conversation
+from dflash_local.transcripts.source_conversation import HELD_OUT, SourceConversation
 
 OWN = 4  # prompts for each question of the target's own
 QUESTION = 160  # tokens of one that the target writes
@@ -19,7 +19,7 @@ MIN_P = 0.05
 SEED = 1
 
 
-class Asked(NamedTuple):
+class AskedPrompt(NamedTuple):
     """A prompt, the kind of text that its reply is counted with, and whether it is never trained on."""
 
     ids: tuple[int, ...]
@@ -27,16 +27,18 @@ class Asked(NamedTuple):
     held_out: bool
 
 
-def of_conversations(session: Session, conversations: Sequence[Conversation], reply: int) -> Iterator[Asked]:
+def of_conversations(
+    session: Session, conversations: Sequence[SourceConversation], reply: int
+) -> Iterator[AskedPrompt]:
     """Yield the prompts of conversations behind which the context has room for a reply."""
     for conversation in conversations:
         for messages in conversation.prompts:
             ids = session.render(Request(messages=messages)).ids
             if session.facts.load.context is None or len(ids) + reply <= session.facts.load.context:
-                yield Asked(tuple(ids), conversation.kind, conversation.held_out)
+                yield AskedPrompt(tuple(ids), conversation.kind, conversation.held_out)
 
 
-def with_its_own(session: Session, asked: Iterator[Asked]) -> Iterator[Asked]:
+def with_its_own(session: Session, asked: Iterator[AskedPrompt]) -> Iterator[AskedPrompt]:
     """Yield prompts, and before each ``OWN``-th a question of the target's own, so that a drafter does not forget what
     it knew of other text; these are a kind, whose acceptance must not fall either.
     """
@@ -47,7 +49,7 @@ def with_its_own(session: Session, asked: Iterator[Asked]) -> Iterator[Asked]:
         yield each
 
 
-def of_itself(session: Session) -> Iterator[Asked]:
+def of_itself(session: Session) -> Iterator[AskedPrompt]:
     """Yield questions that the target writes behind a given beginning, without end. UsageError: it has no tokenizer."""
     if session.tokenizer is None:
         raise UsageError(f"{session.facts.target} has no tokenizer", "give a target with tokenizer.json")
@@ -60,4 +62,4 @@ def of_itself(session: Session) -> Iterator[Asked]:
         question = (*opening.ids, *written[: next(ends, len(written))])
         held = hashlib.sha256(repr(question).encode()).digest()[0] % HELD_OUT == 0
         if question:
-            yield Asked((*frame.before, *question, *frame.after), KINDS[opening.kind], held)
+            yield AskedPrompt((*frame.before, *question, *frame.after), KINDS[opening.kind], held)

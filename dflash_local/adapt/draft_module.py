@@ -37,7 +37,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tens
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
 
-class Attention(nn.Module):
+class DraftAttention(nn.Module):
     """Block queries over context keys (from c) and block keys (from u), one set of weights for both."""
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -80,7 +80,7 @@ class Layer(nn.Module):
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Attention(config)
+        self.self_attn = DraftAttention(config)
         self.mlp = Mlp(width, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = Norm(width, eps), Norm(width, eps)
 

@@ -35,7 +35,7 @@ class WrittenText:
     answer: int
 
 
-class Tables:
+class TargetTables:
     """Rows of a target's embedding for the ids that texts have, and its head.
 
     Attributes:
@@ -49,7 +49,7 @@ class Tables:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, target: ScoringTarget, ids: Iterable[int], width: int) -> Tables:
+    def of(cls, target: ScoringTarget, ids: Iterable[int], width: int) -> TargetTables:
         """Take them from a loaded target, whatever its format: the head is what it makes of unit vectors."""
         wanted = torch.tensor(sorted(set(ids)), device=target.device)
         units = torch.eye(width, dtype=target.dtype, device=target.device)
@@ -60,7 +60,7 @@ class Tables:
         write_atomic(file, stored({"ids": self._ids, "rows": self._rows, "head": self.head}))
 
     @classmethod
-    def load(cls, file: Path, device: torch.device) -> Tables:
+    def load(cls, file: Path, device: torch.device) -> TargetTables:
         found = torch.load(file, map_location=device, weights_only=True)
         return cls(found["ids"], found["rows"], found["head"])
 
@@ -72,7 +72,7 @@ class Tables:
 class KeptTexts:
     """Texts in a folder as ``adapt.trainer.Teacher``."""
 
-    def __init__(self, folder: Path, tables: Tables) -> None:
+    def __init__(self, folder: Path, tables: TargetTables) -> None:
         self.dialogues, self._tables = Dialogues.load(folder / DIALOGUES), tables
         self.head, self.device, self.dtype = tables.head, tables.head.device, tables.head.dtype
         tokens, width = len(self.dialogues.ids), self.head.shape[1]

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load, save
 
-from dflash_local.adapt.asked import Asked, of_conversations, of_itself, with_its_own
+from dflash_local.adapt.asked import AskedPrompt, of_conversations, of_itself, with_its_own
 from dflash_local.adapt.dialogues import repeat_start
 from dflash_local.adapt.drafter_file import LearningDrafter
-from dflash_local.adapt.kept_texts import KeptTexts, Tables, WrittenText, keep_texts, stored
+from dflash_local.adapt.kept_texts import KeptTexts, TargetTables, WrittenText, keep_texts, stored
 from dflash_local.adapt.trainer import Recipe, Trainer, train
 from dflash_local.adapt.windows import pack
 from dflash_local.bench import provenance
@@ -42,7 +42,7 @@ from dflash_local.models.pair import open_drafter
 from dflash_local.request import Limits, Request, SamplingParams
 from dflash_local.store.adaptations import Adaptation, metadata
 from dflash_local.store.atomic import make_private, write_atomic
-from dflash_local.transcripts.conversation import Conversation
+from dflash_local.transcripts.source_conversation import SourceConversation
 
 REPLY = 256  # tokens of a reply at most
 MEASURED = 48  # held-out texts whose cycles are counted
@@ -72,7 +72,7 @@ class Learnt(NamedTuple):
 
 def adapt(
     pair: Pair,
-    conversations: Sequence[Conversation] | None,
+    conversations: Sequence[SourceConversation] | None,
     minutes: float,
     folder: Path,
     open_pair: Open,
@@ -139,7 +139,7 @@ def _rate(counts: Iterable[list[int]]) -> float:
 def _prepare(
     session: Session,
     pair: Pair,
-    conversations: Sequence[Conversation] | None,
+    conversations: Sequence[SourceConversation] | None,
     seconds: float,
     work: Path,
     progress: Progress,
@@ -168,7 +168,7 @@ def _prepare(
         for done in keep_texts(work / name, own, longest, target, drafter.fc):
             progress(f"keeping taps, text {done} of {len(own)}", done / len(own))
     ids = {each for own in texts.values() for text in own for each in text.ids}
-    Tables.of(target, {*ids, drafter.config.mask_token_id}, drafter.config.hidden_size).save(work / TABLES)
+    TargetTables.of(target, {*ids, drafter.config.mask_token_id}, drafter.config.hidden_size).save(work / TABLES)
     prompts = [[kind, text.ids[: text.answer]] for text, kind in zip(texts[HELD], kinds, strict=True)][:MEASURED]
     write_atomic(work / PROMPTS, json.dumps(prompts))
     told = {
@@ -186,7 +186,7 @@ def _held_out(work: Path) -> list[list[Any]]:
 
 
 def _answered(
-    session: Session, asked: Iterable[Asked], began: float, seconds: float, progress: Progress
+    session: Session, asked: Iterable[AskedPrompt], began: float, seconds: float, progress: Progress
 ) -> Iterator[tuple[WrittenText, str, bool]]:
     """Yield the target's greedy replies, their kinds and whether they are held out, as long as there is time."""
     for number, (ids, kind, held_out) in enumerate(asked, 1):
@@ -221,7 +221,7 @@ def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress)
 def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> None:
     """Train by the clock, from where an earlier run was; leaves what was best in the held-out texts."""
     assert pair.drafter is not None
-    tables = Tables.load(work / TABLES, device)
+    tables = TargetTables.load(work / TABLES, device)
     learn, held = (KeptTexts(work / name, tables) for name in (LEARN, HELD))
     drafter = LearningDrafter(open_drafter(pair.drafter), device)
     recipe = replace(RECIPES[device.type], seconds=seconds)

@@ -15,8 +15,8 @@ from dflash_local.json_text import parse_json
 from dflash_local.request import Message
 from dflash_local.settings import Settings
 from dflash_local.store.paths import chats_folder
-from dflash_local.transcripts.conversation import Conversation
 from dflash_local.transcripts.read import Progress, ReadReport, conversations
+from dflash_local.transcripts.source_conversation import SourceConversation
 from dflash_local.transcripts.turn import TranscriptTurn
 
 CHATS, SELF = "chats", "self"  # sources that are no files
@@ -27,7 +27,7 @@ MOST_CHARS = 24_000  # of a prompt
 class TextSource(NamedTuple):
     """What was found. ``conversations``: None where the target writes its own. ``told``: in words."""
 
-    conversations: tuple[Conversation, ...] | None
+    conversations: tuple[SourceConversation, ...] | None
     told: str
 
 
@@ -67,13 +67,13 @@ def _holds_prompts(file: Path) -> bool:
     return isinstance(first, dict) and ("prompt" in first or ("messages" in first and "system" not in first))
 
 
-def _of_lines(file: Path) -> Iterator[Conversation]:
+def _of_lines(file: Path) -> Iterator[SourceConversation]:
     """Read lines of ``prompt`` and ``kind``, or of ``messages``. UsageError names the line."""
     with file.open("rb") as stream:
         first = parse_json(stream.readline(2**22))
     if "prompt" in first:
         for prompt in (each for each in from_file(file) if each.text):  # token ids are no text of a conversation
-            yield Conversation(prompt.kind, ((Message("user", prompt.text),),))
+            yield SourceConversation(prompt.kind, ((Message("user", prompt.text),),))
         return
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -90,7 +90,7 @@ def _is_last(told: list[Message], at: int) -> bool:
     return at + 1 == len(told) or told[at + 1].role == "assistant"
 
 
-def _of_transcripts(path: Path, report: ReadReport, progress: Progress) -> Iterator[Conversation]:
+def _of_transcripts(path: Path, report: ReadReport, progress: Progress) -> Iterator[SourceConversation]:
     for client, turns in conversations(path, report, progress):
         threads: dict[str, list[tuple[Message, ...]]] = {}
         for turn in turns:
@@ -110,8 +110,8 @@ def _messages(turn: TranscriptTurn) -> Iterator[Message]:
     yield Message(role, "\n".join(texts))
 
 
-def _conversation(kind: str, prompts: list[tuple[Message, ...]]) -> Iterator[Conversation]:
+def _conversation(kind: str, prompts: list[tuple[Message, ...]]) -> Iterator[SourceConversation]:
     """Yield the conversation of the first prompts that are not too long, if there are any."""
     short = [each for each in prompts if 0 < sum(message.size for message in each) <= MOST_CHARS]
     if short:
-        yield Conversation(kind, tuple(short[:MOST_TURNS]))
+        yield SourceConversation(kind, tuple(short[:MOST_TURNS]))

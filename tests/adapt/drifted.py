@@ -15,7 +15,7 @@ from dflash_local.catalog import bundled
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.request import Message
-from dflash_local.transcripts.conversation import Conversation
+from dflash_local.transcripts.source_conversation import SourceConversation
 
 STEPS, TOGETHER, RATE = 32, 8, 1.2e-3
 
@@ -68,5 +68,5 @@ def drift(folder: Path, seed: int = 0) -> None:
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def conversations(count: int, seed: int) -> list[Conversation]:
-    return [Conversation("counting", ((Message("user", question),),)) for question, _ in questions(count, seed)]
+def conversations(count: int, seed: int) -> list[SourceConversation]:
+    return [SourceConversation("counting", ((Message("user", question),),)) for question, _ in questions(count, seed)]

@@ -32,7 +32,7 @@ from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.request import Limits, Message, SamplingParams, user_request
 from dflash_local.store import adaptations
 from dflash_local.store.paths import adaptations_folder
-from dflash_local.transcripts.conversation import Conversation
+from dflash_local.transcripts.source_conversation import SourceConversation
 from tests.adapt.drifted import conversations, drift, questions
 
 MINUTES = 0.5
@@ -74,7 +74,7 @@ class Learning:
     def __init__(self, pair: Pair, folder: Path) -> None:
         self.loads: list[Pair] = []
         self.pair, self.folder = pair, folder
-        planted = Conversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
+        planted = SourceConversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
         self.learnt, self.data = run.adapt(pair, [planted, *conversations(20, 7)], MINUTES, folder, self.open, silent)
 
     def open(self, pair: Pair) -> Any:

@@ -11,7 +11,7 @@ HELD_OUT = 5  # one conversation of so many is never trained on
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class SourceConversation:
     """Its prompts, each all messages before a reply, and the kind of text that it is counted with."""
 
     kind: str
