@@ -34,7 +34,7 @@ def of_conversations(
     for conversation in conversations:
         for messages in conversation.prompts:
             ids = session.render(Request(messages=messages)).ids
-            if session.facts.load.context is None or len(ids) + reply <= session.facts.load.context:
+            if len(ids) + reply <= session.facts.context:
                 yield AskedPrompt(tuple(ids), conversation.kind, conversation.held_out)
 
 

@@ -24,16 +24,14 @@ def repeat_start(ids: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dialogues:
-    """Texts one behind the other: ids and the target's likeliest ids [tokens], and of each text [n] its length, where
-    the answer starts, its kind's number and whether it is greedy.
+    """Texts one behind the other: ids and the target's likeliest ids [tokens], and of each text [n] its length and
+    where the answer starts.
     """
 
     ids: np.ndarray
     best: np.ndarray
     length: np.ndarray
     answer: np.ndarray
-    kind: np.ndarray
-    greedy: np.ndarray
 
     @property
     def answer_tokens(self) -> int:

@@ -35,6 +35,33 @@ class LowRank(nn.Module):
         return self.frozen(x) + added
 
 
+def read_module(files: Checkpoint) -> DraftModule:
+    """Read a drafter, in float32 on the CPU.
+
+    Raises:
+        PairError: such a drafter is not trained. CheckpointError: it is damaged.
+    """
+    config = trainable(files)
+    hidden = target_hidden_of(files, config)
+    check_tensors(files, config, hidden)
+    module, coded = DraftModule(config, hidden), coded_matrices(files, config)
+    places = {name: [tensor] for name, tensor in module.state_dict().items()}
+    files.fill({name: at for name, at in places.items() if name.removesuffix(WEIGHT) not in coded})
+    decode_codes(files, coded, places, torch.float32)
+    return module
+
+
+def trainable(files: Checkpoint) -> DFlashConfig:
+    """Return a drafter's configuration. PairError: such a drafter is not trained."""
+    config = read_drafter(files.config, files.source.config_file)
+    if type(config) is not DFlashConfig or config.attention_bias or config.rope.kind != "default":
+        raise PairError(
+            f"{files.path}: drafters of the kind {config.kind} with these options are not trained here",
+            "dflash adapt trains DFlash drafters without biases whose rope is not scaled",
+        )
+    return config
+
+
 class LearningDrafter:
     """A drafter in training.
 
@@ -44,22 +71,10 @@ class LearningDrafter:
     """
 
     def __init__(self, files: Checkpoint, device: torch.device) -> None:
-        config = read_drafter(files.config, files.source.config_file)
-        if type(config) is not DFlashConfig or config.attention_bias or config.rope.kind != "default":
-            raise PairError(
-                f"{files.path}: drafters of the kind {config.kind} with these options are not trained here",
-                "dflash adapt trains DFlash drafters without biases whose rope is not scaled",
-            )
-        hidden = target_hidden_of(files, config)
-        check_tensors(files, config, hidden)
-        self.config, self.coded = config, coded_matrices(files, config)
-        self.module = DraftModule(config, hidden)
-        places = {name: [tensor] for name, tensor in self.module.state_dict().items()}
-        files.fill({name: at for name, at in places.items() if name.removesuffix(WEIGHT) not in self.coded})
-        decode_codes(files, self.coded, places, torch.float32)
+        self.module = read_module(files)
+        self.config, self.coded = self.module.config, coded_matrices(files, self.module.config)
         self.fc = self.module.fc.weight.detach().to(device)
         self.module.fc = cast(nn.Linear, nn.Identity())
-        self.module.requires_grad_(True)
         sizes = (p.numel() * (1 if self._is_coded(name) else 2) for name, p in self.module.named_parameters())
         self.whole = sum(sizes) <= MOST_BYTES
         odd = [name for name, form in self.coded.items() if name != FC and not _has_a_byte_each(files, name)]

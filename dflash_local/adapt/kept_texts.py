@@ -95,7 +95,7 @@ def keep_texts(
     """Write texts and the features of their last ``longest`` tokens to a folder; yields how many of them are done.
 
     Args:
-        fc: the drafter's [w, layers x w of the target].
+        fc: the drafter's [w, layers x w of the target], on the device of the target.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = [text.ids[-longest:] for text in texts]
@@ -113,6 +113,5 @@ def keep_texts(
     flat = np.array([each for ids in kept for each in ids])
     length = np.array([len(ids) for ids in kept])
     answer = np.array([text.answer - (len(text.ids) - len(ids)) for text, ids in zip(texts, kept, strict=True)])
-    same = np.zeros(len(kept), int)
-    Dialogues(flat, flat, length, answer.clip(0), same, same == 0).save(folder / DIALOGUES)
+    Dialogues(flat, flat, length, answer.clip(0)).save(folder / DIALOGUES)
     target.clear()

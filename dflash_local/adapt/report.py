@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dflash_local.adapt.run import Learnt, rate
 from dflash_local.bench.report import Found, opening, table
 from dflash_local.catalog.bundled import Pair
-
-if TYPE_CHECKING:
-    from dflash_local.adapt.run import Learnt
 
 
 def presented(pair: Pair, learnt: Learnt, source: str) -> Found:
     """Write acceptance and speed before and after, by kind of text, the curve, and what was kept."""
     facts, refusal = learnt
     before, after, texts = facts["before"], facts["after"], facts["texts"]
-    rows = [["all", f"{before['all']:.2f}", f"{after['all']:.2f}", f"{after['all'] / before['all']:.2f}x"]]
+    rows = [["all", *_change(before["all"], after["all"])]]
     for kind in sorted(before["kinds"].keys() & after["kinds"].keys()):
-        old, new = (side["kinds"][kind][0] / max(1, side["kinds"][kind][1]) for side in (before, after))
-        rows.append([kind, f"{old:.2f}", f"{new:.2f}", f"{new / max(old, 1e-9):.2f}x"])
+        rows.append([kind, *_change(*(rate([side["kinds"][kind]]) for side in (before, after)))])
     curve = ", ".join(f"{point['held_out']:.2f} ({point['minutes']:.1f} min)" for point in facts["curve"])
     speed = f"{before['tokens_per_s']:.0f} tok/s before, {after['tokens_per_s']:.0f} after"
     lines = [
@@ -30,3 +25,7 @@ def presented(pair: Pair, learnt: Learnt, source: str) -> Found:
     ]
     report = {**opening("adapt", pair.name, pair.toy), "source": source, **facts, "refusal": refusal or None}
     return report, lines
+
+
+def _change(before: float, after: float) -> tuple[str, str, str]:
+    return f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}x"

@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 
 from dflash_local.adapt.asked import AskedPrompt, of_conversations, of_itself, with_its_own
 from dflash_local.adapt.dialogues import repeat_start
-from dflash_local.adapt.drafter_file import LearningDrafter
+from dflash_local.adapt.drafter_file import LearningDrafter, trainable
 from dflash_local.adapt.kept_texts import KeptTexts, TargetTables, WrittenText, keep_texts, stored
 from dflash_local.adapt.trainer import Recipe, Trainer, train
 from dflash_local.adapt.windows import pack
@@ -87,6 +87,8 @@ def adapt(
     Raises:
         UsageError: there is too little text. PairError: such a drafter is not trained. DFlashError: see the engine.
     """
+    assert pair.drafter is not None
+    trainable(open_drafter(pair.drafter))  # refused before anything is loaded
     files = digest(pair_files(pair))
     texts = None if conversations is None else [each.digest for each in conversations]
     work = folder / digest({"files": files, "texts": texts, "minutes": minutes})
@@ -121,17 +123,18 @@ def adapt(
 
 def refusal(before: Counts, after: Counts) -> str:
     """Return why what was learnt is not kept; empty where it is."""
-    whole = _rate(after.values()) / _rate(before.values())
+    whole = rate(after.values()) / rate(before.values())
     if whole < RISE:
         return f"held-out acceptance is {whole:.2f} times what it was; at least {RISE} is kept"
     for kind in before.keys() & after.keys():
-        share = _rate([after[kind]]) / _rate([before[kind]])
+        share = rate([after[kind]]) / rate([before[kind]])
         if min(before[kind][1], after[kind][1]) >= SURE and share < FALL:
             return f"held-out acceptance of {kind} falls to {share:.2f} times what it was"
     return ""
 
 
-def _rate(counts: Iterable[list[int]]) -> float:
+def rate(counts: Iterable[list[int]]) -> float:
+    """Return tokens a cycle of pairs of tokens and cycles, together."""
     tokens, cycles = (sum(column) for column in zip(*counts))
     return tokens / max(1, cycles)
 
@@ -147,7 +150,7 @@ def _prepare(
     """Have the target answer, keep what it says with its taps, and measure the drafter as it was published."""
     began, target = time.monotonic(), scored_target(session)
     assert pair.drafter is not None
-    drafter = LearningDrafter(open_drafter(pair.drafter), target.device)  # refused before anything is written
+    drafter = LearningDrafter(open_drafter(pair.drafter), torch.device("cpu"))  # beside the target ``fc`` is enough
     if conversations is None:
         asked = of_itself(session)
     else:
@@ -165,7 +168,7 @@ def _prepare(
         )
     longest = RECIPES[target.device.type].length
     for name, own in texts.items():
-        for done in keep_texts(work / name, own, longest, target, drafter.fc):
+        for done in keep_texts(work / name, own, longest, target, drafter.fc.to(target.device)):
             progress(f"keeping taps, text {done} of {len(own)}", done / len(own))
     ids = {each for own in texts.values() for text in own for each in text.ids}
     TargetTables.of(target, {*ids, drafter.config.mask_token_id}, drafter.config.hidden_size).save(work / TABLES)
@@ -215,7 +218,7 @@ def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress)
             written += len(found.ids)
             seconds += found.stats.decode_s
     kinds = {kind: [tokens[kind], cycles[kind]] for kind in tokens}
-    return {"all": _rate(kinds.values()), "kinds": kinds, "tokens_per_s": written / max(seconds, 1e-9)}
+    return {"all": rate(kinds.values()), "kinds": kinds, "tokens_per_s": written / max(seconds, 1e-9)}
 
 
 def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dflash_local.bench.prompts import from_file
+from dflash_local.bench.prompts import from_file, json_lines
 from dflash_local.errors import UsageError
 from dflash_local.json_text import parse_json
 from dflash_local.request import Message
@@ -46,9 +46,7 @@ def read_source(source: str, user: Settings, report: ReadReport, progress: Progr
     if path is None or not path.exists():
         what = "no chat is saved here yet" if source == CHATS else f"--from {source}: there is no such file or folder"
         raise UsageError(what, "chats, self, a folder of transcripts, or a .jsonl file of prompts or messages")
-    found = list(
-        _of_lines(path) if path.is_file() and _holds_prompts(path) else _of_transcripts(path, report, progress)
-    )
+    found = list(_conversations(path, report, progress))
     if not found:
         raise UsageError(f"--from {source}: no conversation in {path}", "--from self has the target write its own text")
     prompts = sum(len(each.prompts) for each in found)
@@ -57,33 +55,38 @@ def read_source(source: str, user: Settings, report: ReadReport, progress: Progr
     return TextSource(tuple(sorted(found, key=lambda each: each.digest)), told)
 
 
-def _holds_prompts(file: Path) -> bool:
-    """Return whether the first line of a file is a prompt, or messages that no client wrote."""
-    try:
-        with file.open("rb") as stream:
-            first = parse_json(stream.readline(2**22))
-    except (OSError, ValueError):
-        return False
-    return isinstance(first, dict) and ("prompt" in first or ("messages" in first and "system" not in first))
-
-
-def _of_lines(file: Path) -> Iterator[SourceConversation]:
-    """Read lines of ``prompt`` and ``kind``, or of ``messages``. UsageError names the line."""
-    with file.open("rb") as stream:
-        first = parse_json(stream.readline(2**22))
+def _conversations(path: Path, report: ReadReport, progress: Progress) -> Iterator[SourceConversation]:
+    """Read prompts, messages that no client wrote, or transcripts; the first line of a file tells which."""
+    first = _first_line(path)
     if "prompt" in first:
-        for prompt in (each for each in from_file(file) if each.text):  # token ids are no text of a conversation
-            yield SourceConversation(prompt.kind, ((Message("user", prompt.text),),))
-        return
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        own = (prompt for prompt in from_file(path) if prompt.text)  # token ids are no text of a conversation
+        return (SourceConversation(prompt.kind, ((Message("user", prompt.text),),)) for prompt in own)
+    if "messages" in first and "system" not in first:
+        return _of_messages(path)
+    return _of_transcripts(path, report, progress)
+
+
+def _first_line(path: Path) -> dict[str, Any]:
+    """Return the object in the first line of a file; an empty one where there is none."""
+    try:
+        with path.open("rb") as stream:
+            first = parse_json(stream.readline(2**22))
+    except (OSError, ValueError):  # a folder among them
+        return {}
+    return first if isinstance(first, dict) else {}
+
+
+def _of_messages(file: Path) -> Iterator[SourceConversation]:
+    """Read lines of ``messages``. UsageError names the line."""
+    for entry, where in json_lines(file):
         try:
-            entry = parse_json(line)
             told = [Message(each["role"], each["content"]) for each in entry["messages"]]
-        except (ValueError, TypeError, LookupError, UsageError) as error:
+            kind = str(entry.get("kind") or "text")
+        except (TypeError, LookupError, AttributeError, UsageError) as error:
             hint = 'lines like {"messages": [{"role": "user", "content": "..."}]}'
-            raise UsageError(f"{file}, line {number} holds no messages: {error}", hint) from error
+            raise UsageError(f"{where} holds no messages: {error}", hint) from error
         ends = [at for at, each in enumerate(told) if each.role == "user" and _is_last(told, at)]
-        yield from _conversation(str(entry.get("kind") or "text"), [tuple(told[: at + 1]) for at in ends])
+        yield from _conversation(kind, [tuple(told[: at + 1]) for at in ends])
 
 
 def _is_last(told: list[Message], at: int) -> bool:

@@ -18,7 +18,7 @@ from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import Verdict
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
-from dflash_local.store.paths import adaptations_folder, packages_folder, sequences_folder, speeds_folder
+from dflash_local.store.paths import packages_folder, sequences_folder, speeds_folder
 
 if TYPE_CHECKING:
     from dflash_local.engine.session import Session as EngineSession
@@ -143,11 +143,11 @@ def _adaptation(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) ->
     from dflash_local.check.record import digest, pair_files
     from dflash_local.store import adaptations
 
-    folder = adaptations_folder(user)
-    if folder is None or not load.adaptation or pair.drafter is None:
+    path = adaptations.path_of(user, pair.drafting_name)
+    if path is None or not load.adaptation:
         return None
     try:
-        found = adaptations.read(adaptations.path_of(folder, pair.name, None if pair.counted else pair.drafter))
+        found = adaptations.read(path)
     except CheckpointError as error:
         notify(Notice(f"{error.message}: the drafter is taken as it was published ({error.hint})", "warning"))
         return None

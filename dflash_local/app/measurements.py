@@ -24,7 +24,7 @@ from dflash_local.settings import Settings, quiet_libraries
 from dflash_local.store.adaptations import path_of
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.kept import take_unkept
-from dflash_local.store.paths import adaptations_folder, adapting_folder
+from dflash_local.store.paths import adapting_folder
 
 if TYPE_CHECKING:
     from dflash_local.app.adapting import TextSource
@@ -162,7 +162,7 @@ def adapt_pair(
     Raises:
         UsageError: there is too little text, or no folder to keep anything in.
     """
-    work, kept = adapting_folder(user), adaptations_folder(user)
+    work, kept = adapting_folder(user), path_of(user, pair.drafting_name)
     if work is None or kept is None:
         raise UsageError("there is no folder to keep what is learnt in", "set HOME")
     published = replace(load, adaptation=False)
@@ -172,7 +172,7 @@ def adapt_pair(
     try:
         learnt, data = run.adapt(pair, source.conversations, minutes, work, opened, progress_of(notify))
         if not learnt.refusal:
-            write_atomic(path_of(kept, pair.name, None if pair.counted else pair.drafter), data)
+            write_atomic(kept, data)
     except OSError as error:
         what = f"{error.filename or work} cannot be written: {error.strerror}"
         raise DoesNotFitError(what, "make room there and run it again: it goes on where it was") from error

@@ -39,13 +39,9 @@ def adaptations_here(models: Iterable[str], user: Settings) -> list[Path]:
     """List what drafters of these pairs have learnt on this machine."""
     from dflash_local.app.resolve import choose
     from dflash_local.store.adaptations import path_of
-    from dflash_local.store.paths import adaptations_folder
 
-    folder = adaptations_folder(user)
-    if folder is None:
-        return []
-    paths = (path_of(folder, choose(model, None, user).name) for model in models)
-    return [path for path in paths if path.is_file()]
+    paths = (path_of(user, choose(model, None, user).name) for model in models)
+    return [path for path in paths if path is not None and path.is_file()]
 
 
 def refuse_in_use(plan: Removal) -> None:

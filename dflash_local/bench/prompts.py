@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.json_text import parse_json
@@ -53,6 +54,14 @@ def held_out(file: Path) -> tuple[Prompt, ...]:
 
 def from_file(file: Path) -> tuple[Prompt, ...]:
     """The user's prompts, one JSON object a line: ``prompt`` or ``prompt_ids``, ``kind``. UsageError."""
+    prompts = tuple(_prompt(row, where) for row, where in json_lines(file))
+    if not prompts or len(prompts) > MAX_PROMPTS:
+        raise UsageError(f"{file} holds {len(prompts)} prompts, 1 to {MAX_PROMPTS} are taken")
+    return prompts
+
+
+def json_lines(file: Path) -> Iterator[tuple[Any, str]]:
+    """What the lines of a file say, and where each is, for messages. UsageError: a line is no JSON, or none is read."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
@@ -60,7 +69,6 @@ def from_file(file: Path) -> tuple[Prompt, ...]:
         raise UsageError(f"--prompts {file}: {error.strerror}", "heldout, builtin, or a .jsonl file") from error
     if len(raw) > MAX_FILE_BYTES:
         raise UsageError(f"{file} is larger than {MAX_FILE_BYTES >> 20} MiB")
-    prompts = []
     for number, line in enumerate(raw.decode("utf-8-sig", "replace").splitlines(), 1):
         if not line.strip():
             continue
@@ -68,10 +76,7 @@ def from_file(file: Path) -> tuple[Prompt, ...]:
             row = parse_json(line)
         except ValueError as error:
             raise UsageError(f"{file}, line {number} is not JSON: {error}", 'lines like {"prompt": "..."}') from error
-        prompts.append(_prompt(row, f"{file}, line {number}"))
-    if not prompts or len(prompts) > MAX_PROMPTS:
-        raise UsageError(f"{file} holds {len(prompts)} prompts, 1 to {MAX_PROMPTS} are taken")
-    return tuple(prompts)
+        yield row, f"{file}, line {number}"
 
 
 def _prompt(row: object, where: str) -> Prompt:

@@ -61,6 +61,11 @@ class Pair:
         return self.tuned_from in BUNDLED or self.target.resolve().is_relative_to(FOLDER)
 
     @property
+    def drafting_name(self) -> str:
+        """Return the name, with the drafter where that is another one than its own."""
+        return self.name if self.counted else f"{self.name} with {self.drafter}"
+
+    @property
     def label(self) -> str:
         """Return the name as screens show it: a toy is called one."""
         return f"{self.name} (toy pair)" if self.toy else self.name

@@ -13,6 +13,8 @@ from typing import Any
 from dflash_local.checkpoint_files.safetensors_header import metadata_of
 from dflash_local.errors import CheckpointError
 from dflash_local.json_text import parse_json
+from dflash_local.settings import Settings
+from dflash_local.store.paths import adaptations_folder
 
 FACTS = "dflash_adaptation"  # in the header's metadata
 MOST_BYTES = 60 * 2**20  # of a file
@@ -42,15 +44,11 @@ class Adaptation:
         return float(self.facts["after"]["all"]) / float(self.facts["before"]["all"])
 
 
-def path_of(folder: Path, pair: str, drafter: Path | None = None) -> Path:
-    """Return where that of a pair lies.
-
-    Args:
-        drafter: another one than the pair's own.
-    """
-    told = pair if drafter is None else f"{pair} with {drafter}"
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", told).strip("-.")[-48:]
-    return folder / f"{plain}-{hashlib.sha256(told.encode()).hexdigest()[:8]}.safetensors"
+def path_of(settings: Settings, name: str) -> Path | None:
+    """Return where that of a pair lies, ``name`` being ``Pair.drafting_name``; None when there is no home folder."""
+    folder = adaptations_folder(settings)
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-48:]
+    return folder and folder / f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.safetensors"
 
 
 def read(path: Path) -> Adaptation | None:

@@ -106,7 +106,7 @@ def test_half_of_what_a_drift_lost_is_regained(learning: Learning) -> None:
             [each.kind, session.render(user_request(each.prompts[0][0].content)).ids] for each in conversations(6, 7)
         ]
         published = run._measure(session, prompts, silent)["all"]
-    before, after = (run._rate([facts[side]["kinds"]["counting"]]) for side in ("before", "after"))
+    before, after = (run.rate([facts[side]["kinds"]["counting"]]) for side in ("before", "after"))
     assert not learning.learnt.refusal
     assert after - before >= (published - before) / 2, (published, before, after)
     assert facts["curve"][0]["held_out"] < facts["curve"][-1]["held_out"] and facts["minutes"] == MINUTES

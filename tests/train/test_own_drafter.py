@@ -12,15 +12,17 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from dflash_local.adapt.dialogues import Dialogues
+from dflash_local.adapt.drafter_file import read_module
 from dflash_local.adapt.packing import attend, dense_mask, drafted, same_text
 from dflash_local.adapt.trainer import Recipe, Trainer, labels, pick_anchors
 from dflash_local.adapt.windows import Windows, pack
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.pair import open_drafter
 from tests.families import save_model
 from tools.train.acceptance import Reply, Walker, cycles
 from tools.train.frozen_target import FrozenTarget
-from tools.train.own_export import config_json, new_drafter, save, stored_drafter
+from tools.train.own_export import config_json, new_drafter, save
 
 CPU = torch.device("cpu")
 TAPS = [1, 2]
@@ -38,7 +40,7 @@ def dialogues(amount: int = 40) -> Dialogues:
     draw = np.random.default_rng(0)
     length, answer = draw.integers(20, 60, amount), draw.integers(4, 10, amount)
     ids = np.concatenate([(draw.integers(0, 30) + np.arange(size)) % 40 for size in length])
-    return Dialogues(ids, ids, length, answer, np.zeros(amount, int), np.ones(amount, bool))
+    return Dialogues(ids, ids, length, answer)
 
 
 def windows(rows: int = 2, length: int = 96) -> Windows:
@@ -161,7 +163,7 @@ def test_walk_is_what_the_programs_drafter_proposes(target: FrozenTarget, tmp_pa
             drafts.append((hidden[1:] @ target.head.t()).argmax(-1))
         # A reply that follows the first of these drafts: hits and misses both occur.
         walker = Walker(target, [Reply("code", prompt, reply), Reply("list", prompt, reply[:9])])
-        stored = stored_drafter(folder, target.head.shape[1])
+        stored = read_module(open_drafter(folder))
         known = torch.tensor([*reply, *[-1] * 8])
         wanted = torch.stack([row == known[n + 1 : n + 8] for n, row in enumerate(drafts)])
         assert torch.equal(walker.hits(stored)[1], wanted)

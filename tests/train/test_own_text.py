@@ -92,7 +92,7 @@ def test_keeper_drops_what_is_held_out_and_cuts_what_repeats(tokenizer: Tokenize
     starts = torch.tensor([len(question) for question in asked])
     length = starts + torch.tensor([len(reply) for reply in answers])
     zeros = torch.zeros(3, dtype=torch.long)
-    keeper.add(Written(ids, ids, length, zeros, starts, zeros, zeros.bool()))
+    keeper.add(Written(ids, ids, length, zeros, starts))
     found = keeper.dialogues()
     assert keeper.counts == {"dialogues": 3, "held_out": 1, "short": 1, "cut_at_a_repeat": 1}
     assert found.ids.tolist() == asked[1] + loop[:40] and found.answer_tokens == 40

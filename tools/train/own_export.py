@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from dflash_local.adapt.draft_module import DraftModule
 from dflash_local.adapt.drafter_file import codes_of
@@ -72,16 +72,6 @@ def new_drafter(config: Mapping[str, Any], target_hidden: int, seed: int) -> Dra
                 parameter.normal_(std=0.01 if name == "fc.weight" else 0.02)
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.mul_((2 * len(drafter.layers)) ** -0.5)
-    return drafter
-
-
-def stored_drafter(folder: Path, target_hidden: int) -> DraftModule:
-    """The drafter that ``save`` wrote, in float32."""
-    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    drafter = DraftModule(DFlashConfig.from_config(told, str(folder)), target_hidden)
-    tensors = load_file(folder / "model.safetensors")
-    scales = {name: tensors.pop(f"{name}_scale", 1.0) for name in list(tensors) if not name.endswith("_scale")}
-    drafter.load_state_dict({name: tensors[name].float() * scale for name, scale in scales.items()})
     return drafter
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from dflash_local.adapt.dialogues import Dialogues
+from dflash_local.adapt.drafter_file import read_module
 from dflash_local.adapt.openings import frame_of, openings, prompt_ids
 from dflash_local.adapt.trainer import Recipe, Trainer, train
 from dflash_local.adapt.windows import ahead, pack
@@ -25,9 +26,10 @@ from dflash_local.bench.prompts import held_out
 from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.errors import CheckpointError
+from dflash_local.models.pair import open_drafter
 from tools.train.acceptance import MOST, Walker, cut
 from tools.train.frozen_target import FrozenTarget
-from tools.train.own_export import config_json, new_drafter, save, stored_drafter
+from tools.train.own_export import config_json, new_drafter, save
 from tools.train.own_text import HeldOutFilter, Keeper
 from tools.train.slots import Limits, Slots, greedy_replies, write_dialogues
 
@@ -67,7 +69,7 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     config = config_json(target, layers=args.layers, taps=args.taps, block=args.block, mask_id=args.mask_id)
     recipe = _options(args, Recipe)
     hidden = target.head.shape[1]
-    fresh = new_drafter(config, hidden, args.seed) if args.init is None else stored_drafter(args.init, hidden)
+    fresh = new_drafter(config, hidden, args.seed) if args.init is None else read_module(open_drafter(args.init))
     trainer = Trainer(target, fresh, recipe)
     curve: list[dict[str, Any]] = []
     if args.resume:
@@ -89,7 +91,7 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     torch.save(trainer.state(), args.work / STATE)
     for name, codes in (("bf16", False), ("int8", True)):
         save(trainer.average, config, args.work / name, codes=codes)
-        written = stored_drafter(args.work / name, hidden).to(target.device)
+        written = read_module(open_drafter(args.work / name)).to(target.device)
         report(f"{name}: {json.dumps(walker.acceptance(written))}")
 
 

@@ -55,9 +55,8 @@ class Keeper:
                 kept[row] = False
                 self.counts["held_out"] += 1
         there = torch.arange(written.ids.shape[1]) < length[kept].unsqueeze(1)
-        rows = (length[kept], written.answer[kept], written.kind[kept], written.greedy[kept])
+        rows = (length[kept], written.answer[kept])
         self._parts.append((written.ids[kept][there], written.best[kept][there], *rows))
 
     def dialogues(self) -> Dialogues:
-        ids, best, length, answer, kind, greedy = (torch.cat(part).numpy() for part in zip(*self._parts, strict=True))
-        return Dialogues(ids, best, length, answer, kind, greedy)
+        return Dialogues(*(torch.cat(part).numpy() for part in zip(*self._parts, strict=True)))

@@ -34,7 +34,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Written:
     """Rows that ended: ids and the target's likeliest ids [n, room], lengths, where the question and the answer start
-    [n], kinds and greedy flags [n]. All on the CPU.
+    [n]. All on the CPU.
     """
 
     ids: torch.Tensor
@@ -42,8 +42,6 @@ class Written:
     length: torch.Tensor
     question: torch.Tensor
     answer: torch.Tensor
-    kind: torch.Tensor
-    greedy: torch.Tensor
 
 
 class Slots:
@@ -63,8 +61,8 @@ class Slots:
         self.values = torch.zeros_like(self.keys)
         self.ids = torch.zeros(count, self.room + len(frame.after), dtype=torch.long, device=device)
         self.best = torch.zeros_like(self.ids)
-        self.at, self.given, self.question, self.answer, self.kind = (
-            torch.zeros(count, dtype=torch.long, device=device) for _ in range(5)
+        self.at, self.given, self.question, self.answer = (
+            torch.zeros(count, dtype=torch.long, device=device) for _ in range(4)
         )
         self.answering, self.greedy = (torch.zeros(count, dtype=torch.bool, device=device) for _ in range(2))
         self.ended = torch.ones(count, dtype=torch.bool, device=device)
@@ -103,7 +101,6 @@ class Slots:
         self.answering[where] = answering
         self.at[where] = torch.where(self._begun[where] & (not answering), len(before) - 1, 0)
         self._begun[where] = not answering
-        self.kind[where] = placed([opening.kind for opening in openings], torch.long)
         self.greedy[where] = placed([opening.greedy for opening in openings], torch.bool)
         self.temperature[where] = placed([opening.temperature for opening in openings], torch.float)
         self.ended[where] = False
@@ -170,11 +167,10 @@ class Slots:
 
     def take(self, rows: torch.Tensor) -> Written:
         """What stands in the slots ``rows`` [n], which have ended."""
-        flat = (self.question, self.answer, self.kind, self.greedy)
-        question, answer, kind, greedy = (each[rows].cpu() for each in flat)
+        question, answer = (each[rows].cpu() for each in (self.question, self.answer))
         length = self.at[rows].cpu() + 2  # the last place read, and the token it gave
         ids, best = (each[rows].to(torch.int32).cpu()[:, : self.room] for each in (self.ids, self.best))
-        return Written(ids, best, length, question, answer, kind, greedy)
+        return Written(ids, best, length, question, answer)
 
 
 def write_dialogues(slots: Slots, openings: Iterator[Opening], seconds: float, keep: Callable[[Written], None]) -> None:
