@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def pack(value: Any, drafters: Sequence[Any]) -> PackedState:
     return PackedState({"state": state, "tensors": places}, body)
 
 
-def unpack(content: Mapping[str, Any], body: bytearray, drafters: Sequence[Any]) -> Any:
+def unpack(content: Mapping[str, Any], body: mmap, drafters: Sequence[Any]) -> Any:
     """Make the state of what ``pack`` gave; its tensors lie in ``body``.
 
     Raises:
