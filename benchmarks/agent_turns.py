@@ -5,7 +5,7 @@
 *trace*: 100 turns whose context grows to 100,000 tokens, drafted and plain, milliseconds a turn without its prompt.
 Which drafts are right is planted as in ``planted_regimes``: half of the turns are edits (200 tokens that copy the text,
 then 200 of new code, by turns), a quarter calls of tools, a quarter prose. The mix is fixed; one scheduler goes on
-through all turns, and what it records as a context grows is timed, too. Text, tokenizer and endpoint take no part.
+through all turns. Text, tokenizer and endpoint take no part.
 
 *places*: two conversations of 24,000 tokens on one session, and a short request: seconds to the first token of a turn
 whose conversation is on the device, in host memory or in a file that the machine's cache of files has not, and whether
@@ -32,7 +32,7 @@ from benchmarks.random_checkpoint import named_pair
 from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.config.quantizers import USUAL
-from dflash_local.engine.costs import measure_costs
+from dflash_local.engine.costs import measure_costs, record_cycles
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.engine.scheduler import Scheduler
@@ -105,8 +105,7 @@ class Trace(Replies):
 
 
 def trace_figures(replies: Trace) -> dict[str, Any]:
-    replies.run(drafted=True)  # kernels are compiled
-    replies.runner._graphs.clear()  # and are recorded anew, as a server does once
+    record_cycles(replies.runner)
     drafted, plain = replies.run(drafted=True), replies.run(drafted=False)
     ratios = [(each["said"] >= LONG, each["ms"] / other["ms"]) for each, other in zip(drafted, plain, strict=True)]
     whole = sum(each["ms"] for each in drafted) / sum(each["ms"] for each in plain)

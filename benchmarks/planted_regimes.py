@@ -7,7 +7,8 @@ Target and drafter do all of their work; which drafts are right, and how sure of
 by cycle. The regimes: log odds of a draft around a mean that changes with the text and from draft to draft, seen
 through noise; and blocks that always accept as many, whose confidences say nothing. Beside the controller stand the
 plain step, the best fixed length of those that the controller has (chosen with hindsight), and the controller with
-confidences that belong to other drafts. A mixture's experts are drawn.
+confidences that belong to other drafts. It begins knowing nothing, and once more behind an earlier reply of the regime
+(*later*), as all but the first reply of a user do. A mixture's experts are drawn.
 
 What copies are worth is planted by position: ``copy`` is a file that is written again, ``chat`` text with a short match
 at every fifth place, of which each id is right in half of the cases, ``agent`` has 200 tokens of each by turns. Beside
@@ -27,7 +28,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from dflash_local.bench import random_pair
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.config.quantizers import USUAL
 from dflash_local.drafters.mtp.fused import MTPBlocks
-from dflash_local.engine.costs import measure_costs
+from dflash_local.engine.costs import measure_costs, record_cycles
 from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.runner import Cycle
@@ -102,9 +102,9 @@ def equal_cycles(accepted: int, drafts: int, count: int) -> Iterator[PlantedCycl
         yield [draw.gauss(0, 2) for _ in range(drafts)], min(accepted, drafts)
 
 
-def recorded_cycles(trace: Path, drafts: int, count: int) -> Iterator[PlantedCycle]:
+def recorded_cycles(trace: Path, drafts: int) -> Iterator[PlantedCycle]:
     """Of blocks that are shorter, the drafts behind them are wrong, and the drafter does not trust them."""
-    for told, accepted in json.loads(trace.read_text(encoding="utf-8"))[:count]:
+    for told, accepted in json.loads(trace.read_text(encoding="utf-8")):
         yield [*told[:drafts], *[0.0] * (drafts - len(told))], min(accepted, drafts)
 
 
@@ -206,26 +206,6 @@ class Fixed:
         """Learn nothing."""
 
 
-class EachLength(Fixed):
-    """Cuts to one length after the other, three cycles to each: the first compiles, the second records."""
-
-    def __init__(self, runner: FusedRunner, lengths: Sequence[int], own: bool = False) -> None:
-        super().__init__(runner, max(lengths), own)
-        self._turns = cycle([length for length in lengths for _ in range(3)])
-
-    def launch(self) -> None:
-        self._runner.set_block(self._rows, self._own)
-        self._runner.launch(lambda _confidences: next(self._turns))
-
-
-class EachCopied(EachLength):
-    """The same with drafts that are given."""
-
-    def launch(self) -> None:
-        self._runner.settle()
-        self._runner.launch(copied=[1] * max(next(self._turns) - 1, 1))
-
-
 class PlantedMTP(MTPBlocks):
     """A layer whose drafts are planted."""
 
@@ -278,16 +258,6 @@ class Replies:
         return 1e3 * (time.perf_counter() - began) / tokens, dict(sorted(lengths.items()))
 
 
-def record_graphs(replies: Replies, cycles: Sequence[PlantedCycle]) -> None:
-    """Run each length as one graph and as two, and with drafts that are given."""
-    runner, schedulers = replies.runner, list[Fixed]()
-    for own, costs in ((False, runner.costs), (True, runner.own_costs)):
-        schedulers += [Fixed(runner, rows, own) for rows in costs]
-        schedulers += [EachLength(runner, list(costs), own)] if costs else []
-    for scheduler in (*schedulers, EachCopied(runner, list(runner.verify_costs))):
-        replies.ms(cycles, scheduler)
-
-
 class OwnAlone(DrafterChoice):
     """The target's own layer and the plain step, without the drafter."""
 
@@ -318,15 +288,23 @@ def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "", own: str 
     return found
 
 
-def compare(replies: Replies, cycles: Sequence[PlantedCycle], costs: dict[int, float]) -> Any:
-    """Time one regime."""
+def compare(
+    replies: Replies, cycles: Sequence[PlantedCycle], before: Sequence[PlantedCycle], costs: dict[int, float]
+) -> Any:
+    """Time one regime; ``before``: the cycles of an earlier reply, from which the controller has learnt (*later*)."""
     emitted = {rows: sum(min(right, rows - 1) + 1 for _, right in cycles) for rows in costs if rows > 1}
     best = max(emitted, key=lambda rows: emitted[rows] / costs[rows])
     plain, fixed = (replies.ms(cycles, Fixed(replies.runner, rows))[0] for rows in (1, best))
     ours, lengths = replies.ms(cycles, scheduler_of(replies.runner, True))
+    learnt = scheduler_of(replies.runner, True)
+    replies.ms(before, learnt)
+    learnt.begin("final")
+    later, _ = replies.ms(cycles, learnt)
     others, _ = replies.ms(shuffled(cycles), scheduler_of(replies.runner, True))
-    found = {"plain_ms": plain, "fixed_rows": best, "fixed_ms": fixed, "ms": ours, "shuffled_ms": others}
-    return found | {"over_fixed": min(plain, fixed) / ours, "cycles_by_rows": lengths}
+    least = min(plain, fixed)
+    found = {"plain_ms": plain, "fixed_rows": best, "fixed_ms": fixed, "ms": ours, "later_ms": later}
+    found |= {"shuffled_ms": others, "over_fixed": least / ours, "later_over_fixed": least / later}
+    return found | {"cycles_by_rows": lengths}
 
 
 def compare_methods(replies: Replies, copies: str, count: int) -> Any:
@@ -367,13 +345,17 @@ def main() -> None:
         with runner.idle(ids_of(runner, 1024)):
             times = {rows: sorted(span_ms(partial(runner.replay, rows)) for _ in range(RUNS)) for rows in measured}
         costs = {rows: spans[RUNS // 2] for rows, spans in times.items()}
-        record_graphs(replies, list(equal_cycles(3, drafts, args.cycles)))
-        planted = {name: cycles_of(regime, drafts, args.cycles) for name, regime in REGIMES.items()}
-        planted |= {f"always {accepted}": equal_cycles(accepted, drafts, args.cycles) for accepted in EQUAL}
+        record_cycles(runner)
+        planted = {}
+        for name, regime in REGIMES.items():
+            planted[name] = [list(cycles_of(regime, drafts, args.cycles, seed)) for seed in (1, 2)]
+        for accepted in EQUAL:
+            planted[f"always {accepted}"] = [list(equal_cycles(accepted, drafts, args.cycles))] * 2
         if args.trace is not None:
-            planted = {args.trace.stem: recorded_cycles(args.trace, drafts, args.cycles)}
-        for name, cycles in planted.items() if args.only != "methods" else ():
-            regimes[name] = compare(replies, list(cycles), costs)
+            recorded = list(recorded_cycles(args.trace, drafts))
+            planted = {args.trace.stem: [recorded[args.cycles : 2 * args.cycles], recorded[: args.cycles]]}
+        for name, (cycles, before) in planted.items() if args.only != "methods" else ():
+            regimes[name] = compare(replies, cycles, before, costs)
             print(name, regimes[name], file=sys.stderr, flush=True)
         for name in COPIED if args.only != "regimes" else ():
             methods[name] = compare_methods(replies, name, args.cycles)

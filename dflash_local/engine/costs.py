@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -74,6 +75,25 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
             runner.experts = MeasuredExperts(runner.num_experts, distinct[1], distinct, ms)
     runner.costs, runner.verify_costs = costs, {rows: ms for rows, (ms, _) in given.items()}
     runner.plain = PlainStep(given[1][0] / 1e3, AT_LOAD.format(length))
+
+
+@torch.inference_mode()
+def record_cycles(runner: FusedRunner) -> None:
+    """Record all cycles whose costs were measured, for short and long texts, greedy and sampled ones: one that is
+    recorded in the middle of a reply takes ten times as long. The runner must be fresh.
+    """
+    longest, ids = max(runner.costs, default=1), varied_ids(1, runner.vocab_size)
+    for temperature, at in product((0.0, 1.0), (0, runner.context)):
+        with runner.idle(ids, temperature):
+            for _ in range(2):  # the first compiles
+                for rows in runner.verify_costs:
+                    runner.replay(rows, given=True, at=at)
+                for rows in runner.costs:
+                    runner.replay(rows, at=at)
+                for rows in list(runner.own_costs)[1:]:
+                    runner.replay(rows, own=True, at=at)
+                if longest > 1 and math.isfinite(runner.wait_ms):
+                    runner.replay(longest, lambda _confidences: longest, at=at)
 
 
 @torch.inference_mode()

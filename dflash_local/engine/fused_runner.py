@@ -81,9 +81,7 @@ class CycleKey:
 
 
 class Launched(NamedTuple):
-    """Hold what the host needs to know of a cycle whose record comes later: ``key``, and whether its drafts were given
-    (``copied``).
-    """
+    """Hold what a cycle is whose record comes later; ``copied``: its drafts were given."""
 
     key: CycleKey
     copied: bool
@@ -269,10 +267,10 @@ class FusedRunner(SequenceRunner):
         self._records.send(launched, counted)
 
     @contextmanager
-    def idle(self, ids: Sequence[int]) -> Iterator[None]:
+    def idle(self, ids: Sequence[int], temperature: float = 0.0) -> Iterator[None]:
         """Have ``replay`` run cycles behind these committed ids within; they emit nothing and move nothing."""
         prompt = torch.tensor(list(ids), dtype=torch.long, device=self.target.device)
-        sampler = Sampler(SamplingParams(temperature=0.0), 0, self.vocab_size, prompt)
+        sampler = Sampler(SamplingParams(temperature=temperature), 0, self.vocab_size, prompt)
         self.begin(sampler, frozenset(), self.target.rows, self.proposer is not None)
         for _ in self.prefill(ids, 0):
             pass
@@ -286,16 +284,17 @@ class FusedRunner(SequenceRunner):
         """Let the next cycles begin with an id, and with drafts behind it."""
         self.progress.tokens[: len(ids)] = torch.tensor(ids)
 
-    def replay(self, rows: int, cut: Cut | None = None, given: bool = False, own: bool = False) -> None:
-        """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step.
+    def replay(self, rows: int, cut: Cut | None = None, given: bool = False, own: bool = False, at: int = 0) -> None:
+        """Run one cycle of so many rows, recorded or replayed; 1 is the plain step.
 
         Args:
-            cut: see ``launch``. given: its drafts are what stands in ``tokens``. own: see ``set_block``.
+            cut: see ``launch``. given: its drafts are what stands in ``tokens``; a plain step keeps no drafter's
+                context. own: see ``set_block``. at: it is recorded as one behind so many tokens.
         """
         self.set_block(rows, own)
         drafts = 0 if given else self._drafts_for(rows)
-        taps = rows > 1 and self.proposer is not None
-        key = CycleKey(rows, drafts, taps, False, self.target.bucket(2 * self.target.rows), own)
+        taps = (rows > 1 or not given) and self.proposer is not None
+        key = CycleKey(rows, drafts, taps, self._noisy, self.target.bucket(at + 2 * self.target.rows), own)
         self._run(self._replayed, key, cut)
 
     @contextmanager

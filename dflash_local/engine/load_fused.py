@@ -13,7 +13,7 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.engines import BlockWeights, blocks_of
 from dflash_local.drafters.with_mtp import drafters_of
 from dflash_local.engine.checked_pair import CheckedPair
-from dflash_local.engine.costs import measure_costs
+from dflash_local.engine.costs import measure_costs, record_cycles
 from dflash_local.engine.cpu_threads import settle_torch
 from dflash_local.engine.drafter_precision import (
     choose_precision,
@@ -170,7 +170,9 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
     notices += [timer.notice] if timer.notice else []
     notices += without_kernel([*weights.measured, *(product for each in drafters for product in each.products)])
     _reserve(runner, config.drafter_precision)
-    measure_costs(runner, block, lambda part: progress("recording", 0.9 + 0.1 * part))
+    measure_costs(runner, block, lambda part: progress("recording", 0.9 + 0.08 * part))
+    progress("recording", 0.98)
+    record_cycles(runner)
     return runner, tuple(notices)
 
 
