@@ -58,7 +58,7 @@ class DrafterChoice:
     def next(self) -> Chosen:
         """Return the cycle that is launched now; ask once per launch."""
         if self._probes_now():
-            return Chosen(self.controls.index(self._tried), self._tried.longest, self._tried.cut, probe=True)
+            return Chosen(self.controls.index(self._tried), self._tried.longest, self._tried.cut_probe, probe=True)
         control = self.control
         drafter = self.controls.index(control)
         if not self.drafts:
@@ -69,7 +69,7 @@ class DrafterChoice:
         """Learn from a cycle that was launched as ``next`` said; that may be known several launches later."""
         control = self.controls[chosen.drafter]
         control.add(cycle.rows, cycle.accepted, cycle.confidences, cycle.experts, chosen.probe)
-        if cycle.rows > 1:
+        if chosen.rows > 1:
             for each in self.controls:
                 if each is not control:
                     each.leave(self._patience * FADING)

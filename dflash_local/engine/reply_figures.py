@@ -76,7 +76,7 @@ class ReplyFigures:
             self._experts.setdefault(cycle.rows, []).append(cycle.experts)
         self._draft_s += cycle.draft_s
         self._verify_s += cycle.verify_s
-        if not cycle.drafted:
+        if not cycle.drafted and not cycle.confidences:
             self._undrafted += 1
             return
         length = cycle.accepted + 1  # not that of ``ids``, which end at a stop id
@@ -88,7 +88,8 @@ class ReplyFigures:
         self._own += cycle.own
         if max(cycle.rows, len(cycle.confidences) + 1) >= self._judged_rows:
             self._judged.append(length)
-        self.misses = 0 if cycle.accepted else self.misses + 1
+        if cycle.drafted:
+            self.misses = 0 if cycle.accepted else self.misses + 1
 
     def below(self, band: float, expected: float | None = None) -> bool:
         """Return True once, when the mean acceptance length of the last cycles is under ``band``. ``expected``: that of

@@ -47,11 +47,10 @@ class Scheduler:
         self._launched = deque[tuple[DrafterChoice, Chosen] | None]()  # cycles on their way, and what chose them
         self._copied: CopiedDrafts | None = None
         if not fixed and drafts:
-            measured = [(runner.costs, block, runner.wait_ms)]
-            if runner.own_costs:
-                measured.append((runner.own_costs, max(runner.own_costs), math.inf))
             for kind in KINDS:
-                lengths = [VerifyLength(costs, longest, runner.experts, wait) for costs, longest, wait in measured]
+                lengths = [VerifyLength(runner.costs, block, runner.experts, runner.wait_ms, _draft_ms(runner))]
+                if runner.own_costs:  # as many drafts are made as are verified
+                    lengths.append(VerifyLength(runner.own_costs, max(runner.own_costs), runner.experts, math.inf))
                 self._choices[kind] = DrafterChoice(lengths)
         if not fixed and runner.verify_costs:
             self._copied = CopiedDrafts(index, runner.verify_costs, max(runner.verify_costs), runner.experts)
@@ -140,3 +139,9 @@ class Scheduler:
                 found = copied.find(runner.ids)
                 rows = copied.rows(found, self.choice)
         return found.ids[: rows - 1]
+
+
+def _draft_ms(runner: Runner) -> float:
+    """Return milliseconds of the proposer's pass; infinite where cycles without it were not measured."""
+    longest = max(runner.costs)
+    return max(runner.costs[longest] - runner.verify_costs.get(longest, -math.inf), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
@@ -35,6 +36,8 @@ class VerifyLength:
     whose costs are known that one is verified which is worth most above what its time brings elsewhere: expected
     tokens - rate x cost, with the rate of the last cycles.
 
+    Of drafts that are made none needs to be verified, where that is worth most; a probe verifies some.
+
     A draft is accepted where it equals the target's own choice, which is made from the target's logits and the
     position's noise alone. So the text is the same whatever is cut off, and by whatever signal.
 
@@ -53,6 +56,7 @@ class VerifyLength:
         block: int,
         experts: MeasuredExperts | None = None,
         wait_ms: float = 0.0,
+        draft_ms: float = math.inf,
     ) -> None:
         """Begin a controller that knows nothing of the pair yet.
 
@@ -61,6 +65,7 @@ class VerifyLength:
             block: rows of the longest cycle allowed; longer ones of ``costs`` are left out.
             experts: what the costs were measured with; None for a target without experts.
             wait_ms: milliseconds that a cycle takes longer where its confidences are waited for.
+            draft_ms: milliseconds of the drafter's pass; infinite where a cycle cannot go on without any of its drafts.
 
         Raises:
             ValueError: nothing is left, or a cost is not above 0.
@@ -69,7 +74,7 @@ class VerifyLength:
         if 1 not in self.costs or len(self.costs) < 2 or not min(self.costs.values()) > 0:
             raise ValueError(f"no usable costs for a block of {block}: {dict(costs)}")
         self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
-        self._wait_ms = wait_ms
+        self._wait_ms, self._draft_ms = wait_ms, draft_ms
         self.longest = max(self.costs)
         self._survival = Survival(self.longest - 1)
         self._emitted = _Rate(1.0, self.costs[1], RATE_MEMORY)  # by all cycles
@@ -111,7 +116,11 @@ class VerifyLength:
         return self.longest if self.waits else self._best(self._expected)
 
     def cut(self, confidences: Sequence[float]) -> int:
-        """Return how many rows of a block with these drafts are to be verified."""
+        """Return how many rows of a block with these drafts are to be verified; 1: no draft is."""
+        return self._best(self._survival.tokens_by_rows(confidences), least=1)
+
+    def cut_probe(self, confidences: Sequence[float]) -> int:
+        """Return the same for a cycle that is launched to find out what drafts are worth: some are verified."""
         return self._best(self._survival.tokens_by_rows(confidences))
 
     def add(
@@ -131,12 +140,13 @@ class VerifyLength:
         if experts is not None and self._expert_costs is not None:
             self._expert_costs.add(rows, experts)
             self.costs = self._expert_costs.current()
-        self._emitted.add(accepted + 1, self.costs[rows])
-        if rows == 1:
+        drafted = rows > 1 or len(confidences) > 0
+        self._emitted.add(accepted + 1, self._cost(rows) if drafted else self.costs[1])
+        if not drafted:
             return
         tokens = self._survival.tokens_by_rows(confidences)
-        best, usual = self._best(tokens), self._best(self._expected)
-        gain = tokens[best - 1] - tokens[usual - 1] - self.rate * (self.costs[best] - self.costs[usual])
+        best, usual = self._best(tokens, least=1), self._best(self._expected)
+        gain = tokens[best - 1] - tokens[usual - 1] - self.rate * (self._cost(best) - self._cost(usual))
         self._memory = min(self._memory + 1.0, MEMORY)
         self._gain += (gain - self._gain) / self._memory
         self._expected = [mean + (new - mean) / self._memory for mean, new in zip(self._expected, tokens)]
@@ -149,7 +159,8 @@ class VerifyLength:
 
     def rival(self) -> int:
         """Return the best length that drafts, paying or not."""
-        return max(self._drafting, key=lambda rows: (self._expected[rows - 1] / self.costs[rows], rows))
+        lengths = [rows for rows in self.costs if rows > 1]
+        return max(lengths, key=lambda rows: (self._expected[rows - 1] / self.costs[rows], rows))
 
     @property
     def rate(self) -> float:
@@ -179,22 +190,24 @@ class VerifyLength:
         average = self._average.value if self._average.ms else self.promise
         return average + (self.promise - average) * self._recent
 
-    def _best(self, tokens: Sequence[float]) -> int:
-        """Return the drafting length that is worth most at the present rate; the longer of two."""
-        price = self.rate
-        return max(self._drafting, key=lambda rows: (tokens[rows - 1] - price * self.costs[rows], rows))
+    def _best(self, tokens: Sequence[float], least: int = 2) -> int:
+        """Return the length of drafted cycles, of ``least`` rows or more, that is worth most at the present rate; the
+        longer of two.
+        """
+        price, lengths = self.rate, (rows for rows in self.costs if rows >= least)
+        return max(lengths, key=lambda rows: (tokens[rows - 1] - price * self._cost(rows), rows))
 
-    @property
-    def _drafting(self) -> list[int]:
-        return [rows for rows in self.costs if rows > 1]
+    def _cost(self, rows: int) -> float:
+        """Return milliseconds of a cycle that made drafts; of one row, where none was verified."""
+        return self.costs[1] + self._draft_ms if rows == 1 else self.costs[rows]
 
     def _judge(self, tokens: Sequence[float], usual: int, rows: int, emitted: int, probe: bool) -> None:
         """Add what a cycle promised at the length that it has outside of probes, or what a probe brought if that is
         more.
         """
-        tokens_ms = tokens[usual - 1], self.costs[usual]
-        if probe and emitted - self.rate * self.costs[rows] > tokens[usual - 1] - self.rate * self.costs[usual]:
-            tokens_ms = emitted, self.costs[rows]
+        tokens_ms = tokens[usual - 1], self._cost(usual)
+        if probe and emitted - self.rate * self.costs[rows] > tokens[usual - 1] - self.rate * self._cost(usual):
+            tokens_ms = emitted, self._cost(rows)
         self._recent = RECENT
         self._promise.add(*tokens_ms)
         self._average.add(*tokens_ms)

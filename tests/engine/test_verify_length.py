@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp
+from math import exp, inf
 
 import pytest
 
@@ -58,17 +58,18 @@ class Text:
     """Simulated decoding, of which the controller hears ``late`` launches later.
 
     Attributes:
-        waits: milliseconds that confidences cost where they are waited for. clocked: milliseconds of all cycles.
+        wait_ms: that confidences cost where they are waited for. draft_ms: of ``VerifyLength``. ms: of all cycles.
     """
 
     costs: Mapping[int, float]
     seed: int = 0
     late: int = AHEAD
     wait_ms: float = 0.0
+    draft_ms: float = inf
     ms: float = 0.0
 
     def __post_init__(self) -> None:
-        self.control = DrafterChoice([VerifyLength(self.costs, 16, wait_ms=self.wait_ms)])
+        self.control = DrafterChoice([VerifyLength(self.costs, 16, wait_ms=self.wait_ms, draft_ms=self.draft_ms)])
         self.random = random.Random(self.seed)
         self._on_their_way: deque[tuple[Chosen, Cycle]] = deque()
 
@@ -80,8 +81,8 @@ class Text:
             rows = chosen.cut(confidences)
             self.ms += self.wait_ms
         accepted = next((slot for slot in range(rows - 1) if self.random.random() >= shares[slot]), rows - 1)
-        self.ms += self.costs[rows]
-        told = tuple(confidences) if rows > 1 else ()
+        self.ms += self.costs[rows] + (self.draft_ms if rows == 1 < chosen.rows else 0.0)
+        told = tuple(confidences) if chosen.rows > 1 else ()
         cycle = Cycle((0,) * (accepted + 1), rows - 1, accepted, rows, 0.0, 0.0, confidences=told)
         self._on_their_way.append((chosen, cycle))
         if len(self._on_their_way) > self.late:
@@ -209,6 +210,21 @@ def test_it_waits_for_confidences_where_they_are_worth_it() -> None:
     for kind in ("chat", "agent"):
         free, dear = gains(DENSE, kind, False, 0.02), gains(DENSE, kind, False, 5.0)
         assert free > 1.02 and dear > 0.97, (kind, free, dear)
+
+
+def test_no_draft_is_verified_where_none_is_worth_it() -> None:
+    """Of every second block none is right, and the drafter knows; then those are right as well, which is found out."""
+    blocks = [(even(0.9), [3.0] * 15), (even(0.02), [-1.0] * 15)] * 500
+    rates = {}
+    for draft_ms in (inf, 0.3):
+        text = Text({1: 1.8, 2: 2.5, 4: 2.8, 8: 3.4, 16: 5.2}, draft_ms=draft_ms)
+        found = [text.cycle(*each) for each in blocks]
+        rates[draft_ms] = sum(tokens for _, tokens in found) / text.ms
+        doubted = [rows for rows, _ in found[101::2]]
+        assert doubted.count(2 if draft_ms == inf else 1) > 0.9 * len(doubted)
+    assert 1.02 < rates[0.3] / rates[inf] < 1.1
+    later = [text.cycle(even(0.9), told)[0] for _, told in blocks]
+    assert later[401::2].count(1) == 0
 
 
 def test_what_a_confidence_is_worth_is_learnt() -> None:
