@@ -26,6 +26,7 @@ from dflash_local.request import SamplingParams
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # and the trained block
 REPLAYS = 7
 FEWEST_AND_MOST: tuple[FixedRouting, ...] = ("same", "uniform")  # experts of a block's rows
+RECORDED = 3  # buckets of the target, which are all that there are outside of strict mode
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
 CPU_AT = 64  # the same on a CPU
 CPU_ROUNDS, CPU_S = 8, 1.5  # cycles of each length at most, and seconds after which no more are begun but the second
@@ -79,11 +80,13 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
 
 @torch.inference_mode()
 def record_cycles(runner: FusedRunner) -> None:
-    """Record all cycles whose costs were measured, for short and long texts, greedy and sampled ones: one that is
-    recorded in the middle of a reply takes ten times as long. The runner must be fresh.
+    """Record all cycles whose costs were measured, greedy and sampled: one that is recorded in the middle of a reply
+    takes ten times as long. The runner must be fresh.
     """
+    if not runner.verify_costs:
+        return
     longest, ids = max(runner.costs, default=1), varied_ids(1, runner.vocab_size)
-    for temperature, at in product((0.0, 1.0), (0, runner.context)):
+    for temperature, at in product((0.0, 1.0), range(len(runner.target.buckets[:RECORDED]))):
         with runner.idle(ids, temperature):
             for _ in range(2):  # the first compiles
                 for rows in runner.verify_costs:

@@ -289,12 +289,12 @@ class FusedRunner(SequenceRunner):
 
         Args:
             cut: see ``launch``. given: its drafts are what stands in ``tokens``; a plain step keeps no drafter's
-                context. own: see ``set_block``. at: it is recorded as one behind so many tokens.
+                context. own: see ``set_block``. at: which of the target's buckets; 0 is the shortest.
         """
         self.set_block(rows, own)
         drafts = 0 if given else self._drafts_for(rows)
         taps = (rows > 1 or not given) and self.proposer is not None
-        key = CycleKey(rows, drafts, taps, self._noisy, self.target.bucket(at + 2 * self.target.rows), own)
+        key = CycleKey(rows, drafts, taps, self._noisy, self.target.buckets[at], own)
         self._run(self._replayed, key, cut)
 
     @contextmanager

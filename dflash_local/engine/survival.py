@@ -47,6 +47,7 @@ class Survival:
         self._buckets = [_Share() for _ in range(_bucket(HIGHEST) + 1)]
         self._slots = [_Share() for _ in range(drafts)]
         self._factors = [1.0] * drafts
+        self._weigh()
 
     @property
     def _shares(self) -> tuple[_Share, ...]:
@@ -62,18 +63,19 @@ class Survival:
         numbers = iter(learnt)
         for share in self._shares:
             share.expected, share.accepted = next(numbers), next(numbers)
-        self._weigh_slots()
+        self._weigh()
 
     def tokens_by_rows(self, confidences: Sequence[float]) -> list[float]:
         """Return the tokens expected of cycles of 1, 2, ... rows: 1 + s_1 + s_2 + ...; a draft that was not made counts
         as one of all.
         """
-        emitted, alive = [1.0], 1.0
-        for slot, factor in enumerate(self._factors):
-            made = slot < len(confidences)
-            share = self._share(_bucket(confidences[slot])) if made else self._all.leaning_on(FIRST_SHARE)
+        emitted, tokens, alive, weights = [1.0], 1.0, 1.0, self._weights  # the device waits for this
+        shares = [weights[_bucket(each)] for each in confidences[: len(self._factors)]]
+        shares += [self._guess] * (len(self._factors) - len(shares))
+        for share, factor in zip(shares, self._factors):
             alive *= min(share * factor, MOST)
-            emitted.append(emitted[-1] + alive)
+            tokens += alive
+            emitted.append(tokens)
         return emitted
 
     def learn(self, rows: int, accepted: int, confidences: Sequence[float], memory: float = MEMORY) -> None:
@@ -88,18 +90,18 @@ class Survival:
         for slot in range(min(accepted + 1, rows - 1)):
             hit, factor = slot < accepted, self._factors[slot]
             bucket = _bucket(confidences[slot] if slot < len(confidences) else 0.0)
-            self._slots[slot].add(self._share(bucket), hit, MEMORY)
+            self._slots[slot].add(self._buckets[bucket].leaning_on(self._all.leaning_on(FIRST_SHARE)), hit, MEMORY)
             self._buckets[bucket].add(factor, hit, memory)
             self._all.add(factor, hit, memory)
         if accepted == rows - 1 > 0:
             for share in self._slots[accepted:]:
                 share.forget(FORGET)
-        self._weigh_slots()
+        self._weigh()
 
-    def _share(self, bucket: int) -> float:
-        return self._buckets[bucket].leaning_on(self._all.leaning_on(FIRST_SHARE))
-
-    def _weigh_slots(self) -> None:
+    def _weigh(self) -> None:
+        """Find what a draft of each bucket is worth, and the factor of each slot."""
+        self._guess = self._all.leaning_on(FIRST_SHARE)
+        self._weights = [share.leaning_on(self._guess) for share in self._buckets]
         before = 1.0
         for slot, share in enumerate(self._slots):
             before = self._factors[slot] = share.leaning_on(before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ from dflash_local.drafters.kinds import LOOKUP, OWN, folder_of
 from dflash_local.drafters.mtp.layout import FINAL_NORM, PREFIX
 from dflash_local.engine import LoadConfig, load, load_pair, scheduler
 from dflash_local.engine.checked_pair import CheckedPair
+from dflash_local.engine.costs import record_cycles
 from dflash_local.engine.drafter_choice import Chosen, DrafterChoice
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import CheckpointError, UsageError
+from dflash_local.models.fused import target
 from dflash_local.request import Limits, Request, SamplingParams, user_request
 from tests.engine.test_load import save_drafter
 from tests.families import save_model
@@ -25,6 +30,7 @@ from tests.gguf_models import GOLDEN
 from tests.mtp_checkpoints import add, own_pair, save_target
 
 BOTH = LoadConfig(device="cpu", dtype="float32", mtp=True)
+COSTS, OWN_COSTS = {1: 1.0, 2: 1.1, 5: 1.2, 8: 1.3}, {1: 1.0, 2: 1.2, 3: 1.3, 5: 1.6}
 
 
 class Checked(Exception):
@@ -99,13 +105,42 @@ class AnyChoice(DrafterChoice):
         return Chosen(drafter, self.draw.choice(lengths), cut, probe=self.draw.random() < 0.2)
 
 
+class CutWhole(AnyChoice):
+    """The same, where only whole blocks of the drafter are cut, as of a controller; a chain never is."""
+
+    def next(self) -> Chosen:
+        chosen = super().next()
+        if chosen.cut is None or chosen.drafter > 0:
+            return chosen._replace(cut=None)
+        return chosen._replace(rows=self.controls[0].longest)
+
+
+def test_no_reply_runs_a_cycle_that_was_not_recorded_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafted by either drafter, cut or not, and plain; greedy and sampled, behind a short text and a long one."""
+    monkeypatch.setattr(scheduler, "DrafterChoice", CutWhole)
+    monkeypatch.setattr(target, "FIRST_BUCKET", 128)
+    session, keys = load(find("demo-hybrid"), replace(BOTH, engine="fused")), set[Hashable]()
+    runner = session.runner
+    assert isinstance(runner, FusedRunner)
+    vars(runner).update(costs=COSTS, verify_costs=COSTS, own_costs=OWN_COSTS)
+    monkeypatch.setattr(runner._graphs, "run", lambda key, work: (keys.add(key), work()))
+    record_cycles(runner)
+    recorded, text = set(keys), session.render(user_request("Count from 3 to 17.")).ids
+    keys.clear()
+    for prompt, temperature in product((text, text * 12), (0.0, 0.9)):
+        request = Request(prompt_ids=prompt, sampling=SamplingParams(temperature=temperature), limits=Limits(60))
+        write(session, request)
+        write(session, replace(request, mode="ar"))
+    assert keys <= recorded and len(keys) > len(recorded) / 3, (len(keys), len(recorded))
+
+
 @pytest.mark.parametrize("pair", [("reference", {}), ("fused", {}), ("fused", {"exact": True, "kv_cache": "int8"})])
 def test_the_text_is_the_same_whoever_drafts(pair: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both contexts are kept up, behind a chat's second turn and a text that is cut back as well."""
     monkeypatch.setattr(scheduler, "DrafterChoice", AnyChoice)
     engine, options = pair
     session = load(find("demo-hybrid"), replace(BOTH, engine=engine, **options))
-    vars(session.runner).update(costs={1: 1.0, 2: 1.1, 5: 1.2, 8: 1.3}, own_costs={1: 1.0, 2: 1.2, 3: 1.3, 5: 1.6})
+    vars(session.runner).update(costs=COSTS, own_costs=OWN_COSTS)
     mtp = drafted = 0
     for sampling in (SamplingParams(), SamplingParams(temperature=0.9, seed=3)):
         first = Request(prompt_ids=session.render(user_request("Count from 3 to 17.")).ids, sampling=sampling)

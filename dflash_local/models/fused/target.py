@@ -223,6 +223,14 @@ class FusedTarget:
             return self.capacity
         return min(bucket, self.capacity)
 
+    @property
+    def buckets(self) -> list[int]:
+        """Return all that ``bucket`` returns, the shortest first."""
+        found = [self.bucket(1)]
+        while found[-1] < self.capacity:
+            found.append(self.bucket(found[-1] + 1))
+        return found
+
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run a block [M] without committing it; ``commit`` keeps a prefix of it. Copies of the static buffers."""
         rows = len(ids)
