@@ -236,7 +236,13 @@ def at_context(
 
     def cycle_of(verified: int, made: int, beside: int = 0) -> MeasuredFigure:
         key = CycleKey(verified, made, made > 0, False, max_seq_len)
-        return block_figure(verified, lambda: runner._cycle(key), beside)
+
+        def work() -> None:
+            if made:
+                runner.draft(key)
+            runner._rest(key)
+
+        return block_figure(verified, work, beside)
 
     def verify_of(verified: int) -> MeasuredFigure:
         return block_figure(verified, lambda: target.block(verified, max_seq_len, True))

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 
 import torch
 
@@ -80,23 +79,20 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
 
 @torch.inference_mode()
 def record_cycles(runner: FusedRunner) -> None:
-    """Record all cycles whose costs were measured, greedy and sampled: one that is recorded in the middle of a reply
-    takes ten times as long. The runner must be fresh.
+    """Record all greedy cycles whose costs were measured: one that is recorded in the middle of a reply takes ten times
+    as long. The runner must be fresh.
     """
     if not runner.verify_costs:
         return
-    longest, ids = max(runner.costs, default=1), varied_ids(1, runner.vocab_size)
-    for temperature, at in product((0.0, 1.0), range(len(runner.target.buckets[:RECORDED]))):
-        with runner.idle(ids, temperature):
+    with runner.idle(varied_ids(1, runner.vocab_size)):
+        for at in range(len(runner.target.buckets[:RECORDED])):
             for _ in range(2):  # the first compiles
                 for rows in runner.verify_costs:
                     runner.replay(rows, given=True, at=at)
-                for rows in runner.costs:
+                for rows in {1, max(runner.costs)} if runner.costs else ():  # the drafts are those of all lengths
                     runner.replay(rows, at=at)
                 for rows in list(runner.own_costs)[1:]:
                     runner.replay(rows, own=True, at=at)
-                if longest > 1 and math.isfinite(runner.wait_ms):
-                    runner.replay(longest, lambda _confidences: longest, at=at)
 
 
 @torch.inference_mode()

@@ -1,5 +1,5 @@
-"""The fused runner: a whole cycle is one CUDA graph, and the host reads what came of it a cycle late. Where the number
-of rows follows from the drafts' confidences it is two, and the host waits in between.
+"""The fused runner: a whole cycle is two CUDA graphs, one that drafts and one that verifies, and the host reads what
+came of it a cycle late. Where the number of rows follows from the drafts' confidences it waits between the two.
 
 Without CUDA the same launches run eagerly through the kernels' PyTorch references, so that its logic is tested
 everywhere.
@@ -243,19 +243,22 @@ class FusedRunner(SequenceRunner):
         return self.own if own else self.proposer
 
     def _run(self, name: str, key: CycleKey, cut: Cut | None) -> CycleKey:
-        """Run a cycle as one graph of this name, or as two where its drafts may be cut; returns the key of its rows."""
-        if cut is None or not key.drafts:
-            self._graphs.run((name, key), lambda: self._cycle(key))
-            return key
-        shorter = self._cut(key, cut)
-        rest = replace(shorter, drafts=0, own=False)  # as a cycle whose drafts are given
+        """Run a cycle, its drafts as a graph of their own; returns the key of its rows."""
+        key = self._with_drafts(key, cut)
+        rest = replace(key, drafts=0, own=False)  # as a cycle whose drafts are given
         self._graphs.run((name, rest), lambda: self._rest(rest))
-        return shorter
+        return key
 
-    def _cut(self, key: CycleKey, cut: Cut) -> CycleKey:
-        """Draft, wait for what the drafts are worth, and return the key of the rows that are to be verified."""
-        self._graphs.run(("draft", key), lambda: self.draft(key))
-        return replace(key, rows=min(cut(self.progress.margins[: key.drafts].tolist()), key.rows))
+    def _with_drafts(self, key: CycleKey, cut: Cut | None) -> CycleKey:
+        """Make a cycle's drafts, and return the key of the rows that are to be verified: fewer where they are cut, for
+        which the host waits until the drafts are made.
+        """
+        if key.drafts:
+            made = replace(key, rows=key.drafts + 1)
+            self._graphs.run(("draft", made), lambda: self.draft(made))
+            if cut is not None:
+                return replace(key, rows=min(cut(self.progress.margins[: key.drafts].tolist()), key.rows))
+        return key
 
     def _send(self, launched: Launched) -> None:
         """Have its record copied, and its counts of experts where another number of rows began, or now and then."""
@@ -267,10 +270,10 @@ class FusedRunner(SequenceRunner):
         self._records.send(launched, counted)
 
     @contextmanager
-    def idle(self, ids: Sequence[int], temperature: float = 0.0) -> Iterator[None]:
+    def idle(self, ids: Sequence[int]) -> Iterator[None]:
         """Have ``replay`` run cycles behind these committed ids within; they emit nothing and move nothing."""
         prompt = torch.tensor(list(ids), dtype=torch.long, device=self.target.device)
-        sampler = Sampler(SamplingParams(temperature=temperature), 0, self.vocab_size, prompt)
+        sampler = Sampler(SamplingParams(temperature=0.0), 0, self.vocab_size, prompt)
         self.begin(sampler, frozenset(), self.target.rows, self.proposer is not None)
         for _ in self.prefill(ids, 0):
             pass
@@ -285,7 +288,7 @@ class FusedRunner(SequenceRunner):
         self.progress.tokens[: len(ids)] = torch.tensor(ids)
 
     def replay(self, rows: int, cut: Cut | None = None, given: bool = False, own: bool = False, at: int = 0) -> None:
-        """Run one cycle of so many rows, recorded or replayed; 1 is the plain step.
+        """Run one greedy cycle of so many rows, recorded or replayed; 1 is the plain step.
 
         Args:
             cut: see ``launch``. given: its drafts are what stands in ``tokens``; a plain step keeps no drafter's
@@ -294,7 +297,7 @@ class FusedRunner(SequenceRunner):
         self.set_block(rows, own)
         drafts = 0 if given else self._drafts_for(rows)
         taps = (rows > 1 or not given) and self.proposer is not None
-        key = CycleKey(rows, drafts, taps, self._noisy, self.target.buckets[at], own)
+        key = CycleKey(rows, drafts, taps, False, self.target.buckets[at], own)
         self._run(self._replayed, key, cut)
 
     @contextmanager
@@ -308,14 +311,8 @@ class FusedRunner(SequenceRunner):
             self._replayed = "cycle"
             self._graphs.forget(routing)
 
-    def _cycle(self, key: CycleKey) -> None:
-        """Draft, choose, verify, choose, keep the drafter's context, accept: all on the device."""
-        if key.drafts:
-            self.draft(key)
-        self._rest(key)
-
     def _rest(self, key: CycleKey) -> None:
-        """Run what of a cycle stands behind its drafts."""
+        """Verify, choose, keep the drafters' contexts, accept: what of a cycle stands behind its drafts."""
         rows = key.rows
         self.target.block(rows, key.max_seq_len, key.taps)
         self._chooser.choose(self.target.logits[:rows], self.progress.chosen[:rows], Choosing(self._noise(key)))
@@ -342,25 +339,22 @@ class FusedRunner(SequenceRunner):
 
     def _step_by_step(self, key: CycleKey, cut: Cut | None, copied: bool) -> None:
         """Run the same cycle with the sampler between its halves; the host waits for it."""
-        if key.drafts and cut is not None:
-            key = self._cut(key, cut)
-        elif key.drafts:
-            self._graphs.run(("draft", key), lambda: self.draft(key))
+        key = self._with_drafts(key, cut)
         # Read before the pass is launched, or the host would wait for it and could not work beside it.
         known = self._sampler.forced(self.progress.tokens[1 : key.rows])
         if known is not None:
             key = replace(key, rows=min([key.rows, *(rows for rows in self.costs if rows > len(known))]))
-        rows = key.rows
+        rows, rest = key.rows, replace(key, drafts=0, own=False)
         drafts = self.progress.tokens[1:rows]
         noise = self._sampler.noise(len(self.ids), rows)
-        self._graphs.run(("verify", key), lambda: self.target.block(rows, key.max_seq_len, key.taps))
+        self._graphs.run(("verify", rest), lambda: self.target.block(rows, rest.max_seq_len, rest.taps))
         self._sampler.prepare(known, rows)
         logits = self.target.logits[:rows]
         if not bool(torch.isfinite(logits).all()):
             raise not_finite()
         chosen = self.progress.chosen[:rows]
         chosen.copy_(self._sampler.choose(logits, drafts, noise))
-        self._graphs.run(("close", key), lambda: self._close(key))
+        self._graphs.run(("close", rest), lambda: self._close(rest))
         self._send(Launched(key, copied))
         if (cycle := self._receive()) is not None:
             emitted = chosen[: len(cycle.ids)]
