@@ -62,17 +62,20 @@ def prefilled(reply: Reply) -> int:
     return int(started.prompt_tokens - started.reused_tokens)
 
 
+@pytest.mark.parametrize("turns", [TURNS, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "engine"), CASES)
-def test_two_conversations_take_turns_with_short_requests_between(name: str, engine: str, tmp_path: Path) -> None:
+def test_two_conversations_take_turns_with_short_requests_between(
+    name: str, engine: str, turns: int, tmp_path: Path
+) -> None:
     session = open_session(name, engine, tmp_path / "alone")
     alone = {}
     for number in (1, 2):
         session.reset()
         chat = Chat(number)
-        alone[number] = [chat.turn(session, MORE if turn else FIRST) for turn in range(TURNS)]
+        alone[number] = [chat.turn(session, MORE if turn else FIRST) for turn in range(turns)]
     session = open_session(name, engine, tmp_path / "both")
     chats = {number: Chat(number) for number in (1, 2)}
-    for turn in range(TURNS):
+    for turn in range(turns):
         for number, chat in chats.items():
             run, cycles = chat.turn(session, MORE if turn else FIRST)
             assert run == (MORE + 1 if turn else FIRST), "what is new, and the last token of the reply before"

@@ -118,9 +118,10 @@ def test_parts_that_a_killed_program_left_go_when_nobody_writes_them(tmp_path: P
     assert fresh.exists() and not stale.exists() and found(files) == [[1, 1], [2, 2]]
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_writer_killed_at_any_moment_leaves_whole_files(rounds: int, tmp_path: Path) -> None:
     draw, seen = random.Random(1), 0
-    for turn in range(4):
+    for turn in range(rounds):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path), str(1000 * turn)], stdout=subprocess.PIPE
         ) as writer:
