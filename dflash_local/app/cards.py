@@ -6,24 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_local.app.models import registry
-from dflash_local.app.recommending import Summary, row_summary
+from dflash_local.app.fitting import row_choice, shapes
+from dflash_local.app.models import model_store, registry
+from dflash_local.app.recommending import Summary, over_two, row_summary
+from dflash_local.load_config import LoadConfig
 from dflash_local.planner.cards import TYPICAL, same_card
 
 if TYPE_CHECKING:
     from dflash_local.catalog.reports import CardReport
     from dflash_local.catalog.row import Row
     from dflash_local.planner.machine import Machine
-    from dflash_local.planner.recommend import Preference
+    from dflash_local.planner.recommend import Option, Preference
     from dflash_local.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """Says what a pair comes to on a card, and the most context that its best weights leave; None where none do."""
+    """Says what a pair comes to on a card.
+
+    Attributes:
+        longest_context: the most that its best weights leave; None where none fit. over_two: what two such cards hold
+            where none fit one.
+    """
 
     summary: Summary
     longest_context: int | None
+    over_two: Option | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,14 @@ def card_tables(
 
     def card_row(row: Row, machine: Machine) -> CardRow:
         summary = row_summary(row, machine, user, preference)
-        return CardRow(summary, None if summary.best is None else longest_context(summary.best))
+        if summary.best is not None:
+            return CardRow(summary, longest_context(summary.best), None)
+        choice, store = row_choice(row, user), model_store(user)
+        known = shapes(choice, store)
+        if known is None:
+            return CardRow(summary, None, None)
+        two = over_two(choice, known, machine, user, LoadConfig(), preference=preference, store=store)
+        return CardRow(summary, None, two)
 
     def card_table(machine: Machine) -> CardTable:
         measured = (each for each in reports if same_card(each.card, machine.name))

@@ -169,7 +169,7 @@ def pair_plans(
     found = summary(choice, known, where, user, config, preference=preference, store=store)
     if known is None:
         return PairPlans(where, None, found)
-    from dflash_local.planner.plan import USABLE, context_limit, fits_table, plan
+    from dflash_local.planner.plan import fits_table, plan
 
     if choice.why_not_here:
         return PairPlans(where, known, found, plan(known.target, known.drafter, where, runs_on="server"))
@@ -181,13 +181,30 @@ def pair_plans(
     table = fits_table(known.target, drafter, where, config)
     variants = variant_plans(choice.target_row, known, where, config, store)
     lacking = (None, False) if found.best is None else download_of(choice, found.best, store, here=True)
-    two = None
-    if found.best is None and where.count == 1 and where.kind in ("cuda", "named"):
-        pair = replace(where, others=(where,))
-        chat = replace(config, context=config.context or min(USABLE, context_limit(known.target, drafter)))
-        ways = over_all(choice, known, pair, user, chat, preference=preference, store=store)
-        two = None if ways is None else ways.best
+    two = None if found.best else over_two(choice, known, where, user, config, preference=preference, store=store)
     return PairPlans(where, known, found, best, near, table, variants, lacking, two)
+
+
+def over_two(
+    choice: Choice,
+    known: Shapes,
+    where: Machine,
+    user: Settings,
+    config: LoadConfig,
+    *,
+    preference: Preference = "balanced",
+    store: ModelStore | None = None,
+) -> Option | None:
+    """Plan the best weights over two such cards, with a context that is of use; None where they hold none."""
+    from dflash_local.planner.plan import USABLE, context_limit
+
+    if where.count > 1 or where.kind not in ("cuda", "named"):
+        return None
+    drafter = known.drafter if config.draft else None
+    chat = replace(config, context=config.context or min(USABLE, context_limit(known.target, drafter)))
+    pair = replace(where, others=(where,))
+    ways = over_all(choice, known, pair, user, chat, preference=preference, store=store)
+    return None if ways is None else ways.best
 
 
 def over_all(

@@ -104,6 +104,7 @@ def _show_cards(
                     **row.summary.as_dict(),
                     "longest_context": row.longest_context,
                     "option": row.summary.best and row.summary.best.as_dict(),
+                    "over_two": row.over_two and row.over_two.as_dict(),
                 }
                 for row in each.rows
             ],

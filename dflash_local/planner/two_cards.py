@@ -74,10 +74,12 @@ def _parts(target: ModelConfig, layers: int) -> tuple[ModelConfig, ModelConfig]:
 
 def even_split(target: ModelConfig, drafter: Drafter | None, load: Load, free: Sequence[int]) -> CardSplit:
     """Return the split that fills both GPUs alike; ``free``: bytes of the first and of the second one."""
-    low, high = 1, target.num_layers - 1  # the more layers, the fuller the second one
-    while low < high:
-        middle = (low + high) // 2
-        home, front = split_of(target, drafter, load, middle).fullness(free)
-        low, high = (low, middle) if front >= home else (middle + 1, high)
-    near = [split_of(target, drafter, load, layers) for layers in {max(1, low - 1), low}]
-    return min(near, key=lambda each: max(each.fullness(free)))
+    found: dict[int, CardSplit] = {}
+    low, high, layers = 0, target.num_layers, target.num_layers // 2  # the more layers, the fuller the second one
+    while high - low > 1:
+        found[layers] = split_of(target, drafter, load, layers)
+        home, front = found[layers].fullness(free)
+        low, high = (low, layers) if front >= home else (layers, high)
+        moved = front / layers * (1 + free[1] / max(free[0], 1))  # by one layer more, about
+        layers = min(max(layers + round((home - front) / moved), low + 1), high - 1)
+    return min(found.values(), key=lambda each: max(each.fullness(free)))

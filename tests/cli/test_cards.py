@@ -68,7 +68,9 @@ def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, shared: None,
     listed = {one["summary"]["pair"]: one["summary"] for one in cli("models", *on, "--json").json["pairs"]}
     (card,) = cli("models", "--cards", *on, "--json").json["cards"]
     page = cli("models", "--cards", *on, "--markdown").out
-    extra, longest = ("option", "longest_context"), {row["pair"]: row["longest_context"] for row in card["pairs"]}
+    extra = ("option", "longest_context", "over_two")
+    longest = {row["pair"]: row["longest_context"] for row in card["pairs"]}
+    over_two = {row["pair"]: row["over_two"] and row["over_two"]["weights"] for row in card["pairs"]}
     tabled = {row["pair"]: {key: value for key, value in row.items() if key not in extra} for row in card["pairs"]}
     assert card["machine"]["name"] == gpu and list(listed) == ROWS and list(tabled) == LOCAL
     for name in ROWS:
@@ -87,7 +89,13 @@ def test_every_command_says_the_same_of_a_pair_on_a_card(cli: Cli, shared: None,
             least = told["plan"]["ledger"]["total"] / 2**30
             assert found["fits"] == f"needs {ceil(least)} GiB" or told["nearest"]
             assert f" needs {gib_text(least)} with " in words
-            assert f"| {name} |" not in page and name in page.partition("Does not fit: ")[2].rstrip(".\n").split(", ")
+            assert f"| {name} |" not in page
+            if (weights := over_two[name]) is not None:
+                assert f"two cards like this one with --device balanced ({weights}" in words
+                assert f"{name} ({weights}" in page.partition("On two: ")[2]
+            else:
+                assert "like this one" not in words
+                assert name in page.partition("Does not fit: ")[2].rstrip(".\n").split(", ")
             continue
         speeds = [found["plain_tokens_per_s"], *(found["drafted_tokens_per_s"] or ())]
         plain, *drafted = (rate(speed) for speed in speeds)
