@@ -25,7 +25,7 @@ NOTE = (
     "PLAIN is tokens/s without the drafter, DRAFTED at the lowest and the highest acceptance length: this machine's "
     "own, else the published ones, measured with 16-bit targets, else (*) those typical of other pairs. MEASURED: "
     "medians of what people reported of these weights (dflash doctor --row), in brackets without a certificate, as of "
-    "random ones."
+    "random ones. On two such cards: --device balanced."
 )
 
 
@@ -82,9 +82,11 @@ def _titles(each: CardTable) -> Sequence[str]:
 
 
 def _too_large(each: CardTable) -> str:
-    """Name the pairs that do not fit; empty where all do."""
-    rest = [row.summary.pair for row in each.rows if not row.summary.command]
-    return f"Does not fit: {', '.join(rest)}." if rest else ""
+    """Name the pairs that do not fit, and those that two such cards hold; empty where all fit."""
+    rest = [row.summary.pair for row in each.rows if not row.summary.command and row.over_two is None]
+    on_two = [f"{row.summary.pair} ({row.over_two.name})" for row in each.rows if row.over_two is not None]
+    parts = (f"On two: {', '.join(on_two)}.", f"Does not fit: {', '.join(rest)}.")
+    return " ".join(part for part, named in zip(parts, (on_two, rest)) if named)
 
 
 def _also_measured(each: CardTable) -> str:
