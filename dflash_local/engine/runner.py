@@ -33,8 +33,15 @@ class ScoringTarget(Protocol):
     def verify(self, ids: torch.Tensor, with_taps: bool) -> Forward:
         """Run a block [M] without committing it."""
 
+    @property
+    def tables(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return embedding and head as they are stored; None of one in codes."""
+
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows [M, H] of ids [M]."""
+        """Return rows [M, H] of ids [M] as the first layer sees them."""
+
+    def stored_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows [M, H] of ids [M] without the scale that some families give them."""
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [M, V] of hidden rows [M, H]."""

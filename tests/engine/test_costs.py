@@ -43,7 +43,7 @@ def test_a_large_pair_on_a_cpu_is_packed_and_its_cycles_measured(monkeypatch: py
     assert all(ms > 0 for ms in large.runner.costs.values())
     assert large.runner.committed == [] and large.runner.collect() == [] and large.runner.proposer.length == 0
     assert isinstance(large.runner.target.model.get_output_embeddings(), PackedLinear)  # type: ignore[union-attr]
-    assert torch.equal(large.runner.target.tables[1], small.runner.target.tables[1])  # type: ignore[union-attr]
+    assert torch.equal(large.runner.target.tables[1], small.runner.target.tables[1])  # type: ignore[arg-type, union-attr]
     prompt = list(range(40, 60))
     assert ask(large, prompt).ids == ask(small, prompt).ids
 

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_local.catalog.bundled import find
+from dflash_local.bench.trial import scored_target
+from dflash_local.catalog.bundled import Pair, find
 from dflash_local.drafters.dflash2 import layout as dflash2_layout
 from dflash_local.engine import LoadConfig, Session, load, load_fused
 from dflash_local.errors import PairError
 from dflash_local.models.transformers_target import TransformersTarget
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask
-from tests.families import HIDDEN, random_model
+from tests.families import HIDDEN, random_model, save_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIRS = ("qwen3-dflash2-b8", "qwen3-dflash2-b16")
@@ -88,6 +89,20 @@ def test_the_block_is_of_stored_rows_and_the_logits_have_no_cap() -> None:
     cap = target.config.final_logit_softcapping
     torch.testing.assert_close(cap * torch.tanh(target.uncapped(hidden) / cap), target.head(hidden))
     assert (target.uncapped(hidden) - target.head(hidden)).abs().max() > 1e-3
+
+
+def test_both_engines_tell_a_targets_rows_with_and_without_its_scale(tmp_path: Path) -> None:
+    save_model("gemma2_full", tmp_path)
+    ids, found = torch.tensor([3, 7]), []
+    for engine in ("reference", "fused"):
+        session = load(Pair("gemma2", tmp_path, None, False), replace(CPU32, engine=engine))
+        target = scored_target(session)
+        table = target.tables[0]
+        assert table is not None and torch.equal(target.stored_rows(ids), table[ids])
+        found.append(target.embed(ids).clone())
+        assert (found[-1] / target.stored_rows(ids)).mean() > 5
+        session.close()
+    torch.testing.assert_close(*found)
 
 
 @pytest.fixture

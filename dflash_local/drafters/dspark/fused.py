@@ -44,9 +44,7 @@ class DSparkBlocks(DFlashBlocks):
         files: Checkpoint,
         draft_window: int | None,
     ) -> DSparkBlocks:
-        stored = (target.weights.embedding, target.weights.head.weight)
-        embedding, head = (each if isinstance(each, torch.Tensor) else None for each in stored)
-        tables = own_tables(files, embedding, head, target.device, target.dtype)
+        tables = own_tables(files, *target.tables, target.device, target.dtype)
         return cls(config, weights, target, draft_window, tables)
 
     def _bind_own(self, weights: DrafterWeights, tensors: Tensors) -> None:

@@ -188,7 +188,7 @@ class FusedTarget:
         """Run committed tokens [M], as many as there are: they are part of the text from now on."""
         rows = len(ids)
         self._commit_pending()
-        x = self._scale_embedding(self.embed(ids))
+        x = self.embed(ids)
         if self.on_residual is not None:
             self.on_residual(x)
         normed = torch.empty_like(x)
@@ -201,9 +201,20 @@ class FusedTarget:
         return Forward(self.weights.norm(x, normed), taps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return embedding rows [M, H], decoded where they are codes."""
+        """Return embedding rows [M, H] as the first layer sees them."""
+        return self._scale_embedding(self.stored_rows(ids))
+
+    def stored_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return embedding rows [M, H] without the scale that some families give them, decoded where they are codes."""
         out = torch.empty(len(ids), self.hidden_size, dtype=self.dtype, device=self.device)
         return embedding_rows(self.weights.embedding, ids, out)
+
+    @property
+    def tables(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return embedding and head as they are stored; None of one in codes."""
+        stored = (self.weights.embedding, self.weights.head.weight)
+        embedding, head = (each if isinstance(each, torch.Tensor) else None for each in stored)
+        return embedding, head
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [M, V] of hidden rows [M, H]; where a block holds them, those of a block."""
