@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from dflash_local.adapt.draft_module import DraftModule, block_inputs
 from dflash_local.catalog.bundled import Pair
+from dflash_local.drafters.dflash.training import DraftModule, block_inputs
 from dflash_local.kernels.noise import gumbel
 from tests.drafter_configs import read_decoder
 from tests.expert_pairs import DRAFTER

@@ -95,7 +95,7 @@ def room_within(parts: Sequence[str]) -> str:
     """The room of a module or of a name in it. Of drafters, what both engines compute with lies high; the rest, which
     the plan reads, lies low.
     """
-    high = {"engines", "fused", "reference"} & set(parts[1:3])
+    high = {"engines", "fused", "reference", "training"} & set(parts[1:3])
     return "drafters.layout" if parts[0] == "drafters" and not high else parts[0]
 
 

@@ -7,8 +7,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from dflash_local.adapt.draft_module import DraftModule
+from dflash_local.adapt.low_rank import learn_pairs
 from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash.training import DraftModule
+from dflash_local.drafters.engines import module_of
 from dflash_local.drafters.kinds import read_drafter
 from dflash_local.errors import PairError
 from dflash_local.models.checkpoint import Checkpoint
@@ -16,23 +18,8 @@ from dflash_local.models.drafter_codes import decode_codes
 from dflash_local.models.drafter_tensors import FC, WEIGHT, check_tensors, coded_matrices, target_hidden_of
 from dflash_local.store.adaptations import DOWN, MOST_BYTES, UP
 
-RANK = 16
 LARGEST = 127  # of a signed byte
 SCALE = "_scale"  # of a matrix in codes of eight bits, a row each
-
-
-class LowRank(nn.Module):
-    """A frozen matrix and a pair of a low rank that is added to it, at first nothing."""
-
-    def __init__(self, frozen: nn.Linear) -> None:
-        super().__init__()
-        self.frozen = frozen
-        self.down = nn.Parameter(torch.randn(RANK, frozen.in_features) * frozen.in_features**-0.5)
-        self.up = nn.Parameter(torch.zeros(frozen.out_features, RANK))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        added: torch.Tensor = (x @ self.down.to(x.dtype).t()) @ self.up.to(x.dtype).t()
-        return self.frozen(x) + added
 
 
 def read_module(files: Checkpoint) -> DraftModule:
@@ -44,8 +31,8 @@ def read_module(files: Checkpoint) -> DraftModule:
     config = trainable(files)
     hidden = target_hidden_of(files, config)
     check_tensors(files, config, hidden)
-    module, coded = DraftModule(config, hidden), coded_matrices(files, config)
-    places = {name: [tensor] for name, tensor in module.state_dict().items()}
+    module, coded = module_of(config)(config, hidden), coded_matrices(files, config)
+    places = {stored_name(name, files): [tensor] for name, tensor in module.state_dict().items()}
     files.fill({name: at for name, at in places.items() if name.removesuffix(WEIGHT) not in coded})
     decode_codes(files, coded, places, torch.float32)
     return module
@@ -54,12 +41,18 @@ def read_module(files: Checkpoint) -> DraftModule:
 def trainable(files: Checkpoint) -> DFlashConfig:
     """Return a drafter's configuration. PairError: such a drafter is not trained."""
     config = read_drafter(files.config, files.source.config_file)
-    if type(config) is not DFlashConfig or config.attention_bias or config.rope.kind != "default":
+    if refusal := config.training_refusal():
         raise PairError(
-            f"{files.path}: drafters of the kind {config.kind} with these options are not trained here",
-            "dflash adapt trains DFlash drafters without biases whose rope is not scaled",
+            f"{files.path}: {refusal}",
+            "dflash adapt trains DFlash, DFlash 2 and DSpark drafters without biases whose rope is not scaled",
         )
-    return config
+    return cast(DFlashConfig, config)
+
+
+def stored_name(name: str, files: Checkpoint) -> str:
+    """Return how a checkpoint names a tensor of the module: tables by id may have a bare name."""
+    bare = name.removesuffix(WEIGHT)
+    return bare if bare in files.tensors else name
 
 
 class LearningDrafter:
@@ -67,11 +60,12 @@ class LearningDrafter:
 
     Attributes:
         module: whose ``fc`` is left out, as what it makes of taps is kept. fc: that matrix. whole: all matrices but
-            ``fc`` are trained, those of a large drafter by pairs in its last layer alone; norms always are.
+            ``fc`` are trained, those of a large drafter by pairs in its last layer and in what chooses its ids alone;
+            norms and other small tensors always are.
     """
 
     def __init__(self, files: Checkpoint, device: torch.device) -> None:
-        self.module = read_module(files)
+        self.module, self.files = read_module(files), files
         self.config, self.coded = self.module.config, coded_matrices(files, self.module.config)
         self.fc = self.module.fc.weight.detach().to(device)
         self.module.fc = cast(nn.Linear, nn.Identity())
@@ -91,14 +85,11 @@ class LearningDrafter:
         return name.removesuffix(WEIGHT) in self.coded
 
     def _freeze(self) -> None:
-        """Leave the norms and pairs of the last layer's matrices."""
+        """Leave what is no matrix, and pairs."""
         for parameter in self.module.parameters():
-            parameter.requires_grad_(parameter.ndim == 1)
-        last = self.module.layers[-1]
-        for name, part in list(last.named_modules()):
-            if isinstance(part, nn.Linear):
-                above, _, own = name.rpartition(".")
-                setattr(last.get_submodule(above), own, LowRank(part))
+            parameter.requires_grad_(parameter.ndim != 2)
+        for part in self.module.learning():
+            learn_pairs(part)
 
     def tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """Return what a module of this form has learnt, as the checkpoint stores it."""
@@ -107,13 +98,13 @@ class LearningDrafter:
             value = parameter.detach().cpu()
             if name.endswith((DOWN, UP)):
                 matrix, _, which = name.rpartition(".")
-                found[f"{matrix}{WEIGHT}.{which}"] = value.contiguous()
+                found[f"{stored_name(f'{matrix}{WEIGHT}', self.files)}.{which}"] = value.contiguous()
             elif ".frozen." in name or (not self.whole and value.ndim == 2):
                 continue
             elif self._is_coded(name):
                 found[name], found[f"{name}{SCALE}"] = codes_of(value)
             else:
-                found[name] = value.to(torch.bfloat16)
+                found[stored_name(name, self.files)] = value.to(torch.bfloat16)
         return found
 
 

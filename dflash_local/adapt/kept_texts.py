@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dflash_local.adapt.dialogues import Dialogues
+from dflash_local.adapt.drafter_file import LearningDrafter
 from dflash_local.adapt.windows import Windows
 from dflash_local.engine.runner import ScoringTarget
 from dflash_local.store.atomic import write_atomic
@@ -36,7 +37,7 @@ class WrittenText:
 
 
 class TargetTables:
-    """Rows of a target's embedding for the ids that texts have, and its head.
+    """Rows of an embedding for the ids that texts have, and a head: the target's, or the drafter's in their place.
 
     Attributes:
         head: [vocabulary, w].
@@ -49,12 +50,17 @@ class TargetTables:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, target: ScoringTarget, ids: Iterable[int], width: int) -> TargetTables:
-        """Take them from a loaded target, whatever its format: the head is what it makes of unit vectors."""
+    def of(cls, target: ScoringTarget, ids: Iterable[int], drafter: LearningDrafter) -> TargetTables:
+        """Take what a drafter borrows from a loaded target, whatever its format: the head is what it makes of unit
+        vectors.
+        """
         wanted = torch.tensor(sorted(set(ids)), device=target.device)
-        units = torch.eye(width, dtype=target.dtype, device=target.device)
-        columns = [target.head(part)[:, : target.vocab_size].to(target.dtype) for part in units.split(HEAD_ROWS)]
-        return cls(wanted, target.embed(wanted).to(target.dtype), torch.cat(columns).t().contiguous())
+        rows, head = drafter.module.borrowed(target, drafter.files, wanted)
+        if head is None:
+            units = torch.eye(rows.shape[1], dtype=target.dtype, device=target.device)
+            columns = [target.head(part)[:, : target.vocab_size].to(target.dtype) for part in units.split(HEAD_ROWS)]
+            head = torch.cat(columns).t().contiguous()
+        return cls(wanted, rows.to(target.dtype), head)
 
     def save(self, file: Path) -> None:
         write_atomic(file, stored({"ids": self._ids, "rows": self._rows, "head": self.head}))

@@ -171,7 +171,7 @@ def _prepare(
         for done in keep_texts(work / name, own, longest, target, drafter.fc.to(target.device)):
             progress(f"keeping taps, text {done} of {len(own)}", done / len(own))
     ids = {each for own in texts.values() for text in own for each in text.ids}
-    TargetTables.of(target, {*ids, drafter.config.mask_token_id}, drafter.config.hidden_size).save(work / TABLES)
+    TargetTables.of(target, {*ids, drafter.config.mask_token_id}, drafter).save(work / TABLES)
     prompts = [[kind, text.ids[: text.answer]] for text, kind in zip(texts[HELD], kinds, strict=True)][:MEASURED]
     write_atomic(work / PROMPTS, json.dumps(prompts))
     told = {

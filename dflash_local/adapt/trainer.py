@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from dflash_local.adapt.draft_module import DraftModule, block_inputs
-from dflash_local.adapt.head_loss import ROWS, head_loss
+from dflash_local.adapt.low_rank import tables_by_id
 from dflash_local.adapt.muon import Muon
-from dflash_local.adapt.packing import drafted, mask_of
 from dflash_local.adapt.windows import Windows
+from dflash_local.drafters.dflash.training import DraftModule, block_inputs
+from dflash_local.models.shared_windows import drafted, mask_of
 
 Packed = Callable[..., torch.Tensor]  # DraftModule.packed
 
@@ -56,7 +56,7 @@ class Recipe:
     rounds: int = 2
     gamma: float = 4.0
     matrix_rate: float = 3e-3
-    norm_rate: float = 2e-3
+    norm_rate: float = 2e-3  # of all that is no matrix, and of tables by id
     warm_up: int = 100
     average: float = 0.995
     seconds: float = 720.0
@@ -96,6 +96,14 @@ def labels(windows: Windows, anchors: torch.Tensor, slots: int) -> tuple[torch.T
     return wanted, before & inside & same & windows.own[batch, at]
 
 
+def ids_before(windows: Windows, anchors: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The ids behind which each slot drafts while all before it are right: the anchors', then ``wanted`` [b, a, slots].
+
+    A drafter that chooses by the id before is judged so, too: behind a wrong draft nothing counts.
+    """
+    return torch.cat((windows.ids.gather(1, anchors).unsqueeze(-1), wanted[..., :-1]), -1)
+
+
 class Trainer:
     """A drafter, its running average, its optimisers and its place in the schedule.
 
@@ -108,10 +116,13 @@ class Trainer:
         self.drafter = drafter.to(self.device).train()
         self.average = copy.deepcopy(drafter).requires_grad_(False).eval()
         learnt = [p for p in drafter.parameters() if p.requires_grad]
-        matrices, norms = [p for p in learnt if p.ndim == 2], [p for p in learnt if p.ndim != 2]
+        # Muon would give a table's few rows with a gradient what is meant for all of them.
+        by_id = {id(p) for p in tables_by_id(drafter)}
+        matrices = [p for p in learnt if p.ndim == 2 and id(p) not in by_id]
+        others = [p for p in learnt if p.ndim != 2 or id(p) in by_id]
         cuda = self.device.type == "cuda"
         self._muon = Muon(matrices, recipe.matrix_rate)
-        self._adam = torch.optim.AdamW(norms, recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
+        self._adam = torch.optim.AdamW(others, recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
         self._packed = torch.compile(drafter.packed, dynamic=False) if cuda else drafter.packed
         self._draw = torch.Generator(self.device).manual_seed(recipe.seed)
         size = drafter.config.block_size
@@ -137,20 +148,20 @@ class Trainer:
 
     def _forward(self, drafter: Packed, windows: Windows, taps: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         """Return hidden rows [b x a x slots, w] of the blocks behind anchors [b, a]."""
-        config, size = self.drafter.config, self.drafter.config.block_size
+        config, size = self.drafter.config, self.drafter.config.draft_rows
         x = block_inputs(windows.ids, anchors, self.target.embed, size, config.mask_token_id).flatten(1, 2)
         first = windows.places.gather(1, anchors)
         positions = (first.unsqueeze(-1) + torch.arange(size, device=self.device)).flatten(1)
         rows, length = anchors.shape[1] * size, taps.shape[1]
         masks = {
-            window: mask_of(
-                drafted(windows.texts, anchors, size, window), len(anchors), rows, length + rows, self.device
+            sight: mask_of(
+                drafted(windows.texts, anchors, size, *sight), len(anchors), rows, length + rows, self.device
             )
-            for window in set(config.windows)
+            for sight in set(self.drafter.sights)
         }
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             hidden = drafter(taps, x, windows.places, positions, masks)
-        return hidden.unflatten(1, (-1, size))[:, :, 1:].flatten(0, 2).to(self.target.dtype)
+        return hidden.unflatten(1, (-1, size))[:, :, config.first_draft :].flatten(0, 2).to(self.target.dtype)
 
     def _update(
         self, windows: Windows, taps: torch.Tensor, anchors: torch.Tensor, counts: torch.Tensor
@@ -160,7 +171,10 @@ class Trainer:
         total = weights.sum()
         self._set_rates()
         hidden = self._forward(self._packed, windows, taps, anchors)
-        loss, likeliest = head_loss(hidden, self.target.head, wanted.flatten(), (weights / total).flatten())
+        before = ids_before(windows, anchors, wanted)
+        loss, likeliest = self.drafter.loss(
+            hidden, self.target.head, before.flatten(), wanted.flatten(), (weights / total).flatten()
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0, foreach=True)
         self._muon.step()
@@ -188,7 +202,10 @@ class Trainer:
             taps = teacher.taps_of(windows, self.drafter.config.taps)
             hidden = self._forward(self.average.packed, windows, taps, anchors)
             wanted, valid = labels(windows, anchors, self.drafter.config.block_size - 1)
-            likeliest = torch.cat([(part @ self.target.head.t()).argmax(-1) for part in hidden.split(ROWS)])
+            before = ids_before(windows, anchors, wanted)
+            _, likeliest = self.average.loss(
+                hidden, self.target.head, before.flatten(), wanted.flatten(), valid.flatten().float()
+            )
             accepted = accepted_drafts(likeliest.view_as(wanted), wanted, valid)
             emitted += float(((accepted + 1) * counts).sum())
             cycles += int(counts.sum())

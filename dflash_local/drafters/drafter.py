@@ -34,8 +34,8 @@ class Drafter:
     """One drafter by its configuration. A kind overrides what it has; one without tensors has none of it.
 
     Its modules are ``drafters.<kind>.layout`` with ``CONFIG``, this class; of a kind that stores tensors ``reference``
-    with ``PROPOSER``, a ``drafters.engines.LoadableProposer``; and, where the fused engine takes it, ``fused`` with
-    ``BLOCKS``, a ``FusedDrafter``.
+    with ``PROPOSER``, a ``drafters.engines.LoadableProposer``; where the fused engine takes it, ``fused`` with
+    ``BLOCKS``, a ``FusedDrafter``; and, where it is trained, ``training`` with ``MODULE``, a ``DraftModule``.
 
     Attributes:
         block_size: rows that are verified of a trained block, anchor included.
@@ -100,6 +100,10 @@ class Drafter:
     def fused_refusal(self) -> str:
         """Return why the fused engine cannot run it; empty when it can."""
         return f"its drafter is of the kind {self.kind}"
+
+    def training_refusal(self) -> str:
+        """Return why it cannot be trained; empty when it can."""
+        return f"drafters of the kind {self.kind} are not trained"
 
     def tensors(self, target_hidden: int) -> Shapes:
         """Return shapes of all tensors of its checkpoint by name."""

@@ -18,6 +18,8 @@ from dflash_local.models.fused.target import FusedTarget
 from dflash_local.models.transformers_target import TransformersTarget
 
 if TYPE_CHECKING:
+    from dflash_local.drafters.dflash.layout import DFlashConfig
+    from dflash_local.drafters.dflash.training import DraftModule
     from dflash_local.engine.sampling import Sampler
 
 
@@ -206,6 +208,12 @@ class BindableBlocks(Protocol):
 def proposer_of(config: Drafter) -> LoadableProposer:
     """Import the reference engine's side of a kind."""
     found: LoadableProposer = import_module(f"dflash_local.drafters.{config.kind}.reference").PROPOSER
+    return found
+
+
+def module_of(config: DFlashConfig) -> type[DraftModule]:
+    """Import what a kind is trained as."""
+    found: type[DraftModule] = import_module(f"dflash_local.drafters.{config.kind}.training").MODULE
     return found
 
 

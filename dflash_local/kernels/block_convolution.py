@@ -43,14 +43,14 @@ def block_convolution(
 
 
 def block_convolution_reference(rows: torch.Tensor, base: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return the convolution [M, H] in plain PyTorch."""
-    count, groups = len(rows), own.shape[-1]
-    values = rows.view(count, groups, -1)
+    """Return the convolution [..., M, H] in plain PyTorch, also of several blocks side by side."""
+    count, groups = rows.shape[-2], own.shape[-1]
+    values = rows.unflatten(-1, (groups, -1))
     out = torch.zeros_like(values)
     for back, kernel in enumerate(base.view(len(base), groups, -1)):
-        earlier = values[: max(count - back, 0)]
-        out[back:] += kernel * earlier + own[back:, back, :, None] * earlier
-    return out.view_as(rows)
+        earlier = values[..., : max(count - back, 0), :, :]
+        out[..., back:, :, :] += kernel * earlier + own[..., back:, back, :, None] * earlier
+    return out.flatten(-2)
 
 
 # fmt: off

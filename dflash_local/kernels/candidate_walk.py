@@ -102,9 +102,14 @@ def candidates(config: SelectorConfig, logits: torch.Tensor) -> tuple[torch.Tens
     """Return scores in float32 and ids [M, top_k] of the likeliest ids by logits [M, V], in plain PyTorch. Factor and
     soft cap change no order, so only the few that are taken get them.
     """
-    scores, ids = logits.topk(min(config.top_k, logits.shape[-1]), dim=-1)
-    scores, cap = scores.float() * config.output_multiplier, config.softcap
-    return scores if cap is None else torch.tanh(scores / cap) * cap, ids
+    values, ids = logits.topk(min(config.top_k, logits.shape[-1]), dim=-1)
+    return candidate_scores(config, values), ids
+
+
+def candidate_scores(config: SelectorConfig, logits: torch.Tensor) -> torch.Tensor:
+    """Return the scores of logits in float32: after the factor and the soft cap."""
+    scores, cap = logits.float() * config.output_multiplier, config.softcap
+    return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
 def walk(

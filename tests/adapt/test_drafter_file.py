@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from dflash_local.adapt import drafter_file
-from dflash_local.adapt.drafter_file import RANK, LearningDrafter
+from dflash_local.adapt.drafter_file import LearningDrafter, trainable
+from dflash_local.adapt.low_rank import RANK, LowRank
 from dflash_local.catalog import bundled
 from dflash_local.drafters.dflash.layout import DFlashConfig
 from dflash_local.drafters.kinds import read_drafter
@@ -18,6 +20,7 @@ from dflash_local.models.adapted_drafter import adapted
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.drafter_weights import DrafterWeights, read_weights
 from dflash_local.models.pair import open_drafter
+from tests.engine.named_pairs import GOLDEN
 
 CPU = torch.device("cpu")
 TOY, SMALL = (bundled.FOLDER / name / "drafter" for name in ("demo", "smollm2"))
@@ -50,7 +53,7 @@ def test_a_large_drafter_learns_pairs_that_are_merged_as_it_is_read(
     trained = [name for name, parameter in learning.module.named_parameters() if parameter.requires_grad]
     assert not learning.whole and not any(name.startswith("layers.0") and "norm" not in name for name in trained)
     part = learning.module.layers[-1].get_submodule("mlp.down_proj")
-    assert isinstance(part, drafter_file.LowRank)
+    assert isinstance(part, LowRank)
     with torch.no_grad():
         part.up.normal_(std=0.1)
     tensors = learning.tensors(learning.module)
@@ -74,3 +77,11 @@ def test_of_another_drafter_it_is_refused(tmp_path: Path) -> None:
 def test_kinds_that_are_not_trained_are_named() -> None:
     with pytest.raises(PairError, match="of the kind mtp"):
         LearningDrafter(open_drafter(bundled.FOLDER / "demo-hybrid" / "target"), CPU)
+
+
+@pytest.mark.parametrize("pair", ["qwen3-v1-b8", "qwen3-dflash2-b8"])
+def test_options_that_are_not_trained_are_named(pair: str) -> None:
+    config = trainable(open_drafter(GOLDEN / pair / "drafter"))
+    assert "biases" in replace(config, attention_bias=True).training_refusal()
+    scaled = replace(config, rope=replace(config.rope, kind="yarn"))
+    assert "rope is scaled" in scaled.training_refusal()

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dflash_local.adapt.draft_module import DraftModule
-from dflash_local.adapt.packing import dense_mask, drafted
 from dflash_local.catalog.bundled import FOLDER
 from dflash_local.drafters.dflash.reference import DrafterModel
+from dflash_local.drafters.dflash.training import DraftModule
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.shared_windows import dense_mask, drafted
 from tests.drafter_configs import read_decoder
 
 PAIRS = ("demo", "demo-hybrid")  # attention over everything; a causal sliding layer of 64 before one
@@ -46,9 +46,9 @@ def test_equals_the_drafter_that_runs(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(batched[row], single, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("window", [None, 6])
-def test_mask_shows_only_the_past_and_the_own_block(window: int | None) -> None:
-    rule = drafted(torch.zeros(1, 12), torch.tensor([[5, 9]]), BLOCK, window)
+@pytest.mark.parametrize(("window", "causal"), [(None, False), (None, True), (6, True), (6, False)])
+def test_mask_shows_only_the_past_and_the_own_block(window: int | None, causal: bool) -> None:
+    rule = drafted(torch.zeros(1, 12), torch.tensor([[5, 9]]), BLOCK, window, causal)
     mask = dense_mask(rule, 1, 2 * BLOCK, 12 + 2 * BLOCK, torch.device("cpu"))[0, 0]
     assert mask.shape == (2 * BLOCK, 12 + 2 * BLOCK)
     for query in range(2 * BLOCK):
@@ -58,5 +58,6 @@ def test_mask_shows_only_the_past_and_the_own_block(window: int | None) -> None:
                 wanted = key < anchor and (window is None or anchor + slot - key < window)
             else:
                 other, own = divmod(key - 12, BLOCK)
-                wanted = other == query // BLOCK and (window is None or 0 <= slot - own < window)
+                wanted = other == query // BLOCK and (window is None or abs(slot - own) < window)
+                wanted = wanted and (own <= slot or not causal)
             assert bool(mask[query, key]) == wanted, (query, key)

@@ -13,12 +13,12 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from dflash_local.adapt.dialogues import Dialogues
 from dflash_local.adapt.drafter_file import read_module
-from dflash_local.adapt.packing import attend, dense_mask, drafted, same_text
 from dflash_local.adapt.trainer import Recipe, Trainer, labels, pick_anchors
 from dflash_local.adapt.windows import Windows, pack
 from dflash_local.drafters.dflash.reference import DrafterModel
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import open_drafter
+from dflash_local.models.shared_windows import attend, dense_mask, drafted, same_text
 from tests.families import save_model
 from tools.train.acceptance import Reply, Walker, cycles
 from tools.train.frozen_target import FrozenTarget

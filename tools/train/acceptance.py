@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from dflash_local.adapt.dialogues import repeat_start
-from dflash_local.adapt.draft_module import DraftModule, block_inputs
 from dflash_local.adapt.openings import SEEDS
-from dflash_local.adapt.packing import dense_mask, same_text
+from dflash_local.drafters.dflash.training import DraftModule, block_inputs
+from dflash_local.models.shared_windows import dense_mask, same_text
 from tools.train.frozen_target import FrozenTarget
 
 ROWS = 8  # replies at a time

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from dflash_local.adapt.packing import Mask, attend, mask_of, same_text
 from dflash_local.adapt.windows import Windows
 from dflash_local.config.features import AttentionConfig, LayerConfig, MLPConfig
 from dflash_local.errors import UsageError
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.load_target import load_target, placement
+from dflash_local.models.shared_windows import Mask, attend, mask_of, same_text
 from dflash_local.models.target_facts import TargetFacts
 from tools.train.slot_kernels import attend_slots
 

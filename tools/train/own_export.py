@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dflash_local.adapt.draft_module import DraftModule
 from dflash_local.adapt.drafter_file import codes_of
 from dflash_local.config.features import MLPConfig
 from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash.training import DraftModule
 from tools.train.frozen_target import FrozenTarget
 
 WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None, "dynamic": False}

@@ -153,6 +153,11 @@ class DFlashConfig(Drafter):
     def fused_refusal(self) -> str:
         return ""
 
+    def training_refusal(self) -> str:
+        if self.attention_bias:
+            return "drafters with biases are not trained"
+        return "" if self.rope.kind == "default" else "drafters whose rope is scaled are not trained"
+
     @property
     def mlp(self) -> MLPConfig:
         return MLPConfig(self.intermediate_size)

@@ -39,9 +39,14 @@ def same_text(texts: torch.Tensor) -> Rule:
     return seen
 
 
-def drafted(texts: torch.Tensor, anchors: torch.Tensor, size: int, window: int | None = None) -> Rule:
-    """Of blocks of ``size`` rows behind anchors [b, a]: the places of the same text before the anchor, and the own
-    block. Keys are the s places, then the rows. With a window it is causal, and at most so many keys back.
+def drafted(
+    texts: torch.Tensor, anchors: torch.Tensor, size: int, window: int | None = None, causal: bool = False
+) -> Rule:
+    """Of blocks of ``size`` rows at anchors [b, a]: the places of the same text before the anchor, and the own block.
+    Keys are the s places, then the rows.
+
+    Args:
+        window: so many keys to either side are seen, the own one included; None: all. causal: none of a later row.
     """
     length = texts.shape[1]
     of_anchor = texts.gather(1, anchors)
@@ -51,10 +56,10 @@ def drafted(texts: torch.Tensor, anchors: torch.Tensor, size: int, window: int |
         place = torch.where(context, k, 0)
         before = (place < anchors[b, block]) & (texts[b, place] == of_anchor[b, block])
         found = torch.where(context, before, (k - length) // size == block)
-        if window is None:
-            return found
         back = anchors[b, block] + q % size - torch.where(context, k, anchors[b, block] + (k - length) % size)
-        return found & (back >= 0) & (back < window)
+        if causal:
+            found = found & (back >= 0)
+        return found if window is None else found & (back.abs() < window)
 
     return seen
 

@@ -1,17 +1,27 @@
-"""The drafter as a trainable module: ``models.drafter`` over many anchors at once.
+"""A DFlash drafter as a module that can be trained: what ``reference`` computes, over many anchors at once.
 
-Tensor names are the published ones. It knows the target only through taps, embeddings and head.
+Tensor names are the published ones. It knows the target only through taps, embeddings and head. The other kinds that
+are trained override what they have beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
-from dflash_local.adapt.packing import Mask, attend, dense_mask, drafted
 from dflash_local.drafters.dflash.layout import DFlashConfig
+from dflash_local.drafters.dflash.reference import Part, Sublayer
+from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.head_loss import head_loss
+from dflash_local.models.shared_windows import Mask, attend, dense_mask, drafted
+
+if TYPE_CHECKING:
+    from dflash_local.engine.runner import ScoringTarget
+
+Sight = tuple[int | None, bool]  # of a layer: its window, and whether it is causal
 
 
 class Norm(nn.Module):
@@ -87,8 +97,15 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, c: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, mask: Mask
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), c, places, positions, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        def attention(rows: torch.Tensor) -> torch.Tensor:
+            return self.self_attn(rows, c, places, positions, mask)  # type: ignore[no-any-return]
+
+        x = x + self._around("attention", attention, self.input_layernorm(x))
+        return x + self._around("mlp", self.mlp, self.post_attention_layernorm(x))
+
+    def _around(self, part: Part, sublayer: Sublayer, rows: torch.Tensor) -> torch.Tensor:
+        """Return the output of a sublayer on normed rows [b, n, w]; a kind may have something around it."""
+        return sublayer(rows)
 
 
 class DraftModule(nn.Module):
@@ -98,13 +115,16 @@ class DraftModule(nn.Module):
         target_hidden: width of the target, whose taps ``fc`` takes.
     """
 
+    layer: ClassVar[type[Layer]] = Layer
+
     def __init__(self, config: DFlashConfig, target_hidden: int) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.config, self.windows = config, config.windows
+        self.config = config
+        self.sights: tuple[Sight, ...] = tuple(zip(config.windows, config.causal, strict=True))
         self.fc = nn.Linear(len(config.taps) * target_hidden, width, bias=False)
         self.hidden_norm = Norm(width, eps)
-        self.layers = nn.ModuleList(Layer(config) for _ in self.windows)
+        self.layers = nn.ModuleList(self.layer(config) for _ in self.sights)
         self.norm = Norm(width, eps)
 
     def forward(self, taps: torch.Tensor, x: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
@@ -116,9 +136,9 @@ class DraftModule(nn.Module):
         length, block, device = taps.shape[1], x.shape[2], anchors.device
         places = torch.arange(length, device=device).expand(len(taps), -1)
         positions = (anchors.unsqueeze(-1) + torch.arange(block, device=device)).flatten(1)
-        rules = {window: drafted(torch.zeros_like(places), anchors, block, window) for window in self.windows}
+        rules = {sight: drafted(torch.zeros_like(places), anchors, block, *sight) for sight in self.sights}
         shape = len(taps), positions.shape[1], length + positions.shape[1]
-        masks = {window: dense_mask(rule, *shape, device) for window, rule in rules.items()}
+        masks = {sight: dense_mask(rule, *shape, device) for sight, rule in rules.items()}
         return self.packed(taps, x.flatten(1, 2), places, positions, masks).view_as(x)
 
     def packed(
@@ -127,20 +147,48 @@ class DraftModule(nn.Module):
         x: torch.Tensor,
         places: torch.Tensor,
         positions: torch.Tensor,
-        masks: Mapping[int | None, Mask],
+        masks: Mapping[Sight, Mask],
     ) -> torch.Tensor:
         """Rows of any texts: taps [b, s, T * w] at places [b, s], block rows x [b, n, w] at positions [b, n].
 
         Args:
-            masks: who sees whom over [n, s + n], by a layer's window.
+            masks: who sees whom over [n, s + n], by ``sights`` of layers.
 
         Returns:
             hidden after the norm, shaped as x.
         """
         c = self.hidden_norm(self.fc(taps))
-        for layer, window in zip(self.layers, self.windows, strict=True):
-            x = layer(x, c, places, positions, masks[window])
-        return self.norm(x)
+        for layer, sight in zip(self.layers, self.sights, strict=True):
+            x = layer(x, c, places, positions, masks[sight])
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def loss(
+        self,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        before: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum of the weighted losses of drafted rows, and the ids [n] that would be drafted behind ``before``.
+
+        Args:
+            hidden: [n, w], of the head's dtype. head: [vocabulary, w], never trained.
+            before, labels, weights: [n]; the right ids before, the right ids, and zero where a row is left out.
+        """
+        return head_loss(labels, weights, hidden, head)
+
+    def learning(self) -> list[nn.Module]:
+        """Return the parts whose matrices learn where the drafter is too large to learn as a whole."""
+        return [self.layers[-1]]
+
+    def borrowed(
+        self, target: ScoringTarget, files: Checkpoint, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the rows [n, w] of ids [n] as blocks take them, and the head [vocabulary, w] of the checkpoint that
+        drafts in the place of the target's; None where it has none.
+        """
+        return target.embed(ids), None
 
 
 def block_inputs(
@@ -154,3 +202,6 @@ def block_inputs(
     block = torch.full((*anchors.shape, size), mask_id, device=ids.device)
     block[..., 0] = ids.gather(1, anchors)
     return embed(block)
+
+
+MODULE = DraftModule
