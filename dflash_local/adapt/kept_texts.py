@@ -52,15 +52,15 @@ class TargetTables:
     @torch.inference_mode()
     def of(cls, target: ScoringTarget, ids: Iterable[int], drafter: LearningDrafter) -> TargetTables:
         """Take what a drafter borrows from a loaded target, whatever its format: the head is what it makes of unit
-        vectors.
+        vectors. They lie on the host, as a device has no room for another head beside the target.
         """
         wanted = torch.tensor(sorted(set(ids)), device=target.device)
         rows, head = drafter.module.borrowed(target, drafter.files, wanted)
         if head is None:
             units = torch.eye(rows.shape[1], dtype=target.dtype, device=target.device)
-            columns = [target.head(part)[:, : target.vocab_size].to(target.dtype) for part in units.split(HEAD_ROWS)]
-            head = torch.cat(columns).t().contiguous()
-        return cls(wanted, rows.to(target.dtype), head)
+            parts = (target.head(part)[:, : target.vocab_size] for part in units.split(HEAD_ROWS))
+            head = torch.cat([part.to("cpu", target.dtype) for part in parts]).t().contiguous()
+        return cls(wanted.cpu(), rows.to("cpu", target.dtype), head.cpu())
 
     def save(self, file: Path) -> None:
         write_atomic(file, stored({"ids": self._ids, "rows": self._rows, "head": self.head}))
