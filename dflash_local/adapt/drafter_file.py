@@ -78,18 +78,21 @@ class LearningDrafter:
                 "name the drafter in bfloat16 with --drafter",
             )
         if not self.whole:
-            self._freeze()
+            self._freeze(device)
         self.module.to(device)
 
     def _is_coded(self, name: str) -> bool:
         return name.removesuffix(WEIGHT) in self.coded
 
-    def _freeze(self) -> None:
-        """Leave what is no matrix, and pairs."""
+    def _freeze(self, device: torch.device) -> None:
+        """Leave what is no matrix, and pairs. Matrices of layers that a GPU multiplies in 16 bits are kept so."""
         for parameter in self.module.parameters():
             parameter.requires_grad_(parameter.ndim != 2)
         for part in self.module.learning():
             learn_pairs(part)
+        for parameter in self.module.layers.parameters():
+            if device.type == "cuda" and not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
 
     def tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """Return what a module of this form has learnt, as the checkpoint stores it."""

@@ -114,7 +114,9 @@ class Trainer:
     def __init__(self, target: Teacher, drafter: DraftModule, recipe: Recipe) -> None:
         self.target, self.recipe, self.device = target, recipe, target.device
         self.drafter = drafter.to(self.device).train()
-        self.average = copy.deepcopy(drafter).requires_grad_(False).eval()
+        self._names = [name for name, p in drafter.named_parameters() if p.requires_grad]
+        frozen = {id(p): p for p in drafter.parameters() if not p.requires_grad}  # which both share
+        self.average = copy.deepcopy(drafter, frozen).requires_grad_(False).eval()
         learnt = [p for p in drafter.parameters() if p.requires_grad]
         # Muon would give a table's few rows with a gradient what is meant for all of them.
         by_id = {id(p) for p in tables_by_id(drafter)}
@@ -128,6 +130,10 @@ class Trainer:
         size = drafter.config.block_size
         self._decay = torch.exp(-torch.arange(size - 1, device=self.device) / recipe.gamma)
         self.used, self.updates, self.passes = 0.0, 0, 0.0
+
+    def _learnt(self, module: DraftModule) -> list[torch.Tensor]:
+        """Return what is trained, of the drafter or of the average."""
+        return [module.get_parameter(name) for name in self._names]
 
     def _set_rates(self) -> None:
         done = min(1.0, self.used / self.recipe.seconds)
@@ -183,7 +189,7 @@ class Trainer:
         self.updates += 1
         keep = min(self.recipe.average, (1 + self.updates) / (10 + self.updates))
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.average.parameters()), list(self.drafter.parameters()), 1 - keep)
+            torch._foreach_lerp_(self._learnt(self.average), self._learnt(self.drafter), 1 - keep)
         accepted = accepted_drafts(likeliest.view_as(wanted), wanted, valid)
         mean = (accepted * counts).sum() / counts.sum().clamp_min(1)
         return torch.stack((loss.detach(), mean)), accepted
@@ -214,8 +220,8 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Everything that ``load`` takes up."""
         return {
-            "drafter": self.drafter.state_dict(),
-            "average": self.average.state_dict(),
+            "drafter": self._learnt(self.drafter),
+            "average": self._learnt(self.average),
             "muon": self._muon.state_dict(),
             "adam": self._adam.state_dict(),
             "used": self.used,
@@ -227,8 +233,9 @@ class Trainer:
     def load(self, file: Path) -> None:
         """Go on where ``state`` was saved to a file with torch.save."""
         state = torch.load(file, map_location=self.device, weights_only=True)
-        self.drafter.load_state_dict(state["drafter"])
-        self.average.load_state_dict(state["average"])
+        with torch.no_grad():
+            for name, module in (("drafter", self.drafter), ("average", self.average)):
+                torch._foreach_copy_(self._learnt(module), state[name])
         self._muon.load_state_dict(state["muon"])
         self._adam.load_state_dict(state["adam"])
         self.used, self.updates, self.passes = state["used"], state["updates"], state["passes"]

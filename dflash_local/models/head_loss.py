@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 
-ROWS = 7168  # of logits at a time
+LOGITS = 2**28  # at a time
+
+
+def rows_at_once(head: torch.Tensor) -> int:
+    """Return how many rows of logits of a head [vocabulary, w] are made at a time."""
+    return max(1, LOGITS // len(head))
 
 
 def _cross_entropy(
@@ -42,8 +47,9 @@ class _HeadLoss(torch.autograd.Function):
             for factor, needed in zip(factors, ctx.needs_input_grad[2:], strict=True)
         ]
         loss, likeliest = torch.zeros((), device=labels.device), torch.empty_like(labels)
-        for first in range(0, len(labels), ROWS):
-            part = slice(first, first + ROWS)
+        count = rows_at_once(head)
+        for first in range(0, len(labels), count):
+            part = slice(first, first + count)
             logits = hidden[part] @ head.t()
             for rows, table in zip(further[::2], further[1::2]):
                 logits.addmm_(rows[part], table.t())

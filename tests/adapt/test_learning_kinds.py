@@ -171,6 +171,9 @@ def test_a_large_one_learns_pairs_in_what_chooses_its_ids(
     assert by_id == [(VOCAB, RANK)] * 2
     for _, windows in islice(pack(lesson.teacher.dialogues, 2, 64, 0), 40):
         trainer.step(windows)
+    both = zip(trainer.drafter.parameters(), trainer.average.parameters(), strict=True)
+    assert all((one is other) != one.requires_grad for one, other in both), "what is frozen is there once"
+    assert len(trainer.state()["average"]) == sum(each.requires_grad for each in trainer.drafter.parameters())
     tensors = lesson.drafter.tensors(trainer.average)
     assert {f"{each}.{part}" for each in lost for part in ("up", "down")} <= tensors.keys()
     assert all(value.ndim != 2 or each.endswith((".up", ".down")) for each, value in tensors.items())

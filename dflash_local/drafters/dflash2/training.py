@@ -14,7 +14,7 @@ from dflash_local.drafters.dflash2.layout import DFlash2Config
 from dflash_local.kernels.block_convolution import block_convolution_reference
 from dflash_local.kernels.candidate_walk import candidate_scores, candidates
 from dflash_local.models.checkpoint import Checkpoint
-from dflash_local.models.head_loss import ROWS
+from dflash_local.models.head_loss import rows_at_once
 
 if TYPE_CHECKING:
     from dflash_local.engine.runner import ScoringTarget
@@ -90,7 +90,8 @@ class DFlash2Module(DraftModule):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         config = self.config.selector
         with torch.no_grad():
-            found = torch.cat([candidates(config, part @ head.t())[1] for part in hidden.split(ROWS)])
+            parts = hidden.split(rows_at_once(head))
+            found = torch.cat([candidates(config, part @ head.t())[1] for part in parts])
         ids = torch.cat((found, labels.unsqueeze(1)), 1)
         logits = (head[ids] @ hidden.unsqueeze(-1)).squeeze(-1)
         scores = candidate_scores(config, logits) + self.candidate_selector(hidden.float(), before, ids)
