@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dflash_local.app.fitting import row_choice, shapes
-from dflash_local.app.models import model_store, registry
-from dflash_local.app.recommending import Summary, over_two, row_summary
-from dflash_local.load_config import LoadConfig
+from dflash_local.app.models import registry
+from dflash_local.app.recommending import Summary, row_over_two, row_summary
 from dflash_local.planner.cards import TYPICAL, same_card
 
 if TYPE_CHECKING:
@@ -59,14 +57,9 @@ def card_tables(
 
     def card_row(row: Row, machine: Machine) -> CardRow:
         summary = row_summary(row, machine, user, preference)
-        if summary.best is not None:
-            return CardRow(summary, longest_context(summary.best), None)
-        choice, store = row_choice(row, user), model_store(user)
-        known = shapes(choice, store)
-        if known is None:
-            return CardRow(summary, None, None)
-        two = over_two(choice, known, machine, user, LoadConfig(), preference=preference, store=store)
-        return CardRow(summary, None, two)
+        if summary.best is None:
+            return CardRow(summary, None, row_over_two(row, machine, user, preference))
+        return CardRow(summary, longest_context(summary.best), None)
 
     def card_table(machine: Machine) -> CardTable:
         measured = (each for each in reports if same_card(each.card, machine.name))

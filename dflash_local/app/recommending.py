@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dflash_local.app.fitting import Shapes, as_json, machine, row_choice, shapes
 from dflash_local.app.models import ModelStore, download_gib, model_store, registry
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dflash_local.planner.room import MoreContext
     from dflash_local.planner.speed import ExpectedAcceptance
     from dflash_local.settings import Settings
+
+Told = TypeVar("Told")
 
 SLOW = 3.0  # tokens/s below which nobody waits for a reply
 
@@ -228,11 +230,31 @@ def over_all(
 
 def row_summary(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Summary:
     """Sum up a pair of the registry, as every list of pairs shows it; see ``summary``."""
+
+    def told(choice: Choice, known: Shapes | None, store: ModelStore | None) -> Summary:
+        return summary(choice, known, where, user, preference=preference, store=store)
+
+    return _of_row(row, user, told)
+
+
+def row_over_two(row: Row, where: Machine, user: Settings, preference: Preference = "balanced") -> Option | None:
+    """Plan a pair of the registry over two such cards; see ``over_two``."""
+
+    def told(choice: Choice, known: Shapes | None, store: ModelStore | None) -> Option | None:
+        if known is None:
+            return None
+        return over_two(choice, known, where, user, LoadConfig(), preference=preference, store=store)
+
+    return _of_row(row, user, told)
+
+
+def _of_row(row: Row, user: Settings, told: Callable[[Choice, Shapes | None, ModelStore | None], Told]) -> Told:
+    """Return what is told of a row's choice, shapes and downloads."""
     choice, store = row_choice(row, user), model_store(user)
     try:
-        return summary(choice, shapes(choice, store), where, user, preference=preference, store=store)
+        return told(choice, shapes(choice, store), store)
     except DFlashError:  # a tampered download: a list tells it beside the pair
-        return summary(choice, shapes(choice, None), where, user, preference=preference)
+        return told(choice, shapes(choice, None), None)
 
 
 def summary(

@@ -94,10 +94,11 @@ def test_files_of_another_program_are_counted_and_not_listed(cli: Cli, own_home:
 
 
 def test_a_tampered_repository_is_a_remark_and_no_failure(cli: Cli, own_home: Path) -> None:
-    snapshot = own_home / ".cache" / "huggingface" / "hub" / "models--Qwen--Qwen3-4B" / "snapshots" / ("a" * 40)
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").symlink_to("/etc/passwd")
-    assert cli("models").code == 0
+    for name in ("Qwen3-4B", "Qwen3-Coder-Next"):  # of which the second does not fit 8 GiB
+        snapshot = own_home / ".cache" / "huggingface" / "hub" / f"models--Qwen--{name}" / "snapshots" / ("a" * 40)
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").symlink_to("/etc/passwd")
+    assert cli("models").code == 0 and cli("models", "--cards", "--gpu-memory", "8").code == 0
     assert "not opened" in cli("models", "--here", "--json").json["pairs"][0]["target"]["notice"]
     run = cli("run", "Qwen/Qwen3-4B", "hi")
     assert run.code == 4 and "not opened" in run.err
