@@ -98,12 +98,13 @@ class LearningDrafter:
         """Return what a module of this form has learnt, as the checkpoint stores it."""
         found: dict[str, torch.Tensor] = {}
         for name, parameter in module.named_parameters():
+            learnt = name.endswith((DOWN, UP))
+            if not learnt and (".frozen." in name or (not self.whole and parameter.ndim == 2)):
+                continue
             value = parameter.detach().cpu()
-            if name.endswith((DOWN, UP)):
+            if learnt:
                 matrix, _, which = name.rpartition(".")
                 found[f"{stored_name(f'{matrix}{WEIGHT}', self.files)}.{which}"] = value.contiguous()
-            elif ".frozen." in name or (not self.whole and value.ndim == 2):
-                continue
             elif self._is_coded(name):
                 found[name], found[f"{name}{SCALE}"] = codes_of(value)
             else:

@@ -114,14 +114,14 @@ class Trainer:
     def __init__(self, target: Teacher, drafter: DraftModule, recipe: Recipe) -> None:
         self.target, self.recipe, self.device = target, recipe, target.device
         self.drafter = drafter.to(self.device).train()
-        self._names = [name for name, p in drafter.named_parameters() if p.requires_grad]
+        learnt = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
+        self._names = list(learnt)
         frozen = {id(p): p for p in drafter.parameters() if not p.requires_grad}  # which both share
         self.average = copy.deepcopy(drafter, frozen).requires_grad_(False).eval()
-        learnt = [p for p in drafter.parameters() if p.requires_grad]
         # Muon would give a table's few rows with a gradient what is meant for all of them.
         by_id = {id(p) for p in tables_by_id(drafter)}
-        matrices = [p for p in learnt if p.ndim == 2 and id(p) not in by_id]
-        others = [p for p in learnt if p.ndim != 2 or id(p) in by_id]
+        matrices = [p for p in learnt.values() if p.ndim == 2 and id(p) not in by_id]
+        others = [p for p in learnt.values() if p.ndim != 2 or id(p) in by_id]
         cuda = self.device.type == "cuda"
         self._muon = Muon(matrices, recipe.matrix_rate)
         self._adam = torch.optim.AdamW(others, recipe.norm_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=cuda)
