@@ -22,7 +22,6 @@ BODY = bytes(range(256)) * 3
 WRITER = """
 import sys
 from pathlib import Path
-from dflash_local.store import sequence_files
 from dflash_local.store.sequence_files import SequenceFiles
 files, number = SequenceFiles(Path(sys.argv[1]), "key", 2**26), int(sys.argv[2])
 print("ready", flush=True)
