@@ -40,7 +40,7 @@ SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0
 KEYS = ("name", "id", "color", "count", "price", "tags", "active", "address", "items", "kind", "note", "first_name")
 PATTERNS = ("^[a-z]{2,5}$", "^[A-Z]{2}-[0-9]{3}$", "^20[0-9]{2}-(0[1-9]|1[0-2])$", "^#[0-9a-f]{6}$")
 SCALARS = ("string", "enum", "integer", "number", "boolean", "pattern")
-BESIDE, WAITED = ("begin", "prepare"), ("forced", "apply", "accept")  # host work of a cycle: while a pass runs, or not
+BESIDE, WAITED = ("begin", "prepare", "apply"), ("forced", "accept")  # host work of a cycle: while a pass runs, or not
 KINDS: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,

@@ -133,7 +133,7 @@ def judge(
                 whole = _look(scores, text[at], other, *_noise(plain_row, row))
             one_look = _look(one, text[at], other, *_noise(one_row, row), torch.equal(one_row, row))
             positions.append(Position(text[at], one_look, _look(block, text[at], other), whole))
-            sampler.emitted(token)
+            sampler.emitted(text[at : at + 1])
     return positions
 
 

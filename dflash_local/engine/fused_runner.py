@@ -208,10 +208,10 @@ class FusedRunner(SequenceRunner):
             raise not_finite()
         self._sampler.prepare((), 1)
         chosen = self._sampler.choose(logits, prompt[:0], self._sampler.noise(len(prompt), 1))
-        self._sampler.emitted(chosen)
         self.target.tokens[:1] = chosen
         self.progress.cycle.fill_(self._records.cycle)  # nothing is left to commit: the number may change
         self.ids.append(int(chosen))
+        self._sampler.emitted(self.ids[-1:])
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
     def launch(self, cut: Cut | None = None, copied: Sequence[int] = ()) -> None:
@@ -349,17 +349,17 @@ class FusedRunner(SequenceRunner):
         noise = self._sampler.noise(len(self.ids), rows)
         self._graphs.run(("verify", rest), lambda: self.target.block(rows, rest.max_seq_len, rest.taps))
         self._sampler.prepare(known, rows)
-        logits = self.target.logits[:rows]
-        if not bool(torch.isfinite(logits).all()):
-            raise not_finite()
-        chosen = self.progress.chosen[:rows]
+        logits, chosen = self.target.logits[:rows], self.progress.chosen[:rows]
+        finite = torch.isfinite(logits).all()
         chosen.copy_(self._sampler.choose(logits, drafts, noise))
+        if not bool(finite):  # read behind what is launched meanwhile: the host waits here
+            raise not_finite()
         self._graphs.run(("close", rest), lambda: self._close(rest))
         self._send(Launched(key, copied))
         if (cycle := self._receive()) is not None:
-            emitted = chosen[: len(cycle.ids)]
-            self._sampler.emitted(emitted)
-            self._ready.append(replace(cycle, likelihoods=likelihoods(logits, emitted, self._top)))
+            self._sampler.emitted(cycle.ids)
+            found = likelihoods(logits, chosen[: len(cycle.ids)], self._top)
+            self._ready.append(replace(cycle, likelihoods=found))
 
     def collect(self) -> list[Cycle]:
         """Return cycles that have become known: all but the last few that were launched."""

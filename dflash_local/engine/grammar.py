@@ -173,13 +173,12 @@ class Grammar:
                 break
         self._refused = self._vocabulary.refused(masks) if masked else None
 
-    def accept(self, ids: torch.Tensor) -> None:
+    def accept(self, ids: Sequence[int]) -> None:
         """Take ids as emitted. UsageError: one is not allowed, as there was none that is."""
-        emitted = ids.tolist()
-        taken = self._reach(emitted)
+        taken = self._reach(ids)
         self._place, self._next = self._place_ahead, None
         self._ahead.clear()
-        if taken < len(emitted) and not self._ends(emitted[taken]):
+        if taken < len(ids) and not self._ends(ids[taken]):
             raise UsageError("the constraint cannot be met: no token of this model goes on with it", "send another one")
 
     @property
@@ -203,7 +202,7 @@ class Grammar:
         ends = next((at for at in range(begun, len(ids)) if ids[at] in self._vocabulary.stop_ids), len(ids))
         return begun + self._matcher.validate_tokens(ids[begun:ends])
 
-    def _reach(self, ids: list[int]) -> int:
+    def _reach(self, ids: Sequence[int]) -> int:
         """Go over the ids up to one that ends the reply or is not allowed; how many they are."""
         self._go_back(common_length([draft.token_id for draft in self._ahead], ids))
         for token_id in ids[len(self._ahead) :]:

@@ -94,8 +94,8 @@ class ReferenceRunner(SequenceRunner):
         logits = self._logits(hidden)
         self._sampler.prepare((), 1)
         chosen = self._sampler.choose(logits, prompt[:0], noise)
-        self._sampler.emitted(chosen)
         self.ids.append(int(chosen))
+        self._sampler.emitted(self.ids[-1:])
         return Cycle((self.ids[-1],), 0, 0, 0, 0.0, 0.0, likelihoods(logits, chosen, self._top))
 
     def _extend(self, taps: torch.Tensor, ids: torch.Tensor | None, start: int) -> None:
@@ -146,7 +146,7 @@ class ReferenceRunner(SequenceRunner):
             if token in self._stop_ids:
                 del ids[i + 1 :]
                 break
-        self._sampler.emitted(chosen[: len(ids)])
+        self._sampler.emitted(ids)
         self.ids += ids
         found = likelihoods(logits, chosen[: len(ids)], self._top)
         times = drafted - clock, done - drafted

@@ -64,8 +64,8 @@ class LogitsProcessor(Protocol):
     def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Return logits [M, V]; row i follows what was accepted and the ``first`` + i first ``drafts``."""
 
-    def accept(self, ids: torch.Tensor) -> None:
-        """Take ids [n] as emitted."""
+    def accept(self, ids: Sequence[int]) -> None:
+        """Take ids as emitted."""
 
 
 class Guide(LogitsProcessor, Protocol):
@@ -94,9 +94,10 @@ class Penalties:
     def _add(counts: torch.Tensor, ids: torch.Tensor) -> None:
         counts.index_add_(0, ids, torch.ones_like(ids, dtype=counts.dtype))
 
-    def accept(self, ids: torch.Tensor) -> None:
-        self._add(self._seen, ids)
-        self._add(self._reply, ids)
+    def accept(self, ids: Sequence[int]) -> None:
+        emitted = torch.tensor(ids, dtype=torch.long, device=self._seen.device)
+        self._add(self._seen, emitted)
+        self._add(self._reply, emitted)
 
     def apply(self, logits: torch.Tensor, drafts: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Penalise logits [M, V] in float32; row i sees the counted tokens and the ``first`` + i first ``drafts``."""
@@ -171,7 +172,7 @@ class Sampler:
         for each in self.guides:
             each.prepare(drafts or (), rows)
 
-    def emitted(self, ids: torch.Tensor) -> None:
+    def emitted(self, ids: Sequence[int]) -> None:
         for each in self.processors:
             each.accept(ids)
 

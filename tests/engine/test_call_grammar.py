@@ -84,7 +84,7 @@ def test_what_a_model_writes_is_allowed_and_then_the_end(tokenizer: Tokenizer, f
     for arguments in WRITTEN:
         grammar = held(tokenizer, form, request)
         text = WRITERS[form]((NAMES[0], arguments), 0) + "\n" + WRITERS[form]((NAMES[1], {}), 1)
-        grammar.accept(torch.tensor(tokenizer.encode(tokenizer.with_controls(text))))
+        grammar.accept(tokenizer.encode(tokenizer.with_controls(text)))
         assert tokenizer.stop_ids <= set(allowed(grammar, tokenizer))
 
 
@@ -96,7 +96,7 @@ def test_whatever_is_allowed_is_one_call_of_the_schema(tokenizer: Tokenizer, for
         grammar, ids = held(tokenizer, form, user_request("hi", tools=tools, must_call=("paint",))), list[int]()
         while not tokenizer.stop_ids & set(now := allowed(grammar, tokenizer)):
             ids.append(rng.choice(now))
-            grammar.accept(torch.tensor(ids[-1:]))
+            grammar.accept(ids[-1:])
         assert set(now) <= tokenizer.stop_ids, "one tool is called once"
         parser = call_parser(form, tools)
         text = tokenizer.decode(ids, skip_special=False)
@@ -116,10 +116,10 @@ def test_in_harmony_a_thought_may_stand_before_the_message_of_the_call(harmony: 
     thought = "<|channel|>analysis<|message|>So.\n<|end|><|start|>assistant"
     for token_id in harmony.encode(harmony.with_controls(f"{thought if thinks else ''}<|channel|>com")):
         ids.append(token_id)
-        grammar.accept(torch.tensor([token_id]))
+        grammar.accept([token_id])
     while not harmony.stop_ids & set(now := allowed(grammar, harmony)):
         ids.append(rng.choice(now))
-        grammar.accept(torch.tensor(ids[-1:]))
+        grammar.accept(ids[-1:])
     assert set(now) <= harmony.stop_ids, "the call ends the turn"
     stream = TextStream(harmony, (), channel_parser(harmony, opens_thinking=False))
     pieces = [*stream.push(tuple(ids), ["bonus"] * len(ids)).pieces, *stream.finish()]

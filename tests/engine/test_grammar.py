@@ -185,9 +185,9 @@ def test_a_row_follows_what_was_accepted_and_the_drafts_before_it() -> None:
         )
         rows = masked(block, [letters[0], letters[0], letters[2]])
         assert rows[2:].isfinite().all(), "nothing of rows behind a forbidden draft is emitted"
-        steps.accept(torch.tensor(letters[at : at + 1], dtype=torch.long))
+        steps.accept(letters[at : at + 1])
     with pytest.raises(UsageError, match="cannot be met"):
-        block.accept(torch.tensor([min(session.stop_ids)]))
+        block.accept([min(session.stop_ids)])
 
 
 @pytest.mark.parametrize("opened", [True, False])
@@ -212,7 +212,7 @@ def test_a_mask_begins_with_the_token_that_ends_the_thinking_also_inside_a_block
         count = int(rows[at].isfinite().sum())
         thinks = at < begins and (opened or at > 0)
         assert (count == 1024) == thinks and bool(rows[at, newline].isfinite()) == (thinks or at == begins)
-        steps.accept(torch.tensor(ids[at : at + 1], dtype=torch.long))
+        steps.accept(ids[at : at + 1])
     assert set(rows[-1].isfinite().nonzero().flatten().tolist()) == set(tokenizer.stop_ids)
     tokenizer.close()
 

@@ -121,14 +121,14 @@ def test_penalties_of_a_block_equal_penalties_one_token_at_a_time() -> None:
     prompt, drafts = torch.tensor([3, 4, 4]), torch.tensor([9, 3, 9])
     logits = torch.randn(4, V)
     block = Sampler(params, 0, V, prompt)
-    block.emitted(torch.tensor([7]))
+    block.emitted([7])
     rows = block.scores(logits, drafts, None)
     single = Sampler(params, 0, V, prompt)
-    single.emitted(torch.tensor([7]))
+    single.emitted([7])
     for i in range(4):
         assert torch.equal(rows[i : i + 1], single.scores(logits[i : i + 1], drafts[:0], None))
         if i < 3:
-            single.emitted(drafts[i : i + 1])
+            single.emitted(drafts[i : i + 1].tolist())
 
 
 def test_repetition_counts_the_prompt_and_presence_does_not() -> None:
