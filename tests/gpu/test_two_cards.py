@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -52,3 +54,26 @@ def test_a_full_second_card_is_one_line_and_frees_the_first() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, 1)
     gc.collect()
     assert torch.cuda.memory_allocated(0) == held
+
+
+# In a process of its own: nothing of it can use the GPUs afterwards.
+LOSES_THE_SECOND = """
+import torch
+from dflash_local.catalog.bundled import find
+from dflash_local.engine import LoadConfig, load
+from dflash_local.errors import DeviceLostError
+from tests.engine_sessions import ask
+
+session = load(find("demo-hybrid"), LoadConfig(device="balanced", engine="fused"))
+assert ask(session, [5, 6, 7], 20).ids
+torch._assert_async(torch.zeros(1, dtype=torch.bool, device="cuda:1"))
+try:
+    ask(session, [5, 6, 7], 20)
+except DeviceLostError as error:
+    print(error)
+"""
+
+
+def test_a_lost_second_card_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", LOSES_THE_SECOND], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("the device's context is lost: CUDA error") and done.stdout.count("\n") == 1, done
