@@ -26,8 +26,8 @@ from dflash_local.bench.random_pair import RandomPair
 from dflash_local.config.quantizers import USUAL
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
+from dflash_local.kernels.link import Link
 from dflash_local.load_config import LoadConfig
-from dflash_local.models.fused.link import Link
 from dflash_local.models.fused.weights import Front
 from dflash_local.request import SamplingParams
 

@@ -13,7 +13,7 @@ from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import DoesNotFitError
-from dflash_local.models.fused.link import Link
+from dflash_local.kernels.link import Link
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask
 

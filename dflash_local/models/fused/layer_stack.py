@@ -14,11 +14,11 @@ import torch
 from dflash_local.config.features import AttentionConfig, ModelConfig
 from dflash_local.kernels.allocate import Tensors, on_device
 from dflash_local.kernels.delta_step import CycleState
+from dflash_local.kernels.link import Link
 from dflash_local.layout import attention as attention_layout
 from dflash_local.layout import target as layout
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.models.fused.decoder_layer import DecoderLayer, OnResidual
-from dflash_local.models.fused.link import Link
 from dflash_local.models.fused.moe import MoE
 from dflash_local.models.fused.part import RunState, UsedRows
 from dflash_local.models.fused.weights import LayerWeights
