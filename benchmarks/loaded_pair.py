@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -60,7 +60,8 @@ def card(caps: Sequence[float], device: str) -> Machine:
         torch.cuda.set_per_process_memory_fraction(cap * GIB / total, index)
     each = tuple(round(cap * GIB) + GPU_RESERVE for cap in caps) or (free,)
     sizes = " and ".join(f"{cap:g}" for cap in caps or (total / GIB,))
-    return Machine(f"cards of {sizes} GiB", "cuda", total, sum(each), "", device, cards=each if len(each) > 1 else ())
+    where = Machine(f"cards of {sizes} GiB", "cuda", total, sum(each), "", device)
+    return replace(where, cards=tuple(replace(where, free=free) for free in each)) if len(each) > 1 else where
 
 
 def peaks(device: str) -> list[int]:
@@ -199,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = folder_shapes(args.pair, folder / "target", folder / "drafter")
         assert known is not None
         where = card(caps, device)
-        stack.enter_context(mock.patch.object(load_fused, "free_bytes", lambda: where.cards))
+        stack.enter_context(mock.patch.object(load_fused, "free_bytes", lambda: where.free_of_cards))
         said = plan(known.target, known.drafter, where, asked)
         print(f"the planner, before: {'fits' if said.fits else 'does not fit'}; {said.reason}")
         config = said.load if said.fits else asked

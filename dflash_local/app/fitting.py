@@ -83,19 +83,45 @@ def machine(
     found = this_machine(device, user.environ, given_back=_given_back(loaded))
     if found.kind == "cpu":
         return replace(found, rates=_cpu_rates(user, notify))
-    return replace(found, probe=_card_probe(found, user, notify)) if found.runs_kernels(dense=False) else found
+    return _measured(found, user, notify) if found.runs_kernels(dense=False) else found
 
 
-def _card_probe(card: Machine, user: Settings, notify: Notify | None) -> CardProbe | None:
-    """Read the kept probe of this card; without one take a new one, if somebody can be told why that takes seconds."""
+def _measured(found: Machine, user: Settings, notify: Notify | None) -> Machine:
+    """Add the probes of the chosen GPU and of the first two, over which layers can be spread."""
+    gpus = found.cards or found.gpus
+    known = []
+    for index, gpu in enumerate(gpus):
+        if index < 2 or gpu.device == found.device:
+            second = gpus[1] if index == 0 and len(gpus) > 1 else None
+            gpu = replace(gpu, probe=_card_probe(gpu, second, user, notify))
+        known.append(gpu)
+    if found.cards:
+        return replace(found, cards=tuple(known))
+    own = next(gpu for gpu in known if gpu.device == found.device)
+    return replace(own, others=tuple(gpu for gpu in known if gpu is not own))
+
+
+def _card_probe(card: Machine, second: Machine | None, user: Settings, notify: Notify | None) -> CardProbe | None:
+    """Read the kept probe of this card; without one take a new one, if somebody can be told why that takes seconds.
+
+    Args:
+        second: the card to which the way is wanted, too; one that is busy is left out.
+    """
     from dflash_local.planner import card_probe
     from dflash_local.store.paths import speeds_folder
 
     folder = speeds_folder(user)
+
+    def idle(gpu: Machine) -> bool:
+        return gpu.free >= card_probe.FREE_SHARE * gpu.memory
+
     found = card_probe.read(folder, card.name)
-    if found is None and notify is not None and card.free >= card_probe.FREE_SHARE * card.memory:
-        notify(Notice(f"measuring how fast {card.name} reads and multiplies, once, for about half a minute"))
-        found = card_probe.take(folder, card.device, card.name)
+    other = second if second is not None and idle(second) else None
+    known = found is not None and (other is None or found.link_to(other.name) is not None)
+    if not known and notify is not None and idle(card):
+        way = "" if other is None else f", and the way to {other.name} and back"
+        notify(Notice(f"measuring how fast {card.name} reads and multiplies{way}, once, for about half a minute"))
+        found = card_probe.take(folder, card.device, card.name, "" if other is None else other.device) or found
     return found
 
 

@@ -97,7 +97,7 @@ def keep_speed(session: Backend, pair: Pair, user: Settings) -> None:
     config = planned.found.load
     target = quantized(planned.known.target, config.quantize)
     drafter = drafters_of(planned.known.target, planned.known.drafter, config)
-    predicted = predict_load(planned.where, target, drafter, Load.of("cuda", config, context, block))
+    predicted = predict_load(planned.found.machine, target, drafter, Load.of("cuda", config, context, block))
     shorter = tuple((rows, ms) for rows, ms in sorted(runner.costs.items()) if 1 < rows < block)
     times = Times(context, runner.costs[1], runner.costs[block], block, shorter)
     source, weights = planned.known.target.source, planned.found.format

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
@@ -74,7 +74,16 @@ class Traffic:
 
 @lru_cache(maxsize=512)
 def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
-    """Describe the target's traffic, the head included.
+    """Describe the target's traffic, the head included; see ``layers_traffic``."""
+    layers, format_of = layers_traffic(model, dtype, kv_dtype), stored_formats(model.quantization)
+    head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
+    product = weight_product(head_format(model, format_of), model.vocab_size, head.in_features, dtype)
+    return replace(layers, products=Counter(layers.products) + Counter([product]))
+
+
+@lru_cache(maxsize=512)
+def layers_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
+    """Describe the traffic of a target's layers alone.
 
     Args:
         dtype, kv_dtype: of plain weights, and of keys and values.
@@ -91,8 +100,6 @@ def target_traffic(model: ModelConfig, dtype: str, kv_dtype: str) -> Traffic:
         products.update(one.products)
         experts.update(one.experts)
         parts.update(one.parts)
-    head = head_product(model, "", model.vocab_size) or LinearSpec(HEAD, model.hidden_size, ())
-    products[weight_product(head_format(model, format_of), model.vocab_size, head.in_features, dtype)] += 1
     attentions = (layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig))
     return Traffic(products, experts, parts, *kv_traffic(attentions, kv_dtype))
 

@@ -105,10 +105,12 @@ DATA_SHEETS: dict[str, tuple[float, int, float]] = {
     "H200": (4800, 132, 1.98),
     "B200": (8000, 148, 1.965),
 }
+# Names of NVIDIA's cards for workstations begin so; of the other RTX ones, the GeForce, the driver makes no peers.
+WORKSTATION = ("RTX A", "RTX 6000 Ada", "RTX PRO")
 # Operations of bfloat16 matrices, with sums in float32, of a multiprocessor in a cycle: the first name that begins so.
 # Of GeForce cards half of what the same chips do under other names; of Hopper what the library reaches of 4,096.
 MATRIX_OPERATIONS = (
-    *(("RTX A", 1024), ("RTX 6000 Ada", 1024), ("RTX PRO", 1024), ("RTX", 512)),
+    *(*((name, 1024) for name in WORKSTATION), ("RTX", 512)),
     *(("A100", 2048), ("A10", 1024), ("L4", 1024), ("H", 2450), ("B200", 8192)),
 )
 # Sold before bfloat16 was in the tensor cores (compute capability below 8.0), and AMD's, where nobody has tried them.
@@ -177,6 +179,12 @@ def find_matrix_rate(name: str) -> float | None:
     rate = find_clock_rate(name)
     cycle = next((count for start, count in MATRIX_OPERATIONS if _key(name).startswith(_key(start))), None)
     return None if rate is None or cycle is None else rate * cycle
+
+
+def has_peers(name: str) -> bool:
+    """Say whether a card of this name copies to another such card by itself, without the main memory in between."""
+    begins = _key(name).startswith
+    return not begins(_key("RTX")) or any(begins(_key(each)) for each in WORKSTATION)
 
 
 def _data_sheet(name: str) -> tuple[float, int, float] | None:

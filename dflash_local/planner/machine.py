@@ -38,9 +38,9 @@ class Machine:
     ``free``: what a plan may use; of main memory that is all but a reserve, whatever other programs have taken now.
     ``device``: what to pass to the engine; auto for a machine that is only named. ``kernels``: False where the fused
     engine's are known not to run: an old card, or no Triton. ``compiler``: False where NVRTC, which compiles those of
-    mixtures of experts, is known to be missing. ``others``: GPUs there are besides. ``cards``: free bytes of each GPU
-    that layers are spread over; empty for one device. ``free_now``: of main memory what is free at the moment; None for
-    a GPU's own. ``rates``: what this CPU was measured to read, if it was.
+    mixtures of experts, is known to be missing. ``others``: GPUs there are besides. ``cards``: the GPUs that layers
+    are spread over, in the engine's order; empty for one device. ``free_now``: of main memory what is free at the
+    moment; None for a GPU's own. ``rates``: what this CPU was measured to read, if it was.
     ``probe``: what this very GPU was measured to do, if it was. ``bfloat16``: this CPU computes in it itself.
     """
 
@@ -53,7 +53,7 @@ class Machine:
     kernels: bool = True
     compiler: bool = True
     others: tuple[Machine, ...] = ()
-    cards: tuple[int, ...] = ()
+    cards: tuple[Machine, ...] = ()
     free_now: int | None = None
     rates: CpuRates | None = None
     probe: CardProbe | None = None
@@ -68,9 +68,19 @@ class Machine:
         """Count the GPUs there are, this one included."""
         return 1 + len(self.others)
 
+    @property
+    def gpus(self) -> tuple[Machine, ...]:
+        """List the GPUs there are, each by itself, as torch counts them; named ones as they were named."""
+        return tuple(sorted((replace(self, others=()), *self.others), key=lambda each: (len(each.device), each.device)))
+
+    @property
+    def free_of_cards(self) -> tuple[int, ...]:
+        """Return the free bytes of each GPU that layers are spread over."""
+        return tuple(each.free for each in self.cards)
+
     def together(self) -> Machine:
         """Take all of its GPUs as one device over which layers are spread."""
-        every = (self, *self.others)
+        every = self.gpus
         alike = all(each.name == self.name for each in every)
         return replace(
             self,
@@ -80,13 +90,15 @@ class Machine:
             device=BALANCED,
             kernels=all(each.kernels for each in every),
             others=(),
-            cards=tuple(each.free for each in every),
+            cards=every,
+            probe=None,
         )
 
     def two_of_them(self) -> Machine:
         """Take the first two of more GPUs that layers are spread over."""
-        share = self.memory * 2 // len(self.cards)
-        return replace(self, name=f"2 of {self.name}", memory=share, free=sum(self.cards[:2]), cards=self.cards[:2])
+        first, second = self.cards[:2]
+        memory, free = first.memory + second.memory, first.free + second.free
+        return replace(self, name=f"2 of {self.name}", memory=memory, free=free, cards=(first, second))
 
     def runs_kernels(self, dense: bool) -> bool:
         """Say whether the fused engine is the first choice for a dense target, or for a mixture of experts."""
@@ -175,7 +187,7 @@ def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) ->
     if device == BALANCED:
         parts = [_with(_described(gpu, i, ""), back) for i, gpu in enumerate(seen)]
         first = replace(parts[0], why="layers spread over all of them", others=tuple(parts[1:]))
-        return replace(first.together(), name=f"{len(parts)} GPUs")
+        return first.together()
     if device.startswith("cuda:"):
         index = device.partition(":")[2]
         if not index.isdigit() or int(index) >= len(seen):

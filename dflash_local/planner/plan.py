@@ -77,7 +77,7 @@ class Plan:
     @property
     def lacking(self) -> int:
         """Return the bytes that it needs beyond what is free; 0 where it has room, or its need is not known."""
-        return self.ledger.lacking(self.machine.free, self.machine.cards) or 0
+        return self.ledger.lacking(self.machine.free, self.machine.free_of_cards) or 0
 
     @property
     def crowded(self) -> str:
@@ -249,11 +249,11 @@ class _Case:
     def ledger(self, context: int) -> Ledger:
         load = Load.of(self.machine.kind, replace(self.config, dtype=self.dtype), context, self.block)
         if self.engine == "fused" and len(self.machine.cards) == 2:
-            return even_split(self.target, self.drafter, load, self.machine.cards).together()
+            return even_split(self.target, self.drafter, load, self.machine.free_of_cards).together()
         return _ledger(self.engine, self.target, self.drafter, load)
 
     def fits(self, context: int) -> bool:
-        return self.ledger(context).lacking(self.machine.free, self.machine.cards) == 0
+        return self.ledger(context).lacking(self.machine.free, self.machine.free_of_cards) == 0
 
     def most(self, limit: int) -> int:
         """Return the largest context that fits, a multiple of ``STEP`` or the limit itself; the floor if none does."""
@@ -311,7 +311,7 @@ class _Case:
 
     def plan(self, context: int, refused: str = "") -> Plan:
         sizes = self.ledger(context)
-        fits = not refused and sizes.lacking(self.machine.free, self.machine.cards) == 0
+        fits = not refused and sizes.lacking(self.machine.free, self.machine.free_of_cards) == 0
         return Plan(
             fits=fits,
             runs_on="local",
@@ -342,7 +342,7 @@ class _Case:
         filled = sizes.running == sizes.peak
         need = f"{_gib(total)} {f'at context {context}' if filled else 'while it loads'}"
         what = f"{self.target.source} in {self.config.quantize or self.stored or self.dtype}"
-        short = sizes.lacking(self.machine.free, self.machine.cards) or 0
+        short = sizes.lacking(self.machine.free, self.machine.free_of_cards) or 0
         return f"{what} needs {need}, {name} has {free}: {_size(short)} too little"
 
 

@@ -21,18 +21,21 @@ from dflash_local.drafters.drafter import Drafter
 from dflash_local.drafters.with_mtp import drafters_of
 from dflash_local.errors import SettingsError
 from dflash_local.json_text import parse_json
+from dflash_local.layout.cycle import prompt_chunk
 from dflash_local.layout.linear import UNQUANTIZED
 from dflash_local.layout.part_layout import EngineSpec
 from dflash_local.layout.prompt_work import prompt_work
 from dflash_local.layout.quantized import quantized
-from dflash_local.layout.traffic import PartKind, Traffic, target_traffic
+from dflash_local.layout.target import front_model
+from dflash_local.layout.traffic import PartKind, Traffic, layers_traffic, target_traffic
 from dflash_local.planner import cpu_speed
-from dflash_local.planner.card_probe import SAME, Scale, scale_of
+from dflash_local.planner.card_probe import SAME, Scale, crossing_us, scale_of
 from dflash_local.planner.cards import same_card
 from dflash_local.planner.fused_memory import engine_spec
 from dflash_local.planner.load import Load
 from dflash_local.planner.machine import Machine
 from dflash_local.planner.plan import Plan
+from dflash_local.planner.two_cards import even_split
 
 CONTEXTS = (1024, 8192, 32_768, 131_072)
 TABLES = "speed_tables.json"
@@ -113,6 +116,19 @@ class SpeedTable:
             return sum(self.parts[rows][part] * count for part, count in traffic.parts.items())
 
         return at(low) + share * (at(high) - at(low))
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSpeed:
+    """Says how the first ``layers`` of a target run on a second card.
+
+    Attributes:
+        scale: of that card beside the table's. crossing_us: of the way there and back, in each pass.
+    """
+
+    layers: int
+    scale: Scale
+    crossing_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,46 +238,73 @@ def predict(
         on_cpu = tuple(Times(context, *each, rows) for context, each in ms if each is not None)
         cycles = any(one.cycle_ms is not None for one in on_cpu)
         return Prediction(on_cpu, lengths if cycles else None, cpu_speed.basis(found)) if on_cpu else None
-    scaled = _table_for(found.machine) if found.engine == "fused" and found.dtype == "bfloat16" else None
+    scaled = _scaled(found.machine) if found.engine == "fused" and found.dtype == "bfloat16" else None
     if scaled is None:
         return None
-    table, scale, basis = scaled
-    drafter = drafters_of(target, drafter, load)
+    drafter, model = drafters_of(target, drafter, load), quantized(target, load.quantize)
+
+    def load_of(context: int) -> Load:
+        return Load.of(found.machine.kind, load, context, found.block_size or 1)
+
+    front = scaled.front(model, drafter, load_of(found.context or contexts[0]))  # split as the plan splits it
     if load.drafter_precision == "auto":  # the engine takes 8 bits wherever they are faster: on all cards measured
         load = replace(load, drafter_precision="8bit")
     times = []
     for context in contexts:
-        of, model = Load.of(found.machine.kind, load, context, found.block_size or 1), quantized(target, load.quantize)
-        one = times_of(model, drafter, of, table, scale)
+        one = times_of(model, drafter, load_of(context), scaled.table, scaled.scale, front)
         if one is None:
             return None
-        times.append(replace(one, prompt_ms=prompt_ms(model, context, table, scale, load.prefill_chunk)))
-    return Prediction(tuple(times), None if drafter is None else lengths, basis)
+        first = prompt_ms(model, context, scaled.table, scaled.scale, load.prefill_chunk, front)
+        times.append(replace(one, prompt_ms=first))
+    return Prediction(tuple(times), None if drafter is None else lengths, scaled.basis)
 
 
 def predict_load(machine: Machine, target: ModelConfig, drafter: Drafter | None, load: Load) -> Prediction | None:
     """Predict a load at its own context, without what was measured on the card; None of an unknown card."""
-    scaled = _table_for(machine)
-    times = None if scaled is None else times_of(target, drafter, load, scaled[0], scaled[1])
-    return None if scaled is None or times is None else Prediction((times,), None, scaled[2])
+    scaled = _scaled(machine)
+    if scaled is None:
+        return None
+    times = times_of(target, drafter, load, scaled.table, scaled.scale, scaled.front(target, drafter, load))
+    return None if times is None else Prediction((times,), None, scaled.basis)
 
 
-def times_of(target: ModelConfig, drafter: Drafter | None, load: Load, table: SpeedTable, scale: Scale) -> Times | None:
+def times_of(
+    target: ModelConfig,
+    drafter: Drafter | None,
+    load: Load,
+    table: SpeedTable,
+    scale: Scale,
+    front: FrontSpeed | None = None,
+) -> Times | None:
     """Predict step and cycle behind ``load.context`` tokens; None where a format was not measured.
 
     Args:
-        scale: of the card beside the table's.
+        scale: of the card beside the table's. front: where the first layers lie on a second one.
     """
     spec = engine_spec(drafter, load)
-    traffic = target_traffic(target, spec.dtype, spec.cache_dtype)
-    step = pass_us(traffic, 1, load.context, table, scale)
+    dtypes = spec.dtype, spec.cache_dtype
+    parts = [(1, target_traffic(target, *dtypes), scale)]
+    if front is not None:  # their time on that card in place of the one on this
+        ahead = layers_traffic(front_model(target, front.layers), *dtypes)
+        parts += [(1, ahead, front.scale), (-1, ahead, scale)]
+
+    def target_us(rows: int) -> float | None:
+        total = 0.0 if front is None else front.crossing_us
+        for sign, traffic, at in parts:
+            us = pass_us(traffic, rows, load.context, table, at)
+            if us is None:
+                return None
+            total += sign * us
+        return total
+
+    step = target_us(1)
     if step is None or drafter is None:
         return None if step is None else Times(load.context, step / 1e3, None, 1)
     of_pass = drafter.draft_rows // drafter.passes
     draft = draft_us(_draft_traffic(drafter, target, spec), of_pass, load.context, table, scale)
     block, cycles = drafter.block_size, []
     for rows in (*(rows for rows in table.parts if 1 < rows < block), block):
-        verify = pass_us(traffic, rows, load.context, table, scale)
+        verify = target_us(rows)
         if verify is None or draft is None:
             return None
         share = (rows - 1) / drafter.passes if drafter.passes > 1 else 1.0  # of a chain as many as are verified
@@ -306,13 +349,24 @@ def pass_us(
     return total
 
 
-def prompt_ms(target: ModelConfig, tokens: int, table: SpeedTable, scale: Scale, chunk: int | None = None) -> float:
+def prompt_ms(
+    target: ModelConfig,
+    tokens: int,
+    table: SpeedTable,
+    scale: Scale,
+    chunk: int | None = None,
+    front: FrontSpeed | None = None,
+) -> float:
     """Predict the milliseconds from a prompt of so many tokens to its first token. Experts in a format that was not
     measured count as those of ``USUAL_EXPERTS``.
 
     Args:
-        chunk: as of ``prompt_work``.
+        chunk: as of ``prompt_work``. front: as of ``times_of``; the way there and back is left out.
     """
+    if front is not None:
+        ahead, chunk = front_model(target, front.layers), prompt_chunk(target, tokens, chunk)
+        there, here = (prompt_ms(ahead, tokens, table, at, chunk) for at in (front.scale, scale))
+        return prompt_ms(target, tokens, table, scale, chunk) + there - here
     work, ms = prompt_work(target, tokens, chunk), table.prompt
     multiplied = work.products * ms["products"] + work.attention * ms["attention"] + work.recurrent * ms["recurrent"]
     decoded = [
@@ -383,14 +437,47 @@ def _table(entry: Mapping[str, Any]) -> SpeedTable:
     )
 
 
-def _table_for(machine: Machine) -> tuple[SpeedTable, Scale, str] | None:
-    """Return the table for a card, how the card compares with it, and words for that; None of an unknown card."""
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """Says how a machine's card compares with the table's, and in words how that is known.
+
+    Attributes:
+        second: of two cards how the second one compares, the way there and back in microseconds, and free bytes of
+            both; None of one card.
+    """
+
+    table: SpeedTable
+    scale: Scale
+    basis: str
+    second: tuple[Scale, float, tuple[int, ...]] | None = None
+
+    def front(self, target: ModelConfig, drafter: Drafter | None, load: Load) -> FrontSpeed | None:
+        """Say how the first layers run on the second of two cards, as many as a load puts there; None of one card."""
+        if self.second is None:
+            return None
+        scale, crossing, free = self.second
+        return FrontSpeed(even_split(target, drafter, load, free).layers, scale, crossing)
+
+
+def _scaled(machine: Machine) -> _Scaled | None:
+    """Compare a card, or the first two over which layers are spread, with the table's; None where one is unknown."""
     (table,) = tables()
     fitted = f"fitted to measurements of one {table.card} with random weights"
-    if machine.probe is None and same_card(table.card, machine.name):
-        return table, SAME, fitted
-    scaled = scale_of(machine.name, table.card, machine.probe)
-    return None if scaled is None else (table, scaled[0], f"{fitted}; {scaled[1]}")
+    scales, words = list[Scale](), dict[str, str]()
+    cards = machine.cards[:2] or (machine,)
+    for card in cards:
+        same = card.probe is None and same_card(table.card, card.name)
+        scaled = (SAME, "") if same else scale_of(card.name, table.card, card.probe)
+        if scaled is None:
+            return None
+        scales.append(scaled[0])
+        words[card.name] = scaled[1]
+    told = [f"{name} {how}" if len(words) > 1 else how for name, how in words.items() if how]
+    if len(cards) == 1:
+        return _Scaled(table, scales[0], "; ".join([fitted, *told]))
+    crossing, way = crossing_us(cards[0].name, cards[1].name, cards[0].probe)
+    basis = "; ".join([fitted, *told, way])
+    return _Scaled(table, scales[0], basis, (scales[1], crossing, machine.free_of_cards[:2]))
 
 
 def _around(measured: tuple[int, ...], rows: int) -> tuple[int, int, float]:

@@ -172,6 +172,10 @@ def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
     assert re.search(r"over 2 x RTX 3090 --device balanced takes [\d.]+ GiB of the 47.20 GiB there are with \S+,", flat)
     many = " ".join(cli("plan", "qwen3-coder-next", "--gpu-memory", "12", "--gpus", "2").err.split())
     assert "GiB there are, too much with" in many
+    assert re.search(r"\(0\.\d+ % slower than one RTX 3090 that held it all, predicted: 56 us to the other card", flat)
+    assert "1 % slower than one card that held it all, two H200" in " ".join(
+        cli("plan", "qwen3.5-9b", "--gpu", "RTX 3060", "--gpus", "2").out.split()
+    )
     assert "vllm serve Qwen/Qwen3.6-27B" in flat and flat.endswith("--tensor-parallel-size 2")
     found = cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--gpus", "4", "--json").json
     spread = found["several_gpus"]["spread"]
@@ -180,6 +184,7 @@ def test_plan_says_what_several_gpus_are_good_for(cli: Cli) -> None:
     assert plain["several_gpus"]["spread"]["machine"]["name"].startswith("4 x ")
     assert cli("plan", "qwen3.5-9b", "--gpu-memory", "24", "--json").json["several_gpus"] is None
     unlike = cli("plan", "qwen3.6-27b", "--gpu", "RTX 3090", "--gpu", "RTX 5060 Ti", "--json").json["several_gpus"]
+    assert unlike["slower"]["card"] == "RTX 3090" and 0.1 < unlike["slower"]["share"] < 0.5
     cards, needs = unlike["spread"]["machine"], unlike["spread"]["ledger"]["cards"]
     assert cards["name"] == "RTX 3090 and RTX 5060 Ti" and needs[0] > 1.3 * needs[1]
     refused = cli("plan", "qwen3.6-27b", "--gpu", "RTX 3090", "--gpu", "RTX 4090", "--gpus", "2").err

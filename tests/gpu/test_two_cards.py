@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from dflash_local.engine import LoadConfig, load
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import DoesNotFitError
 from dflash_local.kernels.link import Link
+from dflash_local.planner import card_probe
 from dflash_local.request import SamplingParams
 from tests.engine_sessions import ask
 
@@ -42,6 +44,17 @@ def test_two_cards_write_what_one_does(pair: str, staged: bool) -> None:
         assert ask(two, prompt, 60, sampling=sampling).ids == ask(one, prompt, 60, sampling=sampling, mode="ar").ids
     two.close()
     one.close()
+
+
+def test_the_way_to_the_second_card_is_measured_and_kept(tmp_path: Path) -> None:
+    names = [torch.cuda.get_device_name(index) for index in range(2)]
+    found = card_probe.take(tmp_path, "cuda:0", names[0], "cuda:1")
+    assert found is not None and found == card_probe.read(tmp_path, names[0])
+    link = found.link_to(names[1])
+    assert link is not None and link.host_us > 0
+    assert (link.peers_us is not None) == torch.cuda.can_device_access_peer(0, 1)
+    alone = card_probe.take(tmp_path, "cuda:0", names[0])
+    assert alone is not None and alone.link is None
 
 
 def test_a_full_second_card_is_one_line_and_frees_the_first() -> None:

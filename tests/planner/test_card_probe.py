@@ -14,7 +14,7 @@ from dflash_local import child_process
 from dflash_local.app import fitting
 from dflash_local.events import LoadProgress, Notice
 from dflash_local.planner import card_probe, machine
-from dflash_local.planner.card_probe import CardProbe
+from dflash_local.planner.card_probe import CardProbe, LinkProbe
 from dflash_local.settings import Settings, load
 from dflash_local.store.paths import speeds_folder
 
@@ -61,9 +61,50 @@ def test_a_probe_is_taken_once_and_said(
     assert fitting.machine(user, notify=told.append).probe is None and len(asked) == 1, "nothing compiles its kernel"
 
 
+@pytest.mark.parametrize("device", ["auto", "balanced"])
+def test_with_a_second_card_the_way_to_it_is_measured_once(
+    device: str, monkeypatch: pytest.MonkeyPatch, user: Settings
+) -> None:
+    """A probe from before that card came is taken anew; one that is busy is asked for nothing."""
+    commands: list[list[str]] = []
+
+    def run(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        commands.append(argv)
+        link = LinkProbe(CARD, None, 60.0) if argv[-1] == "cuda:1" else None
+        return subprocess.CompletedProcess(argv, 0, json.dumps(asdict(replace(PROBE, link=link))), "")
+
+    monkeypatch.setattr(child_process, "run", run)
+    one, other = (machine.Machine(CARD, "cuda", 80 * 2**30, 79 * 2**30, "", f"cuda:{index}") for index in range(2))
+
+    def here(first: machine.Machine, second: machine.Machine) -> machine.Machine:
+        both = replace(first, others=(second,))
+        both = both.together() if device == "balanced" else both
+        monkeypatch.setattr(machine, "this_machine", lambda *_args, **_named: both)
+        return fitting.machine(user, device=device, notify=told.append)
+
+    told: list[Notice | LoadProgress] = []
+    busy = here(one, replace(other, free=2**30))
+    assert [each.probe for each in busy.cards or busy.gpus] == [PROBE, PROBE] and len(commands) == 1
+    for found in (here(other, one), here(one, other)):
+        first, _ = found.cards or found.gpus
+        assert first.device == "cuda:0" and first.probe is not None and first.probe.link == LinkProbe(CARD, None, 60.0)
+    assert [command[-2:] for command in commands[1:]] == [["cuda:0", "cuda:1"]]
+    assert f"and the way to {CARD} and back, once" in str(told[-1]) and len(told) == 2
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", json.dumps(asdict(PROBE) | {"card": "another"}), json.dumps(asdict(PROBE) | {"launch_us": -1})],
+    [
+        *(
+            "",
+            "[]",
+            "{}",
+            json.dumps(asdict(PROBE) | {"card": "another"}),
+            json.dumps(asdict(PROBE) | {"launch_us": -1}),
+        ),
+        *(json.dumps(asdict(PROBE) | {"link": link}) for link in ({}, {"other": CARD})),
+        json.dumps(asdict(replace(PROBE, link=LinkProbe(CARD, 0.0, 60.0)))),
+    ],
 )
 def test_a_file_or_an_answer_that_is_not_as_it_should_be_is_no_probe(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

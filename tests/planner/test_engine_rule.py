@@ -42,7 +42,9 @@ from tests.families import FAMILIES, save_model  # noqa: E402
 GOLDEN = Path(__file__).parents[1] / "golden"
 DEVICES = {
     "cuda:0": Machine("a card", "cuda", 2**40, 2**40, "", "cuda:0"),
-    "balanced": Machine("2 GPUs", "cuda", 2**40, 2**40, "", "balanced", cards=(2**39, 2**39)),
+    "balanced": Machine(
+        "a card", "cuda", 2**39, 2**39, "", others=(Machine("a card", "cuda", 2**39, 2**39, ""),)
+    ).together(),
     "mps": Machine("Apple GPU", "mps", 2**40, 2**40, "", "mps"),
     "cpu": Machine("CPU", "cpu", 2**40, 2**40, "", "cpu"),
 }

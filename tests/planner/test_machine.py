@@ -322,4 +322,4 @@ def test_several_gpus_are_counted_and_taken_together() -> None:
     all_of_it = machine.named("RTX 4090", 24, 3).together()
     assert all_of_it.name == "3 x RTX 4090" and all_of_it.memory == 72 * GIB
     assert all_of_it.device == "balanced" and all_of_it.runs_kernels(dense=True)
-    assert all_of_it.cards == 3 * (machine.named("RTX 4090", 24).free,)
+    assert all_of_it.free_of_cards == 3 * (machine.named("RTX 4090", 24).free,)
