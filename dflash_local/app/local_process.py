@@ -41,7 +41,7 @@ from dflash_local.errors import BusyError, DeviceLostError, Interrupted
 from dflash_local.events import Event, Finished, Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.loaded import HeldCount, SessionFacts
-from dflash_local.remote.server_log import last_line
+from dflash_local.remote.server_log import reason
 from dflash_local.request import Request
 from dflash_local.settings import Settings
 from dflash_local.store.lock import exclusive, folder_of
@@ -311,12 +311,12 @@ def _connect(record: ProcessRecord) -> Connection[Any, Any]:
 
 
 def _ended(pid: int, folder: Path, process: subprocess.Popen[bytes] | None, when: str = "") -> DeviceLostError:
-    """That a process is gone, how, and the last line of its log."""
+    """That a process is gone, how, and why as its log says."""
     how = ""
     if process is not None:
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(LEAVE_S)
             how = f" ({signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
-    line = last_line(folder / "log")
+    line = reason(folder / "log")
     message = f"the engine's process {pid} ended{when}{how}"
     return DeviceLostError(f"{message}: {line}" if line else message, f"its log: {folder / 'log'}" if line else "")

@@ -11,8 +11,11 @@ from dflash_local import terminal
 TAIL = 256 * 2**10  # bytes of the end that are looked at
 MAX_LINE = 300  # characters of it in one line
 
-# (EngineCore pid=12) ERROR 11-23 12:00:00 [core.py:700] of vLLM, [2026-11-23 12:00:00 TP0] of SGLang
-PREFIX = re.compile(r"^(\([\w .=-]{1,60}\) )*([A-Z]{4,8} [\d-]+ [\d:.,]+ (\[[^\]]{1,60}\] ?)*|\[20[^\]]{1,60}\] ?)?")
+# (EngineCore pid=12) ERROR 11-23 12:00:00 [core.py:700] of vLLM, [2026-11-23 12:00:00 TP0] of SGLang, what(): of C++
+PREFIX = re.compile(
+    r"^(\([\w .=-]{1,60}\) )*([A-Z]{4,8} [\d-]+ [\d:.,]+ (\[[^\]]{1,60}\] ?)*|\[20[^\]]{1,60}\] ?|what\(\):)?"
+)
+FRAME = re.compile(r"^frame #\d+: ")  # of torch's C++, below what it says
 FAULT = re.compile(
     r"\b[A-Za-z_.]*(Error|Exception|error)\b: *\S|\bValue error, |\bKilled\b|out of memory|Permission denied|not found"
 )
@@ -41,7 +44,8 @@ def reason(log: Path) -> str:
 
 def _lines(log: Path) -> list[str]:
     found = (terminal.safe_line(line).strip() for line in re.split(r"[\r\n]+", _end_of(log)))
-    return [line[:MAX_LINE] for each in found if (line := PREFIX.sub("", each, count=1).strip())]
+    told = (PREFIX.sub("", each, count=1).strip() for each in found if not FRAME.match(each))
+    return [line[:MAX_LINE] for line in told if line]
 
 
 def _end_of(log: Path) -> str:
