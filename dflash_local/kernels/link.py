@@ -34,9 +34,11 @@ class Link:
             return
         (stream, pool), home = self._streams, torch.cuda.current_stream(self.home)
         stream.wait_stream(home)
-        with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool, self.away):
-            yield
-        home.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool, self.away):
+                yield
+        finally:  # a recording that fails ends only where its streams have joined: else torch's allocator waits for it
+            home.wait_stream(stream)
 
     def carry(self, source: torch.Tensor, out: torch.Tensor) -> None:
         """Copy a contiguous tensor from one of the two to the other, away from home."""
