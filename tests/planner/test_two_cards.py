@@ -88,11 +88,11 @@ MEASURED = CardProbe(H100, 3103.0, 9.14, 1.03, LinkProbe(H100, 20.0, 70.0))
 @pytest.mark.parametrize(
     ("card", "probe", "us", "words"),
     [
-        ("NVIDIA H200", None, 26.6, "27 us to the other card and back by peer copies, as between two NVIDIA H200"),
-        ("NVIDIA GeForce RTX 4090", None, 55.8, "56 us to the other card and back through host memory, as between"),
+        ("NVIDIA H200", None, 29.7, "30 us to the other card and back by peer copies, as between two NVIDIA H200"),
+        ("NVIDIA GeForce RTX 4090", None, 57.9, "58 us to the other card and back through host memory, as between"),
         (H100, MEASURED, 20.0, "by peer copies, measured here"),
         (H100, replace(MEASURED, link=LinkProbe(H100, None, 70.0)), 70.0, "through host memory, measured here"),
-        (H100, replace(MEASURED, link=LinkProbe("another", 20.0, 70.0)), 26.6, "as between two NVIDIA H200"),
+        (H100, replace(MEASURED, link=LinkProbe("another", 20.0, 70.0)), 29.7, "as between two NVIDIA H200"),
     ],
 )
 def test_two_like_cards_are_one_and_the_way_there_and_back(
