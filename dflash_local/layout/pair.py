@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dflash_local.config.features import ModelConfig
 from dflash_local.layout import cycle, target
-from dflash_local.layout.buffer import Buffer, Group, group_bytes
+from dflash_local.layout.buffer import Group, group_bytes
 from dflash_local.layout.draft_head import draft_head_buffers
 from dflash_local.layout.part_layout import EngineSpec
+from dflash_local.load_config import DrafterPrecision
 
 if TYPE_CHECKING:
     from dflash_local.drafters.drafter import Drafter
 
 
-def drafter_buffers(model: ModelConfig, draft: Drafter, spec: EngineSpec) -> Iterator[Buffer]:
-    """Return what a drafter is loaded with, and a head for drafting."""
-    yield from draft.weights(model.hidden_size, spec.dtype, draft.formats, spec.precision)
-    yield from draft_head_buffers(model, spec)
-
-
 @lru_cache(maxsize=2048)  # a registry of pairs, each in some 80 formats, variants, drafter precisions and offloads
 def _weight_bytes(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> Mapping[Group, int]:
     sums = Counter(target.weight_bytes(model, "model.", spec.dtype, "embedding" in spec.offloaded))
-    sums.update({} if draft is None else group_bytes(drafter_buffers(model, draft, spec)))
+    if draft is not None:
+        sums.update(_drafter_bytes(draft, model.hidden_size, spec.dtype, spec.precision))
+        sums.update(group_bytes(draft_head_buffers(model, spec)))
     return sums
+
+
+@lru_cache(maxsize=256)  # a drafter stands beside its target in all of its formats
+def _drafter_bytes(draft: Drafter, hidden: int, dtype: str, precision: DrafterPrecision) -> Mapping[Group, int]:
+    return group_bytes(draft.weights(hidden, dtype, draft.formats, precision))
 
 
 def bytes_by_group(model: ModelConfig, draft: Drafter | None, spec: EngineSpec) -> dict[Group, int]:
