@@ -19,6 +19,7 @@ from dflash_local.engine.engines import load_runner
 from dflash_local.engine.session import Session
 from dflash_local.errors import CheckpointError, DeviceLostError, DoesNotFitError, DriverError, UsageError
 from dflash_local.events import LoadProgress
+from dflash_local.kernels.allocate import make_current
 from dflash_local.load_config import FREQUENT_HEADS, OFFLOADS, LoadConfig
 from dflash_local.loaded import SessionFacts
 from dflash_local.models.adapted_drafter import adapted
@@ -77,6 +78,7 @@ def _load(
     notify = progress or (lambda _: None)
     notify(LoadProgress("checking", 0.0))
     where = placement(config.device, config.dtype, config.bitsandbytes)
+    make_current(torch.device(where.home))
     target_files = Checkpoint.open(pair.target)
     drafter_files = open_drafter(pair.drafter) if pair.drafter is not None and config.draft else None
     contract: PairFacts | None = None

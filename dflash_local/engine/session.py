@@ -21,6 +21,7 @@ from dflash_local.engine.runner import PlainStep, Runner
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.errors import ContextError, DeviceLostError, DoesNotFitError, Interrupted, UsageError
 from dflash_local.events import Event, Notice, Stats
+from dflash_local.kernels.allocate import make_current
 from dflash_local.loaded import HeldCount, SessionFacts, nothing_done
 from dflash_local.request import Request
 from dflash_local.store.confidence_record import ConfidenceRecord
@@ -93,6 +94,7 @@ class Session:
         loop, whole, held = GenerationLoop(self, request, rendered, cancelled, grammar), False, 0
         self._running = loop
         try:
+            make_current(self.runner.device)  # this thread may be another one than what loaded it
             for event in loop.events():
                 yield event
                 if loop.aside is not None and not cancelled():

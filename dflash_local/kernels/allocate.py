@@ -79,6 +79,12 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def make_current(device: torch.device) -> None:
+    """Have this thread launch kernels on this GPU from now on; nothing on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # ``cuda`` is the first one, whichever is current
+
+
 def card_name(device: torch.device) -> str:
     """Return what is equal for devices that run kernels alike."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
