@@ -12,7 +12,7 @@ from dflash_local.request import MAX_NEW_TOKENS, check_integer, check_number
 
 MAX_CONTEXT = 2**31 - 1
 FUSED, REFERENCE = "fused", "reference"  # engines
-BALANCED = "balanced"  # a device: several GPUs
+BALANCED = "balanced"  # a device: all GPUs
 FREQUENT = 65_536  # rows of the head that serves frequent tokens
 QUANTIZED = ("fp8", "int8", "int4")  # formats of ``quantize`` that this program makes and multiplies itself
 BITSANDBYTES = ("bnb-int8", "bnb-nf4")  # and those that it leaves to bitsandbytes
@@ -23,6 +23,17 @@ OFFLOADS: Mapping[str, tuple[Offloaded, ...]] = {
     "embedding": ("embedding",),
     "all": ("embedding", "snapshots"),
 }
+
+
+def gpus_named(device: str) -> tuple[int, ...]:
+    """Return the CUDA indices that a device names: (0,) of ``cuda``, (1, 0) of ``cuda:1,0``, () of any other."""
+    found = re.fullmatch(r"cuda(?::([0-9]+(?:,[0-9]+)*))?", device)
+    return () if found is None else tuple(int(number) for number in (found[1] or "0").split(","))
+
+
+def takes_several(device: str) -> bool:
+    """Say whether a device means that layers are spread over GPUs, all or those that it names."""
+    return device == BALANCED or len(gpus_named(device)) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +166,9 @@ class LoadConfig:
     )
     device: str = _option(
         "auto",
-        f"auto, cpu, cuda, cuda:N, mps, {BALANCED} (several GPUs).",
-        pattern=rf"auto|cpu|cuda(:[0-9]{{1,4}})?|mps|{BALANCED}",
-        allowed=f"auto, cpu, cuda, cuda:N, mps or {BALANCED}",
+        f"auto, cpu, mps, cuda, cuda:N, cuda:0,1, {BALANCED} (all).",
+        pattern=rf"auto|cpu|cuda(:[0-9]{{1,4}}(,[0-9]{{1,4}})*)?|mps|{BALANCED}",
+        allowed=f"auto, cpu, cuda, cuda:N, mps, {BALANCED}, or several GPUs as cuda:0,1",
         metavar="DEVICE",
     )
     draft: bool = _option(
@@ -246,6 +257,10 @@ class LoadConfig:
     def __post_init__(self) -> None:
         for name, option in LOAD_OPTIONS.items():
             option.check(getattr(self, name))
+        named = gpus_named(self.device)
+        if len(set(named)) < len(named):
+            once = ",".join(map(str, dict.fromkeys(named)))
+            raise UsageError(f"--device {self.device!r} names a GPU twice", f"name each once: cuda:{once}")
 
     @property
     def needs_fused(self) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from dflash_local.errors import SettingsError
+from dflash_local.errors import SettingsError, UsageError
 from dflash_local.json_text import parse_json
 from dflash_local.load_config import LOAD_OPTIONS, LoadConfig, LoadOption
 from dflash_local.request import MAX_NEW_TOKENS, MAX_TEMPERATURE
@@ -117,7 +117,10 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     config = _folder(env, "XDG_CONFIG_HOME", ".config", "config")
     given = _from_file(config / SETTINGS_FILE) if config else {}
     given.update(_from_variables(env))
-    load_config = LoadConfig(**{name: given.pop(name) for name in LOAD_OPTIONS if name in given})
+    try:
+        load_config = LoadConfig(**{name: given.pop(name) for name in LOAD_OPTIONS if name in given})
+    except UsageError as error:  # what its own pattern does not tell of a value
+        raise SettingsError(f"DFLASH_ variables and {SETTINGS_FILE}: {error.message}", error.hint) from None
     return Settings(
         environ=env,
         config_dir=config,

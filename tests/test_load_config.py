@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import UsageError
-from dflash_local.load_config import LOAD_OPTIONS, LoadConfig
+from dflash_local.load_config import LOAD_OPTIONS, LoadConfig, gpus_named, takes_several
 from dflash_local.loaded import SessionFacts
 
 
@@ -15,7 +15,9 @@ from dflash_local.loaded import SessionFacts
     ("given", "message", "hint"),
     [
         ({"dtype": "int4"}, "--dtype 'int4' is unknown", "use auto, float32, bfloat16, float16"),
-        ({"device": "tpu"}, "--device 'tpu' is unknown", "use auto, cpu, cuda, cuda:N, mps or balanced"),
+        ({"device": "tpu"}, "--device 'tpu' is unknown", "use auto, cpu, cuda, cuda:N, mps, balanced, or several"),
+        ({"device": "cuda:0,"}, "--device 'cuda:0,' is unknown", "several GPUs as cuda:0,1"),
+        ({"device": "cuda:1,0,01"}, "--device 'cuda:1,0,01' names a GPU twice", "name each once: cuda:1,0"),
         ({"device": None}, "--device 'None' is unknown", "use auto"),
         ({"quantize": "int3"}, "--quantize 'int3' is unknown", "use fp8, int8, int4, bnb-int8, bnb-nf4"),
         ({"drafter_precision": "4bit"}, "--drafter-precision '4bit' is unknown", "8bit-head"),
@@ -30,6 +32,20 @@ def test_what_is_not_allowed_names_the_option_and_what_is(given: dict[str, Any],
     with pytest.raises(UsageError) as refused:
         LoadConfig(**given)
     assert message in refused.value.message and hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "several"),
+    [
+        ("auto", (), False),
+        ("balanced", (), True),
+        ("cuda", (0,), False),
+        ("cuda:3", (3,), False),
+        ("cuda:1,0", (1, 0), True),
+    ],
+)
+def test_a_device_names_gpus_in_its_order(device: str, named: tuple[int, ...], several: bool) -> None:
+    assert (gpus_named(LoadConfig(device=device).device), takes_several(device)) == (named, several)
 
 
 def test_every_option_is_described() -> None:

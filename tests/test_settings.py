@@ -128,6 +128,12 @@ def test_a_token_comes_from_the_variable_or_the_file_and_is_never_shown(tmp_path
     assert settings.load({**home, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}).hub.token is None
 
 
+def test_a_gpu_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(SettingsError, match="settings.json: --device 'cuda:0,0' names a GPU twice"):
+        settings.load({"DFLASH_DEVICE": "cuda:0,0"})
+    assert settings.load({"DFLASH_DEVICE": "cuda:1,0"}).load_config.device == "cuda:1,0"
+
+
 def test_an_endpoint_that_is_no_web_address_is_refused() -> None:
     with pytest.raises(SettingsError, match="HF_ENDPOINT='mirror.example'"):
         settings.load({"HF_ENDPOINT": "mirror.example"})

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.catalog.reports import CardReport
 from dflash_local.errors import UsageError
-from dflash_local.planner.cards import file_stem
+from dflash_local.load_config import BALANCED, gpus_named
+from dflash_local.planner.cards import file_stem, names_together
 from dflash_local.schema import InvalidValue, convert
 from dflash_local.store.kept import keep, read_kept
 from dflash_local.store.paths import MEASURED
@@ -98,10 +99,9 @@ def _card(content: dict[str, Any]) -> str:
     """Name the card as its driver does, or the processor."""
     machine, device = content["machine"], content["device"]
     names = [gpu["name"] for gpu in machine["gpus"]]
-    if not device.startswith(("cuda", "balanced")):
+    if device != BALANCED and not gpus_named(device):
         return str(machine["processor"])
-    number = int(device.partition(":")[2] or 0)
-    return str(names[number]) if device != "balanced" or len(names) == 1 else f"{len(names)} x {names[0]}"
+    return names_together([str(names[index]) for index in gpus_named(device) or range(len(names))])
 
 
 def _certificate(content: dict[str, Any], user: Settings) -> dict[str, Any] | None:

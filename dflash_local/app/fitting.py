@@ -17,6 +17,7 @@ from dflash_local.checkpoint_files.config_values import UnknownValue
 from dflash_local.checkpoint_files.source import needed_config, open_source
 from dflash_local.errors import CheckpointError, DoesNotFitError, SettingsError, UsageError
 from dflash_local.events import Notice
+from dflash_local.load_config import takes_several
 
 if TYPE_CHECKING:
     from dflash_local.catalog.bundled import Pair
@@ -148,7 +149,7 @@ def _given_back(loaded: Loaded | None) -> dict[str, int]:
     from dflash_local.planner.plan import held
 
     facts = None if loaded is None else loaded.facts
-    if loaded is None or facts is None or facts.in_server or facts.device == "balanced":
+    if loaded is None or facts is None or facts.in_server or takes_several(facts.device):
         return {}
     pair = loaded.pair
     known = folder_shapes(pair.name, pair.target, pair.drafter if facts.drafter is not None else None)

@@ -14,7 +14,7 @@ from dflash_local.app.notices import Notify
 from dflash_local.catalog.bundled import Pair
 from dflash_local.errors import CheckpointError, KernelError, MissingDependencyError, UsageError
 from dflash_local.events import LoadProgress, Notice
-from dflash_local.load_config import LoadConfig
+from dflash_local.load_config import LoadConfig, takes_several
 from dflash_local.loaded import Verdict
 from dflash_local.settings import Settings
 from dflash_local.store.kept import take_unkept
@@ -183,7 +183,7 @@ def checked(
     Raises:
         DFlashError: see ``check.run.check``.
     """
-    on_card = session.facts.device.startswith(CHECKED_DEVICE)
+    on_card = _on_one_card(session)
     probing = pair.tuned_from is not None and load.draft
     if load.skip_check or not (on_card or probing):
         return
@@ -252,7 +252,7 @@ def open_stepwise(
     session = _opened(pair, load, user, notify, steps, said)
     if not user.safe:
         checked(session, pair, load, user, lambda text, part: notify(LoadProgress(text, part)))
-        if session.facts.device.startswith(CHECKED_DEVICE):
+        if _on_one_card(session):
             keep_speed(session, pair, user)
     refused = _refusal_to_draft(pair, before or session.facts.checks)
     if refused:  # its facts say that it drafts no more, and why, in one notice
@@ -266,6 +266,11 @@ def open_stepwise(
     warn_of(session, notify)
     session.drafts = not asked.draft or (load.draft and not refused)
     return session
+
+
+def _on_one_card(session: EngineSession) -> bool:
+    device = session.facts.device
+    return device.startswith(CHECKED_DEVICE) and not takes_several(device)
 
 
 def _opened(

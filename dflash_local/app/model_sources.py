@@ -171,9 +171,9 @@ class ServerModels(ModelSource):
         plain_url: of a second running server, which does not draft. drafter: that the first is to draft with, instead
             of the registry's.
         extra: arguments of the program behind those of the registry; ``--trust-remote-code`` among them is the user's
-            leave to run code of a model's repository. gpus: that it splits layers over. drafts: False launches it
-            without its drafter. keep: leave it running in the end. compares: requests in mode ``ar`` go to a second
-            server, see ``two_servers``.
+            leave to run code of a model's repository. gpus: that it splits layers over. visible: its
+            ``CUDA_VISIBLE_DEVICES``, the user's own where empty. drafts: False launches it without its drafter. keep:
+            leave it running in the end. compares: requests in mode ``ar`` go to a second server, see ``two_servers``.
     """
 
     user: Settings
@@ -184,6 +184,7 @@ class ServerModels(ModelSource):
     drafter: str | None = None
     extra: tuple[str, ...] = ()
     gpus: int | None = None
+    visible: str = ""
     drafts: bool = True
     keep: bool = False
     compares: bool = False
@@ -358,6 +359,7 @@ class ServerModels(ModelSource):
                         *(self.program, choice, self.user, drafts, self.extra, notify),
                         cancelled=cancelled,
                         gpus=self.gpus,
+                        visible=self.visible,
                     )
                 )
                 wanted = wanted_model(pair, self.drafter if drafts else None, self.user)

@@ -46,6 +46,7 @@ def launch(
     cancelled: Callable[[], bool] = lambda: False,
     token: str | None = None,
     gpus: int | None = None,
+    visible: str = "",
 ) -> ServerProcess:
     """Launch a server for a choice and wait until it answers; takes minutes.
 
@@ -53,6 +54,7 @@ def launch(
         choice: of ``app.resolve.choose``. drafts: False for the same server without its drafter.
         extra: arguments behind those of the registry. notify: told how far the start is.
         token: that it is to want; a fresh one if not given. gpus: see ``server_command``.
+        visible: its ``CUDA_VISIBLE_DEVICES``; the user's own where empty.
 
     Raises:
         MissingDependencyError: the program is not installed. ServerError: it ended or hung, and its line that says why.
@@ -78,8 +80,9 @@ def launch(
         notify(Notice(command.remark))
     for name in command.fetched:
         notify(Notice(f"{name} is not on this machine: {title} downloads it; dflash pull would check every file"))
-    key = {how.key_variable: token} if how.key_variable else {}
-    granted = _granted(user, command, executable, key)
+    own = {how.key_variable: token} if how.key_variable else {}
+    own |= {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    granted = _granted(user, command, executable, own)
     where = ServerEndpoint(endpoint.url, token)
     process = ServerProcess(program, [*argv, *extra], user.environ, granted, where, log, choice.name)
 
@@ -116,13 +119,13 @@ def program_of(program: Program, user: Settings) -> Path:
     return script.with_name(how.beside) if how.beside else script
 
 
-def _granted(user: Settings, command: ServerCommand, executable: Path, key: Mapping[str, str]) -> Mapping[str, str]:
-    """The row's variables, the server's own token (``key``), and the user's of the hub where the server downloads.
+def _granted(user: Settings, command: ServerCommand, executable: Path, own: Mapping[str, str]) -> Mapping[str, str]:
+    """The row's variables, this server's (``own``), and the user's token of the hub where the server downloads.
 
     The programs beside this one, such as a compiler's front end, come first on its PATH.
     """
     path = os.pathsep.join(filter(None, [str(executable.parent), user.environ.get("PATH", "")]))
-    granted = {**command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", **key}
+    granted = {**command.environment, "PATH": path, "PYTHONUNBUFFERED": "1", **own}
     return granted | ({"HF_TOKEN": user.hub.token} if command.fetched and user.hub.token else {})
 
 

@@ -129,6 +129,8 @@ def rows_of(block: int, published: Sequence[int] = ()) -> tuple[int, ...]:
 def gpu(device: str, dtype: str) -> Place:
     """The requested GPU. UsageError: there is none, or the fused engine's kernels do not run on it."""
     where = placement(device, dtype)
+    if where.gpus:
+        raise UsageError(f"--weights random measures one GPU, not {device}", f"--device {where.home}")
     if why := why_no_kernels(where.device):
         raise UsageError(
             f"--weights random needs a CUDA GPU: it measures the fused engine's kernels, and {why}",

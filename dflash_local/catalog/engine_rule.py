@@ -47,8 +47,8 @@ def refusal(*, bitsandbytes: str | None, dtype: str, device: str, target: str, e
 
     Args:
         bitsandbytes: the format it is to have. dtype: float32, bfloat16 or float16.
-        device: as a session names it. target: of ``config.fused_support.fused_refusal``. experts: the target has some.
-        drafter: of ``Drafter.fused_refusal``.
+        device: as torch names it, or its kind. target: of ``config.fused_support.fused_refusal``.
+        experts: the target has some. drafter: of ``Drafter.fused_refusal``.
     """
     if bitsandbytes is not None:
         return f"it does not know {bitsandbytes} weights"

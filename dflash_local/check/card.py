@@ -10,6 +10,7 @@ from dflash_local.bench.random_run import PROBE_BYTES, Place, bandwidth
 from dflash_local.check.findings import Finding, State
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.session import Session
+from dflash_local.load_config import takes_several
 from dflash_local.planner import hardware
 from dflash_local.planner.cards import find_bandwidth
 from dflash_local.terminal import byte_size
@@ -32,7 +33,7 @@ class CardFigures:
 
 def check_card(session: Session, planned: int | None) -> Finding:
     """The finding on the card; ``planned``: bytes that torch's allocator holds at most by the plan, if one was made."""
-    device = torch.device("cpu" if session.facts.device == "balanced" else session.facts.device)
+    device = torch.device("cpu" if takes_several(session.facts.device) else session.facts.device)
     if device.type != "cuda":
         return Finding("card", "skipped", f"{session.facts.device}: rates and memory are measured on CUDA cards")
     name = torch.cuda.get_device_name(device)

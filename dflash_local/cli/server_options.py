@@ -19,7 +19,8 @@ from dflash_local.cli.help_pages import MORE, MORE_LOADING
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
-from dflash_local.load_config import BALANCED, FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig
+from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig, gpus_named, takes_several
+from dflash_local.planner.accelerators import visible_value
 from dflash_local.settings import LAUNCHED
 
 if TYPE_CHECKING:
@@ -185,9 +186,11 @@ def origin(
         return Origin(models.pair(model or call.default_model(), drafter), load, models)
     if engine is not None and engine.value in (FUSED, REFERENCE):
         raise UsageError(f"--engine {engine.value} loads a pair here, and --url takes a server's", "leave one out")
-    gpus = None
-    if launching and load.device == BALANCED:
+    gpus, visible = None, ""
+    if launching and takes_several(load.device):
         gpus = len(fitting.machine(call.user, device=load.device).cards)
+        if named := gpus_named(load.device):
+            visible = visible_value(named, call.user.environ.get("CUDA_VISIBLE_DEVICES"))
         load = replace(load, device=call.user.load_config.device)
     decided = (replace(load, draft=True) if launching else load).arguments(call.user.load_config)
     if decided:
@@ -198,7 +201,8 @@ def origin(
     models = ServerModels(call.user, call.console.notify, url, program, plain_url, drafter)
     if not launching:
         return Origin(models.pair(model, drafter), load, models)
-    models = replace(models, extra=_words(served.engine_args), drafts=load.draft, keep=keep, gpus=gpus)
+    models = replace(models, extra=_words(served.engine_args), drafts=load.draft, keep=keep)
+    models = replace(models, gpus=gpus, visible=visible)
     pair = models.pair(model or call.default_model(), drafter)
     if served.trust_remote_code or _trusts(call, models, pair):
         models = replace(models, extra=(*models.extra, REMOTE_CODE))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -30,7 +30,7 @@ from dflash_local.kernels import nvrtc, triton_trial
 from dflash_local.kernels.allocate import dtype_name
 from dflash_local.kernels.jit import why_no_kernels
 from dflash_local.kernels.timing import KernelTimer
-from dflash_local.load_config import BALANCED, OFFLOADS
+from dflash_local.load_config import OFFLOADS
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.fused import weights as target_weights
 from dflash_local.models.fused.kernel_choice import choose_configs, choose_experts, settle_rows, without_kernel
@@ -51,7 +51,7 @@ def candidate(pair: CheckedPair) -> engine_rule.Candidate:
     why = engine_rule.refusal(
         bitsandbytes=pair.where.bitsandbytes,
         dtype=str(pair.where.dtype).removeprefix("torch."),
-        device=pair.where.device,
+        device=pair.where.home,
         target=fused_refusal(pair.facts.model),
         experts=not pair.facts.model.dense,
         drafter=refused_drafter(pair),
@@ -178,18 +178,18 @@ def _load(pair: CheckedPair, progress: Callable[[str, float], None]) -> tuple[Fu
 
 def _front(pair: CheckedPair) -> Front | None:
     """Return the layers for the second GPU, where two are to be filled alike; None for one device."""
-    if pair.where.device != BALANCED or torch.cuda.device_count() < 2:
+    cards = pair.where.gpus[:2]
+    if len(cards) < 2:
         return None
     model, config = pair.facts.model, replace(pair.config, dtype=dtype_name(pair.where.dtype))
     drafter = drafters_of(model, None if pair.contract is None else pair.contract.drafter, config)
     load = Load.of("cuda", config, pair.context, 1 if drafter is None else drafter.block_size)
-    return Front(even_split(model, drafter, load, free_bytes()).layers, torch.device("cuda:1"))
+    return Front(even_split(model, drafter, load, free_bytes(cards)).layers, torch.device("cuda", cards[1]))
 
 
-def free_bytes() -> tuple[int, int]:
-    """Return what is free on the first and on the second GPU."""
-    first, second = (torch.cuda.mem_get_info(card)[0] for card in range(2))
-    return first, second
+def free_bytes(cards: Sequence[int]) -> tuple[int, ...]:
+    """Return what is free on each GPU of these indices."""
+    return tuple(torch.cuda.mem_get_info(card)[0] for card in cards)
 
 
 def _drafters(pair: CheckedPair, read: Drafter | None) -> list[tuple[Drafter, Checkpoint]]:

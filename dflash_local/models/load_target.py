@@ -16,7 +16,7 @@ import torch
 from dflash_local.config.quantization import MXFP4
 from dflash_local.config.quantizers import READ
 from dflash_local.errors import CheckpointError, UsageError
-from dflash_local.load_config import BALANCED
+from dflash_local.load_config import BALANCED, LOAD_OPTIONS, gpus_named, takes_several
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.decoded_tensors import decoded_tensors
 from dflash_local.models.target_facts import TargetFacts, settings_of
@@ -31,21 +31,31 @@ from dflash_local.models.transformers_config import (
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MXFP4_FAMILIES = ("gpt_oss",)  # whose weights in this format transformers decodes
 ADAPTER = "adapter_config.json"
+ALLOWED = LOAD_OPTIONS["device"].allowed
 RANK_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A torch device or ``balanced`` over all GPUs, a dtype, and the format ``bitsandbytes`` makes of plain weights."""
+    """A device of ``LoadConfig`` but ``auto``, a dtype, and the format ``bitsandbytes`` makes of plain weights."""
 
     device: str
     dtype: torch.dtype
     bitsandbytes: str | None = None
 
     @property
+    def gpus(self) -> tuple[int, ...]:
+        """Return the indices of the GPUs that layers are spread over; none for one device."""
+        if self.device == BALANCED:
+            return tuple(range(torch.cuda.device_count()))
+        return gpus_named(self.device) if takes_several(self.device) else ()
+
+    @property
     def home(self) -> str:
-        """Return the device, of several GPUs the first one."""
-        return "cuda:0" if self.device == BALANCED else self.device
+        """Return the device as torch names it, of several GPUs the first one."""
+        if not takes_several(self.device):
+            return self.device
+        return f"cuda:{next(iter(gpus_named(self.device)), 0)}"
 
 
 def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Placement:
@@ -55,10 +65,13 @@ def placement(device: str, dtype: str, bitsandbytes: str | None = None) -> Place
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if device != BALANCED:
-        _check_device(device)
-    elif not torch.cuda.is_available():
+    if device == BALANCED and not torch.cuda.is_available():
         raise UsageError("device 'balanced' spreads a target over several GPUs; none is visible here", "use cpu")
+    if takes_several(device):
+        for index in gpus_named(device):
+            _check_device(f"cuda:{index}")
+    else:
+        _check_device(device)
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     return Placement(device, DTYPES[dtype], bitsandbytes)
@@ -68,9 +81,9 @@ def _check_device(device: str) -> None:
     try:
         kind = torch.device(device)
     except RuntimeError:
-        raise UsageError(f"unknown device {device!r}", "use auto, cpu, cuda, cuda:1, mps or balanced") from None
+        raise UsageError(f"unknown device {device!r}", f"use {ALLOWED}") from None
     if kind.type not in ("cpu", "cuda", "mps"):
-        raise UsageError(f"device {device!r} is not supported", "use auto, cpu, cuda, cuda:1, mps or balanced")
+        raise UsageError(f"device {device!r} is not supported", f"use {ALLOWED}")
     if kind.type == "cuda" and (not torch.cuda.is_available() or (kind.index or 0) >= torch.cuda.device_count()):
         raise UsageError(
             f"device {device!r} is not there", "dflash doctor lists what torch sees; --device cpu works anywhere"
@@ -156,7 +169,7 @@ def _built_of_codes(
     config = text_model_config(facts.model.family, facts.text_config)
     if facts.model.quantization is not None and facts.model.quantization.at_load:
         _check_size(files, config)
-    home = torch.device("cpu" if where.device == BALANCED else where.device)
+    home = torch.device("cpu" if where.gpus else where.device)
     tensors = decoded_tensors(files, facts, home, where.dtype)
     found: tuple[Any, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
         None, config=config, state_dict=tensors, **_options(where, quantization)
@@ -172,7 +185,9 @@ def _options(where: Placement, quantization: Any) -> dict[str, Any]:
     options["trust_remote_code"] = False
     options["generation_config"] = GenerationConfig()  # or it would read the checkpoint's own
     options["ignore_mismatched_sizes"] = True  # so that the tensor is named, in _check_loading
-    options["device_map"] = where.device if where.device == BALANCED else {"": where.device}
+    options["device_map"] = BALANCED if where.gpus else {"": where.device}
+    if where.gpus and where.device != BALANCED:  # transformers takes all GPUs unless it is told of these alone
+        options["max_memory"] = {index: torch.cuda.mem_get_info(index)[0] for index in where.gpus}
     options["output_loading_info"] = True
     if quantization is not None:
         options["quantization_config"] = quantization

@@ -82,6 +82,16 @@ def visible(devices: Sequence[Accelerator], value: str | None) -> tuple[Accelera
     return tuple(whole or chosen[:1])
 
 
+def visible_value(indices: Sequence[int], value: str | None) -> str:
+    """Return the ``CUDA_VISIBLE_DEVICES`` with which a program sees those alone, in this order.
+
+    Args:
+        indices: as CUDA counts the devices that this program sees. value: of its own variable.
+    """
+    words = None if value is None else value.split(",")
+    return ",".join(str(index) if words is None else words[index].strip() for index in indices)
+
+
 def unusable(driver: str) -> str:
     """Say why the installed torch cannot use NVIDIA devices; empty when it can, or when neither is known."""
     torch = version_of("torch") or ""

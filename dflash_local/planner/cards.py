@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from dflash_local.errors import UsageError
@@ -195,6 +196,13 @@ def _data_sheet(name: str) -> tuple[float, int, float] | None:
 def same_card(one: str, other: str) -> bool:
     """Return True for two names of a card, such as ``H200`` and the driver's ``NVIDIA H200``."""
     return _key(one) == _key(other)
+
+
+def names_together(names: Sequence[str]) -> str:
+    """Name GPUs that are used together: ``2 x RTX 4090``, or each where they are unlike."""
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " and ".join(names)
 
 
 def file_stem(name: str) -> str:

@@ -5,17 +5,17 @@ Chooses one device and says why, without torch. Knows no models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from dflash_local.catalog.engine_rule import OLDEST_CARD
 from dflash_local.errors import UsageError
-from dflash_local.load_config import BALANCED
+from dflash_local.load_config import BALANCED, gpus_named, takes_several
 from dflash_local.planner import accelerators, hardware, nvrtc_files
 from dflash_local.planner.accelerators import Accelerator, RunProbe
-from dflash_local.planner.cards import card_memory, find_card, lacks_kernels, typical_card
+from dflash_local.planner.cards import card_memory, find_card, lacks_kernels, names_together, typical_card
 
 if TYPE_CHECKING:
     from dflash_local.planner.card_probe import CardProbe
@@ -80,19 +80,7 @@ class Machine:
 
     def together(self) -> Machine:
         """Take all of its GPUs as one device over which layers are spread."""
-        every = self.gpus
-        alike = all(each.name == self.name for each in every)
-        return replace(
-            self,
-            name=f"{len(every)} x {self.name}" if alike else " and ".join(each.name for each in every),
-            memory=sum(each.memory for each in every),
-            free=sum(each.free for each in every),
-            device=BALANCED,
-            kernels=all(each.kernels for each in every),
-            others=(),
-            cards=every,
-            probe=None,
-        )
+        return _spread(self.gpus, BALANCED, self.why)
 
     def two_of_them(self) -> Machine:
         """Take the first two of more GPUs that layers are spread over."""
@@ -118,7 +106,7 @@ def this_machine(
     """Choose the device a run here would use: the GPU with most free memory, unless ``device`` says another.
 
     Args:
-        device: auto, cpu, cuda, cuda:N, mps or balanced.
+        device: as ``LoadConfig`` has it.
         environ: for ``CUDA_VISIBLE_DEVICES``; the caller owns the environment.
         given_back: bytes by device (cpu, mps, cuda:N) that count as free, too: a loaded pair makes room for the next.
 
@@ -133,7 +121,7 @@ def this_machine(
     hidden = (environ or {}).get("CUDA_VISIBLE_DEVICES")
     everything = accelerators.nvidia(probe)
     seen = accelerators.visible(everything, hidden)
-    wanted = device.startswith("cuda") or device == BALANCED
+    wanted = bool(gpus_named(device)) or device == BALANCED
     problem = accelerators.unusable(seen[0].driver) if seen else ""
     if seen and not problem:
         return _gpu(seen, device, back)
@@ -184,21 +172,36 @@ def _with(machine: Machine, back: Mapping[str, int]) -> Machine:
 
 
 def _gpu(seen: tuple[Accelerator, ...], device: str, back: Mapping[str, int]) -> Machine:
-    if device == BALANCED:
-        parts = [_with(_described(gpu, i, ""), back) for i, gpu in enumerate(seen)]
-        first = replace(parts[0], why="layers spread over all of them", others=tuple(parts[1:]))
-        return first.together()
-    if device.startswith("cuda:"):
-        index = device.partition(":")[2]
-        if not index.isdigit() or int(index) >= len(seen):
-            raise UsageError(f"device {device!r} is not there", f"{len(seen)} GPU visible, counted from cuda:0")
-        return _with(_described(seen[int(index)], int(index), "asked for"), back)
+    named = range(len(seen)) if device == BALANCED else gpus_named(device)
+    missing = next((index for index in named if index >= len(seen)), None)
+    if missing is not None:
+        raise UsageError(f"device 'cuda:{missing}' is not there", f"{len(seen)} GPU visible, counted from cuda:0")
+    if takes_several(device):
+        why = f"layers spread over {'all of them' if device == BALANCED else 'those that were asked for'}"
+        return _spread([_with(_described(seen[index], index, ""), back) for index in named], device, why)
+    if named and device != "cuda":
+        return _with(_described(seen[named[0]], named[0], "asked for"), back)
     if device == "cuda" or len(seen) == 1:
         return _with(_described(seen[0], 0, "the only GPU" if len(seen) == 1 else "the first GPU"), back)
     why = f"most free memory of {len(seen)} GPUs"
     machines = [_with(_described(gpu, i, why), back) for i, gpu in enumerate(seen)]
     best = max(machines, key=lambda machine: machine.free)
     return replace(best, others=tuple(each for each in machines if each is not best))
+
+
+def _spread(cards: Sequence[Machine], device: str, why: str) -> Machine:
+    """Take GPUs as one device over which layers are spread, in this order."""
+    return replace(
+        cards[0],
+        name=names_together([each.name for each in cards]),
+        memory=sum(each.memory for each in cards),
+        free=sum(each.free for each in cards),
+        why=why,
+        device=device,
+        kernels=all(each.kernels for each in cards),
+        cards=tuple(cards),
+        probe=None,
+    )
 
 
 def _described(gpu: Accelerator, index: int, why: str) -> Machine:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dflash_local.load_config import BALANCED, gpus_named
 from dflash_local.planner import accelerators, hardware
 from dflash_local.planner.accelerators import RunProbe
 
@@ -29,20 +30,20 @@ def occupancy(
     """Read what is used now of the memory of ``device``; may take as long as nvidia-smi does.
 
     Args:
-        device: as a session names it: cpu, cuda, cuda:N or balanced. Of any other one nothing is known.
+        device: as a session names it. Of any other one than the processor and CUDA's nothing is known.
         environ: for ``CUDA_VISIBLE_DEVICES``; the caller owns the environment.
         server: the process that holds the pair when this one does not; its own variables count then.
     """
     import psutil  # `dflash --help` must stay quick
 
-    kind, _, number = device.partition(":")
+    named = gpus_named(device)
     if device == "cpu":
         try:
             used = int(psutil.Process(server if server is not None else os.getpid()).memory_info().rss)
         except psutil.Error:  # gone, or another user's
             return Occupancy()
         return Occupancy(used, hardware.memory().total, "this process" if server is None else "the engine")
-    if kind != "cuda" and device != "balanced":
+    if not named and device != BALANCED:
         return Occupancy()
     try:
         environ = environ if server is None else psutil.Process(server).environ()
@@ -50,9 +51,8 @@ def occupancy(
         environ = {}
     seen = accelerators.visible(accelerators.nvidia(probe), environ.get("CUDA_VISIBLE_DEVICES"))
     seen = seen or accelerators.amd(probe)
-    if device != "balanced":
-        number = number or "0"
-        seen = seen[int(number) :][:1] if number.isdecimal() else ()
+    if named:
+        seen = tuple(seen[index] for index in named if index < len(seen))
     if not seen or any(gpu.memory is None or gpu.free is None for gpu in seen):
         return Occupancy()
     used = sum((gpu.memory or 0) - (gpu.free or 0) for gpu in seen)

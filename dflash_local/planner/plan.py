@@ -184,11 +184,10 @@ def chosen_engine(target: ModelConfig, drafter: Drafter | None, machine: Machine
     Raises:
         UsageError: an engine was requested that cannot run this.
     """
-    device = machine.device if machine.kind == "cuda" else machine.kind
     why = engine_rule.refusal(
         bitsandbytes=config.bitsandbytes,
         dtype=formats.resolved_dtype(config.dtype, machine.kind),
-        device=device,
+        device=machine.kind,
         target=fused_refusal(target),
         experts=not target.dense,
         drafter="" if drafter is None else drafter.fused_refusal(),
@@ -213,7 +212,7 @@ def held(target: ModelConfig, drafter: Drafter | None, facts: SessionFacts) -> i
     Args:
         target, drafter: what was loaded. facts: how it was loaded.
     """
-    load = Load.of(facts.device.partition(":")[0], facts.load, facts.context, facts.block_size)
+    load = Load.of(facts.device, facts.load, facts.context, facts.block_size)
     drafter = drafters_of(target, drafter if facts.drafter is not None else None, facts.load)
     return _ledger(facts.engine, quantized(target, facts.load.quantize), drafter, load).loading.bytes or 0
 

@@ -62,6 +62,16 @@ def test_a_bench_and_its_certificate_make_a_line(user: Settings) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "card"),
+    [("cuda:1", "B"), ("cpu", "A CPU"), ("balanced", "A and B and A"), ("cuda:2,0", "2 x A"), ("cuda:1,2", "B and A")],
+)
+def test_the_card_is_that_or_those_of_the_device(user: Settings, device: str, card: str) -> None:
+    gpus = {**HEAD["machine"], "gpus": [{"name": name} for name in "ABA"]}
+    kept(user, SPEED, device=device, machine=gpus)
+    assert card_report(user).card == card
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"weights": "bfloat16"},

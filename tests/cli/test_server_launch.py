@@ -56,16 +56,37 @@ def test_run_launches_a_server_and_ends_it(cli: Cli, opened: Opened, record: Pat
     assert not is_alive(found["pid"]) and wait_until_gone(found["child"])
 
 
-def test_a_server_splits_its_layers_over_all_gpus(
-    cli: Cli, opened: Opened, record: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "own", "count", "visible"),
+    [
+        ("balanced", None, "3", None),
+        ("balanced", "2,0", "2", "2,0"),
+        ("cuda:1,0", None, "2", "1,0"),
+        ("cuda:1,0", "2,GPU-1,0", "2", "GPU-1,2"),
+    ],
+)
+def test_a_server_splits_its_layers_over_all_gpus_or_the_named(
+    cli: Cli,
+    record: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    own: str | None,
+    count: str,
+    visible: str | None,
 ) -> None:
-    card = Accelerator(0, "GPU-1", "NVIDIA A", "580.1", 24 * 2**30, 23 * 2**30, capability=(8, 6))
-    monkeypatch.setattr(accelerators, "nvidia", lambda _probe: (card, card))
+    if own is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", own)
+    cards = tuple(
+        Accelerator(at, f"GPU-{at}", "NVIDIA A", "580.1", 24 * 2**30, 23 * 2**30, capability=(8, 6)) for at in range(3)
+    )
+    monkeypatch.setattr(accelerators, "nvidia", lambda _probe: cards)
     monkeypatch.setattr(accelerators, "unusable", lambda _driver: "")
-    result = cli("run", "demo", "hi", "--engine", "vllm", "--device", "balanced")
+    result = cli("run", "demo", "hi", "--engine", "vllm", "--device", device)
     assert result.code == 0, result.err
-    argv = started(record)["argv"]
-    assert argv[argv.index("--tensor-parallel-size") + 1] == "2"
+    found = started(record)
+    argv = found["argv"]
+    assert argv[argv.index("--tensor-parallel-size") + 1] == count
+    assert found["environ"].get("CUDA_VISIBLE_DEVICES") == visible
     assert (
         "--device cuda:1: the launched server decides"
         in cli("run", "demo", "hi", "--engine", "vllm", "--device", "cuda:1").err

@@ -12,6 +12,8 @@ from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.quantizers import USUAL
 from dflash_local.drafters.dflash2 import layout as dflash2_layout
+from dflash_local.planner import accelerators, machine
+from dflash_local.planner.accelerators import Accelerator
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 from tests.fake_hub import FakeHub
 
@@ -238,6 +240,30 @@ def test_plan_of_a_target_quantised_for_servers_says_where_replies_differ(cli: C
     assert "quantised for activations in 4 bits" in " ".join(shown.out.split())
     (tmp_path / "config.json").write_text(json.dumps({**known, "quantization_config": USUAL["int4-g128"]}))
     assert "quantised for" not in cli("plan", str(tmp_path), "--gpu-memory", "16", "--details").out
+
+
+def test_plan_takes_the_gpus_that_are_named_the_first_with_head_and_drafter(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"NVIDIA GeForce RTX 3090": 24, "NVIDIA GeForce RTX 5060 Ti": 16, "NVIDIA L4": 23}
+    seen = tuple(
+        Accelerator(at, f"GPU-{at}", name, "580.1", size * 2**30, size * 2**30 - 2**28, capability=(8, 6))
+        for at, (name, size) in enumerate(sizes.items())
+    )
+    monkeypatch.setattr(accelerators, "nvidia", lambda _probe: seen)
+    monkeypatch.setattr(accelerators, "unusable", lambda _driver: "")
+    monkeypatch.setattr(machine, "find_spec", lambda _name: object())
+    needs = {}
+    for device in ("cuda:0,1", "cuda:1,0"):
+        found = cli("plan", "qwen3.6-27b", "--device", device, "--json").json["plan"]
+        assert found["engine"] == "fused" and found["machine"]["device"] == device
+        needs[device] = found["ledger"]["cards"]
+    assert needs["cuda:0,1"][0] > 1.2 * needs["cuda:0,1"][1] and needs["cuda:1,0"][1] > 1.2 * needs["cuda:1,0"][0]
+    three = cli("plan", "qwen3.6-27b", "--device", "cuda:2,0,1", "--json").json["plan"]["machine"]["name"]
+    assert three == "2 of NVIDIA L4 and NVIDIA GeForce RTX 3090 and NVIDIA GeForce RTX 5060 Ti"
+    refused = cli("plan", "qwen3.6-27b", "--device", "cuda:0,3")
+    assert refused.code == 2 and "device 'cuda:3' is not there" in refused.err
+    assert "names a GPU twice" in cli("plan", "qwen3.6-27b", "--device", "cuda:0,0").err
 
 
 def test_a_device_that_is_not_there_is_an_error_in_words(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from dflash_local.kernels import timing
 from dflash_local.kernels.timing import KernelTimer
 from dflash_local.models import checkpoint
 from dflash_local.models.checkpoint import Checkpoint
+from dflash_local.models.load_target import _options as target_options
 from dflash_local.models.load_target import load_target, placement
 from dflash_local.models.target_facts import TargetFacts
 from dflash_local.planner import formats, hardware
@@ -283,3 +285,43 @@ def test_times_that_changed_since_the_choice_are_a_notice_of_the_load(monkeypatc
     first, second = timers
     assert first is second, "one for a load"
     assert [line for line in session.facts.notices if "measured again" in line] == [first.notice]
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch says that two are there, with 1000 and 1001 bytes free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (1000 + index, 2000))
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("device", "home", "gpus"),
+    [("cuda", "cuda", ()), ("cuda:1", "cuda:1", ()), ("balanced", "cuda:0", (0, 1)), ("cuda:1,0", "cuda:1", (1, 0))],
+)
+def test_of_several_gpus_the_first_one_is_home(
+    device: str, home: str, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = placement(device, "auto")
+    assert (where.home, where.gpus) == (home, gpus)
+    asked = []
+    monkeypatch.setattr(load_fused, "even_split", lambda *given: asked.append(given[-1]) or SimpleNamespace(layers=3))
+    pair: Any = SimpleNamespace(
+        where=where, facts=SimpleNamespace(model=None), contract=None, config=LoadConfig(), context=9
+    )
+    front = load_fused._front(pair)
+    if gpus:
+        assert front == (3, torch.device("cuda", gpus[1])) and asked == [tuple(1000 + index for index in gpus)]
+    else:
+        assert front is None and not asked
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_transformers_is_told_of_the_named_gpus_alone() -> None:
+    named, every = (target_options(placement(each, "auto"), None) for each in ("cuda:1,0", "balanced"))
+    assert named["device_map"] == every["device_map"] == "balanced" and "max_memory" not in every
+    assert named["max_memory"] == {1: 1001, 0: 1000}
+    for device in ("cuda:2", "cuda:0,2"):
+        with pytest.raises(UsageError, match="device 'cuda:2' is not there"):
+            placement(device, "auto")

@@ -49,12 +49,14 @@ def test_golden_pairs_in_float32_on_the_gpu(pair: str, engine: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("device", ["balanced", "cuda:1,0"])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_golden_pairs_spread_over_several_gpus(pair: str) -> None:
+def test_golden_pairs_spread_over_several_gpus(pair: str, device: str) -> None:
     session = load(
         find(str(GOLDEN / pair / "target"), str(GOLDEN / pair / "drafter")),
-        LoadConfig(dtype="float32", device="balanced", engine="reference"),
+        LoadConfig(dtype="float32", device=device, engine="reference"),
     )
-    assert len({p.device for p in session.runner.target.model.parameters()}) > 1
+    spread = {p.device.index for p in session.runner.target.model.parameters()}
+    assert len(spread) > 1 and (device == "balanced" or spread == {0, 1})
     for case in json.loads((GOLDEN / pair / "expected.json").read_text())["cases"][:2]:
         assert ask(session, case["prompt_ids"], 72).ids == case["output_ids"]

@@ -26,16 +26,19 @@ pytestmark = [
 REPLIES = 20
 
 
+@pytest.mark.parametrize("cards", ["balanced", "cuda:1,0"])
 @pytest.mark.parametrize("staged", [False, True], ids=["peers", "through the host"])
 @pytest.mark.parametrize("pair", ["demo", "demo-hybrid"])
-def test_two_cards_write_what_one_does(pair: str, staged: bool) -> None:
+def test_two_cards_write_what_one_does(pair: str, staged: bool, cards: str) -> None:
     two, one = (
         load(find(pair), LoadConfig(device=device, engine="fused", exact=True, context=2048))
-        for device in ("balanced", "cuda:0")
+        for device in (cards, "cuda:0")
     )
     assert isinstance(two.runner, FusedRunner) and two.runner.target.weights.front > 0
     front = two.runner.target._front
     assert front is not None
+    first, second = two.runner.target.device, front._link.away
+    assert (first.index, second.index) == ((0, 1) if cards == "balanced" else (1, 0))
     front._link = Link(front._link.home, front._link.away, staged)
     two.runner._graphs.clear()  # what was recorded goes the other way
     for number in range(REPLIES):

@@ -92,6 +92,16 @@ def test_with_a_second_card_the_way_to_it_is_measured_once(
     assert f"and the way to {CARD} and back, once" in str(told[-1]) and len(told) == 2
 
 
+def test_of_named_cards_the_first_is_that_from_which_the_way_begins(
+    asked: list[list[str]], monkeypatch: pytest.MonkeyPatch, user: Settings
+) -> None:
+    first, second = (machine.Machine(CARD, "cuda", 80 * 2**30, 79 * 2**30, "", f"cuda:{at}") for at in (1, 0))
+    both = replace(first, device="cuda:1,0", cards=(first, second))
+    monkeypatch.setattr(machine, "this_machine", lambda *_args, **_named: both)
+    fitting.machine(user, device="cuda:1,0", notify=lambda _event: None)
+    assert [command[-2:] for command in asked] == [["cuda:1", "cuda:0"]]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -83,10 +83,15 @@ def test_of_main_memory_what_is_given_back_is_free_at_the_moment() -> None:
     assert (found.free, found.free_now) == (56 * GIB, MAIN.available + 2**20)
 
 
-@pytest.mark.parametrize("device", ["cuda:2", "cuda:x", "cuda:-1"])
+@pytest.mark.parametrize("device", ["cuda:2", "cuda:2,0", "cuda:0,2"])
 def test_a_gpu_that_is_not_there_is_named(device: str) -> None:
-    with pytest.raises(UsageError, match=device):
+    with pytest.raises(UsageError, match="'cuda:2' is not there") as refused:
         here(TWO, device)
+    assert refused.value.hint == "2 GPU visible, counted from cuda:0"
+    with pytest.raises(UsageError, match="'cuda:1' is not there"):
+        here(ONE, "cuda:0,1")
+    with pytest.raises(UsageError, match="device 'cuda:0,1' is not there: no GPU was found"):
+        here(None, "cuda:0,1")
 
 
 @pytest.mark.parametrize("query", [None, "", "No devices were found\n", "Failed to initialize NVML: Driver/library\n"])
@@ -313,6 +318,14 @@ def test_a_driver_that_tells_no_architecture_leaves_the_name(monkeypatch: pytest
 
     assert not machine.this_machine("auto", {}, ask).kernels
     assert len([query for query in asked if query.startswith("--query")]) == 2
+
+
+def test_named_gpus_are_taken_together_in_their_order() -> None:
+    found = here(TWO + "2, GPU-eee, NVIDIA L4, 580.95.05, 23034, 22000, [N/A]\n", "cuda:1,0")
+    assert found.name == "NVIDIA RTX A6000 and NVIDIA GeForce RTX 4090" and found.device == "cuda:1,0"
+    assert [each.device for each in found.cards] == ["cuda:1", "cuda:0"] and found.count == 1
+    assert found.free_of_cards == (40000 * MIB, 23000 * MIB) and found.free == 63000 * MIB
+    assert here(TWO, "cuda:1,0", hidden="1,0").free_of_cards == (23000 * MIB, 40000 * MIB)
 
 
 def test_several_gpus_are_counted_and_taken_together() -> None:

@@ -38,6 +38,7 @@ def test_of_a_pair_that_dflash_serve_holds_it_is_that_process() -> None:
         ("cuda:1", None, 9140, 49140),
         ("cuda:0", "1", 9140, 49140),
         ("balanced", None, 10704, 73704),
+        ("cuda:1,0", None, 10704, 73704),
         ("cuda:2", None, None, None),
         ("cuda:x", None, None, None),
         ("cuda:0", "", None, None),
