@@ -54,14 +54,15 @@ TINY_SECTION = [2, 1, 1]  # of multimodal rope: a quarter of a tiny head
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "num_position_embeddings": 16}
 # Layouts by name: those that random pairs were measured in, and AutoRound's dialect. GGUF has files of its own.
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
-    **{name: USUAL[name] for name in ("int4-g128", "int4-g32", "int4-g32-zeros", "fp8")},
+    **{name: USUAL[name] for name in ("int4-g128", "int4-g32", "int4-g32-zeros", "int8-g128", "fp8")},
     "autoround-g128": {"quant_method": "auto-round", "bits": 4, "sym": True, "group_size": 128},
 }
 OUTLIER_CHANNELS, OUTLIER = 6, 20.0  # of the residual stream, and how many times as large
 RESIDUAL = (".o_proj", ".out_proj", ".down_proj")
-GPTQ_ZERO = 0x77777777  # symmetric: the middle code less one
-ONES = 0x11111111
-INT_SPREAD, FP8_SPREAD, FP4_SPREAD = 4.64, 64.0, 2.9  # deviation of random codes
+# By bits of a code: a word of symmetric zero points (the middle code less one), of ones, and the deviation of random
+# codes.
+GPTQ_WORDS = {4: (0x77777777, 0x11111111, 4.64), 8: (0x7F7F7F7F, 0x01010101, 73.9)}
+FP8_SPREAD, FP4_SPREAD = 64.0, 2.9  # deviation of random codes
 STORED = (*LAYOUTS, *random_gguf.FORMATS)
 Tensors = Iterator[tuple[str, torch.Tensor]]
 NO_IDS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
@@ -140,11 +141,12 @@ def stored_tensors(matrix: Matrix, form: StoredFormat) -> Iterator[tuple[str, to
     """Yield names, without the module, and tensors of a matrix as a checkpoint of ``LAYOUTS`` has it."""
     n, k = matrix.rows, matrix.columns
     if isinstance(form, StoredInt):
-        groups = k // form.group_size
-        yield "qweight", matrix.words(k // 8, n)
-        yield "scales", matrix.scales(groups, INT_SPREAD, torch.float16).t()
-        # Near the middle: each code of a word is 7 or 8.
-        yield "qzeros", (matrix.words(groups, n // 8) & (ONES if form.zeros else 0)) + GPTQ_ZERO
+        groups, each = k // form.group_size, 32 // form.bits
+        zero, ones, spread = GPTQ_WORDS[form.bits]
+        yield "qweight", matrix.words(k // each, n)
+        yield "scales", matrix.scales(groups, spread, torch.float16).t()
+        # Near the middle: each code of a word is the middle one or one less.
+        yield "qzeros", (matrix.words(groups, n // each) & (ones if form.zeros else 0)) + zero
         yield "g_idx", torch.arange(k, dtype=torch.int32) // form.group_size
     else:
         assert isinstance(form, StoredFp8)

@@ -1,11 +1,12 @@
-"""Writes a target of true shapes as a GGUF file, its blocks of random bits: for ``random_checkpoint.py``.
+"""Writes a target of true shapes, or its DFlash drafter, as a GGUF file, its blocks of random bits.
 
-Coded matrices of one shape and type hold the same numbers, so that a file of 5 GB takes seconds.
+Coded matrices of one shape and type hold the same numbers, so that a file of 5 GB takes seconds. The vocabulary is made
+up, for llama.cpp opens no file without one; prompts are to be ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,17 +16,20 @@ import torch
 
 from dflash_local.checkpoint_files.config_values import ConfigFields
 from dflash_local.checkpoint_files.gguf_config import TARGETS
+from dflash_local.checkpoint_files.gguf_drafter import DFLASH
 from dflash_local.checkpoint_files.gguf_keys import COMMON
-from dflash_local.checkpoint_files.gguf_names import LAYERS, OUTSIDE, WHOLE
+from dflash_local.checkpoint_files.gguf_names import DRAFTER_LAYERS, DRAFTER_OUTSIDE, LAYERS, OUTSIDE, WHOLE
 from dflash_local.checkpoint_files.tensor_info import BLOCKS
 from dflash_local.config.quantization import StoredGguf
 from dflash_local.config.quantizers import USUAL, read_quantization
+from dflash_local.drafters.kinds import read_drafter
 from dflash_local.kernels.gguf_blocks import FLOAT16_AT, decode_blocks
 
 if TYPE_CHECKING:
     from benchmarks.random_checkpoint import Values
 
-FORMATS = tuple(name for name, each in USUAL.items() if each["quant_method"] == "gguf")
+PLAIN = "bf16"  # of a file without coded matrices
+FORMATS = (*(name for name, each in USUAL.items() if each["quant_method"] == "gguf"), PLAIN)
 Shapes = Sequence[tuple[str, tuple[int, ...]]]  # of transformers' tensors, by name
 
 
@@ -42,12 +46,63 @@ def write_target(file: Path, shapes: Shapes, text: Any, stored: str, values: Val
     architecture = next((name for name, each in TARGETS.items() if each.model_type == text.model_type), None)
     if architecture is None:
         raise SystemExit(f"no GGUF file of {text.model_type} is written here")
+    _write(
+        file, architecture, text.vocab_size, _keys(text, architecture), _tensors(shapes, architecture, stored), values
+    )
+
+
+def write_drafter(file: Path, config: Mapping[str, Any], text: Mapping[str, Any], dtype: str, values: Values) -> None:
+    """Write a DFlash drafter by its config.json and that of its target's text model; ``dtype``: of its matrices, a word
+    of ``BLOCKS``.
+    """
+    drafter = read_drafter(config, file)
+    rope = config.get("rope_parameters") or config
+    keys = {key: each for key, name in COMMON.items() if (each := config.get(name, text.get(name))) is not None}
+    keys |= {"block_count": config["num_hidden_layers"], "rope.freq_base": float(rope["rope_theta"])}
+    keys |= dict.fromkeys(("attention.key_length", "attention.value_length"), config["head_dim"])
+    # llama.cpp counts the embedding's output as layer 0.
+    keys |= {"block_size": drafter.block_size, "target_layers": [tap + 1 for tap in drafter.taps]}
+    if config.get("use_sliding_window"):
+        keys["attention.sliding_window"] = config["sliding_window"]
+        keys["attention.sliding_window_pattern"] = [each == "sliding_attention" for each in config["layer_types"]]
+    if "mrope_section" in (text.get("rope_parameters") or {}):  # a drafter turns by the position alone
+        keys["rope.dimension_sections"] = [config["head_dim"] // 2, 0, 0, 0]
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        outside, inside = ({hf: own for own, hf in names.items()} for names in (DRAFTER_OUTSIDE, DRAFTER_LAYERS))
+        for name, shape in drafter.tensors(config["hidden_size"]).items():
+            _, _, within = name.partition("layers.")
+            layer, _, module = within.removesuffix(".weight").partition(".")
+            own = f"blk.{layer}.{inside[module]}.weight" if within else outside[name]
+            yield name, Tensor(own, shape, dtype if len(shape) > 1 else "F32")
+
+    mask = config["dflash_config"]["mask_token_id"]
+    _write(file, DFLASH, text["vocab_size"], keys, tensors(), values, mask)
+
+
+def _write(
+    file: Path,
+    architecture: str,
+    vocabulary: int,
+    keys: Mapping[str, Any],
+    tensors: Iterable[tuple[str, Tensor]],
+    values: Values,
+    mask: int | None = None,
+) -> None:
     writer = gguf.GGUFWriter(file, architecture)
-    for key, value in _keys(text, architecture).items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{architecture}.{key}", value)
+    for key, value in keys.items():
+        add: Any = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        (writer.add_array if isinstance(value, list) else add)(f"{architecture}.{key}", value)
+    # Pieces of which two make a third: a list of merges must not be empty.
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(["t", "0", *(f"t{number}" for number in range(vocabulary - 2))])
+    writer.add_token_types([gguf.TokenType.NORMAL] * vocabulary)
+    writer.add_token_merges(["t 0"])
+    if mask is not None:
+        writer.add_mask_token_id(mask)
     drawn: dict[Any, torch.Tensor] = {}
-    for source, tensor in _tensors(shapes, architecture, stored):
+    for source, tensor in tensors:
         size = values.gain(source.removesuffix(".weight")) * tensor.shape[-1] ** -0.5
         key = tensor.shape, tensor.dtype, size
         if BLOCKS[tensor.dtype][0] == 1:
@@ -66,12 +121,11 @@ def write_target(file: Path, shapes: Shapes, text: Any, stored: str, values: Val
 
 def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[tuple[str, Tensor]]:
     """Tensors of the file, each with the name of transformers' that it is taken from."""
-    quantization = read_quantization(ConfigFields(USUAL[stored], stored))
-    assert quantization is not None
+    quantization = None if stored == PLAIN else read_quantization(ConfigFields(USUAL[stored], stored))
     for name, shape in shapes:
         module, _, kind = name.replace("language_model.", "").removeprefix("model.").rpartition(".")
         for own, of_rule, size in _named(module, kind, shape, architecture):
-            rule = quantization.rule(of_rule) if len(size) > 1 else None
+            rule = quantization.rule(of_rule) if quantization is not None and len(size) > 1 else None
             plain = "BF16" if len(size) > 1 and "conv1d" not in own else "F32"
             yield name, Tensor(own, size, rule.type if isinstance(rule, StoredGguf) and plain == "BF16" else plain)
 
@@ -111,6 +165,8 @@ def _keys(text: Any, architecture: str) -> dict[str, Any]:
     if TARGETS[architecture].recurrent:
         found["ssm.inner_size"] = text.linear_num_value_heads * text.linear_value_head_dim
         found["full_attention_interval"] = text.layer_types.index("full_attention") + 1
+    if "mrope_section" in rope:
+        found["rope.dimension_sections"] = [*rope["mrope_section"], 0]
     return found
 
 

@@ -54,6 +54,8 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     },
     # GGUF: routers and decay projections stay plain; about half of the values' and of down projections have more bits.
     "q4_1": {"quant_method": "gguf", "type": "Q4_1", "modules": {HEAD: "Q8_0"}, "experts": _PLAIN},
+    "q4_0": {"quant_method": "gguf", "type": "Q4_0", "modules": {HEAD: "Q6_K"}, "experts": _PLAIN},
+    "q8_0": {"quant_method": "gguf", "type": "Q8_0", "experts": _PLAIN},
     "q4_k_m": {
         "quant_method": "gguf",
         "type": "Q4_K",
