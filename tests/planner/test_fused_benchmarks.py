@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
 
-from benchmarks import loaded_pair, random_checkpoint  # noqa: E402
+from benchmarks import loaded_pair, peers, random_checkpoint  # noqa: E402
 from benchmarks.random_checkpoint import LAYOUTS, OUTLIER  # noqa: E402
+from dflash_local.errors import MissingDependencyError  # noqa: E402
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight  # noqa: E402
 from dflash_local.models.checkpoint import Checkpoint  # noqa: E402
 from dflash_local.models.decoded_tensors import decoded_tensors  # noqa: E402
@@ -69,6 +70,46 @@ def test_a_pair_is_written_in_a_layout_loaded_filled_and_timed(
     said = capsys.readouterr().out
     assert "the planner, before: fits" in said and "ready after" in said
     assert [each.name for each in tmp_path.iterdir()] == ["load.json"]
+
+
+class Slow:
+    """A program that takes ever as long."""
+
+    def __init__(self, slow: dict[str, float]) -> None:
+        self._slow = slow
+        self.about: dict[str, Any] = {"version": "1.2", "accepted": 3.0}
+
+    def figures(self) -> dict[str, float]:
+        return self._slow
+
+
+def test_peers_stand_beside_our_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are not there say why; our own rows are drafted as planted, from the very files that a peer reads."""
+    seen: list[peers.Files] = []
+
+    def there(files: peers.Files, work: peers.Work, _stack: Any) -> Slow:
+        seen.append(files)
+        assert files.gguf.is_file() and files.gguf_drafter.is_file() and work.rows == (1, 16)
+        return Slow(peers.figures_of(2e6, {1: 2e6, 16: 2e6}, 2e6, 2e6, 2e6))
+
+    def missing(_files: peers.Files, _work: peers.Work, _stack: Any) -> Slow:
+        raise MissingDependencyError("not installed")
+
+    monkeypatch.setattr(peers, "OWN", peers.OWN[-1:])
+    out = tmp_path / "peers.json"
+    shape = "--tiny --layers 2 --device cpu --gguf q4_1 --at"
+    work = "--runs 2 --tokens 8 --prompt 16 --long 24 --rows 1 16 17"
+    words = ["qwen3-8b", *shape.split(), str(tmp_path), *work.split(), "--out", str(out)]
+    assert peers.main(words, {"slow": there, "gone": missing}) == 0
+    found = json.loads(out.read_text())
+    assert found["absent"] == {"gone": "not installed"} and not seen[0].gguf.exists()
+    own, other = found["rows"].values()
+    assert len(own["runs"]) == 2 and own["about"]["accepted"] == 3 and own["median"].keys() == other["median"].keys()
+    said = capsys.readouterr().out
+    assert "slow 1.2" in said and "gone: not installed" in said
+    assert [peers.ratio(theirs, 1.0) for theirs in (1.05, 0.95, 1.2, 0.5)] == ["level", "level", "1.20", "0.50"]
 
 
 def test_a_large_checkpoint_is_cut_into_files(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
