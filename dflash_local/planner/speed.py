@@ -438,7 +438,7 @@ def _table(entry: Mapping[str, Any]) -> SpeedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scaled:
+class _ScaledTable:
     """Says how a machine's card compares with the table's, and in words how that is known.
 
     Attributes:
@@ -459,7 +459,7 @@ class _Scaled:
         return FrontSpeed(even_split(target, drafter, load, free).layers, scale, crossing)
 
 
-def _scaled(machine: Machine) -> _Scaled | None:
+def _scaled(machine: Machine) -> _ScaledTable | None:
     """Compare a card, or the first two over which layers are spread, with the table's; None where one is unknown."""
     (table,) = tables()
     fitted = f"fitted to measurements of one {table.card} with random weights"
@@ -474,10 +474,10 @@ def _scaled(machine: Machine) -> _Scaled | None:
         words[card.name] = scaled[1]
     told = [f"{name} {how}" if len(words) > 1 else how for name, how in words.items() if how]
     if len(cards) == 1:
-        return _Scaled(table, scales[0], "; ".join([fitted, *told]))
+        return _ScaledTable(table, scales[0], "; ".join([fitted, *told]))
     crossing, way = crossing_us(cards[0].name, cards[1].name, cards[0].probe)
     basis = "; ".join([fitted, *told, way])
-    return _Scaled(table, scales[0], basis, (scales[1], crossing, machine.free_of_cards[:2]))
+    return _ScaledTable(table, scales[0], basis, (scales[1], crossing, machine.free_of_cards[:2]))
 
 
 def _around(measured: tuple[int, ...], rows: int) -> tuple[int, int, float]:
