@@ -12,7 +12,7 @@ from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.quantizers import USUAL
 from dflash_local.drafters.dflash2 import layout as dflash2_layout
-from dflash_local.planner import accelerators, machine
+from dflash_local.planner import accelerators, card_probe, machine
 from dflash_local.planner.accelerators import Accelerator
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 from tests.fake_hub import FakeHub
@@ -253,6 +253,7 @@ def test_plan_takes_the_gpus_that_are_named_the_first_with_head_and_drafter(
     monkeypatch.setattr(accelerators, "nvidia", lambda _probe: seen)
     monkeypatch.setattr(accelerators, "unusable", lambda _driver: "")
     monkeypatch.setattr(machine, "find_spec", lambda _name: object())
+    monkeypatch.setattr(card_probe, "take", lambda *_given: None)
     needs = {}
     for device in ("cuda:0,1", "cuda:1,0"):
         found = cli("plan", "qwen3.6-27b", "--device", device, "--json").json["plan"]
