@@ -141,25 +141,32 @@ def beside_layers(model: ModelConfig, prefix: str, embedding_rows: int, spec: We
         yield from head_spec(spec).linear(head)
 
 
-def weight_bytes(model: ModelConfig, prefix: str, dtype: str, host_embedding: bool) -> dict[Group, int]:
+@lru_cache(maxsize=1024)
+def weight_bytes(model: ModelConfig, prefix: str, dtype: str, host_embedding: bool) -> Mapping[Group, int]:
     """Sum the weights of a published checkpoint. Arguments as of ``weight_buffers``."""
     spec = weight_spec(model, dtype, stored_formats(model.quantization), host_embedding)
     sums: Counter[Group] = Counter(_layer_bytes(model, prefix, dtype))
     sums.update(group_bytes(beside_layers(model, prefix, model.vocab_size, spec)))
-    return dict(sums)
+    return sums
 
 
 @lru_cache(maxsize=1024)
 def _layer_bytes(model: ModelConfig, prefix: str, dtype: str) -> Mapping[Group, int]:
     """Sum the weights of all layers; those of one kind are worked out once where no rule tells them apart."""
     stored, sums = model.quantization, Counter[Group]()
-    spec = weight_spec(model, dtype, stored_formats(stored))
     alike = stored is None or not (stored.names or stored.patterns or stored.below)
     kinds = model.layer_kinds.items() if alike else [(layer, 1) for layer in model.layers]
+    around = replace(model, layers=())
     for index, (layer, count) in enumerate(kinds):
-        for group, size in group_bytes(layer_buffers(f"{prefix}layers.{index}", layer, spec)).items():
+        for group, size in _one_layers_bytes(around, f"{prefix}layers.{index}", layer, dtype).items():
             sums[group] += count * size
     return sums
+
+
+@lru_cache(maxsize=4096)  # a target of which some layers lie on another GPU has those of the whole one
+def _one_layers_bytes(around: ModelConfig, at: str, layer: LayerConfig, dtype: str) -> Mapping[Group, int]:
+    """Sum the weights of a layer of a target that is given without its layers."""
+    return group_bytes(layer_buffers(at, layer, weight_spec(around, dtype, stored_formats(around.quantization))))
 
 
 def layers_buffers(

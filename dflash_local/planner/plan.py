@@ -256,11 +256,11 @@ class _Case:
 
     def most(self, limit: int) -> int:
         """Return the largest context that fits, a multiple of ``STEP`` or the limit itself; the floor if none does."""
-        if limit <= FLOOR or self.fits(limit):
+        if limit <= FLOOR or not self.fits(FLOOR):
+            return min(limit, FLOOR)
+        if self.fits(limit):
             return limit
-        low, high = FLOOR // STEP, (limit - 1) // STEP  # low may not fit, high + 1 does not
-        if not self.fits(low * STEP):
-            return FLOOR
+        low, high = FLOOR // STEP, (limit - 1) // STEP  # low fits, high + 1 does not
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.fits(middle * STEP) else (low, middle - 1)
@@ -290,14 +290,19 @@ class _Case:
         asked, fitting = self.config.context, list[Plan]()
         drafting = self.engine == "fused" and self.drafter is not None
         coarser = COARSER if drafting and self.config.drafter_precision == "auto" else ()
-        for case in self._offloaded():
-            for precision in (self.config.drafter_precision, *coarser):
-                other = replace(case, config=replace(case.config, drafter_precision=precision))
-                found = other.plan(asked or other.most(limit))
-                if found.fits and (found.context or 0) >= wanted:
-                    return found
-                if found.fits:
-                    fitting.append(found)
+        cases = [
+            replace(case, config=replace(case.config, drafter_precision=precision))
+            for case in self._offloaded()
+            for precision in (self.config.drafter_precision, *coarser)
+        ]
+        if not replace(cases[-1], drafter=None).fits(asked or min(limit, FLOOR)):
+            del cases[:-1]  # with the most offloaded not even the target has room
+        for case in cases:
+            found = case.plan(asked or case.most(limit))
+            if found.fits and (found.context or 0) >= wanted:
+                return found
+            if found.fits:
+                fitting.append(found)
         return max(fitting, key=lambda each: each.context or 0, default=found)
 
     def _offloaded(self) -> list[_Case]:
