@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dflash_local.kernels.timing import capture_stream
+from dflash_local.kernels.timing import record_graph
 
 
 class Graphs:
@@ -39,12 +39,7 @@ class Graphs:
     def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        stream = capture_stream(torch.cuda.current_device())
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            work()
-        return graph
+        return record_graph(work, self._pool)
 
     def forget(self, name: str) -> None:
         """Forget the graphs of the keys (name, ...)."""

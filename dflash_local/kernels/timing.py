@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -163,8 +163,26 @@ def replay_ms(work: Callable[[], object], replays: int, before: Callable[[], obj
     return sorted(spans)[replays // 2]
 
 
+def record_graph(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Record work as a graph of the current GPU; ``pool``: of torch's allocator, shared with other graphs.
+
+    Raises:
+        torch.OutOfMemoryError: no room for what the work allocates, or for torch's own few bytes.
+    """
+    stream = _capture_stream(torch.cuda.current_device())
+    # The first graph of a GPU allocates its generator's state, on this stream and in the same segment as this tensor.
+    # Without room for that, torch 2.11 ends the process in the graph's destructor.
+    with torch.cuda.stream(stream):
+        room = torch.empty(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        work()
+    del room
+    return graph
+
+
 @cache
-def capture_stream(device: int) -> torch.cuda.Stream:
+def _capture_stream(device: int) -> torch.cuda.Stream:
     """Return the stream on which a GPU's graphs are recorded. One for all of them, as libraries keep scratch for each
     stream; torch's own lies on the GPU that recorded first.
     """
@@ -181,11 +199,13 @@ class GraphReplay:
         work()
         torch.cuda.synchronize()
         self._begin, self._end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=capture_stream(torch.cuda.current_device())):
+
+        def timed() -> None:
             self._begin.record()
             work()
             self._end.record()
+
+        self._graph = record_graph(timed)
 
     def span_ms(self) -> float:
         """Time one replay on the device in milliseconds; the host waits for its end."""
