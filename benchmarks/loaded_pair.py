@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = folder_shapes(args.pair, folder / "target", folder / "drafter")
         assert known is not None
         where = card(caps, device)
-        stack.enter_context(mock.patch.object(load_fused, "free_bytes", lambda: where.free_of_cards))
+        stack.enter_context(mock.patch.object(load_fused, "free_bytes", lambda cards: where.free_of_cards))
         said = plan(known.target, known.drafter, where, asked)
         print(f"the planner, before: {'fits' if said.fits else 'does not fit'}; {said.reason}")
         config = said.load if said.fits else asked
