@@ -12,9 +12,10 @@ Ours are sessions in this process: a target in our own layout, the same in stric
 llama.cpp reads. Their *verify* keeps up the drafter's context as well. llama.cpp is built from its sources
 (``--llama-cpp``), or found as ``--engine llama.cpp`` finds it (DFLASH_LLAMA_CPP, PATH). Its figures are those of
 ``llama-server``, steps and cycles by the server's own clock; ``--spec-synth-rates`` of it plants the acceptance. Its
-*verify* is ``llama-bench -p 512 -d 1024 -b ROWS``, which computes logits of the last row alone: that favours it. A
-mixture's experts follow from ids, which are not the same on the two sides. What is not installed or fails is a line
-that says so.
+*verify* is ``llama-bench -p 512 -d 1024 -b ROWS``, which computes logits of the last row alone: that favours it. vLLM
+(DFLASH_VLLM, PATH) reads the files of our own layout; its clock is ours, its *verify* is not measured, and its
+synthetic rejection sampling plants the acceptance, which its build for CPUs refuses. A mixture's experts follow from
+ids, which are not the same on all sides. What is not installed or fails is a line that says so.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.errors import DFlashError, MissingDependencyError, ServerError
 from dflash_local.events import Mode, Step
 from dflash_local.remote.endpoint import within
+from dflash_local.remote.server_metrics import Unattributable, difference, read, read_settled
 from dflash_local.request import Limits, Request
 
 LEVEL = 1.10  # of clocks that differ, less says nothing
@@ -66,6 +68,11 @@ CMAKE = (
 SERVER = (
     *("--gpu-layers", "all", "--fit", "off", "--flash-attn", "on"),
     *("--batch-size", "2048", "--ubatch-size", "2048", "--cache-ram", "0"),
+)
+# Random weights have no tokenizer. Each server takes its share of the card, beside all the others.
+VLLM_SERVER = (
+    *("--skip-tokenizer-init", "--no-enable-prefix-caching", "--dtype", "bfloat16"),
+    *("--max-num-seqs", "8", "--gpu-memory-utilization", "0.25"),
 )
 Figures = dict[str, float]  # milliseconds
 
@@ -237,6 +244,49 @@ class LlamaCpp:
         return {count: spans[count] / -(-work.tokens // count) for count in work.rows}
 
 
+class VLLM:
+    """Two servers, one of which drafts."""
+
+    def __init__(
+        self, user: settings.Settings, flags: Sequence[str], files: Files, work: Work, stack: ExitStack
+    ) -> None:
+        self._work = work
+        rates = [float(slot < work.accepted) for slot in range(work.drafts)]
+        drafting: dict[str, Any] = {"method": "dflash", "model": str(files.drafter)}
+        drafting |= {"num_speculative_tokens": work.drafts, "rejection_sample_method": "synthetic"}
+        words = ["--speculative-config", json.dumps(drafting | {"synthetic_acceptance_rates": rates})]
+        extra = ["--max-model-len", str(work.context), *VLLM_SERVER, *flags]
+        choice = Choice("random", files.target, files.drafter)
+        self._plain = stack.enter_context(launch("vllm", choice, user, False, extra))
+        self._drafted = stack.enter_context(launch("vllm", choice, user, True, [*extra, *words]))
+        told = child_process.run([str(program_of("vllm", user)), "--version"], capture_output=True, text=True)
+        self.about = {"version": told.stdout.strip(), "flags": extra, "drafting": words}
+
+    def figures(self) -> Figures:
+        work = self._work
+        prompt, first = (self._reply_ms(self._plain, length, 1) for length in (work.long, work.prompt))
+        plain = self._reply_ms(self._plain, work.prompt, work.tokens + 1) - first
+        begun = self._reply_ms(self._drafted, work.prompt, 1)
+        before = read(self._drafted.endpoint)
+        drafted = self._reply_ms(self._drafted, work.prompt, work.tokens + 1) - begun
+        try:
+            found = difference(before, before and read_settled(self._drafted.endpoint, before))
+        except Unattributable as error:
+            raise ServerError(f"vLLM does not say what was accepted: {error}") from error
+        self.about |= {"accepted": found.accepted / found.cycles, "drafted": found.drafted / found.cycles}
+        return figures_of(plain / work.tokens, {}, drafted / found.cycles, prompt, first)
+
+    def _reply_ms(self, server: Any, prompt: int, tokens: int) -> float:
+        """Milliseconds until so many tokens were here."""
+        body = {"model": "random", "prompt": self._work.ids(prompt), "max_tokens": tokens, "ignore_eos": True}
+        began = time.perf_counter()
+        reply = server.endpoint.post("/v1/completions", body | {"temperature": 0.0}, within(PATIENCE_S))
+        ms = 1e3 * (time.perf_counter() - began)
+        if reply is None or reply["usage"]["completion_tokens"] != tokens:
+            raise ServerError(f"vLLM did not write {tokens} tokens", f"its log: {server.log}")
+        return ms
+
+
 def built_llama_cpp(sources: Path) -> Path:
     """Build what is measured of llama.cpp with CMake and Ninja, for this machine's card alone; return its server.
 
@@ -267,7 +317,7 @@ def not_measured(name: str, _files: Files, _work: Work, _stack: ExitStack) -> Pr
     raise MissingDependencyError(f"installed ({found}), and not measured here yet")
 
 
-OTHERS = {"vLLM": "vllm", "SGLang": "sglang", "exllamav3": "exllamav3", "TensorRT-LLM": "tensorrt_llm"}
+OTHERS = {"SGLang": "sglang", "exllamav3": "exllamav3", "TensorRT-LLM": "tensorrt_llm"}
 OTHERS |= {"ik_llama.cpp": "ik-llama-server"}
 
 
@@ -360,6 +410,7 @@ def main(arguments: Sequence[str] | None = None, peers: dict[str, Peer] | None =
     parser.add_argument("--gguf", choices=random_gguf.FORMATS, help="another type of the GGUF file than the form's")
     parser.add_argument("--llama-cpp", type=Path, metavar="SOURCES", help="a folder of its sources, which is built")
     parser.add_argument("--llama-flags", default="", help="more flags of llama-server, in one word")
+    parser.add_argument("--vllm-flags", default="", help="the same of vLLM's server")
     parser.add_argument("--accepted", type=int, default=3, help="drafts of a cycle")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=512)
@@ -377,7 +428,9 @@ def main(arguments: Sequence[str] | None = None, peers: dict[str, Peer] | None =
         environ["DFLASH_LLAMA_CPP"] = str(built_llama_cpp(args.llama_cpp.absolute()))
     own = ours(args)
     if peers is None:
-        peers = {"llama.cpp": partial(LlamaCpp, settings.load(environ), args.llama_flags.split())}
+        user = settings.load(environ)
+        peers = {"llama.cpp": partial(LlamaCpp, user, args.llama_flags.split())}
+        peers |= {"vLLM": partial(VLLM, user, args.vllm_flags.split())}
         peers |= {name: partial(not_measured, module) for name, module in OTHERS.items()}
     with tempfile.TemporaryDirectory(prefix="peers-", dir=args.at) as folder:
         files, work = written(args, Path(folder))
