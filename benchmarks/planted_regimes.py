@@ -6,9 +6,9 @@ GPU, random weights of true shapes.
 Target and drafter do all of their work; which drafts are right, and how sure of them the drafter is, is planted cycle
 by cycle. The regimes: log odds of a draft around a mean that changes with the text and from draft to draft, seen
 through noise; and blocks that always accept as many, whose confidences say nothing. Beside the controller stand the
-plain step, the best fixed length of those that the controller has (chosen with hindsight), and the controller with
-confidences that belong to other drafts. It begins knowing nothing, and once more behind an earlier reply of the regime
-(*later*), as all but the first reply of a user do. A mixture's experts are drawn.
+plain step, the best fixed length of those that the controller has (chosen with hindsight), the controller without
+confidences (*blind*), and with those of other drafts. It begins each reply knowing nothing, and once more behind
+earlier replies of the regime (*later*), as all but the first reply of a user do. A mixture's experts are drawn.
 
 What copies are worth is planted by position: ``copy`` is a file that is written again, ``chat`` text with a short match
 at every fifth place, of which each id is right in half of the cases, ``agent`` has 200 tokens of each by turns. Beside
@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -288,23 +289,39 @@ def scheduler_of(runner: FusedRunner, drafter: bool, copies: str = "", own: str 
     return found
 
 
+class Blind(DrafterChoice):
+    """Knows no confidences: drafts are worth what their places in the block are."""
+
+    def add(self, chosen: Chosen, cycle: Cycle) -> None:
+        super().add(chosen, replace(cycle, confidences=()))
+
+
 def compare(
-    replies: Replies, cycles: Sequence[PlantedCycle], before: Sequence[PlantedCycle], costs: dict[int, float]
+    replies: Replies, planted: Sequence[Sequence[PlantedCycle]], before: Sequence[PlantedCycle], costs: dict[int, float]
 ) -> Any:
-    """Time one regime; ``before``: the cycles of an earlier reply, from which the controller has learnt (*later*)."""
-    emitted = {rows: sum(min(right, rows - 1) + 1 for _, right in cycles) for rows in costs if rows > 1}
-    best = max(emitted, key=lambda rows: emitted[rows] / costs[rows])
-    plain, fixed = (replies.ms(cycles, Fixed(replies.runner, rows))[0] for rows in (1, best))
-    ours, lengths = replies.ms(cycles, scheduler_of(replies.runner, True))
-    learnt = scheduler_of(replies.runner, True)
+    """Time the replies of one regime; ``before``: the cycles of one in front of them, from which the controller has
+    learnt (*later*).
+    """
+    runner, ways = replies.runner, ("fixed", "ours", "blind", "shuffled", "later")
+    emitted = {rows: sum(min(right, rows - 1) + 1 for cycles in planted for _, right in cycles) for rows in costs}
+    best = max((rows for rows in costs if rows > 1), key=lambda rows: emitted[rows] / costs[rows])
+    plain, _ = replies.ms(planted[0], Fixed(runner, 1))
+    learnt, lengths, spent = scheduler_of(runner, True), Counter[int](), dict.fromkeys(ways, 0.0)
     replies.ms(before, learnt)
-    learnt.begin("final")
-    later, _ = replies.ms(cycles, learnt)
-    others, _ = replies.ms(shuffled(cycles), scheduler_of(replies.runner, True))
-    least = min(plain, fixed)
-    found = {"plain_ms": plain, "fixed_rows": best, "fixed_ms": fixed, "ms": ours, "later_ms": later}
-    found |= {"shuffled_ms": others, "over_fixed": least / ours, "later_over_fixed": least / later}
-    return found | {"cycles_by_rows": lengths}
+    for cycles in planted:
+        blind = scheduler_of(runner, True)
+        blind._choices = {kind: Blind(choice.controls) for kind, choice in blind._choices.items()}
+        blind.begin("final")
+        learnt.begin("final")
+        schedulers = (Fixed(runner, best), scheduler_of(runner, True), blind, scheduler_of(runner, True), learnt)
+        for way, scheduler in zip(ways, schedulers, strict=True):
+            ms, rows = replies.ms(shuffled(cycles) if way == "shuffled" else cycles, scheduler)
+            spent[way] += ms / len(planted)
+            lengths += Counter(rows) if way == "ours" else Counter()
+    least = min(plain, spent["fixed"])
+    found = {"plain_ms": plain, "fixed_rows": best, **{f"{way}_ms": ms for way, ms in spent.items()}}
+    found |= {f"{way}_over_fixed": least / spent[way] for way in ("ours", "later")}
+    return found | {"over_blind": spent["blind"] / spent["ours"], "cycles_by_rows": dict(sorted(lengths.items()))}
 
 
 def compare_methods(replies: Replies, copies: str, count: int) -> Any:
@@ -331,6 +348,7 @@ def main() -> None:
     parser.add_argument("pair", help="a name of the registry")
     parser.add_argument("--stored", choices=sorted(USUAL), help="the target's format; bfloat16 without")
     parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
+    parser.add_argument("--replies", type=int, default=3, help="of a regime, each with texts of its own")
     parser.add_argument("--only", choices=("regimes", "methods"), help="of the two tables")
     parser.add_argument("--trace", type=Path, help="instead of the regimes: JSON of [[confidences, accepted], ...]")
     parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
@@ -348,14 +366,15 @@ def main() -> None:
         record_cycles(runner)
         planted = {}
         for name, regime in REGIMES.items():
-            planted[name] = [list(cycles_of(regime, drafts, args.cycles, seed)) for seed in (1, 2)]
+            planted[name] = [list(cycles_of(regime, drafts, args.cycles, seed)) for seed in range(args.replies + 1)]
         for accepted in EQUAL:
             planted[f"always {accepted}"] = [list(equal_cycles(accepted, drafts, args.cycles))] * 2
         if args.trace is not None:
             recorded = list(recorded_cycles(args.trace, drafts))
-            planted = {args.trace.stem: [recorded[args.cycles : 2 * args.cycles], recorded[: args.cycles]]}
-        for name, (cycles, before) in planted.items() if args.only != "methods" else ():
-            regimes[name] = compare(replies, cycles, before, costs)
+            parts = [recorded[at : at + args.cycles] for at in range(0, len(recorded) - args.cycles + 1, args.cycles)]
+            planted = {args.trace.stem: parts}
+        for name, (before, *several) in planted.items() if args.only != "methods" else ():
+            regimes[name] = compare(replies, several, before, costs)
             print(name, regimes[name], file=sys.stderr, flush=True)
         for name in COPIED if args.only != "regimes" else ():
             methods[name] = compare_methods(replies, name, args.cycles)
