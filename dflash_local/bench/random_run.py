@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 
 from dflash_local.bench.random_pair import RandomPair, build
-from dflash_local.engine.fused_runner import CycleKey, FusedRunner
+from dflash_local.engine.cycle_records import CycleKey
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.kernels.jit import why_no_kernels

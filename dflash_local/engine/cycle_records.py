@@ -5,8 +5,9 @@ come.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -14,12 +15,35 @@ from dflash_local.errors import EngineError
 from dflash_local.kernels.accept import Progress
 from dflash_local.layout.cycle import RECORD_HEADER
 
-Mark = TypeVar("Mark")
+
+@dataclass(frozen=True, slots=True)
+class CycleKey:
+    """Hold what a cycle's launches depend on; one graph each.
+
+    Attributes:
+        rows: verified. drafts: that are made, of which ``rows`` - 1 are verified. taps: the drafters' contexts are kept
+            up. noisy: sampled at a temperature. max_seq_len: no token of the cycle stands at or behind this position.
+            own: the target's own layer drafts, which stands beside the proposer.
+    """
+
+    rows: int
+    drafts: int
+    taps: bool
+    noisy: bool
+    max_seq_len: int
+    own: bool = False
+
+
+class Launched(NamedTuple):
+    """Hold what a cycle is whose record comes later; ``copied``: its drafts were given."""
+
+    key: CycleKey
+    copied: bool
 
 
 @dataclass(frozen=True, slots=True)
-class CycleRecord(Generic[Mark]):
-    """One cycle's: ``mark`` is what it was launched with.
+class CycleRecord:
+    """One cycle's.
 
     Attributes:
         experts: ``FusedTarget.distinct_experts`` behind it, [mixtures, launches]; None where that was not requested.
@@ -28,7 +52,7 @@ class CycleRecord(Generic[Mark]):
         margins: of the drafts, as they were last made.
     """
 
-    mark: Mark
+    launched: Launched
     count: int
     accepted: int
     rows: int
@@ -37,7 +61,31 @@ class CycleRecord(Generic[Mark]):
     experts: list[list[int]] | None = None
 
 
-class CycleRecords(Generic[Mark]):
+class Margins:
+    """Brings the margins of drafts to the host while the device goes on with what was launched behind them."""
+
+    def __init__(self, margins: torch.Tensor) -> None:
+        """Bind them [drafts], float32 on the device."""
+        self._source = margins
+        self._host = torch.empty_like(margins, device="cpu", pin_memory=margins.is_cuda)
+        self._event = torch.cuda.Event() if margins.is_cuda else None
+
+    def send(self, count: int) -> Callable[[], list[float]]:
+        """Copy the first ones in the order of the stream; what is returned waits for them."""
+        host = self._host[:count]
+        host.copy_(self._source[:count], non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+        def told() -> list[float]:
+            if self._event is not None:
+                self._event.synchronize()
+            return host.tolist()
+
+        return told
+
+
+class CycleRecords:
     """Cycles under way, oldest first. ``cycle``: cycles sent so far."""
 
     def __init__(self, progress: Progress, experts: torch.Tensor | None = None) -> None:
@@ -50,13 +98,13 @@ class CycleRecords(Generic[Mark]):
         if experts is not None:
             shape = len(self._ring), *experts.shape
             self._host_experts = torch.zeros(shape, dtype=torch.int32, pin_memory=self._on_gpu)
-        self._sent: deque[tuple[Mark, torch.cuda.Event | None, bool]] = deque()
+        self._sent: deque[tuple[Launched, torch.cuda.Event | None, bool]] = deque()
         self.cycle = 0
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    def send(self, mark: Mark, with_experts: bool = False) -> None:
+    def send(self, launched: Launched, with_experts: bool = False) -> None:
         """Copy the last cycle's record to the host, behind it in the stream, perhaps with its counts of experts."""
         slot = self.cycle % len(self._ring)
         self.cycle += 1
@@ -67,11 +115,11 @@ class CycleRecords(Generic[Mark]):
         if self._on_gpu:
             event = torch.cuda.Event()
             event.record()
-        self._sent.append((mark, event, with_experts))
+        self._sent.append((launched, event, with_experts))
 
-    def receive(self) -> CycleRecord[Mark]:
+    def receive(self) -> CycleRecord:
         """Wait for the oldest cycle under way."""
-        mark, event, with_experts = self._sent.popleft()
+        launched, event, with_experts = self._sent.popleft()
         if event is not None:
             event.synchronize()
         expected = self.cycle - len(self._sent) - 1
@@ -84,4 +132,4 @@ class CycleRecords(Generic[Mark]):
         counts = self._host_experts if with_experts else None
         experts = None if counts is None else counts[slot].tolist()
         told = tuple(margins.view(torch.float32)[:-1].tolist())
-        return CycleRecord(mark, count, accepted, rows, tuple(ids.tolist()), told, experts)
+        return CycleRecord(launched, count, accepted, rows, tuple(ids.tolist()), told, experts)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from dflash_local.drafters.engines import FusedDrafter
-from dflash_local.engine.cycle_records import CycleRecords
+from dflash_local.engine.cycle_records import CycleKey, CycleRecords, Launched, Margins
 from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.held_sequences import hosted
@@ -62,31 +62,6 @@ class HeldBuffers:
     rows: list[tuple[torch.Tensor, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class CycleKey:
-    """Hold what a cycle's launches depend on; one graph each.
-
-    Attributes:
-        rows: verified. drafts: that are made, of which ``rows`` - 1 are verified. taps: the drafters' contexts are kept
-            up. noisy: sampled at a temperature. max_seq_len: no token of the cycle stands at or behind this position.
-            own: the target's own layer drafts, which stands beside the proposer.
-    """
-
-    rows: int
-    drafts: int
-    taps: bool
-    noisy: bool
-    max_seq_len: int
-    own: bool = False
-
-
-class Launched(NamedTuple):
-    """Hold what a cycle is whose record comes later; ``copied``: its drafts were given."""
-
-    key: CycleKey
-    copied: bool
-
-
 class FusedRunner(SequenceRunner):
     """Holds the token sequence as the host knows it; see ``Runner``.
 
@@ -115,7 +90,8 @@ class FusedRunner(SequenceRunner):
         self._temperature, self._seed = tensors.take(buffers.sampling)
         self._temperature.fill_(1.0)
         self._seed.zero_()
-        self._records: CycleRecords[Launched] = CycleRecords(self.progress, target.distinct_experts)
+        self._margins = Margins(self.progress.margins)
+        self._records = CycleRecords(self.progress, target.distinct_experts)
         self._graphs = Graphs(target.device.type == "cuda")
         target.run_recorded = self._graphs.run  # a certificate scores thousands of rows
         self._ready: list[Cycle] = []
@@ -243,22 +219,30 @@ class FusedRunner(SequenceRunner):
         return self.own if own else self.proposer
 
     def _run(self, name: str, key: CycleKey, cut: Cut | None) -> CycleKey:
-        """Run a cycle, its drafts as a graph of their own; returns the key of its rows."""
+        """Run a cycle in graphs of its drafts, of the block's begin and of the rest; returns the key of its rows."""
         key = self._with_drafts(key, cut)
         rest = replace(key, drafts=0, own=False)  # as a cycle whose drafts are given
         self._graphs.run((name, rest), lambda: self._rest(rest))
         return key
 
     def _with_drafts(self, key: CycleKey, cut: Cut | None) -> CycleKey:
-        """Make a cycle's drafts, and return the key of the rows that are to be verified: fewer where they are cut, for
-        which the host waits until the drafts are made.
+        """Make a cycle's drafts and begin its block, where they are cut with all of them, while the host waits for
+        their margins and chooses; returns the key of the rows that are to be verified. With guides, which may put other
+        drafts in their place, the block is not begun.
         """
+        begun, told = key, None
         if key.drafts:
             made = replace(key, rows=key.drafts + 1)
             self._graphs.run(("draft", made), lambda: self.draft(made))
             if cut is not None:
-                return replace(key, rows=min(cut(self.progress.margins[: key.drafts].tolist()), key.rows))
-        return key
+                begun, told = made, self._margins.send(key.drafts)
+        if not self._sampler.guides:
+            self._begin(begun)
+        return key if cut is None or told is None else replace(key, rows=min(cut(told()), key.rows))
+
+    def _begin(self, key: CycleKey) -> None:
+        rows, max_seq_len = key.rows, key.max_seq_len
+        self._graphs.run(("begin", rows, max_seq_len), lambda: self.target.begin(rows, max_seq_len))
 
     def _send(self, launched: Launched) -> None:
         """Have its record copied, and its counts of experts where another number of rows began, or now and then."""
@@ -312,9 +296,9 @@ class FusedRunner(SequenceRunner):
             self._graphs.forget(routing)
 
     def _rest(self, key: CycleKey) -> None:
-        """Verify, choose, keep the drafters' contexts, accept: what of a cycle stands behind its drafts."""
+        """Verify, choose, keep the drafters' contexts, accept: what of a cycle stands behind the begun block."""
         rows = key.rows
-        self.target.block(rows, key.max_seq_len, key.taps)
+        self.target.finish(rows, key.max_seq_len, key.taps)
         self._chooser.choose(self.target.logits[:rows], self.progress.chosen[:rows], Choosing(self._noise(key)))
         self._close(key)
 
@@ -347,7 +331,9 @@ class FusedRunner(SequenceRunner):
         rows, rest = key.rows, replace(key, drafts=0, own=False)
         drafts = self.progress.tokens[1:rows]
         noise = self._sampler.noise(len(self.ids), rows)
-        self._graphs.run(("verify", rest), lambda: self.target.block(rows, rest.max_seq_len, rest.taps))
+        if self._sampler.guides:
+            self._begin(key)
+        self._graphs.run(("verify", rest), lambda: self.target.finish(rows, rest.max_seq_len, rest.taps))
         self._sampler.prepare(known, rows)
         logits, chosen = self.target.logits[:rows], self.progress.chosen[:rows]
         finite = torch.isfinite(logits).all()
@@ -379,7 +365,7 @@ class FusedRunner(SequenceRunner):
             return None
         self.ids += ids  # the last cycle's may reach behind the limit; ``rewind`` cuts them
         self.committed = self.ids[: before + self._kept]
-        key, copied = record.mark
+        key, copied = record.launched
         for each in self.drafters if key.taps else ():
             each.length = len(self.committed)
         drafted = record.rows - 1 if key.drafts or copied else 0

@@ -43,7 +43,7 @@ def plant(session: Session, fault: BaseException, step: str, monkeypatch: pytest
         raise fault
 
     target = session.runner.target
-    name = {"prefill": "prefill", "verify": "block" if isinstance(target, FusedTarget) else "verify"}[step]
+    name = {"prefill": "prefill", "verify": "finish" if isinstance(target, FusedTarget) else "verify"}[step]
     monkeypatch.setattr(target, name, fail)
 
 

@@ -131,14 +131,14 @@ def test_replies_keep_the_experts_by_rows(family: str, asked: int | None, monkey
     experts = MeasuredExperts(8, 2, {1: 2.0, 2: 3.0, 4: 4.5, 8: 6.0}, 0.1)
     session = counted_session(family, {1: 4.6, 2: 5.0, 4: 5.2, 8: 6.0}, experts)
     routed, blocks = watch_routes(monkeypatch), list[list[int]]()
-    block = session.runner.target.block
+    finish = session.runner.target.finish
 
     def noted(rows: int, *more: Any) -> None:
         routed.clear()
-        block(rows, *more)
+        finish(rows, *more)
         blocks.append(list(routed))
 
-    monkeypatch.setattr(session.runner.target, "block", noted)
+    monkeypatch.setattr(session.runner.target, "finish", noted)
     reply = ask(session, random_prompt(9), 90, block_size=asked)
     steps = [step for step in reply.find(Step) if step.rows]
     sums: dict[int, list[float]] = {}

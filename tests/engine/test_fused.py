@@ -198,7 +198,7 @@ def test_a_reply_fills_the_context_to_its_last_token(length: int, context: int) 
     behind: list[int] = []  # positions between a cycle's last row and the bound that its launches were given
     session = fused_session("qwen3", Oracle(VOCAB, [*prompt, *plain.ids], 5), context)
     target, blocks = fused_target_of(session), session.runner.proposer
-    run, draft = target.block, blocks.block
+    run, draft = target.finish, blocks.block
 
     def verified(rows: int, max_seq_len: int, with_taps: bool) -> None:
         behind.append(max_seq_len - int(target.start) - rows)
@@ -208,6 +208,6 @@ def test_a_reply_fills_the_context_to_its_last_token(length: int, context: int) 
         behind.append(_max_seq_len - int(target.start) - BLOCK)
         draft(_max_seq_len)
 
-    target.block, blocks.block = verified, drafted  # type: ignore[method-assign]
+    target.finish, blocks.block = verified, drafted  # type: ignore[method-assign]
     assert ask(session, prompt, context).ids == plain.ids
     assert behind and min(behind) >= 0, "a row would not see the keys behind the bound"

@@ -23,7 +23,8 @@ from dflash_local.drafters.engines import Drafts
 from dflash_local.drafters.mtp.fused import MTPBlocks
 from dflash_local.drafters.mtp.reference import MTPProposer
 from dflash_local.engine import LoadConfig, Session, drafter_precision, load
-from dflash_local.engine.fused_runner import CycleKey, FusedRunner
+from dflash_local.engine.cycle_records import CycleKey
+from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.sampling import Sampler
 from dflash_local.errors import UsageError
 from dflash_local.events import Started, Step

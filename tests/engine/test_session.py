@@ -123,14 +123,14 @@ def poison(session: Session, monkeypatch: pytest.MonkeyPatch, call: int, row: in
     monkeypatch.setattr(session.runner.target, "head", poisoned)
     target = session.runner.target
     if isinstance(target, FusedTarget):  # its blocks have their own way to the head
-        block = target.block
+        finish = target.finish
 
         def poisoned_block(rows: int, max_seq_len: int, with_taps: bool) -> None:
-            block(rows, max_seq_len, with_taps)
+            finish(rows, max_seq_len, with_taps)
             if next(calls) == call:
                 target.logits[min(row, rows - 1), 3] = float("nan")
 
-        monkeypatch.setattr(target, "block", poisoned_block)
+        monkeypatch.setattr(target, "finish", poisoned_block)
 
 
 @BOTH

@@ -12,7 +12,7 @@ import torch
 from dflash_local.bench.trial import write
 from dflash_local.catalog.bundled import find
 from dflash_local.engine import LoadConfig, load, scheduler
-from dflash_local.engine.fused_runner import CycleKey
+from dflash_local.engine.cycle_records import CycleKey
 from dflash_local.engine.sampling import Sampler
 from dflash_local.request import Limits, SamplingParams, user_request
 from tests.engine.test_own_layer import AnyChoice

@@ -56,12 +56,29 @@ class DecoderLayer:
             normed, branch: room for as many rows; ``branch`` where a part's result is normed or changed.
             max_seq_len: no row stands at or behind this position. on_residual: called with ``x`` behind each part.
         """
+        self.mix(x, normed, branch, max_seq_len, on_residual)
+        self.feed(x, normed, branch, on_residual)
+
+    def mix(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        branch: torch.Tensor | None,
+        max_seq_len: int,
+        on_residual: OnResidual | None,
+    ) -> None:
+        """Add the mixer's result; see ``block``."""
         self.mixer_input(x, normed)
         rows = normed if self.around_mixer is None else self.around_mixer.before(normed)
         after = self.mixer_output or self.around_mixer
         _added(after, x, branch, lambda out, rest: self.mixer.block(rows, out, rest, max_seq_len))
         if on_residual is not None:
             on_residual(x)
+
+    def feed(
+        self, x: torch.Tensor, normed: torch.Tensor, branch: torch.Tensor | None, on_residual: OnResidual | None
+    ) -> None:
+        """Add the feed-forward part's result; see ``block``."""
         self.mlp_input(x, normed)
         rows = normed if self.around_mlp is None else self.around_mlp.before(normed)
         _added(self.mlp_output or self.around_mlp, x, branch, lambda out, rest: self.mlp.block(rows, out, rest))

@@ -65,12 +65,29 @@ class LayerStack:
 
     def block(self, x: torch.Tensor, taps: Taps, max_seq_len: int, on_residual: OnResidual | None) -> None:
         """Add all layers' results to a block's rows ``x`` [M, H]."""
-        normed = self._normed[: len(x)]
-        branch = None if self._branch is None else self._branch[: len(x)]
+        self.begin(x, max_seq_len, on_residual)
+        self.finish(x, taps, max_seq_len, on_residual)
+
+    def begin(self, x: torch.Tensor, max_seq_len: int, on_residual: OnResidual | None) -> None:
+        """Add what costs about the same for any number of rows: the first layer, but for experts."""
+        first, (normed, branch) = self.layers[0], self._room(len(x))
+        first.mix(x, normed, branch, max_seq_len, on_residual)
+        if not isinstance(first.mlp, MoE):
+            first.feed(x, normed, branch, on_residual)
+
+    def finish(self, x: torch.Tensor, taps: Taps, max_seq_len: int, on_residual: OnResidual | None) -> None:
+        """Add the rest to rows that ``begin`` has had, perhaps among more."""
+        normed, branch = self._room(len(x))
         for index, layer in enumerate(self.layers, self.first):
-            layer.block(x, normed, branch, max_seq_len, on_residual)
+            if index > self.first:
+                layer.mix(x, normed, branch, max_seq_len, on_residual)
+            if index > self.first or isinstance(layer.mlp, MoE):
+                layer.feed(x, normed, branch, on_residual)
             if index in taps:
                 taps[index].copy_(x)
+
+    def _room(self, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._normed[:rows], None if self._branch is None else self._branch[:rows]
 
     def prefill(self, x: torch.Tensor, normed: torch.Tensor, taps: Taps, on_residual: OnResidual | None) -> None:
         """Do the same with a prompt's rows; ``normed``: room for as many."""

@@ -5,8 +5,8 @@ Has the methods of ``models.transformers_target`` as well, so that the reference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -157,20 +157,35 @@ class FusedTarget:
         Args:
             max_seq_len: no token of the block stands at or behind this position.
         """
-        self._used.count = rows
-        if self.exact:
-            rows = self.rows
-        x = self._x[:rows]
-        embedding_rows(self.weights.embedding, self.tokens[:rows], x)
-        self._scale_embedding(x)
-        if self.on_residual is not None:
-            self.on_residual(x)
-        taps = self._columns(self.tapped[:rows]) if with_taps else {}
-        if self._front is not None:
-            self._front.block(x, taps, max_seq_len, self.on_residual)
-        self._stack.block(x, taps, max_seq_len, self.on_residual)
-        self.weights.norm(x, self.hidden[:rows])
-        self.cap_logits(self.weights.head(self.hidden[:rows], self.logits[:rows]))
+        self.begin(rows, max_seq_len)
+        self.finish(rows, max_seq_len, with_taps)
+
+    def begin(self, rows: int, max_seq_len: int) -> None:
+        """Run the first part of ``block``; ``finish`` may then take the first of these rows alone."""
+        with self._rows(rows) as x:
+            embedding_rows(self.weights.embedding, self.tokens[: len(x)], x)
+            self._scale_embedding(x)
+            if self.on_residual is not None:
+                self.on_residual(x)
+            if self._front is None:
+                self._stack.begin(x, max_seq_len, self.on_residual)
+
+    def finish(self, rows: int, max_seq_len: int, with_taps: bool) -> None:
+        """Run what ``begin`` left."""
+        with self._rows(rows) as x:
+            taps = self._columns(self.tapped[: len(x)]) if with_taps else {}
+            if self._front is not None:
+                self._front.block(x, taps, max_seq_len, self.on_residual)
+                self._stack.begin(x, max_seq_len, self.on_residual)
+            self._stack.finish(x, taps, max_seq_len, self.on_residual)
+            self.weights.norm(x, self.hidden[: len(x)])
+            self.cap_logits(self.weights.head(self.hidden[: len(x)], self.logits[: len(x)]))
+
+    @contextmanager
+    def _rows(self, used: int) -> Iterator[torch.Tensor]:
+        """Yield the residual stream of a block of so many rows: in exact mode that of all, of which these are used."""
+        self._used.count = used
+        yield self._x[: self.rows if self.exact else used]
         self._used.count = 0
 
     def _scale_embedding(self, x: torch.Tensor) -> torch.Tensor:
