@@ -19,7 +19,7 @@ from dflash_local.cli.help_pages import MORE, MORE_LOADING
 from dflash_local.cli.invocation import Invocation
 from dflash_local.errors import UsageError
 from dflash_local.events import Mode
-from dflash_local.load_config import FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig, gpus_named, takes_several
+from dflash_local.load_config import BALANCED, FUSED, LOAD_OPTIONS, REFERENCE, LoadConfig, gpus_named
 from dflash_local.planner.accelerators import visible_value
 from dflash_local.settings import LAUNCHED
 
@@ -187,9 +187,10 @@ def origin(
     if engine is not None and engine.value in (FUSED, REFERENCE):
         raise UsageError(f"--engine {engine.value} loads a pair here, and --url takes a server's", "leave one out")
     gpus, visible = None, ""
-    if launching and takes_several(load.device):
-        gpus = len(fitting.machine(call.user, device=load.device).cards)
-        if named := gpus_named(load.device):
+    named = () if load.device == "cuda" else gpus_named(load.device)
+    if launching and (named or load.device == BALANCED):
+        gpus = len(fitting.machine(call.user, device=load.device).cards) or 1
+        if named:
             visible = visible_value(named, call.user.environ.get("CUDA_VISIBLE_DEVICES"))
         load = replace(load, device=call.user.load_config.device)
     decided = (replace(load, draft=True) if launching else load).arguments(call.user.load_config)
