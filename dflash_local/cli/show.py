@@ -11,7 +11,7 @@ from dflash_local.app.resolve import choose
 from dflash_local.cli import options as opt
 from dflash_local.cli.console import Console
 from dflash_local.cli.invocation import Invocation
-from dflash_local.errors import SettingsError, UnknownModelError
+from dflash_local.errors import CheckpointError, SettingsError, UnknownModelError
 from dflash_local.load_config import LoadConfig
 from dflash_local.ui import pair_text
 
@@ -59,12 +59,19 @@ def _adapted(model: str, user: Settings) -> list[str]:
     from dflash_local.app.removal import adaptations_here
     from dflash_local.store.adaptations import read
 
-    found = [one for path in adaptations_here([model], user) if (one := read(path)) is not None]
-    return [
-        f"its drafter has learnt your text ({one.label}): {one.gain:.2f} times the tokens a cycle, held-out; "
-        f"dflash rm {model} --adaptation takes it away"
-        for one in found
-    ]
+    lines = []
+    for path in adaptations_here([model], user):
+        try:
+            found = read(path)
+        except CheckpointError as error:
+            lines.append(f"{error.message}: its drafter is taken as it was published ({error.hint})")
+            continue
+        if found is not None:
+            lines.append(
+                f"its drafter has learnt your text ({found.label}): {found.gain:.2f} times the tokens a cycle, "
+                f"held-out; dflash rm {model} --adaptation takes it away"
+            )
+    return lines
 
 
 def _show_nodes(console: Console, row: Row, nodes: int, as_json: bool) -> None:

@@ -58,7 +58,7 @@ def read(path: Path) -> Adaptation | None:
     try:
         found = Adaptation(path, parse_json(metadata_of(path)[FACTS]))
         found.label, found.gain, found.facts["files"]  # noqa: B018  # what is asked of it must be there
-    except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:
+    except (CheckpointError, KeyError, ValueError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(
             f"{path} is no adaptation of a drafter", "remove it, or run dflash adapt again"
         ) from error

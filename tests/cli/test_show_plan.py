@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from dflash_local import settings
 from dflash_local.catalog import bundled
 from dflash_local.catalog.shapes import shape
 from dflash_local.config.quantizers import USUAL
 from dflash_local.drafters.dflash2 import layout as dflash2_layout
 from dflash_local.planner import accelerators, card_probe, machine
 from dflash_local.planner.accelerators import Accelerator
+from dflash_local.store import adaptations
 from tests.cli.conftest import DRAFTER, TARGET, Cli
 from tests.fake_hub import FakeHub
 
@@ -333,6 +335,18 @@ def test_a_variant_is_its_repository_under_another_name(cli: Cli) -> None:
     assert none.code == 2 and "no pre-quantised variants of demo are known" in none.err
     for command in ("run", "chat", "serve", "bench", "pull", "plan"):
         assert "--variant" in cli(command, "--help-all").out
+
+
+def test_show_names_a_damaged_adaptation(cli: Cli) -> None:
+    path = adaptations.path_of(settings.load(), bundled.find("demo").drafting_name)
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"no header" * 9)
+    shown = cli("show", "demo")
+    assert shown.code == 0
+    assert (
+        f"{path.name} is no adaptation of a drafter: its drafter is taken as it was published (remove it" in shown.out
+    )
 
 
 def test_show_has_a_line_for_each_of_several_machines(cli: Cli) -> None:
