@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, inf
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from dflash_local.engine.drafter_choice import FIRST_WAIT, LONGEST_WAIT, STREAK,
 from dflash_local.engine.fused_runner import AHEAD
 from dflash_local.engine.load_pair import load
 from dflash_local.engine.runner import Cycle
+from dflash_local.engine.scheduler import _draft_ms
 from dflash_local.engine.session import Session
 from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.events import Notice, Step
@@ -339,3 +342,9 @@ def test_an_asked_block_size_and_unknown_costs_are_not_touched() -> None:
         reply = ask(session, random_prompt(9), 40, block_size=asked)
         assert {rows for rows, _ in reply.finished.stats.verify_rows} == {asked or BLOCK}
         assert not session.schedulers
+
+
+def test_a_drafters_pass_is_told_by_the_shortest_block() -> None:
+    """Experts of longer ones differ from those of the given ids beside them."""
+    runner: Any = SimpleNamespace(costs={1: 1.9, 2: 2.4, 16: 3.1}, verify_costs={1: 1.9, 2: 2.0, 16: 3.0})
+    assert _draft_ms(runner) == pytest.approx(0.4)
