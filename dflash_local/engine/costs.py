@@ -16,6 +16,7 @@ from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.runner import PlainStep
 from dflash_local.engine.sampling import Sampler
+from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.errors import NumericsError
 from dflash_local.kernels.timing import span_ms
 from dflash_local.layout.part_layout import LEAST_ROWS
@@ -24,6 +25,7 @@ from dflash_local.request import SamplingParams
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # and the trained block
 REPLAYS = 7
+WAITS = 16  # cycles whose drafts are waited for, beside as many that are not
 FEWEST_AND_MOST: tuple[FixedRouting, ...] = ("same", "uniform")  # experts of a block's rows
 RECORDED = 3  # buckets of the target, which are all that there are outside of strict mode
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
@@ -68,7 +70,7 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
         if proposer is not None and proposer.chained:
             runner.wait_ms = math.inf  # how many are made is chosen before there is any confidence
         elif proposer is not None:
-            runner.wait_ms = max(0.0, _waiting_ms(runner, block, ids[length:]) - costs[block])
+            runner.wait_ms = _waiting_ms(runner, block, costs)
         if runner.num_experts is not None:
             distinct = {rows: count for rows, (_, count) in given.items()}
             ms = _of_an_expert(runner, longest, ids[length:])
@@ -180,18 +182,27 @@ def _measured(
     return sorted(spans)[len(spans) // 2], sum(counts) / len(counts)
 
 
-def _waiting_ms(runner: FusedRunner, rows: int, ids: Sequence[int]) -> float:
-    """Return milliseconds from one wait for a cycle's drafts to the next."""
-    times: list[float] = []
+def _waiting_ms(runner: FusedRunner, block: int, costs: Mapping[int, float]) -> float:
+    """Return milliseconds that a cycle takes longer where its length is chosen from its confidences: of cycles that are
+    launched one behind the other, as in a reply.
+    """
+    control, spent = VerifyLength(costs, block), list[float]()
 
-    def note(_confidences: Sequence[float]) -> int:
-        times.append(time.perf_counter())
-        return rows
+    def judged(confidences: Sequence[float]) -> int:
+        control.cut(confidences)
+        return block
 
-    for token in ids[: REPLAYS + 2]:
-        runner.set_tokens([token])
-        runner.replay(rows, note)
-    return 1e3 * (times[-1] - times[2]) / (len(times) - 3)  # the first cycle compiles, the second records
+    def now() -> float:
+        int(runner.progress.done)  # behind all that is launched
+        return time.perf_counter()
+
+    for cut in (None, judged):
+        runner.replay(block, cut)
+        begun = now()
+        for _ in range(WAITS):
+            runner.replay(block, cut)
+        spent.append(now() - begun)
+    return max(0.0, 1e3 * (spent[1] - spent[0]) / WAITS)
 
 
 def _of_an_expert(runner: FusedRunner, rows: int, ids: Sequence[int]) -> float:
