@@ -46,7 +46,8 @@ class VerifyLength:
     cases.
 
     The costs are those of one context length: a longer context makes all lengths dearer, which is ignored, as is
-    the sampler's own work. Of mixtures of experts they follow the experts that cycles are seen to take
+    the sampler's own work. In simulations that loses less than 1 % where attention takes half a plain step besides, and
+    1.6 % where it takes a whole one. Of mixtures of experts they follow the experts that cycles are seen to take
     (``engine.expert_costs``). What a cycle brought may become known several launches later.
     """
 
