@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -22,8 +23,8 @@ LARGEST = 127  # of a signed byte
 SCALE = "_scale"  # of a matrix in codes of eight bits, a row each
 
 
-def read_module(files: Checkpoint) -> DraftModule:
-    """Read a drafter, in float32 on the CPU.
+def new_module(files: Checkpoint) -> DraftModule:
+    """Return a drafter of this shape, nothing of which is read yet.
 
     Raises:
         PairError: such a drafter is not trained. CheckpointError: it is damaged.
@@ -31,11 +32,29 @@ def read_module(files: Checkpoint) -> DraftModule:
     config = trainable(files)
     hidden = target_hidden_of(files, config)
     check_tensors(files, config, hidden)
-    module, coded = module_of(config)(config, hidden), coded_matrices(files, config)
-    places = {stored_name(name, files): [tensor] for name, tensor in module.state_dict().items()}
+    return module_of(config)(config, hidden)
+
+
+def read_module(files: Checkpoint) -> DraftModule:
+    """Read a drafter, in float32 on the CPU. Raises as ``new_module``."""
+    module = new_module(files)
+    _read(files, module.config, module.state_dict())
+    return module
+
+
+def read_fc(files: Checkpoint) -> torch.Tensor:
+    """Read what makes features of taps, [w, layers x w of the target] in float32 on the CPU. Raises as above."""
+    config = trainable(files)
+    fc = torch.empty(config.hidden_size, len(config.taps) * target_hidden_of(files, config))
+    _read(files, config, {f"{FC}{WEIGHT}": fc})
+    return fc
+
+
+def _read(files: Checkpoint, config: DFlashConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    places = {stored_name(name, files): [tensor] for name, tensor in tensors.items()}
+    coded = {module: form for module, form in coded_matrices(files, config).items() if f"{module}{WEIGHT}" in places}
     files.fill({name: at for name, at in places.items() if name.removesuffix(WEIGHT) not in coded})
     decode_codes(files, coded, places, torch.float32)
-    return module
 
 
 def trainable(files: Checkpoint) -> DFlashConfig:
@@ -58,16 +77,18 @@ def stored_name(name: str, files: Checkpoint) -> str:
 class LearningDrafter:
     """A drafter in training.
 
+    Args:
+        dtype: in which its target's rows are multiplied: what is not trained of layers is kept so, too.
+
     Attributes:
-        module: whose ``fc`` is left out, as what it makes of taps is kept. fc: that matrix. whole: all matrices but
-            ``fc`` are trained, those of a large drafter by pairs in its last layer and in what chooses its ids alone;
-            norms and other small tensors always are.
+        module: whose ``fc`` is left out, as what it makes of taps is kept. whole: all matrices but ``fc`` are trained,
+            those of a large drafter by pairs in its last layer and in what chooses its ids alone; norms and other small
+            tensors always are.
     """
 
-    def __init__(self, files: Checkpoint, device: torch.device) -> None:
-        self.module, self.files = read_module(files), files
+    def __init__(self, files: Checkpoint, module: DraftModule, dtype: torch.dtype) -> None:
+        self.module, self.files = module, files
         self.config, self.coded = self.module.config, coded_matrices(files, self.module.config)
-        self.fc = self.module.fc.weight.detach().to(device)
         self.module.fc = cast(nn.Linear, nn.Identity())
         sizes = (p.numel() * (1 if self._is_coded(name) else 2) for name, p in self.module.named_parameters())
         self.whole = sum(sizes) <= MOST_BYTES
@@ -78,20 +99,19 @@ class LearningDrafter:
                 "name the drafter in bfloat16 with --drafter",
             )
         if not self.whole:
-            self._freeze(device)
-        self.module.to(device)
+            self._freeze(dtype)
 
     def _is_coded(self, name: str) -> bool:
         return name.removesuffix(WEIGHT) in self.coded
 
-    def _freeze(self, device: torch.device) -> None:
-        """Leave what is no matrix, and pairs. Matrices of layers that a GPU multiplies in 16 bits are kept so."""
+    def _freeze(self, dtype: torch.dtype) -> None:
+        """Leave what is no matrix, and pairs."""
         for parameter in self.module.parameters():
             parameter.requires_grad_(parameter.ndim != 2)
         for part in self.module.learning():
             learn_pairs(part)
         for parameter in self.module.layers.parameters():
-            if device.type == "cuda" and not parameter.requires_grad:
+            if dtype != torch.float32 and not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
 
     def tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:

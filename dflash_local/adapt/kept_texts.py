@@ -12,20 +12,22 @@ import numpy as np
 import torch
 
 from dflash_local.adapt.dialogues import Dialogues
-from dflash_local.adapt.drafter_file import LearningDrafter
 from dflash_local.adapt.windows import Windows
+from dflash_local.drafters.dflash.training import DraftModule
 from dflash_local.engine.runner import ScoringTarget
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.store.atomic import write_atomic
 
-DIALOGUES, FEATURES, TABLES = "dialogues.npz", "features.bin", "tables.pt"
-HEAD_ROWS = 64  # unit vectors that go through the head at a time
+DIALOGUES, FEATURES = "dialogues.npz", "features.bin"
+ROWS, TABLES = "rows.bin", "tables.pt"
+TOGETHER = 64  # rows of an embedding, and columns of a head, that are made at a time
 
 
-def stored(tensors: Any) -> bytes:
-    """Return what torch.save writes of tensors: to a full disk it would write with another error than OSError."""
+def stored(tensors: Any) -> Sequence[memoryview]:
+    """Return what torch.save writes of tensors, for ``write_atomic``."""
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
-    return buffer.getvalue()
+    return (buffer.getbuffer(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,53 +39,43 @@ class WrittenText:
 
 
 class TargetTables:
-    """Rows of an embedding for the ids that texts have, and a head: the target's, or the drafter's in their place.
+    """Rows of an embedding for the ids that texts have, on the host, and a head: the target's, or the drafter's in
+    their place.
+
+    Args:
+        ids: [n], of the rows [n, w].
 
     Attributes:
         head: [vocabulary, w].
     """
 
     def __init__(self, ids: torch.Tensor, rows: torch.Tensor, head: torch.Tensor) -> None:
-        self._ids, self._rows, self.head = ids, rows, head
-        self._place = torch.zeros(len(head), dtype=torch.long, device=head.device)
-        self._place[ids] = torch.arange(len(ids), device=head.device)
+        self._rows, self.head = rows, head
+        self._place = torch.zeros(len(head), dtype=torch.long)
+        self._place[ids] = torch.arange(len(ids))
 
     @classmethod
-    @torch.inference_mode()
-    def of(cls, target: ScoringTarget, ids: Iterable[int], drafter: LearningDrafter) -> TargetTables:
-        """Take what a drafter borrows from a loaded target, whatever its format: the head is what it makes of unit
-        vectors. They lie on the host, as a device has no room for another head beside the target.
-        """
-        wanted = torch.tensor(sorted(set(ids)), device=target.device)
-        rows, head = drafter.module.borrowed(target, drafter.files, wanted)
-        if head is None:
-            units = torch.eye(rows.shape[1], dtype=target.dtype, device=target.device)
-            parts = (target.head(part)[:, : target.vocab_size] for part in units.split(HEAD_ROWS))
-            head = torch.cat([part.to("cpu", target.dtype) for part in parts]).t().contiguous()
-        return cls(wanted.cpu(), rows.to("cpu", target.dtype), head.cpu())
-
-    def save(self, file: Path) -> None:
-        write_atomic(file, stored({"ids": self._ids, "rows": self._rows, "head": self.head}))
-
-    @classmethod
-    def load(cls, file: Path, device: torch.device) -> TargetTables:
-        found = torch.load(file, map_location=device, weights_only=True)
-        return cls(found["ids"], found["rows"], found["head"])
+    def load(cls, folder: Path, device: torch.device) -> TargetTables:
+        found = torch.load(folder / TABLES, map_location="cpu", weights_only=True)
+        ids, head = found["ids"], found["head"]
+        return cls(ids, _mapped(folder / ROWS, len(ids), head), head.to(device))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows [..., w] of ids [...]."""
-        return self._rows[self._place[ids]]
+        return self._rows[self._place[ids.cpu()]].to(self.head.device)
 
 
 class KeptTexts:
-    """Texts in a folder as ``adapt.trainer.Teacher``."""
+    """Texts as ``adapt.trainer.Teacher``. ``features``: what ``fc`` made of their taps, [tokens, w] on the host."""
 
-    def __init__(self, folder: Path, tables: TargetTables) -> None:
-        self.dialogues, self._tables = Dialogues.load(folder / DIALOGUES), tables
+    def __init__(self, features: torch.Tensor, tables: TargetTables) -> None:
+        self._features, self._tables = features, tables
         self.head, self.device, self.dtype = tables.head, tables.head.device, tables.head.dtype
-        tokens, width = len(self.dialogues.ids), self.head.shape[1]
-        flat = torch.from_file(str(folder / FEATURES), size=tokens * width, dtype=self.dtype)
-        self._features = flat.view(tokens, width)
+
+    @classmethod
+    def open(cls, folder: Path, tables: TargetTables, tokens: int) -> KeptTexts:
+        """Take so many tokens of a folder."""
+        return cls(_mapped(folder / FEATURES, tokens, tables.head), tables)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """See ``adapt.trainer.Teacher``."""
@@ -94,6 +86,35 @@ class KeptTexts:
         return self._features[windows.at.cpu()].to(self.device)
 
 
+def _mapped(file: Path, rows: int, like: torch.Tensor) -> torch.Tensor:
+    """Return rows of a file that are read where they are used, as wide as ``like`` [n, w] and of its dtype."""
+    width = like.shape[1]
+    return torch.from_file(str(file), size=rows * width, dtype=like.dtype).view(rows, width)
+
+
+def _bytes(rows: torch.Tensor) -> memoryview:
+    return rows.cpu().contiguous().view(torch.uint8).numpy().data
+
+
+@torch.inference_mode()
+def keep_tables(
+    folder: Path, ids: Iterable[int], target: ScoringTarget, module: DraftModule, files: Checkpoint
+) -> None:
+    """Write what a drafter borrows from a loaded target, whatever its format: the head is what it makes of unit
+    vectors. All is made in pieces, as a device has no room for another head beside the target.
+    """
+    wanted, width = torch.tensor(sorted(set(ids))), module.config.hidden_size
+    embed, head = module.borrowed(target, files)
+    with (folder / ROWS).open("wb") as file:
+        for part in wanted.split(TOGETHER):
+            file.write(_bytes(embed(part.to(target.device)).to(target.dtype)))
+    if head is None:
+        head = torch.empty(target.vocab_size, width, dtype=target.dtype)
+        for at, part in zip(head.split(TOGETHER, 1), torch.eye(width, dtype=target.dtype).split(TOGETHER), strict=True):
+            at.copy_(target.head(part.to(target.device))[:, : target.vocab_size].t())
+    write_atomic(folder / TABLES, stored({"ids": wanted, "head": head.contiguous()}))
+
+
 @torch.inference_mode()
 def keep_texts(
     folder: Path, texts: Sequence[WrittenText], longest: int, target: ScoringTarget, fc: torch.Tensor
@@ -101,21 +122,21 @@ def keep_texts(
     """Write texts and the features of their last ``longest`` tokens to a folder; yields how many of them are done.
 
     Args:
-        fc: the drafter's [w, layers x w of the target], on the device of the target.
+        fc: the drafter's [w, layers x w of the target], on the device of the target and of its dtype.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kept = [text.ids[-longest:] for text in texts]
     with (folder / FEATURES).open("wb") as file:
         for number, text in enumerate(texts, 1):
             target.clear()
-            ids, rows = torch.tensor(text.ids, device=target.device), []
-            for chunk in ids.split(target.prefill_chunk):
+            left_out = max(0, len(text.ids) - longest)
+            for chunk in torch.tensor(text.ids, device=target.device).split(target.prefill_chunk):
                 taps = target.prefill(chunk, True).taps
                 assert taps is not None
-                rows.append((taps.to(fc.dtype) @ fc.t()).to(target.dtype))
-            features = torch.cat(rows)[-longest:].cpu().contiguous()
-            file.write(features.view(torch.uint8).numpy().tobytes())
+                if left_out < len(chunk):
+                    file.write(_bytes(taps[left_out:] @ fc.t()))
+                left_out = max(0, left_out - len(chunk))
             yield number
+    kept = [text.ids[-longest:] for text in texts]
     flat = np.array([each for ids in kept for each in ids])
     length = np.array([len(ids) for ids in kept])
     answer = np.array([text.answer - (len(text.ids) - len(ids)) for text, ids in zip(texts, kept, strict=True)])

@@ -24,9 +24,17 @@ import torch
 from safetensors.torch import load, save
 
 from dflash_local.adapt.asked import AskedPrompt, of_conversations, of_itself, with_its_own
-from dflash_local.adapt.dialogues import repeat_start
-from dflash_local.adapt.drafter_file import LearningDrafter, trainable
-from dflash_local.adapt.kept_texts import KeptTexts, TargetTables, WrittenText, keep_texts, stored
+from dflash_local.adapt.dialogues import Dialogues, repeat_start
+from dflash_local.adapt.drafter_file import LearningDrafter, new_module, read_fc, read_module, trainable
+from dflash_local.adapt.kept_texts import (
+    DIALOGUES,
+    KeptTexts,
+    TargetTables,
+    WrittenText,
+    keep_tables,
+    keep_texts,
+    stored,
+)
 from dflash_local.adapt.trainer import Recipe, Trainer, train
 from dflash_local.adapt.windows import pack
 from dflash_local.bench import provenance
@@ -38,6 +46,7 @@ from dflash_local.check.record import digest, pair_files
 from dflash_local.engine.session import Session
 from dflash_local.errors import UsageError
 from dflash_local.json_text import parse_json
+from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import open_drafter
 from dflash_local.request import Limits, Request, SamplingParams
 from dflash_local.store.adaptations import Adaptation, metadata
@@ -55,9 +64,12 @@ SURE = 100  # cycles of a kind that make a figure of its own
 TEMPERATURE = 0.8
 RECIPES = {  # by the device's type; ``length`` is what is kept of a text, its reply the last of it
     "cpu": Recipe(windows=1, length=512, anchors=32, rounds=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10),
-    "cuda": Recipe(windows=8, length=2048, anchors=128, rounds=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10),
+    "cuda": Recipe(
+        windows=8, length=2048, anchors=128, rounds=1, at_once=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10
+    ),
 }
-LEARN, HELD, TABLES, PROMPTS = "learn", "held", "tables.pt", "held.json"
+A_MINUTE, MOST_TOKENS = 2**14, 2**20  # of the texts that are kept, for each minute and in all
+LEARN, HELD, PROMPTS = "learn", "held", "held.json"
 DONE, STATE, CURVE, BEST = "texts.json", "state.pt", "curve.json", "best.safetensors"
 Open = Callable[[Pair], AbstractContextManager[Session]]
 Counts = dict[str, list[int]]  # tokens and cycles, by kind of text
@@ -87,16 +99,13 @@ def adapt(
     Raises:
         UsageError: there is too little text. PairError: such a drafter is not trained. DFlashError: see the engine.
     """
-    assert pair.drafter is not None
-    trainable(open_drafter(pair.drafter))  # refused before anything is loaded
-    files = digest(pair_files(pair))
-    texts = None if conversations is None else [each.digest for each in conversations]
-    work = folder / digest({"files": files, "texts": texts, "minutes": minutes})
+    trained_drafter(pair)  # refused before anything is loaded
+    work = work_folder(pair, conversations, minutes, folder)
     if not (work / DONE).is_file():
         shutil.rmtree(work, ignore_errors=True)
         make_private(work)
         with open_pair(pair) as session:
-            _prepare(session, pair, conversations, minutes * 60 * WRITING, work, progress)
+            _prepare(session, pair, conversations, minutes, work, progress)
         del session
         give_back()
     told = parse_json((work / DONE).read_text(encoding="utf-8"))
@@ -108,7 +117,7 @@ def adapt(
     facts = {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "id": hashlib.sha256(data).hexdigest()[:6],
-        "files": files,
+        "files": digest(pair_files(pair)),
         "pair": pair.name,
         "minutes": minutes,
         "texts": told["amounts"],
@@ -119,6 +128,25 @@ def adapt(
     }
     shutil.rmtree(work, ignore_errors=True)
     return Learnt(facts, refusal(told["before"]["kinds"], after["kinds"])), save(load(data), metadata(facts))
+
+
+def trained_drafter(pair: Pair) -> Checkpoint:
+    """Return a pair's drafter. PairError: such a drafter is not trained."""
+    assert pair.drafter is not None
+    files = open_drafter(pair.drafter)
+    trainable(files)
+    return files
+
+
+def work_folder(pair: Pair, conversations: Sequence[SourceConversation] | None, minutes: float, folder: Path) -> Path:
+    """Return where a run leaves in ``folder`` what a later one of the same goes on with."""
+    texts = None if conversations is None else [each.digest for each in conversations]
+    return folder / digest({"files": digest(pair_files(pair)), "texts": texts, "minutes": minutes})
+
+
+def kept_tokens(minutes: float) -> int:
+    """Return of how many tokens at most texts and features are kept."""
+    return min(MOST_TOKENS, round(A_MINUTE * minutes))
 
 
 def refusal(before: Counts, after: Counts) -> str:
@@ -143,14 +171,14 @@ def _prepare(
     session: Session,
     pair: Pair,
     conversations: Sequence[SourceConversation] | None,
-    seconds: float,
+    minutes: float,
     work: Path,
     progress: Progress,
 ) -> None:
     """Have the target answer, keep what it says with its taps, and measure the drafter as it was published."""
     began, target = time.monotonic(), scored_target(session)
-    assert pair.drafter is not None
-    drafter = LearningDrafter(open_drafter(pair.drafter), torch.device("cpu"))  # beside the target ``fc`` is enough
+    seconds, room, longest = minutes * 60 * WRITING, kept_tokens(minutes), RECIPES[target.device.type].length
+    files = trained_drafter(pair)
     if conversations is None:
         asked = of_itself(session)
     else:
@@ -158,6 +186,9 @@ def _prepare(
     texts: dict[str, list[WrittenText]] = {LEARN: [], HELD: []}
     kinds: list[str] = []
     for text, kind, held in _answered(session, asked, began, seconds, progress):
+        room -= min(len(text.ids), longest)
+        if room < 0:
+            break
         texts[HELD if held else LEARN].append(text)
         kinds += [kind] * held
     amounts = {name: sum(len(text.ids) - text.answer for text in own) for name, own in texts.items()}
@@ -166,12 +197,15 @@ def _prepare(
             f"too little text: replies of {amounts[LEARN]:,} tokens to learn from and {amounts[HELD]:,} held out",
             f"{LEAST:,} and {LEAST // 4:,} are needed: give more text, more --minutes, or take --from self",
         )
-    longest = RECIPES[target.device.type].length
+    fc = read_fc(files).to(target.device, target.dtype)
     for name, own in texts.items():
-        for done in keep_texts(work / name, own, longest, target, drafter.fc.to(target.device)):
+        for done in keep_texts(work / name, own, longest, target, fc):
             progress(f"keeping taps, text {done} of {len(own)}", done / len(own))
+    del fc
+    with torch.device("meta"):  # nothing of it is asked but what it borrows
+        module = new_module(files)
     ids = {each for own in texts.values() for text in own for each in text.ids}
-    TargetTables.of(target, {*ids, drafter.config.mask_token_id}, drafter).save(work / TABLES)
+    keep_tables(work, {*ids, module.config.mask_token_id}, target, module, files)
     prompts = [[kind, text.ids[: text.answer]] for text, kind in zip(texts[HELD], kinds, strict=True)][:MEASURED]
     write_atomic(work / PROMPTS, json.dumps(prompts))
     told = {
@@ -223,18 +257,19 @@ def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress)
 
 def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> None:
     """Train by the clock, from where an earlier run was; leaves what was best in the held-out texts."""
-    assert pair.drafter is not None
-    tables = TargetTables.load(work / TABLES, device)
-    learn, held = (KeptTexts(work / name, tables) for name in (LEARN, HELD))
-    drafter = LearningDrafter(open_drafter(pair.drafter), device)
+    tables = TargetTables.load(work, device)
+    dialogues = {name: Dialogues.load(work / name / DIALOGUES) for name in (LEARN, HELD)}
+    learn, held = (KeptTexts.open(work / name, tables, len(own.ids)) for name, own in dialogues.items())
+    files = trained_drafter(pair)
+    drafter = LearningDrafter(files, read_module(files), learn.dtype)
     recipe = replace(RECIPES[device.type], seconds=seconds)
-    trainer = Trainer(learn, drafter.module, recipe)
+    trainer = Trainer(learn, drafter.module.to(device), recipe)
     curve: list[dict[str, float]] = []
     if (work / STATE).is_file():
         trainer.load(work / STATE)
         curve = parse_json((work / CURVE).read_text(encoding="utf-8"))
-    rows = math.ceil(len(held.dialogues.ids) / recipe.length)
-    unseen = [batch for _, batch in islice(pack(held.dialogues, 1, recipe.length, 0), rows)]
+    rows = math.ceil(len(dialogues[HELD].ids) / recipe.length)
+    unseen = [batch for _, batch in islice(pack(dialogues[HELD], 1, recipe.length, 0), rows)]
 
     def evaluate(trainer: Trainer, passes: float, loss: float) -> None:
         length = trainer.measure(held, unseen)
@@ -248,5 +283,5 @@ def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progres
     if not curve:
         evaluate(trainer, 0.0, 0.0)
     if trainer.used < seconds:
-        batches = pack(learn.dialogues, recipe.windows, recipe.length, trainer.updates)
+        batches = pack(dialogues[LEARN], recipe.windows, recipe.length, trainer.updates)
         train(trainer, batches, seconds, seconds / LOOKS, evaluate)

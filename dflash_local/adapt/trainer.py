@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from dflash_local.adapt.low_rank import tables_by_id
 from dflash_local.adapt.muon import Muon
@@ -46,6 +47,7 @@ class Recipe:
     Attributes:
         anchors: of each window and round. rounds: updates on one look of the target; from the second on, anchors are
             where the drafter's cycles would begin after those of the round before.
+        at_once: windows that go through the drafter together; the rest of an update's comes behind them.
         gamma: the loss of slot k is weighted by exp(-(k - 1) / gamma).
         seconds: of training until the rate has come down to zero, compilation and evaluation left out.
     """
@@ -54,6 +56,7 @@ class Recipe:
     length: int = 1024
     anchors: int = 256
     rounds: int = 2
+    at_once: int = 16
     gamma: float = 4.0
     matrix_rate: float = 3e-3
     norm_rate: float = 2e-3  # of all that is no matrix, and of tables by id
@@ -107,17 +110,22 @@ def ids_before(windows: Windows, anchors: torch.Tensor, wanted: torch.Tensor) ->
 class Trainer:
     """A drafter, its running average, its optimisers and its place in the schedule.
 
+    Args:
+        drafter: on the device of the target.
+
     Attributes:
         used: seconds of training so far. updates: of the weights so far. passes: over all text, of calls before this.
     """
 
     def __init__(self, target: Teacher, drafter: DraftModule, recipe: Recipe) -> None:
         self.target, self.recipe, self.device = target, recipe, target.device
-        self.drafter = drafter.to(self.device).train()
+        self.drafter = drafter.train()
         learnt = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
         self._names = list(learnt)
-        frozen = {id(p): p for p in drafter.parameters() if not p.requires_grad}  # which both share
-        self.average = copy.deepcopy(drafter, frozen).requires_grad_(False).eval()
+        self.average = copy.deepcopy(drafter, {id(p): p for p in drafter.parameters()}).eval()  # shares what is frozen
+        for name, p in learnt.items():
+            part, _, own = name.rpartition(".")
+            setattr(self.average.get_submodule(part), own, nn.Parameter(p.detach().clone(), requires_grad=False))
         # Muon would give a table's few rows with a gradient what is meant for all of them.
         by_id = {id(p) for p in tables_by_id(drafter)}
         matrices = [p for p in learnt.values() if p.ndim == 2 and id(p) not in by_id]
@@ -165,7 +173,7 @@ class Trainer:
             )
             for sight in set(self.drafter.sights)
         }
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.target.dtype != torch.float32):
             hidden = drafter(taps, x, windows.places, positions, masks)
         return hidden.unflatten(1, (-1, size))[:, :, config.first_draft :].flatten(0, 2).to(self.target.dtype)
 
@@ -174,14 +182,14 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wanted, valid = labels(windows, anchors, self.drafter.config.block_size - 1)
         weights = self._decay * (valid & counts.unsqueeze(-1))
-        total = weights.sum()
+        weights /= weights.sum()
         self._set_rates()
-        hidden = self._forward(self._packed, windows, taps, anchors)
-        before = ids_before(windows, anchors, wanted)
-        loss, likeliest = self.drafter.loss(
-            hidden, self.target.head, before.flatten(), wanted.flatten(), (weights / total).flatten()
-        )
-        loss.backward()
+        loss, likeliest = torch.zeros((), device=self.device), torch.empty_like(wanted)
+        for first in range(0, len(anchors), self.recipe.at_once):
+            part = slice(first, first + self.recipe.at_once)
+            args = windows.rows(part), taps[part], anchors[part], wanted[part], weights[part]
+            own, likeliest[part] = self._backward(*args)
+            loss += own
         torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0, foreach=True)
         self._muon.step()
         self._adam.step()
@@ -190,9 +198,26 @@ class Trainer:
         keep = min(self.recipe.average, (1 + self.updates) / (10 + self.updates))
         with torch.no_grad():
             torch._foreach_lerp_(self._learnt(self.average), self._learnt(self.drafter), 1 - keep)
-        accepted = accepted_drafts(likeliest.view_as(wanted), wanted, valid)
+        accepted = accepted_drafts(likeliest, wanted, valid)
         mean = (accepted * counts).sum() / counts.sum().clamp_min(1)
-        return torch.stack((loss.detach(), mean)), accepted
+        return torch.stack((loss, mean)), accepted
+
+    def _backward(
+        self,
+        windows: Windows,
+        taps: torch.Tensor,
+        anchors: torch.Tensor,
+        wanted: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add to the gradients; returns the loss, and the likeliest ids as ``wanted`` [b, a, slots]."""
+        hidden = self._forward(self._packed, windows, taps, anchors)
+        before = ids_before(windows, anchors, wanted)
+        loss, likeliest = self.drafter.loss(
+            hidden, self.target.head, before.flatten(), wanted.flatten(), weights.flatten()
+        )
+        loss.backward()
+        return loss.detach(), likeliest.view_as(wanted)
 
     @torch.no_grad()
     def measure(self, teacher: Teacher, batches: Iterable[Windows]) -> float:
@@ -232,14 +257,14 @@ class Trainer:
 
     def load(self, file: Path) -> None:
         """Go on where ``state`` was saved to a file with torch.save."""
-        state = torch.load(file, map_location=self.device, weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)  # each tensor goes to its place by itself
         with torch.no_grad():
             for name, module in (("drafter", self.drafter), ("average", self.average)):
                 torch._foreach_copy_(self._learnt(module), state[name])
         self._muon.load_state_dict(state["muon"])
         self._adam.load_state_dict(state["adam"])
         self.used, self.updates, self.passes = state["used"], state["updates"], state["passes"]
-        self._draw.set_state(state["draw"].cpu())
+        self._draw.set_state(state["draw"])
 
 
 def accepted_drafts(likeliest: torch.Tensor, wanted: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,18 @@ class Windows:
     own: torch.Tensor
     at: torch.Tensor
 
+    @classmethod
+    def empty(cls, rows: int, length: int) -> Windows:
+        """Return windows of nothing in particular."""
+        ids, own = torch.empty(rows, length, dtype=torch.long), torch.empty(rows, length, dtype=torch.bool)
+        return cls(ids, ids, ids, ids, own, ids)
+
     def to(self, device: torch.device) -> Windows:
         return Windows(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
+
+    def rows(self, part: slice) -> Windows:
+        """Return some of them."""
+        return Windows(*(getattr(self, name)[part] for name in self.__slots__))
 
 
 def pack(dialogues: Dialogues, rows: int, length: int, seed: int) -> Iterator[tuple[float, Windows]]:

@@ -11,13 +11,16 @@ from dflash_local.app.models import registry
 from dflash_local.app.notices import Notify
 from dflash_local.app.recommending import recommended
 from dflash_local.app.resolve import Choice, of_row
-from dflash_local.errors import DFlashError, DoesNotFitError
+from dflash_local.errors import CheckpointError, DFlashError, DoesNotFitError
 from dflash_local.events import Notice
 from dflash_local.load_config import LoadConfig
 from dflash_local.tables import amount
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dflash_local.catalog.bundled import Pair
+    from dflash_local.config.features import ModelConfig
     from dflash_local.planner.machine import Machine
     from dflash_local.planner.plan import Plan
     from dflash_local.service.backend import Backend
@@ -33,8 +36,20 @@ class _Planned(NamedTuple):
     limit: int
 
 
-def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
+class TaskLoad(NamedTuple):
+    """Holds what loads a pair for a task, what the planner says of it, and the bytes that the task takes beside it."""
+
+    load: LoadConfig
+    target: ModelConfig
+    plan: Plan
+    beside: int
+
+
+def _planned(pair: Pair, load: LoadConfig, user: Settings, beside: int = 0) -> _Planned | None:
     """Plan a load; None when a config.json cannot be read, which loading will tell better.
+
+    Args:
+        beside: bytes of each device that something else is to have.
 
     Raises:
         UsageError: the device is not there, or the context is longer than the models were made for.
@@ -44,9 +59,14 @@ def _planned(pair: Pair, load: LoadConfig, user: Settings) -> _Planned | None:
     known = folder_shapes(pair.name, pair.target, pair.drafter if load.draft else None)
     if known is None:
         return None
-    where = machine(user, device=load.device)
+    where = _without(machine(user, device=load.device), beside)
     found = planner.plan(known.target, known.drafter, where, load)
     return _Planned(known, where, found, planner.context_limit(known.target, known.drafter))
+
+
+def _without(where: Machine, size: int) -> Machine:
+    cards = tuple(_without(card, size) for card in where.cards)
+    return replace(where, free=where.free - size, cards=cards)
 
 
 def planned_context(pair: Pair, load: LoadConfig, user: Settings) -> int | None:
@@ -105,8 +125,45 @@ def keep_speed(session: Backend, pair: Pair, user: Settings) -> None:
     SpeedRecord(speeds_folder(user), planned.where.name).add([kept])
 
 
-def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> LoadConfig:
+def fitted_for_task(
+    context: int,
+    beside: Callable[[ModelConfig, str, int], int],
+    pair: Pair,
+    load: LoadConfig,
+    user: Settings,
+    notify: Notify,
+) -> TaskLoad:
+    """Return what loads a pair for a task that needs so much context at most, in chunks of the model's own.
+
+    Args:
+        beside: what the task takes of the device as long as the pair is loaded, by the target, its dtype and the tokens
+            of a prompt that go through it at once.
+
+    Raises:
+        CheckpointError: a config.json cannot be read. Others as ``fitted``.
+    """
+    from dflash_local.layout.cycle import CODED_CHUNK_MOST, prompt_chunk
+    from dflash_local.layout.quantized import quantized
+    from dflash_local.planner import plan as planner
+
+    first = _planned(pair, load, user)
+    if first is None:
+        raise CheckpointError(f"the shapes of {pair.name} are not known: a config.json cannot be read")
+    target = first.known.target
+    room = beside(target, first.found.dtype, load.prefill_chunk or CODED_CHUNK_MOST)
+    given, load = load, fitted(pair, load, user, notify, room)
+    context = given.context or min(context, first.limit, load.context or first.limit)
+    chunk = prompt_chunk(quantized(target, load.quantize), context, given.prefill_chunk)
+    load = replace(load, context=context, prefill_chunk=chunk)
+    found = planner.plan(target, first.known.drafter, first.where, load)
+    return TaskLoad(load, target, found, beside(target, found.dtype, chunk))
+
+
+def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify, beside: int = 0) -> LoadConfig:
     """Return what the plan loads: the context and the drafter precision that fit, where the user named none.
+
+    Args:
+        beside: bytes of the device that something else is to have.
 
     Raises:
         DriverError: there is an NVIDIA card, and the installed torch cannot use it.
@@ -117,7 +174,7 @@ def fitted(pair: Pair, load: LoadConfig, user: Settings, notify: Notify) -> Load
     from dflash_local.planner.torch_build import require_usable
 
     require_usable(load.device, user.environ)
-    planned = _planned(pair, load, user) if load.fit_check else None
+    planned = _planned(pair, load, user, beside) if load.fit_check else None
     if planned is None:
         return load
     known, where, found = planned.known, planned.where, planned.found

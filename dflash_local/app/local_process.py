@@ -225,7 +225,7 @@ def measure(
     """Load and measure a model in a process of its own, alone with the device.
 
     Args:
-        name: of the model. job: a ``partial`` of a function of ``app.measurements``; the process gives it its settings
+        name: of the model. job: a ``partial`` of a function, as of ``app.measurements``; the process gives it settings
             and who is told how far it is. cancelled: polled; True ends the process, as Ctrl-C does.
 
     Raises:

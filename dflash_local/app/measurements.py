@@ -12,19 +12,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dflash_local.app.adaptation_plan import adaptation_folders
 from dflash_local.app.load_planning import planned_peak
 from dflash_local.app.loading import engine_session, load_steps_of, named_when_missing
 from dflash_local.app.notices import Notify, progress_of
 from dflash_local.catalog.bundled import Pair
-from dflash_local.errors import DoesNotFitError, UsageError
+from dflash_local.errors import DoesNotFitError
 from dflash_local.events import Notice
 from dflash_local.load_config import FUSED, LoadConfig
 from dflash_local.request import fresh_seed
 from dflash_local.settings import Settings, quiet_libraries
-from dflash_local.store.adaptations import path_of
 from dflash_local.store.atomic import write_atomic
 from dflash_local.store.kept import take_unkept
-from dflash_local.store.paths import adapting_folder
 
 if TYPE_CHECKING:
     from dflash_local.app.adapting import TextSource
@@ -162,9 +161,7 @@ def adapt_pair(
     Raises:
         UsageError: there is too little text, or no folder to keep anything in.
     """
-    work, kept = adapting_folder(user), path_of(user, pair.drafting_name)
-    if work is None or kept is None:
-        raise UsageError("there is no folder to keep what is learnt in", "set HOME")
+    work, kept = adaptation_folders(pair, user)
     published = replace(load, adaptation=False)
     with named_when_missing():
         from dflash_local.adapt import report, run

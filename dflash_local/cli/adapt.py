@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from dflash_local.app import measurements
+from dflash_local.app.adaptation_plan import plan_adaptation
 from dflash_local.app.adapting import CHATS, read_source
 from dflash_local.cli import options as opt
 from dflash_local.cli.invocation import Invocation
@@ -46,16 +47,17 @@ def adapt(
         found = read_source(source, call.user, report, line)
     for problem in report.problems:
         console.notify(Notice(problem, "warning"))
+    unasked = source == CHATS and not yes
+    if unasked and not console.can_ask:
+        raise UsageError("nobody can be asked whether your saved chats may be read", "--yes says so")
+    plan = call.measure(pair.name, partial(plan_adaptation, pair, load, found, minutes))
     console.note(f"The drafter of {pair.name} is to learn from {found.told}.")
     console.note(
         f"The target answers all of it again, which takes a third of {minutes:g} minutes at most; the drafter learns "
         f"for the rest. Kept is a file of at most {amount(MOST_BYTES)} without any text; no text leaves this machine."
     )
-    if source == CHATS and not yes:
-        if not console.can_ask:
-            raise UsageError("nobody can be asked whether your saved chats may be read", "--yes says so")
-        if not console.ask("Go on?", default=True):
-            raise Interrupted("nothing was learnt")
-    job = partial(measurements.adapt_pair, pair, load, found, minutes)
-    content, lines = call.measure(pair.name, job)
-    console.result(content, lines, as_json)
+    console.note(plan.told)
+    if unasked and not console.ask("Go on?", default=True):
+        raise Interrupted("nothing was learnt")
+    content, lines = call.measure(pair.name, partial(measurements.adapt_pair, pair, plan.load, found, minutes))
+    console.result({**content, "plan": plan.as_dict()}, lines, as_json)

@@ -19,10 +19,11 @@ from safetensors.torch import save
 
 from dflash_local import settings
 from dflash_local.adapt import run
+from dflash_local.adapt.rehearsal import disk_bytes, rehearse
 from dflash_local.app import measurements
 from dflash_local.app.adapting import TextSource
 from dflash_local.app.loading import engine_session
-from dflash_local.bench.trial import write
+from dflash_local.bench.trial import scored_target, write
 from dflash_local.catalog import bundled
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.record import digest, pair_files
@@ -73,9 +74,17 @@ class Learning:
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self.loads: list[Pair] = []
-        self.pair, self.folder = pair, folder
+        self.pair, self.folder, self.written = pair, folder, 0
         planted = SourceConversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
-        self.learnt, self.data = run.adapt(pair, [planted, *conversations(20, 7)], MINUTES, folder, self.open, silent)
+        self.learnt, self.data = run.adapt(
+            pair, [planted, *conversations(20, 7)], MINUTES, folder, self.open, self.look
+        )
+
+    def look(self, text: str, fraction: float) -> None:
+        """Note what lies in the folder when the most does: the state of a training and what it has learnt."""
+        if text.startswith("learning"):
+            files = [file for file in self.folder.rglob("*") if file.is_file()]
+            self.written = max(self.written, sum(file.stat().st_size for file in files))
 
     def open(self, pair: Pair) -> Any:
         self.loads.append(pair)
@@ -128,6 +137,16 @@ def test_the_text_is_the_same_with_and_without_it(engine: str, learning: Learnin
             texts.append([each.ids for each in found])
             lengths.append(sum(len(each.stats.acceptance_lengths) for each in found))
     assert texts[0] == texts[1] and lengths[1] < lengths[0]
+
+
+def test_no_more_is_written_than_was_said(learning: Learning) -> None:
+    drafter, recipe = run.trained_drafter(learning.pair), run.RECIPES["cpu"]
+    with opened(learning.pair) as session:
+        vocab = scored_target(session).vocab_size
+    rehearsed = rehearse(drafter, vocab, "float32", recipe)
+    said = disk_bytes(drafter, vocab, "float32", run.kept_tokens(MINUTES), rehearsed)
+    assert rehearsed.state < learning.written < said
+    assert rehearsed.learnt < len(learning.data) < 1.02 * rehearsed.learnt
 
 
 def test_no_text_of_the_source_is_in_the_file(learning: Learning) -> None:

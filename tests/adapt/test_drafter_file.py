@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from dflash_local.adapt import drafter_file
-from dflash_local.adapt.drafter_file import LearningDrafter, trainable
+from dflash_local.adapt.drafter_file import LearningDrafter, read_module, trainable
 from dflash_local.adapt.low_rank import RANK, LowRank
 from dflash_local.catalog import bundled
 from dflash_local.drafters.dflash.layout import DFlashConfig
@@ -32,10 +32,14 @@ def weights(files: Checkpoint) -> DrafterWeights:
     return read_weights(files, config, CPU, torch.float32, print)
 
 
+def learner(files: Checkpoint) -> LearningDrafter:
+    return LearningDrafter(files, read_module(files), torch.float32)
+
+
 @pytest.mark.parametrize("folder", [TOY, SMALL], ids=["bfloat16", "codes"])
 def test_what_has_learnt_nothing_is_what_was_published(folder: Path, tmp_path: Path) -> None:
     published = open_drafter(folder)
-    learning = LearningDrafter(published, CPU)
+    learning = learner(published)
     assert learning.whole
     save_file(learning.tensors(learning.module), tmp_path / "learnt")
     before, after = weights(published), weights(adapted(published, tmp_path / "learnt"))
@@ -49,7 +53,7 @@ def test_a_large_drafter_learns_pairs_that_are_merged_as_it_is_read(
 ) -> None:
     monkeypatch.setattr(drafter_file, "MOST_BYTES", 10**6)
     published = open_drafter(TOY)
-    learning = LearningDrafter(published, CPU)
+    learning = learner(published)
     trained = [name for name, parameter in learning.module.named_parameters() if parameter.requires_grad]
     assert not learning.whole and not any(name.startswith("layers.0") and "norm" not in name for name in trained)
     part = learning.module.layers[-1].get_submodule("mlp.down_proj")
@@ -68,7 +72,7 @@ def test_a_large_drafter_learns_pairs_that_are_merged_as_it_is_read(
 
 
 def test_of_another_drafter_it_is_refused(tmp_path: Path) -> None:
-    learning = LearningDrafter(open_drafter(TOY), CPU)
+    learning = learner(open_drafter(TOY))
     save_file(learning.tensors(learning.module), tmp_path / "learnt")
     with pytest.raises(CheckpointError, match="was made for another drafter: hidden_norm.weight, layers.0"):
         adapted(open_drafter(SMALL), tmp_path / "learnt")
@@ -76,7 +80,7 @@ def test_of_another_drafter_it_is_refused(tmp_path: Path) -> None:
 
 def test_kinds_that_are_not_trained_are_named() -> None:
     with pytest.raises(PairError, match="of the kind mtp"):
-        LearningDrafter(open_drafter(bundled.FOLDER / "demo-hybrid" / "target"), CPU)
+        learner(open_drafter(bundled.FOLDER / "demo-hybrid" / "target"))
 
 
 @pytest.mark.parametrize("pair", ["qwen3-v1-b8", "qwen3-dflash2-b8"])

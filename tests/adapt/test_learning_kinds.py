@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save, save_file
 from torch.nn import functional
 
 from dflash_local.adapt import drafter_file
-from dflash_local.adapt.drafter_file import LearningDrafter
-from dflash_local.adapt.kept_texts import KeptTexts, TargetTables, WrittenText, keep_texts
+from dflash_local.adapt.dialogues import Dialogues
+from dflash_local.adapt.drafter_file import LearningDrafter, new_module, read_fc, read_module
+from dflash_local.adapt.kept_texts import DIALOGUES, KeptTexts, TargetTables, WrittenText, keep_tables, keep_texts
 from dflash_local.adapt.low_rank import RANK, tables_by_id
 from dflash_local.adapt.trainer import Recipe, Trainer
 from dflash_local.adapt.windows import Windows, pack
@@ -43,7 +44,8 @@ PROMPTS, REPLY = ([2], [9, 11, 30], [41, 7]), 48
 def learner_of(pair: Pair) -> LearningDrafter:
     """The pair's drafter, to be trained."""
     assert pair.drafter is not None
-    return LearningDrafter(open_drafter(pair.drafter), torch.device("cpu"))
+    files = open_drafter(pair.drafter)
+    return LearningDrafter(files, read_module(files), torch.float32)
 
 
 class Lesson:
@@ -54,9 +56,13 @@ class Lesson:
         self.target = scored_target(self.session)
         self.drafter = learner_of(pair)
         texts = [WrittenText((*prompt, *self.reply(prompt)), len(prompt)) for prompt in map(tuple, PROMPTS)]
-        assert list(keep_texts(folder, texts, 512, self.target, self.drafter.fc)) == [1, 2, 3]
+        files = self.drafter.files
+        assert list(keep_texts(folder, texts, 512, self.target, read_fc(files))) == [1, 2, 3]
         ids = {each for text in texts for each in text.ids} | {self.drafter.config.mask_token_id}
-        self.teacher = KeptTexts(folder, TargetTables.of(self.target, ids, self.drafter))
+        keep_tables(folder, ids, self.target, new_module(files), files)
+        self.dialogues = Dialogues.load(folder / DIALOGUES)
+        tables = TargetTables.load(folder, torch.device("cpu"))
+        self.teacher = KeptTexts.open(folder, tables, len(self.dialogues.ids))
 
     def reply(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(write(self.session, Request(prompt_ids=prompt, limits=Limits(REPLY))).ids)
@@ -93,7 +99,7 @@ def own_pair(name: str, folder: Path, *others: str) -> Pair:
 def test_it_drafts_what_the_running_drafter_does(name: str, others: tuple[str, ...], tmp_path: Path) -> None:
     lesson = Lesson(own_pair(name, tmp_path, *others), tmp_path / "kept")
     trainer, proposer = lesson.trainer(), lesson.session.runner.proposer
-    config, module, dialogues = lesson.drafter.config, lesson.drafter.module, lesson.teacher.dialogues
+    config, module, dialogues = lesson.drafter.config, lesson.drafter.module, lesson.dialogues
     length = int(dialogues.length[0])
     ids = torch.from_numpy(dialogues.ids[:length])
     places = torch.arange(length)[None]
@@ -169,7 +175,7 @@ def test_a_large_one_learns_pairs_in_what_chooses_its_ids(
     trainer = lesson.trainer()
     by_id = [each.shape for each in tables_by_id(lesson.drafter.module) if each.requires_grad]
     assert by_id == [(VOCAB, RANK)] * 2
-    for _, windows in islice(pack(lesson.teacher.dialogues, 2, 64, 0), 40):
+    for _, windows in islice(pack(lesson.dialogues, 2, 64, 0), 40):
         trainer.step(windows)
     both = zip(trainer.drafter.parameters(), trainer.average.parameters(), strict=True)
     assert all((one is other) != one.requires_grad for one, other in both), "what is frozen is there once"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from dflash_local.adapt.live_memory import LiveMemory
 from dflash_local.config.features import MoEConfig
 from dflash_local.kernels import expert_prefill
 from dflash_local.kernels.allocate import Tensors, dtype_name
@@ -27,7 +28,6 @@ from dflash_local.models.fused.weights import read_weights
 from dflash_local.models.target_facts import TargetFacts
 from tests.families import HIDDEN, random_model, save_model
 from tests.fused_models import fused_target
-from tests.live_memory import LiveMemory
 
 FAMILIES = ("qwen3_moe", "qwen3_5_moe")
 EXPERTS, CHOSEN, INNER, ROWS = 8, 2, 16, 16

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dflash_local.adapt.live_memory import LiveMemory
 from dflash_local.errors import CheckpointError
 from dflash_local.kernels.experts import ExpertWeight
 from dflash_local.models import weight_stream
@@ -18,7 +19,6 @@ from dflash_local.models.fused.moe import MoEWeights
 from dflash_local.models.fused.routed_experts import RoutedExperts
 from dflash_local.models.fused.weights import TargetWeights
 from tests.both_engines import assert_alike, fused_tokens, logits, reference_tokens, weights_of
-from tests.live_memory import LiveMemory
 from tests.models.test_quantized_checkpoints import kept_as
 from tests.quantized_checkpoints import CODED, DIALECTS, join_experts, rewritten, save_quantized
 

@@ -70,7 +70,7 @@ def train_drafter(args: argparse.Namespace, report: Report) -> None:
     recipe = _options(args, Recipe)
     hidden = target.head.shape[1]
     fresh = new_drafter(config, hidden, args.seed) if args.init is None else read_module(open_drafter(args.init))
-    trainer = Trainer(target, fresh, recipe)
+    trainer = Trainer(target, fresh.to(target.device), recipe)
     curve: list[dict[str, Any]] = []
     if args.resume:
         trainer.load(args.work / STATE)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_local.engine.runner import ScoringTarget
 
 Sight = tuple[int | None, bool]  # of a layer: its window, and whether it is causal
+Embed = Callable[[torch.Tensor], torch.Tensor]  # ids [...] to rows [..., w]
 
 
 class Norm(nn.Module):
@@ -182,19 +183,17 @@ class DraftModule(nn.Module):
         """Return the parts whose matrices learn where the drafter is too large to learn as a whole."""
         return [self.layers[-1]]
 
-    def borrowed(
-        self, target: ScoringTarget, files: Checkpoint, ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the rows [n, w] of ids [n] as blocks take them, and the head [vocabulary, w] of the checkpoint that
+    def borrowed(self, target: ScoringTarget, files: Checkpoint) -> tuple[Embed, torch.Tensor | None]:
+        """Return what gives the rows of ids as blocks take them, and the head [vocabulary, w] of the checkpoint that
         drafts in the place of the target's; None where it has none.
         """
-        return target.embed(ids), None
+        return target.embed, None
 
 
 def block_inputs(
     ids: torch.Tensor,
     anchors: torch.Tensor,
-    embed: Callable[[torch.Tensor], torch.Tensor],
+    embed: Embed,
     size: int,
     mask_id: int,
 ) -> torch.Tensor:

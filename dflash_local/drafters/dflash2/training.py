@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from dflash_local.drafters.dflash.reference import Part, Sublayer
-from dflash_local.drafters.dflash.training import DraftModule, Layer
+from dflash_local.drafters.dflash.training import DraftModule, Embed, Layer
 from dflash_local.drafters.dflash2.layout import DFlash2Config
 from dflash_local.kernels.block_convolution import block_convolution_reference
 from dflash_local.kernels.candidate_walk import candidate_scores, candidates
@@ -105,11 +105,9 @@ class DFlash2Module(DraftModule):
     def learning(self) -> list[nn.Module]:
         return [*super().learning(), self.candidate_selector]
 
-    def borrowed(
-        self, target: ScoringTarget, files: Checkpoint, ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def borrowed(self, target: ScoringTarget, files: Checkpoint) -> tuple[Embed, torch.Tensor | None]:
         """It scales the target's stored rows itself."""
-        return target.stored_rows(ids) * self.config.embedding_scale, None
+        return lambda ids: target.stored_rows(ids) * self.config.embedding_scale, None
 
 
 MODULE = DFlash2Module

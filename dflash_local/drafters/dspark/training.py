@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dflash_local.drafters.dflash.training import DraftModule
+from dflash_local.drafters.dflash.training import DraftModule, Embed
 from dflash_local.drafters.dspark.layout import DSparkConfig
 from dflash_local.drafters.dspark.reference import own_tables
 from dflash_local.models.checkpoint import Checkpoint
@@ -52,13 +52,11 @@ class DSparkModule(DraftModule):
     def learning(self) -> list[nn.Module]:
         return [*super().learning(), *([self.markov_head] if self.config.markov_rank else [])]
 
-    def borrowed(
-        self, target: ScoringTarget, files: Checkpoint, ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """It takes the target's stored rows as they are, where it has none of its own."""
-        own = own_tables(files, *target.tables, target.device, target.dtype)
-        rows = target.stored_rows(ids) if own.embedding is None else functional.embedding(ids, own.embedding)
-        return rows, None if own.head is None else own.head[: target.vocab_size]
+    def borrowed(self, target: ScoringTarget, files: Checkpoint) -> tuple[Embed, torch.Tensor | None]:
+        """It takes the target's stored rows as they are, where it has none of its own. Its own stay on the host."""
+        own = own_tables(files, *target.tables, torch.device("cpu"), target.dtype)
+        table, head = own.embedding, None if own.head is None else own.head[: target.vocab_size]
+        return target.stored_rows if table is None else lambda ids: functional.embedding(ids.cpu(), table), head
 
 
 MODULE = DSparkModule
