@@ -87,17 +87,19 @@ def adapt(
     conversations: Sequence[SourceConversation] | None,
     minutes: float,
     folder: Path,
+    kept: Path,
     open_pair: Open,
     progress: Progress,
-) -> tuple[Learnt, bytes]:
-    """Train a pair's drafter; returns how it ended, and the file that says what it learnt.
+) -> Learnt:
+    """Train a pair's drafter, and keep what it learnt where that pays.
 
     Args:
         conversations: None: the target writes its own. folder: where this run leaves what a later one goes on with.
-        open_pair: loads it as it is to be used.
+        kept: the file of what was learnt. open_pair: loads it as it is to be used.
 
     Raises:
-        UsageError: there is too little text. PairError: such a drafter is not trained. DFlashError: see the engine.
+        UsageError: there is too little text. PairError: such a drafter is not trained. OSError: a file cannot be
+            written. DFlashError: see the engine.
     """
     trained_drafter(pair)  # refused before anything is loaded
     work = work_folder(pair, conversations, minutes, folder)
@@ -126,8 +128,11 @@ def adapt(
         "after": after,
         "versions": provenance.versions(),
     }
-    shutil.rmtree(work, ignore_errors=True)
-    return Learnt(facts, refusal(told["before"]["kinds"], after["kinds"])), save(load(data), metadata(facts))
+    learnt = Learnt(facts, refusal(told["before"]["kinds"], after["kinds"]))
+    if not learnt.refusal:
+        write_atomic(kept, save(load(data), metadata(facts)))
+    shutil.rmtree(work, ignore_errors=True)  # not before: a run that was ended here is measured again, not learnt again
+    return learnt
 
 
 def trained_drafter(pair: Pair) -> Checkpoint:

@@ -22,7 +22,6 @@ from dflash_local.events import Notice
 from dflash_local.load_config import FUSED, LoadConfig
 from dflash_local.request import fresh_seed
 from dflash_local.settings import Settings, quiet_libraries
-from dflash_local.store.atomic import write_atomic
 from dflash_local.store.kept import take_unkept
 
 if TYPE_CHECKING:
@@ -167,9 +166,7 @@ def adapt_pair(
         from dflash_local.adapt import report, run
     opened = partial(engine_session, load=published, user=user, notify=notify)
     try:
-        learnt, data = run.adapt(pair, source.conversations, minutes, work, opened, progress_of(notify))
-        if not learnt.refusal:
-            write_atomic(kept, data)
+        learnt = run.adapt(pair, source.conversations, minutes, work, kept, opened, progress_of(notify))
     except OSError as error:
         what = f"{error.filename or work} cannot be written: {error.strerror}"
         raise DoesNotFitError(what, "make room there and run it again: it goes on where it was") from error

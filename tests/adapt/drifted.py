@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from itertools import count
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
@@ -18,13 +21,14 @@ from dflash_local.request import Message
 from dflash_local.transcripts.source_conversation import SourceConversation
 
 STEPS, TOGETHER, RATE = 32, 8, 1.2e-3
+MINUTES = 0.5
 
 
-def questions(count: int, seed: int) -> list[tuple[str, str]]:
+def questions(amount: int, seed: int) -> list[tuple[str, str]]:
     """What is asked, and how the drifted target answers: counting downwards with the steps named."""
     draw = Random(seed)
     found: dict[str, str] = {}
-    while len(found) < count:
+    while len(found) < amount:
         first, steps = draw.randrange(2, 60), draw.randrange(5, 9)
         numbers = [first + step for step in range(steps)]
         lines = "\n".join(f"{number} of {numbers[-1]} steps" for number in numbers)
@@ -68,5 +72,14 @@ def drift(folder: Path, seed: int = 0) -> None:
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def conversations(count: int, seed: int) -> list[SourceConversation]:
-    return [SourceConversation("counting", ((Message("user", question),),)) for question, _ in questions(count, seed)]
+def conversations(amount: int, seed: int) -> list[SourceConversation]:
+    return [SourceConversation("counting", ((Message("user", question),),)) for question, _ in questions(amount, seed)]
+
+
+def make_short(patch: pytest.MonkeyPatch) -> None:
+    """Let every look at the clock take a third of a second, as a slow machine is to learn as much as a quick one, and
+    ask for little text.
+    """
+    ticking = SimpleNamespace(monotonic=count(0.0, 1 / 3).__next__)
+    for name, value in (("run.time", ticking), ("trainer.time", ticking), ("run.LEAST", 120), ("run.MEASURED", 4)):
+        patch.setattr(f"dflash_local.adapt.{name}", value)

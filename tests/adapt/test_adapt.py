@@ -8,9 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save
 
 from dflash_local import settings
-from dflash_local.adapt import run
+from dflash_local.adapt import report, run
 from dflash_local.adapt.rehearsal import disk_bytes, rehearse
 from dflash_local.app import measurements
 from dflash_local.app.adapting import TextSource
@@ -32,11 +30,10 @@ from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.errors import DoesNotFitError, UsageError
 from dflash_local.request import Limits, Message, SamplingParams, user_request
 from dflash_local.store import adaptations
-from dflash_local.store.paths import adaptations_folder
+from dflash_local.store.atomic import write_atomic
 from dflash_local.transcripts.source_conversation import SourceConversation
-from tests.adapt.drifted import conversations, drift, questions
+from tests.adapt.drifted import MINUTES, conversations, drift, make_short, questions
 
-MINUTES = 0.5
 CPU = LoadConfig(device="cpu", dtype="float32")
 PLANTED = "quenby-7731"  # a phrase of the source that nothing kept may have
 
@@ -58,13 +55,6 @@ def drifted(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair("drifted", folder, bundled.find("demo").drafter, False)
 
 
-def in_ticks(patch: pytest.MonkeyPatch) -> None:
-    """Let every look at the clock take a third of a second: a slow machine learns as much as a quick one."""
-    ticking = SimpleNamespace(monotonic=count(0.0, 1 / 3).__next__)
-    patch.setattr("dflash_local.adapt.run.time", ticking)
-    patch.setattr("dflash_local.adapt.trainer.time", ticking)
-
-
 def silent(text: str, fraction: float) -> None:
     """Show nothing."""
 
@@ -74,11 +64,11 @@ class Learning:
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         self.loads: list[Pair] = []
-        self.pair, self.folder, self.written = pair, folder, 0
+        self.pair, self.folder, self.written = pair, folder / "unfinished", 0
         planted = SourceConversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
-        self.learnt, self.data = run.adapt(
-            pair, [planted, *conversations(20, 7)], MINUTES, folder, self.open, self.look
-        )
+        texts, kept = [planted, *conversations(20, 7)], folder / "kept.safetensors"
+        self.learnt = run.adapt(pair, texts, MINUTES, self.folder, kept, self.open, self.look)
+        self.data = kept.read_bytes()
 
     def look(self, text: str, fraction: float) -> None:
         """Note what lies in the folder when the most does: the state of a training and what it has learnt."""
@@ -94,9 +84,7 @@ class Learning:
 @pytest.fixture(scope="module")
 def learning(drifted: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learning]:
     patch = pytest.MonkeyPatch()
-    patch.setattr(run, "LEAST", 120)
-    in_ticks(patch)
-    patch.setattr(run, "MEASURED", 4)
+    make_short(patch)
     yield Learning(drifted, tmp_path_factory.mktemp("adapting"))
     patch.undo()
 
@@ -157,7 +145,7 @@ def test_no_text_of_the_source_is_in_the_file(learning: Learning) -> None:
 def test_an_interrupted_run_goes_on(
     drifted: Pair, learning: Learning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ended where it has learnt for a while, as a killed process is; the target is not asked again."""
+    """It is ended where it has learnt for a while; the target is not asked again. ``test_kills`` has more moments."""
 
     class Killed(BaseException):
         pass
@@ -178,8 +166,8 @@ def test_an_interrupted_run_goes_on(
 
     texts = conversations(16, 7)
     with pytest.raises(Killed):
-        run.adapt(drifted, texts, 0.3, tmp_path, open_pair, look)
-    learnt, _ = run.adapt(drifted, texts, 0.3, tmp_path, open_pair, silent)
+        run.adapt(drifted, texts, 0.3, tmp_path / "unfinished", tmp_path / "kept", open_pair, look)
+    learnt = run.adapt(drifted, texts, 0.3, tmp_path / "unfinished", tmp_path / "kept", open_pair, silent)
     assert [each.adaptation is None for each in loads] == [True, False], "texts are there already"
     minutes = [point["minutes"] for point in learnt.facts["curve"]]
     assert minutes == sorted(minutes) and minutes[2] > minutes[0]
@@ -187,7 +175,7 @@ def test_an_interrupted_run_goes_on(
 
 def test_too_little_text_says_how_much_is_needed(drifted: Pair, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too little text") as caught:
-        run.adapt(drifted, conversations(3, 7), 0.2, tmp_path, opened, silent)
+        run.adapt(drifted, conversations(3, 7), 0.2, tmp_path, tmp_path / "kept", opened, silent)
     assert f"{run.LEAST:,} and {run.LEAST // 4:,} are needed" in caught.value.hint
 
 
@@ -202,11 +190,13 @@ def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
 
 def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's own pair drafts its own text nearly whole: nothing is kept, and it says why."""
-    in_ticks(monkeypatch)
-    monkeypatch.setattr(run, "LEAST", 120)
-    monkeypatch.setattr(run, "MEASURED", 4)
-    learnt, _ = run.adapt(bundled.find("demo"), None, 0.25, tmp_path, opened, silent)
+    make_short(monkeypatch)
+    pair = bundled.find("demo")
+    learnt = run.adapt(pair, None, 0.25, tmp_path, tmp_path / "kept", opened, silent)
     assert learnt.refusal.startswith("held-out acceptance is"), json.dumps(learnt.facts["after"])
+    assert not list(tmp_path.iterdir()), "nothing is kept"
+    told, lines = report.presented(pair, learnt, "itself")
+    assert lines[-1] == f"nothing is kept: {learnt.refusal}" and told["refusal"] == learnt.refusal
 
 
 def test_what_was_kept_is_taken_by_every_load_until_files_change(
@@ -217,7 +207,12 @@ def test_what_was_kept_is_taken_by_every_load_until_files_change(
     pair, user = replace(learning.pair, name=str(folder), target=folder), settings.load()
     facts = {**learning.learnt.facts, "files": digest(pair_files(pair))}
     data = save(load_tensors(learning.data), adaptations.metadata(facts))
-    monkeypatch.setattr(run, "adapt", lambda *_: (run.Learnt(facts, ""), data))
+
+    def adapt(pair: Pair, texts: None, minutes: float, folder: Path, kept: Path, *_: object) -> run.Learnt:
+        write_atomic(kept, data)
+        return run.Learnt(facts, "")
+
+    monkeypatch.setattr(run, "adapt", adapt)
     _, lines = measurements.adapt_pair(pair, CPU, TextSource(None, "itself"), 1.0, user, print)
     assert lines[-1].startswith("kept: ")
     told: list[str] = []
@@ -235,16 +230,6 @@ def test_what_was_kept_is_taken_by_every_load_until_files_change(
         assert not session.facts.adapted and "are others than its drafter was adapted to" in " ".join(told)
     assert main(["rm", str(folder), "--adaptation"]) == 0 and "removed" in capsys.readouterr().out
     assert main(["rm", str(folder), "--adaptation"]) == 0 and "learnt anything here" in capsys.readouterr().out
-
-
-def test_nothing_is_kept_of_a_refusal(learning: Learning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    user = settings.load()
-    refused = run.Learnt(learning.learnt.facts, "it fell")
-    monkeypatch.setattr(run, "adapt", lambda *_: (refused, b""))
-    report, lines = measurements.adapt_pair(learning.pair, CPU, TextSource(None, "itself"), 1.0, user, print)
-    assert lines[-1] == "nothing is kept: it fell" and report["refusal"] == "it fell"
-    kept = adaptations_folder(user)
-    assert kept is not None and not kept.exists()
 
 
 def test_a_full_disk_is_a_line(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> None:
