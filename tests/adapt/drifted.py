@@ -21,7 +21,7 @@ from dflash_local.request import Message
 from dflash_local.transcripts.source_conversation import SourceConversation
 
 STEPS, TOGETHER, RATE = 32, 8, 1.2e-3
-MINUTES = 0.5
+MINUTES = 0.4
 
 
 def questions(amount: int, seed: int) -> list[tuple[str, str]]:
@@ -81,5 +81,5 @@ def make_short(patch: pytest.MonkeyPatch) -> None:
     ask for little text.
     """
     ticking = SimpleNamespace(monotonic=count(0.0, 1 / 3).__next__)
-    for name, value in (("run.time", ticking), ("trainer.time", ticking), ("run.LEAST", 120), ("run.MEASURED", 4)):
+    for name, value in (("run.time", ticking), ("trainer.time", ticking), ("run.LEAST", 120), ("run.MEASURED", 2)):
         patch.setattr(f"dflash_local.adapt.{name}", value)

@@ -100,7 +100,7 @@ def test_half_of_what_a_drift_lost_is_regained(learning: Learning) -> None:
     facts = learning.learnt.facts
     with opened(bundled.find("demo")) as session:
         prompts = [
-            [each.kind, session.render(user_request(each.prompts[0][0].content)).ids] for each in conversations(6, 7)
+            [each.kind, session.render(user_request(each.prompts[0][0].content)).ids] for each in conversations(3, 7)
         ]
         published = run._measure(session, prompts, silent)["all"]
     before, after = (run.rate([facts[side]["kinds"]["counting"]]) for side in ("before", "after"))
@@ -164,10 +164,10 @@ def test_an_interrupted_run_goes_on(
         loads.append(pair)
         return opened(pair)
 
-    texts = conversations(16, 7)
+    texts = conversations(12, 7)
     with pytest.raises(Killed):
-        run.adapt(drifted, texts, 0.3, tmp_path / "unfinished", tmp_path / "kept", open_pair, look)
-    learnt = run.adapt(drifted, texts, 0.3, tmp_path / "unfinished", tmp_path / "kept", open_pair, silent)
+        run.adapt(drifted, texts, 0.2, tmp_path / "unfinished", tmp_path / "kept", open_pair, look)
+    learnt = run.adapt(drifted, texts, 0.2, tmp_path / "unfinished", tmp_path / "kept", open_pair, silent)
     assert [each.adaptation is None for each in loads] == [True, False], "texts are there already"
     minutes = [point["minutes"] for point in learnt.facts["curve"]]
     assert minutes == sorted(minutes) and minutes[2] > minutes[0]
