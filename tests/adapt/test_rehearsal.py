@@ -124,7 +124,6 @@ def test_a_drafter_that_learns_takes_what_was_said(
         learner = Learner(files, vocab, dtype)
         for _, windows in islice(batches, 2):
             learner.trainer.step(windows)
-    print("PEAK", make.__name__, name, dtype, large, said.peak, most.bytes, said.peak / most.bytes - 1)
     assert said.peak == pytest.approx(most.bytes, rel=0.02)
     assert learner.drafter.whole != large
     write_atomic(state, stored(learner.trainer.state()))
