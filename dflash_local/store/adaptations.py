@@ -55,13 +55,14 @@ def read(path: Path) -> Adaptation | None:
     """Read a file's header; None where there is none. CheckpointError: it is damaged, or no adaptation."""
     if not path.is_file():
         return None
+    hint = "remove it, or run dflash adapt again"
     try:
         found = Adaptation(path, parse_json(metadata_of(path)[FACTS]))
         found.label, found.gain, found.facts["files"]  # noqa: B018  # what is asked of it must be there
-    except (CheckpointError, KeyError, ValueError, TypeError, ZeroDivisionError) as error:
-        raise CheckpointError(
-            f"{path} is no adaptation of a drafter", "remove it, or run dflash adapt again"
-        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint) from error
+    except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{path} is no adaptation of a drafter", hint) from error
     return found
 
 
