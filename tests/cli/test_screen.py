@@ -231,6 +231,7 @@ def test_the_picker_downloads_from_the_hub_is_stopped_goes_on_and_talks(
         await stage.shows(f"{TARGET} is here and verified")
         await stage.press("enter")
         await stage.shows(f"now talking to {TARGET}")
+        await stage.idle()  # the screen is drawn once more
 
     def run(chat: Any, greeting: str) -> int:
         stage = Stage(ChatApp(chat, greeting), chat, opened)  # type: ignore[arg-type]

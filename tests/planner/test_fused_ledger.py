@@ -145,8 +145,8 @@ def on_meta(pair: RandomPair, context: int, dtype: torch.dtype, precision: str, 
 
 
 def host_copies(runner: FusedRunner) -> int:
-    """The records' copies, which lie on the host."""
-    return held(runner._records._host, runner._records._host_experts)
+    """The copies of records and margins, which lie on the host."""
+    return held(runner._records._host, runner._records._host_experts, runner._margins._host)
 
 
 def lines(model: ModelConfig, drafter: Drafter | None, load: Load) -> dict[str, int]:

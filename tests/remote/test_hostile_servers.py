@@ -15,7 +15,7 @@ from dflash_local.errors import DFlashError
 from dflash_local.remote import openai_server, serve_status, server_checks, server_metrics
 from dflash_local.remote.event_stream import Patience
 from dflash_local.service.service import Service
-from tests.remote.hostile import CLOSED, MALFORMED, PROBES, STREAMS, TAKEN, Mode, drip, event, once
+from tests.remote.hostile import CLOSED, DRIP_S, MALFORMED, PROBES, STREAMS, TAKEN, Mode, drip, event, once
 from tests.remote.openai_fake import Fake, running
 from tests.remote.test_openai_server import ASK, PATIENT, events_of, finished_of, session_of, text_of
 from tests.service.scripted import ScriptedFacts
@@ -184,7 +184,7 @@ def test_a_cancel_ends_a_reply_that_never_comes(fake: Fake, mode: str) -> None:
 def test_keep_alives_of_a_long_prompt_are_waited_for(fake: Fake) -> None:
     """Longer than between two texts."""
     whole = event({"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]})
-    session = session_of(fake, Patience(first=60.0, silence=0.01, notice=60.0))
+    session = session_of(fake, Patience(first=60.0, silence=5 * DRIP_S, notice=60.0))
     fake.raw[CHAT] = lambda: itertools.chain(itertools.islice(drip(CLOSED, b": x\n\n"), 8), [whole])
     events, error = events_of(session)
     assert error is None and text_of(events) == "Hi"
