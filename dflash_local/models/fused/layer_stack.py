@@ -80,8 +80,8 @@ class LayerStack:
         normed, branch = self._room(len(x))
         for index, layer in enumerate(self.layers, self.first):
             if index > self.first:
-                layer.mix(x, normed, branch, max_seq_len, on_residual)
-            if index > self.first or isinstance(layer.mlp, MoE):
+                layer.block(x, normed, branch, max_seq_len, on_residual)
+            elif isinstance(layer.mlp, MoE):
                 layer.feed(x, normed, branch, on_residual)
             if index in taps:
                 taps[index].copy_(x)
