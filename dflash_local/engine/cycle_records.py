@@ -5,7 +5,6 @@ come.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,19 +69,17 @@ class Margins:
         self._host = torch.empty_like(margins, device="cpu", pin_memory=margins.is_cuda)
         self._event = torch.cuda.Event() if margins.is_cuda else None
 
-    def send(self, count: int) -> Callable[[], list[float]]:
-        """Copy the first ones in the order of the stream; what is returned waits for them."""
-        host = self._host[:count]
-        host.copy_(self._source[:count], non_blocking=True)
+    def send(self) -> None:
+        """Copy them, in the order of the stream."""
+        self._host.copy_(self._source, non_blocking=True)
         if self._event is not None:
             self._event.record()
 
-        def told() -> list[float]:
-            if self._event is not None:
-                self._event.synchronize()
-            return host.tolist()
-
-        return told
+    def receive(self, count: int) -> list[float]:
+        """Wait for the copy, and return the first ones."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host[:count].tolist()  # type: ignore[no-any-return]
 
 
 class CycleRecords:

@@ -230,15 +230,18 @@ class FusedRunner(SequenceRunner):
         their margins and chooses; returns the key of the rows that are to be verified. With guides, which may put other
         drafts in their place, the block is not begun.
         """
-        begun, told = key, None
+        begun = key
         if key.drafts:
             made = replace(key, rows=key.drafts + 1)
             self._graphs.run(("draft", made), lambda: self.draft(made))
             if cut is not None:
-                begun, told = made, self._margins.send(key.drafts)
+                begun = made
+                self._margins.send()
         if not self._sampler.guides:
             self._begin(begun)
-        return key if cut is None or told is None else replace(key, rows=min(cut(told()), key.rows))
+        if cut is None or not key.drafts:
+            return key
+        return replace(key, rows=min(cut(self._margins.receive(key.drafts)), key.rows))
 
     def _begin(self, key: CycleKey) -> None:
         rows, max_seq_len = key.rows, key.max_seq_len
