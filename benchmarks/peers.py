@@ -2,20 +2,23 @@
 
     PYTHONPATH=. python benchmarks/peers.py qwen3-8b --form int4 --llama-cpp SOURCES --out FILE.json
 
-Every figure is wall time. *plain step*: of 512 tokens behind a prompt of 1,024. *cycle*: the same with a DFlash drafter
-whose drafts are all made and verified, of which so many are accepted in each cycle (``--accepted``). *verify*: 512 rows
-by so many at a time behind these 1,024, without sampling. *prompt* and *first token*: until the first token of a prompt
-of 8,192 and of 1,024 is there. Each program runs once before anything counts, then all of them five times by turns;
-medians and spreads are printed. Ratios are theirs by ours; one under 1.10 either way is ``level``.
+Every figure is wall time. *plain step*: of 512 tokens behind a prompt of 1,024. *drafted token*: the same with drafts,
+each program at the number of drafts a cycle that suits it best of those tried. How many are accepted is planted: all of
+the first N with a probability of ``--rate`` to the power of N. A cycle's time is measured, its tokens are the mean that
+these probabilities have. *verify*: 512 rows by so many at a time behind these 1,024, without sampling. *prompt* and
+*first token*: until the first token of a prompt of 8,192 and of 1,024 is there. Each program runs once before anything
+counts, then all of them five times by turns; medians and spreads are printed. Ratios are theirs by ours; one under 1.10
+either way is ``level``.
 
 Ours are sessions in this process: a target in our own layout, the same in strict mode, and the very GGUF file that
 llama.cpp reads. Their *verify* keeps up the drafter's context as well. llama.cpp is built from its sources
 (``--llama-cpp``), or found as ``--engine llama.cpp`` finds it (DFLASH_LLAMA_CPP, PATH). Its figures are those of
-``llama-server``, steps and cycles by the server's own clock; ``--spec-synth-rates`` of it plants the acceptance. Its
-*verify* is ``llama-bench -p 512 -d 1024 -b ROWS``, which computes logits of the last row alone: that favours it. vLLM
-(DFLASH_VLLM, PATH) reads the files of our own layout; its clock is ours, its *verify* is not measured, and its
-synthetic rejection sampling plants the acceptance, which its build for CPUs refuses. A mixture's experts follow from
-ids, which are not the same on all sides. What is not installed or fails is a line that says so.
+``llama-server``, steps and cycles by the server's own clock, with DFlash and, where the target has the layer for it,
+with MTP; ``--spec-synth-rates`` plants the acceptance. Its *verify* is ``llama-bench -p 512 -d 1024 -b ROWS``, which
+computes logits of the last row alone: that favours it. vLLM (DFLASH_VLLM, PATH) reads the files of our own layout and
+drafts whole blocks; its clock is ours, its *verify* is not measured, and its synthetic rejection sampling plants the
+acceptance, which its build for CPUs refuses. A mixture's experts follow from ids, which are not the same on all sides.
+What is not installed or fails is a line that says so.
 """
 
 from __future__ import annotations
@@ -24,286 +27,41 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 from benchmarks import random_gguf
-from benchmarks.planted_regimes import SPREAD, Replies, equal_cycles
+from benchmarks.peer_programs import (
+    VLLM,
+    Files,
+    LlamaCpp,
+    LlamaCppDrafting,
+    Ours,
+    Program,
+    Work,
+    built_llama_cpp,
+)
 from benchmarks.random_checkpoint import Values, build
 from dflash_local import child_process, settings
-from dflash_local.app.resolve import Choice
-from dflash_local.app.server_launch import launch, program_of
 from dflash_local.bench.provenance import machine, versions
-from dflash_local.catalog.bundled import Pair
-from dflash_local.engine import LoadConfig, load
-from dflash_local.engine.fused_runner import FusedRunner
-from dflash_local.errors import DFlashError, MissingDependencyError, ServerError
-from dflash_local.events import Mode, Step
-from dflash_local.remote.endpoint import within
-from dflash_local.remote.server_metrics import Unattributable, difference, read, read_settled
-from dflash_local.request import Limits, Request
+from dflash_local.engine import LoadConfig
+from dflash_local.errors import DFlashError, MissingDependencyError
 
 LEVEL = 1.10  # of clocks that differ, less says nothing
 FORMS = {"int4": ("int4-g128", "q4_k_m"), "int8": ("int8-g128", "q8_0"), "bf16": (None, random_gguf.PLAIN)}
 OWN = LAYOUT, STRICT, SAME_FILE = "own layout", "strict", "the same file"  # our rows
 MEMORY = Path("/dev/shm")
-PATIENCE_S = 600.0
-TARGETS = ("llama-server", "llama-bench")
-# Nothing that takes long to build and is not measured: pages, HTTPS, attention over coded keys, other cards.
-CMAKE = (
-    *("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DGGML_CUDA_FA_ALL_QUANTS=OFF", "-DGGML_CUDA_NCCL=OFF"),
-    *("-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_BUILD_APP=OFF"),
-    *("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"),
-)
-# The whole model on the card, prompts in large batches, and no copies of replies that are over.
-SERVER = (
-    *("--gpu-layers", "all", "--fit", "off", "--flash-attn", "on"),
-    *("--batch-size", "2048", "--ubatch-size", "2048", "--cache-ram", "0"),
-)
-# Random weights have no tokenizer. Each server takes its share of the card, beside all the others.
-VLLM_SERVER = (
-    *("--skip-tokenizer-init", "--no-enable-prefix-caching", "--dtype", "bfloat16"),
-    *("--max-num-seqs", "8", "--gpu-memory-utilization", "0.25"),
-)
-Figures = dict[str, float]  # milliseconds
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What every program does: tokens of a reply and of the prompt before it, of the prompt that is measured, rows
-    that are verified, drafts of a cycle and how many of them are accepted; ids that there are.
-    """
-
-    tokens: int
-    prompt: int
-    long: int
-    rows: tuple[int, ...]
-    drafts: int
-    accepted: int
-    vocabulary: int
-
-    @property
-    def context(self) -> int:
-        """Tokens to make room for."""
-        return max(self.long, self.prompt + self.tokens) + 4 * (self.drafts + 1)
-
-    def ids(self, count: int) -> list[int]:
-        """A prompt of so many tokens."""
-        return [place * SPREAD % self.vocabulary for place in range(count)]
-
-
-class Files(NamedTuple):
-    """One pair, written twice: folders of ours, and GGUF files."""
-
-    target: Path
-    drafter: Path
-    gguf: Path
-    gguf_drafter: Path
-
-
-class Program(Protocol):
-    """A program with its weights in place. ``about``: its version, and how it was started."""
-
-    about: dict[str, Any]
-
-    def figures(self) -> Figures:
-        """Do the work once. DFlashError: it failed."""
-        ...
-
-
 # Starts a program; the stack ends it. DFlashError: it is not installed, or does not start.
 Peer = Callable[[Files, Work, ExitStack], Program]
-
-
-def figures_of(plain: float, verify: Mapping[int, float], cycle: float, prompt: float, first: float) -> Figures:
-    """Name milliseconds, in the order in which they are printed."""
-    rows = {f"verify, {count} rows": ms for count, ms in verify.items()}
-    return {"plain step": plain, **rows, "cycle": cycle, "prompt": prompt, "first token": first}
-
-
-class Ours:
-    """A session of the fused engine, whose drafts are planted."""
-
-    def __init__(self, target: Path, drafter: Path, config: LoadConfig, work: Work, stack: ExitStack) -> None:
-        self._work = work
-        self._session = load(Pair("random", target, drafter, bundled=False), config)
-        stack.callback(self._session.close)
-        runner = self._session.runner
-        assert isinstance(runner, FusedRunner)
-        self._runner = runner
-        planted = list(equal_cycles(work.accepted, work.drafts, work.tokens))
-        with torch.inference_mode():
-            for drafts in Replies(runner, len(planted))._planted:
-                drafts.plant(planted)
-        self.about = {"loaded_as": self._session.facts.loaded_as, "load": asdict(self._session.facts.load)}
-
-    def figures(self) -> Figures:
-        work = self._work
-        plain, steps, _ = self._reply(work.prompt, work.tokens + 1, "ar")
-        drafted, cycles, _ = self._reply(work.prompt, work.tokens + 1, "dflash")
-        self.about["accepted"] = work.tokens / cycles - 1
-        prompt, first = (self._reply(length, 1, "ar")[2] for length in (work.long, work.prompt))
-        return figures_of(plain / steps, self._verify(), drafted / cycles, prompt, first)
-
-    def _reply(self, prompt: int, tokens: int, mode: Mode) -> tuple[float, int, float]:
-        """Milliseconds behind the first token, cycles, milliseconds until the first token."""
-        self._session.reset()
-        block = self._work.drafts + 1 if mode == "dflash" else None
-        ids = tuple(self._work.ids(prompt))
-        began, told, cycles = time.perf_counter(), list[float](), 0
-        for event in self._session.generate(
-            Request(prompt_ids=ids, mode=mode, block_size=block, limits=Limits(tokens))
-        ):
-            if isinstance(event, Step):
-                told.append(time.perf_counter())
-                cycles += event.rows > 0
-        return 1e3 * (told[-1] - told[0]), cycles, 1e3 * (told[0] - began)
-
-    @torch.inference_mode()
-    def _verify(self) -> dict[int, float]:
-        work, runner, found = self._work, self._runner, dict[int, float]()
-        ids = work.ids(work.prompt + work.tokens // 2)  # as many as the rows look back on, in the mean
-        bucket = runner.target.buckets.index(runner.target.bucket(len(ids) + 2 * runner.target.rows))
-        self._session.reset()
-        with runner.idle(ids):
-            for rows in work.rows:
-                runner.set_tokens(ids[:rows])
-                runner.replay(rows, given=True, at=bucket)  # recorded, the first time
-                count = -(-work.tokens // rows)
-                self._wait()
-                began = time.perf_counter()
-                for _ in range(count):
-                    runner.replay(rows, given=True, at=bucket)
-                self._wait()
-                found[rows] = 1e3 * (time.perf_counter() - began) / count
-        return found
-
-    def _wait(self) -> None:
-        if self._runner.device.type == "cuda":
-            torch.cuda.synchronize(self._runner.device)
-
-
-class LlamaCpp:
-    """Two servers, one of which drafts, and ``llama-bench`` beside them."""
-
-    def __init__(
-        self, user: settings.Settings, flags: Sequence[str], files: Files, work: Work, stack: ExitStack
-    ) -> None:
-        server = program_of("llama.cpp", user)
-        self._work, self._model, self._bench = work, files.gguf, server.with_name("llama-bench")
-        rates = ",".join("1" if slot < work.accepted else "0" for slot in range(work.drafts))
-        extra = ["--ctx-size", str(work.context), *SERVER, *flags]
-        drafting = ["--spec-draft-ngl", "all", "--spec-draft-n-max", str(work.drafts), "--spec-synth-rates", rates]
-        choice = Choice("random", files.gguf, files.gguf_drafter)
-        self._plain = stack.enter_context(launch("llama.cpp", choice, user, False, extra))
-        self._drafted = stack.enter_context(launch("llama.cpp", choice, user, True, [*extra, *drafting]))
-        told = child_process.run([str(server), "--version"], capture_output=True, text=True)
-        words = (told.stdout + told.stderr).splitlines()
-        found = next((line for line in words if line.startswith("version: ")), "")
-        self.about = {"version": found.removeprefix("version: "), "flags": extra, "drafting": drafting}
-
-    def figures(self) -> Figures:
-        work = self._work
-        plain, _ = self._reply(self._plain, work.prompt, work.tokens + 1)
-        drafted, _ = self._reply(self._drafted, work.prompt, work.tokens + 1)
-        cycles = work.tokens - drafted["draft_n_accepted"]
-        self.about |= {"accepted": drafted["draft_n_accepted"] / cycles, "drafted": drafted["draft_n"] / cycles}
-        prompt, first = (self._reply(self._plain, length, 1)[1] for length in (work.long, work.prompt))
-        step, cycle = plain["predicted_ms"] / work.tokens, drafted["predicted_ms"] / cycles
-        return figures_of(step, self._verify(), cycle, prompt, first)
-
-    def _reply(self, server: Any, prompt: int, tokens: int) -> tuple[dict[str, Any], float]:
-        """The server's own figures, and milliseconds until its answer was here."""
-        body = {"prompt": self._work.ids(prompt), "n_predict": tokens, "cache_prompt": False, "ignore_eos": True}
-        body |= {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1}  # the quickest way to the best token
-        began = time.perf_counter()
-        reply = server.endpoint.post("/completion", body, within(PATIENCE_S))
-        ms = 1e3 * (time.perf_counter() - began)
-        if reply is None or reply["timings"]["predicted_n"] != tokens:
-            raise ServerError(f"llama-server did not write {tokens} tokens", f"its log: {server.log}")
-        return reply["timings"], ms
-
-    def _verify(self) -> dict[int, float]:
-        work = self._work
-        rows = ",".join(map(str, work.rows))
-        words = ["-m", str(self._model), "-p", str(work.tokens), "-n", "0", "-d", str(work.prompt), "-b", rows]
-        words += ["-ub", str(max(work.rows)), "-fa", "on", "-r", "1", "--no-warmup", "-o", "json"]
-        told = child_process.run([str(self._bench), *words], capture_output=True, text=True)
-        if told.returncode:
-            raise ServerError(f"llama-bench ended with {told.returncode}: {told.stderr.strip()[-200:]}")
-        spans = {each["n_batch"]: each["avg_ns"] / 1e6 for each in json.loads(told.stdout)}
-        return {count: spans[count] / -(-work.tokens // count) for count in work.rows}
-
-
-class VLLM:
-    """Two servers, one of which drafts."""
-
-    def __init__(
-        self, user: settings.Settings, flags: Sequence[str], files: Files, work: Work, stack: ExitStack
-    ) -> None:
-        self._work = work
-        rates = [float(slot < work.accepted) for slot in range(work.drafts)]
-        drafting: dict[str, Any] = {"method": "dflash", "model": str(files.drafter)}
-        drafting |= {"num_speculative_tokens": work.drafts, "rejection_sample_method": "synthetic"}
-        words = ["--speculative-config", json.dumps(drafting | {"synthetic_acceptance_rates": rates})]
-        extra = ["--max-model-len", str(work.context), *VLLM_SERVER, *flags]
-        choice = Choice("random", files.target, files.drafter)
-        self._plain = stack.enter_context(launch("vllm", choice, user, False, extra))
-        self._drafted = stack.enter_context(launch("vllm", choice, user, True, [*extra, *words]))
-        told = child_process.run([str(program_of("vllm", user)), "--version"], capture_output=True, text=True)
-        self.about = {"version": told.stdout.strip(), "flags": extra, "drafting": words}
-
-    def figures(self) -> Figures:
-        work = self._work
-        prompt, first = (self._reply_ms(self._plain, length, 1) for length in (work.long, work.prompt))
-        plain = self._reply_ms(self._plain, work.prompt, work.tokens + 1) - first
-        begun = self._reply_ms(self._drafted, work.prompt, 1)
-        before = read(self._drafted.endpoint)
-        drafted = self._reply_ms(self._drafted, work.prompt, work.tokens + 1) - begun
-        try:
-            found = difference(before, before and read_settled(self._drafted.endpoint, before))
-        except Unattributable as error:
-            raise ServerError(f"vLLM does not say what was accepted: {error}") from error
-        self.about |= {"accepted": found.accepted / found.cycles, "drafted": found.drafted / found.cycles}
-        return figures_of(plain / work.tokens, {}, drafted / found.cycles, prompt, first)
-
-    def _reply_ms(self, server: Any, prompt: int, tokens: int) -> float:
-        """Milliseconds until so many tokens were here."""
-        body = {"model": "random", "prompt": self._work.ids(prompt), "max_tokens": tokens, "ignore_eos": True}
-        began = time.perf_counter()
-        reply = server.endpoint.post("/v1/completions", body | {"temperature": 0.0}, within(PATIENCE_S))
-        ms = 1e3 * (time.perf_counter() - began)
-        if reply is None or reply["usage"]["completion_tokens"] != tokens:
-            raise ServerError(f"vLLM did not write {tokens} tokens", f"its log: {server.log}")
-        return ms
-
-
-def built_llama_cpp(sources: Path) -> Path:
-    """Build what is measured of llama.cpp with CMake and Ninja, for this machine's card alone; return its server.
-
-    ServerError: it does not build.
-    """
-    folder, card = sources / "build", []
-    if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
-        card = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={major}{minor}"]
-    for argv in (
-        ["cmake", "-G", "Ninja", "-S", str(sources), "-B", str(folder), *CMAKE, *card],
-        ["cmake", "--build", str(folder), "--target", *TARGETS],
-    ):
-        told = child_process.run(argv, capture_output=True, text=True)
-        if told.returncode:
-            raise ServerError(f"llama.cpp does not build: {(told.stdout + told.stderr).strip()[-400:]}")
-    return folder / "bin" / TARGETS[0]
 
 
 def not_measured(name: str, _files: Files, _work: Work, _stack: ExitStack) -> Program:
@@ -333,9 +91,10 @@ def written(args: argparse.Namespace, folder: Path) -> tuple[Files, Work]:
     values = Values(torch.Generator(args.device).manual_seed(2), text["num_hidden_layers"], 1.0)
     dtype = "BF16" if stored is None else "Q8_0"
     random_gguf.write_drafter(files.gguf_drafter, pair.drafter_config, text, dtype, values)
-    drafts = pair.config.block_size - 1
-    rows = tuple(count for count in args.rows if count <= drafts + 1)
-    return files, Work(args.tokens, args.prompt, args.long, rows, drafts, args.accepted, text["vocab_size"])
+    block = pair.config.block_size
+    rows = tuple(count for count in args.rows if count <= block)
+    drafts = tuple(sorted({min(count, block - 1) for count in args.drafts}))
+    return files, Work(args.tokens, args.prompt, args.long, rows, drafts, args.rate, text["vocab_size"])
 
 
 def ours(args: argparse.Namespace) -> dict[str, Peer]:
@@ -361,13 +120,14 @@ def measure(peers: dict[str, Peer], files: Files, work: Work, runs: int) -> tupl
     with ExitStack() as stack:
         there: dict[str, Program] = {}
         for name, start in peers.items():
+            began = time.monotonic()
             try:
                 there[name] = start(files, work, stack)
                 there[name].figures()  # compiles, records
                 rows[name] = {"about": there[name].about, "runs": []}
             except DFlashError as error:
                 absent[name] = str(error)
-            print(f"{name}: {absent.get(name, 'ready')}", flush=True)
+            print(f"{name}: {absent.get(name) or f'ready after {time.monotonic() - began:.0f} s'}", flush=True)
         for _ in range(runs):
             for name in list(rows):
                 try:
@@ -393,12 +153,18 @@ def tell(rows: dict[str, Any], absent: dict[str, str], work: Work, own: Sequence
     mine = [name for name in own if name in rows]
     print(f"\nratios are to: {'; '.join(mine)}")
     for name, row in rows.items():
-        print(f"\n{name} {row['about'].get('version', '')}: {row['about']['accepted']:.2f} of {work.drafts} accepted")
+        print(f"\n{name} {row['about'].get('version', '')}")
         for figure, ms in row["median"].items():
             low, high = row["spread"][figure]
             speed = f", {1e3 * work.long / ms:,.0f} tokens/s" if figure == "prompt" else ""
             ratios = ", ".join(ratio(ms, rows[each]["median"][figure]) for each in mine if name not in own)
             print(f"  {figure:<16} {ms:9.3f} ms ({low:.3f} to {high:.3f}){speed}{'  ratios: ' * bool(ratios)}{ratios}")
+        for drafts in work.drafts:
+            if (found := row["about"].get(f"{drafts} drafts")) is not None:
+                best = ", the best" * (drafts == row["about"]["drafts"])
+                print(
+                    f"  a cycle of {drafts} drafts {found['cycle_ms']:.3f} ms, {found['accepted']:.2f} accepted{best}"
+                )
     for name, why in absent.items():
         print(f"\n{name}: {why}")
 
@@ -411,7 +177,8 @@ def main(arguments: Sequence[str] | None = None, peers: dict[str, Peer] | None =
     parser.add_argument("--llama-cpp", type=Path, metavar="SOURCES", help="a folder of its sources, which is built")
     parser.add_argument("--llama-flags", default="", help="more flags of llama-server, in one word")
     parser.add_argument("--vllm-flags", default="", help="the same of vLLM's server")
-    parser.add_argument("--accepted", type=int, default=3, help="drafts of a cycle")
+    parser.add_argument("--rate", type=float, default=0.75, help="of drafts behind accepted ones that are accepted")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 7, 15], help="numbers of them that are tried")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=1024)
@@ -429,7 +196,10 @@ def main(arguments: Sequence[str] | None = None, peers: dict[str, Peer] | None =
     own = ours(args)
     if peers is None:
         user = settings.load(environ)
-        peers = {"llama.cpp": partial(LlamaCpp, user, args.llama_flags.split())}
+        flags = args.llama_flags.split()
+        peers = {"llama.cpp": partial(LlamaCpp, user, flags)}
+        peers |= {"llama.cpp, DFlash": partial(LlamaCppDrafting, user, flags, True, ())}
+        peers |= {"llama.cpp, MTP": partial(LlamaCppDrafting, user, flags, False, ("--spec-type", "draft-mtp"))}
         peers |= {"vLLM": partial(VLLM, user, args.vllm_flags.split())}
         peers |= {name: partial(not_measured, module) for name, module in OTHERS.items()}
     with tempfile.TemporaryDirectory(prefix="peers-", dir=args.at) as folder:

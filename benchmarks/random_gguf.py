@@ -46,9 +46,22 @@ def write_target(file: Path, shapes: Shapes, text: Any, stored: str, values: Val
     architecture = next((name for name, each in TARGETS.items() if each.model_type == text.model_type), None)
     if architecture is None:
         raise SystemExit(f"no GGUF file of {text.model_type} is written here")
-    _write(
-        file, architecture, text.vocab_size, _keys(text, architecture), _tensors(shapes, architecture, stored), values
-    )
+    keys, found = _keys(text, architecture), list(shapes)
+    if getattr(text, "mtp_num_hidden_layers", 0):
+        keys |= {"block_count": text.num_hidden_layers + 1, "nextn_predict_layers": 1}
+        found += _mtp_layer(shapes, text.num_hidden_layers, text.hidden_size)
+    _write(file, architecture, text.vocab_size, keys, _tensors(found, architecture, stored), values)
+
+
+def _mtp_layer(shapes: Shapes, layers: int, hidden: int) -> Shapes:
+    """What predicts one token further ahead: one more layer like the last, and what joins hidden state and token."""
+    last = f"layers.{layers - 1}."
+    at = next(name for name, _ in shapes if last in name).partition(last)[0] + f"layers.{layers}."
+    joined = {"eh_proj": (hidden, 2 * hidden), **dict.fromkeys(("enorm", "hnorm", "shared_head_norm"), (hidden,))}
+    return [
+        *((at + name.partition(last)[2], shape) for name, shape in shapes if last in name),
+        *((f"{at}nextn.{name}.weight", shape) for name, shape in joined.items()),
+    ]
 
 
 def write_drafter(file: Path, config: Mapping[str, Any], text: Mapping[str, Any], dtype: str, values: Values) -> None:
@@ -150,6 +163,8 @@ def _named(
         for each in halves:
             size = experts, rows // len(halves), columns
             yield f"{at}.ffn_{each}_exps.weight", f"{module}.0.{each}_proj", size
+    elif words[2] == "nextn":
+        yield f"{at}.{inner}.{kind}", module, shape
     elif inner in stems:
         yield f"{at}.{stems[inner]}.{kind}", module, (shape[0], shape[2]) if len(shape) == 3 else shape
 

@@ -77,7 +77,7 @@ class Slow:
 
     def __init__(self, slow: dict[str, float]) -> None:
         self._slow = slow
-        self.about: dict[str, Any] = {"version": "1.2", "accepted": 3.0}
+        self.about: dict[str, Any] = {"version": "1.2", "drafts": 15, "15 drafts": {"cycle_ms": 4e6, "accepted": 3.0}}
 
     def figures(self) -> dict[str, float]:
         return self._slow
@@ -92,7 +92,7 @@ def test_peers_stand_beside_our_rows(
     def there(files: peers.Files, work: peers.Work, _stack: Any) -> Slow:
         seen.append(files)
         assert files.gguf.is_file() and files.gguf_drafter.is_file() and work.rows == (1, 16)
-        return Slow(peers.figures_of(2e6, {1: 2e6, 16: 2e6}, 2e6, 2e6, 2e6))
+        return Slow({"drafted token": work.token_ms(4e6, 15)})
 
     def missing(_files: peers.Files, _work: peers.Work, _stack: Any) -> Slow:
         raise MissingDependencyError("not installed")
@@ -100,15 +100,18 @@ def test_peers_stand_beside_our_rows(
     monkeypatch.setattr(peers, "OWN", peers.OWN[-1:])
     out = tmp_path / "peers.json"
     shape = "--tiny --layers 2 --device cpu --gguf q4_1 --at"
-    work = "--runs 2 --tokens 8 --prompt 16 --long 24 --rows 1 16 17"
+    work = "--runs 2 --tokens 8 --prompt 16 --long 24 --rows 1 16 17 --drafts 2 15 16 --rate 1"
     words = ["qwen3-8b", *shape.split(), str(tmp_path), *work.split(), "--out", str(out)]
     assert peers.main(words, {"slow": there, "gone": missing}) == 0
     found = json.loads(out.read_text())
     assert found["absent"] == {"gone": "not installed"} and not seen[0].gguf.exists()
     own, other = found["rows"].values()
-    assert len(own["runs"]) == 2 and own["about"]["accepted"] == 3 and own["median"].keys() == other["median"].keys()
+    assert len(own["runs"]) == 2 and "verify, 16 rows" in own["median"]
+    cycles = {drafts: 8 / (own["about"][f"{drafts} drafts"]["accepted"] + 1) for drafts in (2, 15)}
+    assert cycles == {2: 3, 15: 1} and other["median"]["drafted token"] == 4e6 / 16
     said = capsys.readouterr().out
-    assert "slow 1.2" in said and "gone: not installed" in said
+    assert "slow 1.2" in said and "15 drafts 4000000.000 ms, 3.00 accepted, the best" in said
+    assert "gone: not installed" in said
     assert [peers.ratio(theirs, 1.0) for theirs in (1.05, 0.95, 1.2, 0.5)] == ["level", "level", "1.20", "0.50"]
 
 
