@@ -5,10 +5,11 @@ GPU, random weights of true shapes.
 
 Target and drafter do all of their work; which drafts are right, and how sure of them the drafter is, is planted cycle
 by cycle. The regimes: log odds of a draft around a mean that changes with the text and from draft to draft, seen
-through noise; and blocks that always accept as many, whose confidences say nothing. Beside the controller stand the
-plain step, the best fixed length of those that the controller has (chosen with hindsight), the controller without
-confidences (*blind*), and with those of other drafts. It begins each reply knowing nothing, and once more behind
-earlier replies of the regime (*later*), as all but the first reply of a user do. A mixture's experts are drawn.
+through noise; what a real pair did (``--trace``); and blocks that always accept as many, whose confidences say nothing.
+Beside the controller stand the plain step, the best fixed length of those that the controller has (chosen with
+hindsight), the controller without confidences (*blind*), and with those of other drafts. It begins each reply knowing
+nothing, and once more behind earlier replies of the regime (*later*), as all but the first reply of a user do. A
+mixture's experts are drawn.
 
 What copies are worth is planted by position: ``copy`` is a file that is written again, ``chat`` text with a short match
 at every fifth place, of which each id is right in half of the cases, ``agent`` has 200 tokens of each by turns. Beside
@@ -296,32 +297,44 @@ class Blind(DrafterChoice):
         super().add(chosen, replace(cycle, confidences=()))
 
 
+def blind_scheduler(runner: FusedRunner) -> Scheduler:
+    found = scheduler_of(runner, True)
+    found._choices = {kind: Blind(choice.controls) for kind, choice in found._choices.items()}
+    found.begin("final")
+    return found
+
+
 def compare(
-    replies: Replies, planted: Sequence[Sequence[PlantedCycle]], before: Sequence[PlantedCycle], costs: dict[int, float]
+    replies: Replies,
+    planted: Sequence[Sequence[PlantedCycle]],
+    before: Sequence[PlantedCycle],
+    costs: dict[int, float],
+    told: bool,
 ) -> Any:
     """Time the replies of one regime; ``before``: the cycles of one in front of them, from which the controller has
-    learnt (*later*).
+    learnt (*later*). ``told``: confidences say something, and the controller is timed with none or others as well.
     """
-    runner, ways = replies.runner, ("fixed", "ours", "blind", "shuffled", "later")
+    runner, spent = replies.runner, Counter[str]()
     emitted = {rows: sum(min(right, rows - 1) + 1 for cycles in planted for _, right in cycles) for rows in costs}
     best = max((rows for rows in costs if rows > 1), key=lambda rows: emitted[rows] / costs[rows])
     plain, _ = replies.ms(planted[0], Fixed(runner, 1))
-    learnt, lengths, spent = scheduler_of(runner, True), Counter[int](), dict.fromkeys(ways, 0.0)
+    learnt, lengths = scheduler_of(runner, True), Counter[int]()
     replies.ms(before, learnt)
     for cycles in planted:
-        blind = scheduler_of(runner, True)
-        blind._choices = {kind: Blind(choice.controls) for kind, choice in blind._choices.items()}
-        blind.begin("final")
         learnt.begin("final")
-        schedulers = (Fixed(runner, best), scheduler_of(runner, True), blind, scheduler_of(runner, True), learnt)
-        for way, scheduler in zip(ways, schedulers, strict=True):
+        ways: dict[str, Scheduler | Fixed] = {"fixed": Fixed(runner, best)}
+        ways |= {"ours": scheduler_of(runner, True), "later": learnt}
+        if told:
+            ways |= {"blind": blind_scheduler(runner), "shuffled": scheduler_of(runner, True)}
+        for way, scheduler in ways.items():
             ms, rows = replies.ms(shuffled(cycles) if way == "shuffled" else cycles, scheduler)
             spent[way] += ms / len(planted)
             lengths += Counter(rows) if way == "ours" else Counter()
     least = min(plain, spent["fixed"])
     found = {"plain_ms": plain, "fixed_rows": best, **{f"{way}_ms": ms for way, ms in spent.items()}}
     found |= {f"{way}_over_fixed": least / spent[way] for way in ("ours", "later")}
-    return found | {"over_blind": spent["blind"] / spent["ours"], "cycles_by_rows": dict(sorted(lengths.items()))}
+    found |= {"over_blind": spent["blind"] / spent["ours"]} if told else {}
+    return found | {"cycles_by_rows": dict(sorted(lengths.items()))}
 
 
 def compare_methods(replies: Replies, copies: str, count: int) -> Any:
@@ -350,7 +363,7 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=500, help="of a reply, up to 600: the context holds no more")
     parser.add_argument("--replies", type=int, default=3, help="of a regime, each with texts of its own")
     parser.add_argument("--only", choices=("regimes", "methods"), help="of the two tables")
-    parser.add_argument("--trace", type=Path, help="instead of the regimes: JSON of [[confidences, accepted], ...]")
+    parser.add_argument("--trace", type=Path, help="beside the regimes: JSON of [[confidences, accepted], ...]")
     parser.add_argument("--mtp", action="store_true", help="the target's own layer beside the drafter")
     args = parser.parse_args()
     pair = named_pair(args.pair, args.stored)
@@ -372,9 +385,9 @@ def main() -> None:
         if args.trace is not None:
             recorded = list(recorded_cycles(args.trace, drafts))
             parts = [recorded[at : at + args.cycles] for at in range(0, len(recorded) - args.cycles + 1, args.cycles)]
-            planted = {args.trace.stem: parts}
+            planted[args.trace.stem] = parts
         for name, (before, *several) in planted.items() if args.only != "methods" else ():
-            regimes[name] = compare(replies, several, before, costs)
+            regimes[name] = compare(replies, several, before, costs, not name.startswith("always "))
             print(name, regimes[name], file=sys.stderr, flush=True)
         for name in COPIED if args.only != "regimes" else ():
             methods[name] = compare_methods(replies, name, args.cycles)
