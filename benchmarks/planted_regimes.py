@@ -8,8 +8,8 @@ by cycle. The regimes: log odds of a draft around a mean that changes with the t
 through noise; what a real pair did (``--trace``); and blocks that always accept as many, whose confidences say nothing.
 Beside the controller stand the plain step, the best fixed length of those that the controller has (chosen with
 hindsight), the controller without confidences (*blind*), and with those of other drafts. It begins each reply knowing
-nothing, and once more behind earlier replies of the regime (*later*), as all but the first reply of a user do. A
-mixture's experts are drawn.
+nothing (*settled*: the same without its first eight cycles), and once more behind earlier replies of the regime
+(*later*), as all but the first reply of a user do. A mixture's experts are drawn.
 
 What copies are worth is planted by position: ``copy`` is a file that is written again, ``chat`` text with a short match
 at every fifth place, of which each id is right in half of the cases, ``agent`` has 200 tokens of each by turns. Beside
@@ -25,7 +25,7 @@ import math
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -57,6 +57,7 @@ from dflash_local.text_index import LONGEST, Copies, TextIndex
 PROMPT, CONTEXT = 8200, 16448  # all replies stay within one bucket, so that nothing is recorded while they are timed
 SPREAD = 7919  # the id at a position is the position times this prime
 EQUAL = (0, 1, 2, 4, 8, 12)
+SETTLED = 8  # cycles behind a border in which a controller may still be learning
 RUNS = 21  # of a cycle, for its cost with drawn experts
 
 
@@ -214,6 +215,14 @@ class PlantedMTP(MTPBlocks):
     selector: Any = None
 
 
+class Timed(NamedTuple):
+    """Milliseconds a token of a reply, and of its tokens behind the first ``SETTLED`` cycles; cycles by rows."""
+
+    ms: float
+    settled_ms: float
+    lengths: Counter[int]
+
+
 class Replies:
     """Replies of planted cycles, on one runner."""
 
@@ -236,8 +245,8 @@ class Replies:
         cycles: Sequence[PlantedCycle],
         scheduler: Scheduler | Fixed,
         of_own: Sequence[PlantedCycle] = (),
-    ) -> tuple[float, dict[int, int]]:
-        """Milliseconds a token, and cycles by rows. ``of_own``: what the target's own layer drafts."""
+    ) -> Timed:
+        """``of_own``: what the target's own layer drafts."""
         runner, lengths, tokens = self.runner, Counter[int](), 0
         ids = ids_of(runner, PROMPT)
         runner.restart(0, None)
@@ -249,15 +258,19 @@ class Replies:
         for drafts, each in zip(self._planted, (cycles, of_own or cycles), strict=False):
             drafts.plant(each)
         torch.cuda.synchronize()
-        began = time.perf_counter()
+        began = settled = time.perf_counter()
+        before = 0
         while lengths.total() < self._count - 3:  # those on their way read the rest
             scheduler.launch()
             for done in runner.collect():
                 tokens += len(done.ids)
                 lengths[done.rows] += 1
                 scheduler.add(done)
+                if lengths.total() == SETTLED:
+                    settled, before = time.perf_counter(), tokens
+        ended = time.perf_counter()
         runner.rewind(len(runner.ids))
-        return 1e3 * (time.perf_counter() - began) / tokens, dict(sorted(lengths.items()))
+        return Timed(1e3 * (ended - began) / tokens, 1e3 * (ended - settled) / (tokens - before), lengths)
 
 
 class OwnAlone(DrafterChoice):
@@ -314,10 +327,10 @@ def compare(
     """Time the replies of one regime; ``before``: the cycles of one in front of them, from which the controller has
     learnt (*later*). ``told``: confidences say something, and the controller is timed with none or others as well.
     """
-    runner, spent = replies.runner, Counter[str]()
+    runner, spent = replies.runner, defaultdict[str, float](float)
     emitted = {rows: sum(min(right, rows - 1) + 1 for cycles in planted for _, right in cycles) for rows in costs}
     best = max((rows for rows in costs if rows > 1), key=lambda rows: emitted[rows] / costs[rows])
-    plain, _ = replies.ms(planted[0], Fixed(runner, 1))
+    plain = replies.ms(planted[0], Fixed(runner, 1)).ms
     learnt, lengths = scheduler_of(runner, True), Counter[int]()
     replies.ms(before, learnt)
     for cycles in planted:
@@ -327,12 +340,14 @@ def compare(
         if told:
             ways |= {"blind": blind_scheduler(runner), "shuffled": scheduler_of(runner, True)}
         for way, scheduler in ways.items():
-            ms, rows = replies.ms(shuffled(cycles) if way == "shuffled" else cycles, scheduler)
-            spent[way] += ms / len(planted)
-            lengths += Counter(rows) if way == "ours" else Counter()
+            timed = replies.ms(shuffled(cycles) if way == "shuffled" else cycles, scheduler)
+            spent[way] += timed.ms / len(planted)
+            if way == "ours":
+                spent["settled"] += timed.settled_ms / len(planted)
+                lengths += timed.lengths
     least = min(plain, spent["fixed"])
     found = {"plain_ms": plain, "fixed_rows": best, **{f"{way}_ms": ms for way, ms in spent.items()}}
-    found |= {f"{way}_over_fixed": least / spent[way] for way in ("ours", "later")}
+    found |= {f"{way}_over_fixed": least / spent[way] for way in ("ours", "settled", "later")}
     found |= {"over_blind": spent["blind"] / spent["ours"]} if told else {}
     return found | {"cycles_by_rows": dict(sorted(lengths.items()))}
 
@@ -348,9 +363,9 @@ def compare_methods(replies: Replies, copies: str, count: int) -> Any:
         own = list(cycles_of(surer, max(runner.own_costs) - 1, count))
         methods += [("mtp", True, "", "alone"), ("drafter_and_mtp", True, "", "beside")]
     methods.append(("all", True, copies, "beside" if own else ""))
-    found = {"plain_ms": replies.ms(drafted, Fixed(runner, 1))[0]}
+    found = {"plain_ms": replies.ms(drafted, Fixed(runner, 1)).ms}
     for name, drafter, text, beside in methods:
-        found[f"{name}_ms"], _ = replies.ms(drafted, scheduler_of(runner, drafter, text, beside), own)
+        found[f"{name}_ms"] = replies.ms(drafted, scheduler_of(runner, drafter, text, beside), own).ms
     least = min(found[f"{name}_ms"] for name in ("plain", "drafter", "copies", "mtp") if f"{name}_ms" in found)
     return found | {"over_drafter": found["drafter_ms"] / found["all_ms"], "over_best": least / found["all_ms"]}
 
