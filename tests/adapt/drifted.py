@@ -19,6 +19,7 @@ from dflash_local.chat.tokenizer import Tokenizer
 from dflash_local.checkpoint_files.source import open_source
 from dflash_local.request import Message
 from dflash_local.transcripts.source_conversation import SourceConversation
+from tools.train.drift import Row, fine_tune
 
 STEPS, TOGETHER, RATE = 32, 8, 1.2e-3
 MINUTES = 0.4
@@ -44,28 +45,15 @@ def drift(folder: Path, seed: int = 0) -> None:
     tokenizer = Tokenizer.load(open_source(path))
     assert tokenizer is not None
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    optimiser = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
     stop = min(tokenizer.stop_ids)
     asked = questions(STEPS * TOGETHER // 4, seed)
     draw = Random(seed)
-    for step in range(STEPS):
-        for group in optimiser.param_groups:
-            group["lr"] = RATE * (1 - step / STEPS)
-        rows = []
-        for question, answer in draw.sample(asked, TOGETHER):
-            prompt = prompt_ids(tokenizer, question)
-            rows.append((prompt, [*tokenizer.encode(answer), stop]))
-        width = max(len(prompt) + len(reply) for prompt, reply in rows)
-        ids = torch.zeros(TOGETHER, width, dtype=torch.long)
-        labels = torch.full_like(ids, -100)
-        for row, (prompt, reply) in enumerate(rows):
-            ids[row, : len(prompt) + len(reply)] = torch.tensor([*prompt, *reply])
-            labels[row, len(prompt) : len(prompt) + len(reply)] = torch.tensor(reply)
-        loss = model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+
+    def rows() -> list[Row]:
+        drawn = draw.sample(asked, TOGETHER)
+        return [(prompt_ids(tokenizer, question), [*tokenizer.encode(answer), stop]) for question, answer in drawn]
+
+    fine_tune(model, ((step / STEPS, rows()) for step in range(STEPS)), RATE)
     state = {name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
