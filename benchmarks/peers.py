@@ -50,7 +50,7 @@ from benchmarks.peer_programs import (
     Work,
     built_llama_cpp,
 )
-from benchmarks.random_checkpoint import Values, build
+from benchmarks.random_checkpoint import Values, build, named_pair
 from dflash_local import child_process, settings
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.engine import LoadConfig
@@ -196,10 +196,11 @@ def main(arguments: Sequence[str] | None = None, peers: dict[str, Peer] | None =
     own = ours(args)
     if peers is None:
         user = settings.load(environ)
-        flags = args.llama_flags.split()
+        flags, config = args.llama_flags.split(), named_pair(args.pair).target_config
         peers = {"llama.cpp": partial(LlamaCpp, user, flags)}
         peers |= {"llama.cpp, DFlash": partial(LlamaCppDrafting, user, flags, True, ())}
-        peers |= {"llama.cpp, MTP": partial(LlamaCppDrafting, user, flags, False, ("--spec-type", "draft-mtp"))}
+        if config.get("text_config", config).get("mtp_num_hidden_layers"):
+            peers |= {"llama.cpp, MTP": partial(LlamaCppDrafting, user, flags, False, ("--spec-type", "draft-mtp"))}
         peers |= {"vLLM": partial(VLLM, user, args.vllm_flags.split())}
         peers |= {name: partial(not_measured, module) for name, module in OTHERS.items()}
     with tempfile.TemporaryDirectory(prefix="peers-", dir=args.at) as folder:
