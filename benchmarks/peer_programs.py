@@ -20,14 +20,14 @@ from dflash_local.app.server_launch import launch, program_of
 from dflash_local.catalog.bundled import Pair
 from dflash_local.engine import LoadConfig, load
 from dflash_local.engine.fused_runner import FusedRunner
-from dflash_local.errors import ServerError
+from dflash_local.errors import DFlashError, ServerError
 from dflash_local.events import Step
 from dflash_local.remote.endpoint import within
 from dflash_local.remote.server_metrics import Unattributable, difference, read, read_settled
 from dflash_local.remote.server_process import ServerProcess
 from dflash_local.request import Limits, Request
 
-PATIENCE_S = 600.0
+PATIENCE_S, GONE_S = 600.0, 5.0
 TARGETS = ("llama-server", "llama-bench")
 # Nothing that takes long to build and is not measured: pages, HTTPS, attention over coded keys, other cards.
 CMAKE = (
@@ -178,6 +178,18 @@ class Ours:
             torch.cuda.synchronize(self._runner.device)
 
 
+def answered(server: ServerProcess, path: str, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
+    """A server's answer, and milliseconds until it was here. ServerError: the server ended, or refuses."""
+    began = time.perf_counter()
+    try:
+        reply = server.endpoint.post(path, body, within(PATIENCE_S))
+    except DFlashError as error:
+        raise server.end_within(GONE_S) or error from error
+    if reply is None:
+        raise ServerError(f"the server does not know {path}", f"its log: {server.log}")
+    return reply, 1e3 * (time.perf_counter() - began)
+
+
 class LlamaServer:
     """Starts servers of llama.cpp for a file, and asks them."""
 
@@ -193,14 +205,12 @@ class LlamaServer:
         choice = Choice("random", self._files.gguf, self._files.gguf_drafter)
         return launch("llama.cpp", choice, self._user, drafter, [*self._flags, *words])
 
-    def reply(self, server: ServerProcess, prompt: int, tokens: int) -> tuple[dict[str, Any], float]:
+    def reply(self, server: ServerProcess, prompt: int, tokens: int) -> tuple[Mapping[str, Any], float]:
         """The server's own figures, and milliseconds until its answer was here."""
         body = {"prompt": self._work.ids(prompt), "n_predict": tokens, "cache_prompt": False, "ignore_eos": True}
         body |= {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1}  # the quickest way to the best token
-        began = time.perf_counter()
-        reply = server.endpoint.post("/completion", body, within(PATIENCE_S))
-        ms = 1e3 * (time.perf_counter() - began)
-        if reply is None or reply["timings"]["predicted_n"] != tokens:
+        reply, ms = answered(server, "/completion", body)
+        if reply["timings"]["predicted_n"] != tokens:
             raise ServerError(f"llama-server did not write {tokens} tokens", f"its log: {server.log}")
         return reply["timings"], ms
 
@@ -315,10 +325,8 @@ class VLLM:
     def _reply_ms(self, server: Any, prompt: int, tokens: int) -> float:
         """Milliseconds until so many tokens were here."""
         body = {"model": "random", "prompt": self._work.ids(prompt), "max_tokens": tokens, "ignore_eos": True}
-        began = time.perf_counter()
-        reply = server.endpoint.post("/v1/completions", body | {"temperature": 0.0}, within(PATIENCE_S))
-        ms = 1e3 * (time.perf_counter() - began)
-        if reply is None or reply["usage"]["completion_tokens"] != tokens:
+        reply, ms = answered(server, "/v1/completions", body | {"temperature": 0.0})
+        if reply["usage"]["completion_tokens"] != tokens:
             raise ServerError(f"vLLM did not write {tokens} tokens", f"its log: {server.log}")
         return ms
 

@@ -139,7 +139,8 @@ def _tensors(shapes: Shapes, architecture: str, stored: str) -> Iterator[tuple[s
         module, _, kind = name.replace("language_model.", "").removeprefix("model.").rpartition(".")
         for own, of_rule, size in _named(module, kind, shape, architecture):
             rule = quantization.rule(of_rule) if quantization is not None and len(size) > 1 else None
-            plain = "BF16" if len(size) > 1 and "conv1d" not in own else "F32"
+            # What chooses experts is float32 in all files of llama.cpp's converter.
+            plain = "F32" if len(size) < 2 or "conv1d" in own or "ffn_gate_inp" in own else "BF16"
             yield name, Tensor(own, size, rule.type if isinstance(rule, StoredGguf) and plain == "BF16" else plain)
 
 
