@@ -24,7 +24,10 @@ TOGETHER = 64  # rows of an embedding, and columns of a head, that are made at a
 
 
 def stored(tensors: Any) -> Sequence[memoryview]:
-    """Return what torch.save writes of tensors, for ``write_atomic``."""
+    """Return what torch.save writes of tensors, for ``write_atomic``.
+
+    torch.save into a file raises RuntimeError where the disk is full, not OSError.
+    """
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     return (buffer.getbuffer(),)

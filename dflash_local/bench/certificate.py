@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from dflash_local.bench.report import TOY, Found, finite, header, number, table
 from dflash_local.catalog.bundled import Pair
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
     from dflash_local.bench.verdict import Noise
 
-# Of servers, wide: by log probabilities; unsteady: one of them does not repeat its own reply.
+# The worst last. Of servers, wide: by log probabilities; unsteady: one of them does not repeat its own reply.
 Verdict = Literal["identical", "near-tie", "unknown", "unsteady", "wide", "BUG"]
-ORDER: tuple[Verdict, ...] = ("identical", "near-tie", "unknown", "unsteady", "wide", "BUG")
+ORDER: tuple[Verdict, ...] = get_args(Verdict)
 AGAIN = 3  # times that both servers are asked for a differing reply once more
 TITLES = ("prompt", "case", "block", "tokens", "per cycle", "verdict")
 PLANTED = "drafts are planted (the plain text with mistakes): their acceptance says nothing of the drafter"

@@ -187,7 +187,7 @@ def origin(
     if engine is not None and engine.value in (FUSED, REFERENCE):
         raise UsageError(f"--engine {engine.value} loads a pair here, and --url takes a server's", "leave one out")
     gpus, visible = None, ""
-    named = () if load.device == "cuda" else gpus_named(load.device)
+    named = gpus_named(load.device)
     if launching and (named or load.device == BALANCED):
         gpus = len(fitting.machine(call.user, device=load.device).cards) or 1
         if named:

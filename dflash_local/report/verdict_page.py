@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dflash_local.bench.certificate import ORDER
 from dflash_local.tables import counted
 from dflash_local.terminal import safe_line
 
@@ -24,7 +25,6 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "BUG": ("Not the target's own text", "bad"),
 }
 SAMPLED = ("Sampled otherwise than asked", "bad")
-ORDER = tuple(WORDS)
 
 
 def to_html(report: Mapping[str, Any], of_what: str, command: str) -> bytes:

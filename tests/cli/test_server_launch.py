@@ -64,6 +64,7 @@ def test_run_launches_a_server_and_ends_it(cli: Cli, opened: Opened, record: Pat
         ("cuda:1,0", None, "2", "1,0"),
         ("cuda:1,0", "2,GPU-1,0", "2", "GPU-1,2"),
         ("cuda:1", None, "1", "1"),
+        ("cuda", "2,1", "1", "2"),
     ],
 )
 def test_a_server_runs_on_all_gpus_or_the_named(
