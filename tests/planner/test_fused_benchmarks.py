@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="holds the planner to the engine, and torch is not installed here")
 
-from benchmarks import loaded_pair, peers, random_checkpoint  # noqa: E402
+from benchmarks import adapted_pair, loaded_pair, peers, random_checkpoint  # noqa: E402
 from benchmarks.random_checkpoint import LAYOUTS, OUTLIER  # noqa: E402
 from dflash_local.errors import MissingDependencyError  # noqa: E402
 from dflash_local.kernels.quantized_weight import Fp4Weight, Fp8Weight, IntWeight  # noqa: E402
@@ -70,6 +70,16 @@ def test_a_pair_is_written_in_a_layout_loaded_filled_and_timed(
     said = capsys.readouterr().out
     assert "the planner, before: fits" in said and "ready after" in said
     assert [each.name for each in tmp_path.iterdir()] == ["load.json"]
+
+
+@pytest.mark.slow  # half a minute of learning, by the clock
+def test_a_drafter_of_true_shape_learns_beside_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "adapted.json"
+    shape = "--stored int4-g128 --tiny --layers 4 --device cpu --minutes 0.5 --timing 64 --at"
+    assert adapted_pair.main(["qwen3.5-9b", *shape.split(), str(tmp_path), "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["steps"] > 2 and found["planned"]["learning"] > 0 and len(found["timings"]) == 2
+    assert "ms before" in capsys.readouterr().out and [each.name for each in tmp_path.iterdir()] == ["adapted.json"]
 
 
 class Slow:
