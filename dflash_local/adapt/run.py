@@ -198,9 +198,10 @@ def _prepare(
         kinds += [kind] * held
     amounts = {name: sum(len(text.ids) - text.answer for text in own) for name, own in texts.items()}
     if amounts[LEARN] < LEAST or amounts[HELD] < LEAST // 4:
+        more = "more --minutes" if conversations is None else "more text, more --minutes, or take --from self"
         raise UsageError(
             f"too little text: replies of {amounts[LEARN]:,} tokens to learn from and {amounts[HELD]:,} held out",
-            f"{LEAST:,} and {LEAST // 4:,} are needed: give more text, more --minutes, or take --from self",
+            f"{LEAST:,} and {LEAST // 4:,} are needed: give {more}",
         )
     fc = read_fc(files).to(target.device, target.dtype)
     for name, own in texts.items():
