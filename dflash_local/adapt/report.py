@@ -11,9 +11,10 @@ def presented(pair: Pair, learnt: Learnt, source: str) -> Found:
     """Write acceptance and speed before and after, by kind of text, the curve, and what was kept."""
     facts, refusal = learnt
     before, after, texts = facts["before"], facts["after"], facts["texts"]
-    rows = [["all", *_change(before["all"], after["all"])]]
+    rows = []
     for kind in sorted(before["kinds"].keys() & after["kinds"].keys()):
         rows.append([kind, *_change(*(rate([side["kinds"][kind]]) for side in (before, after)))])
+    rows.append(["total", *_change(before["all"], after["all"])])
     curve = ", ".join(f"{point['held_out']:.2f} ({point['minutes']:.1f} min)" for point in facts["curve"])
     speed = f"{before['tokens_per_s']:.0f} tok/s before, {after['tokens_per_s']:.0f} after"
     lines = [
