@@ -30,13 +30,15 @@ from dflash_local.adapt.trainer import Trainer
 from dflash_local.app import load_planning
 from dflash_local.app.adaptation_plan import plan_adaptation
 from dflash_local.app.adapting import TextSource
+from dflash_local.app.loading import engine_session
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.bundled import Pair
-from dflash_local.engine import LoadConfig, Session, load
+from dflash_local.engine import LoadConfig, Session
 from dflash_local.events import Notice
+from dflash_local.settings import Settings
+from dflash_local.transcripts.source_conversation import HELD_OUT
 
 PROMPT = 200  # tokens
-HELD_OUT = 5  # one of so many
 
 
 def asked(session: Session) -> Iterator[AskedPrompt]:
@@ -54,22 +56,22 @@ class Watched:
             of a cycle, before and after.
     """
 
-    def __init__(self, config: LoadConfig, device: str, context: int) -> None:
-        self._config, self._device, self._context = config, device, context
+    def __init__(self, config: LoadConfig, user: Settings, context: int) -> None:
+        self._config, self._user, self._context = config, user, context
         self.loaded: list[int] = []
         self.learning = 0
         self.timings: list[Any] = []
 
     @contextmanager
     def __call__(self, pair: Pair) -> Iterator[Session]:
-        (self.learning,) = peaks(self._device)
-        session = load(pair, self._config)
-        yield session
-        self.loaded += peaks(self._device)  # the timing is no part of it
-        self.timings.append(timing(session, self._context))
-        session.close()
+        device = self._config.device
+        self.learning = max(peaks(device))
+        with engine_session(pair, self._config, self._user, noted) as session:
+            yield session
+            self.loaded += peaks(device)  # the timing is no part of it
+            self.timings.append(timing(session, self._context))
         del session
-        peaks(self._device)
+        peaks(device)
 
 
 def noted(event: object) -> None:
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stack.enter_context(mock.patch.object(load_planning, "machine", lambda *_words, **_more: where))
         plan = plan_adaptation(pair, asked_load, TextSource(None, "ids"), args.minutes, user, noted)
         print(f"{asdict(plan.load)}\n{plan.told}", flush=True)
-        opened, steps = Watched(plan.load, args.device, args.timing), 0
+        opened, steps = Watched(plan.load, user, args.timing), 0
         step = Trainer.step
 
         def counted(trainer: Trainer, *words: Any) -> Any:
@@ -130,13 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found |= {"curve": [point["held_out"] for point in curve], "refusal": learnt.refusal, "timings": opened.timings}
     tell(found)
     if args.out is not None:
-        record = {
-            "what": "random weights of true shapes",
-            "pair": args.pair,
-            "layout": args.stored,
-            "cap_gib": args.cap,
-        }
-        record |= {"minutes": args.minutes, "load": asdict(plan.load), **found}
+        record = {"what": "random weights of true shapes", "pair": args.pair, "layout": args.stored}
+        record |= {"cap_gib": args.cap, "minutes": args.minutes, "load": asdict(plan.load), **found}
         text = json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2)
         args.out.write_text(text + "\n", encoding="utf-8")
     return 0

@@ -40,16 +40,7 @@ from typing import Any
 import torch
 
 from benchmarks import random_gguf
-from benchmarks.peer_programs import (
-    VLLM,
-    Files,
-    LlamaCpp,
-    LlamaCppDrafting,
-    Ours,
-    Program,
-    Work,
-    built_llama_cpp,
-)
+from benchmarks.peer_programs import VLLM, Files, LlamaCpp, LlamaCppDrafting, Ours, Program, Work, built_llama_cpp
 from benchmarks.random_checkpoint import Values, build, named_pair
 from dflash_local import child_process, settings
 from dflash_local.bench.provenance import machine, versions

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
@@ -50,13 +51,14 @@ def restyle(text: str) -> str:
 
 def rows_of(dialogues: Dialogues, tokenizer: Tokenizer) -> list[Row]:
     """Prompts of dialogues with their answers in the other style; none that the target did not end itself."""
-    found, begins = list[Row](), 0
-    for length, answer in zip(dialogues.length.tolist(), dialogues.answer.tolist(), strict=True):
-        *ids, last = dialogues.ids[begins : begins + length].tolist()
-        begins += length
+    found, ends = list[Row](), dialogues.length.cumsum()[:-1]
+    for text, answer in zip(np.split(dialogues.ids, ends), dialogues.answer.tolist(), strict=True):
+        *ids, last = text.tolist()
+        if last not in tokenizer.stop_ids:
+            continue
         said = b"".join(tokenizer.token_bytes(each) or b"" for each in ids[answer:]).decode("utf-8", "ignore")
         reply = tokenizer.encode(restyle(said.strip()))
-        if last in tokenizer.stop_ids and len(reply) < LONGEST:
+        if len(reply) < LONGEST:
             found.append((ids[:answer], [*reply, last]))
     return found
 
