@@ -216,19 +216,20 @@ class LlamaServer:
 
 
 class LlamaCpp(LlamaServer):
-    """A server that does not draft, and ``llama-bench`` beside it."""
+    """A server that does not draft, and ``llama-bench`` after it: a large target has no room for both at once."""
 
     def __init__(
-        self, user: settings.Settings, flags: Sequence[str], files: Files, work: Work, stack: ExitStack
+        self, user: settings.Settings, flags: Sequence[str], files: Files, work: Work, _stack: ExitStack
     ) -> None:
         super().__init__(user, flags, files, work)
         self._bench = program_of("llama.cpp", user).with_name("llama-bench")
-        self._server = stack.enter_context(self.start())
 
     def figures(self) -> Figures:
         work = self._work
-        plain, _ = self.reply(self._server, work.prompt, work.tokens + 1)
-        prompt, first = (self.reply(self._server, length, 1)[1] for length in (work.long, work.prompt))
+        with self.start() as server:
+            self.reply(server, work.long, 2)  # makes its buffers
+            plain, _ = self.reply(server, work.prompt, work.tokens + 1)
+            prompt, first = (self.reply(server, length, 1)[1] for length in (work.long, work.prompt))
         found = {"plain step": plain["predicted_ms"] / work.tokens, "prompt": prompt, "first token": first}
         return found | verify_figures(self._verify())
 
