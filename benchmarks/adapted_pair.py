@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.loaded_pair import GIB, MEMORY, card, peaks, timing
-from benchmarks.random_checkpoint import add_options, build
+from benchmarks.loaded_pair import GIB, card, peaks, timing
+from benchmarks.random_checkpoint import add_options, add_place, build
 from dflash_local import settings
 from dflash_local.adapt import run
 from dflash_local.adapt.asked import AskedPrompt
@@ -97,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pair", help="a name of the registry")
     add_options(parser)
+    add_place(parser)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--cap", type=float, metavar="GIB", action="append", help="what torch's allocator may take")
     parser.add_argument("--timing", type=int, default=1024, metavar="TOKENS")
-    parser.add_argument("--at", type=Path, default=MEMORY if MEMORY.is_dir() else None, help="where it is written")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.random_checkpoint import add_options, build
+from benchmarks.random_checkpoint import add_options, add_place, build
 from dflash_local.app.fitting import folder_shapes
 from dflash_local.bench import random_run
 from dflash_local.bench.fidelity import give_back
@@ -46,7 +46,6 @@ GIB = 2**30
 BUFFER = 64 * 2**20
 TOKENS = 63  # of each reply: the last block reaches the context's end
 WEIGHTS = ("checking", "target", "drafter")  # stages until the weights are in place
-MEMORY = Path("/dev/shm")
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "filtered": SamplingParams(temperature=0.8, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, seed=1),
@@ -175,8 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pair", help="a folder, or a name of the registry")
     add_options(parser)
+    add_place(parser)
     parser.add_argument("--whole", action="store_true", help="each layer has numbers of its own")
-    parser.add_argument("--at", type=Path, default=MEMORY if MEMORY.is_dir() else None, help="where it is written")
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--drafter-precision", default="full", help="auto tries coarser ones, which no plan counts")

@@ -97,7 +97,9 @@ class Files(NamedTuple):
 
 
 class Program(Protocol):
-    """A program with its weights in place. ``about``: its version, and how it was started."""
+    """A program with its weights in place. ``about``: its version and how it was started; for each number of drafts
+    that was ``tried`` how long a cycle takes and how many are accepted.
+    """
 
     about: dict[str, Any]
 
@@ -128,6 +130,7 @@ class Ours:
         self.about: dict[str, Any] = {
             "loaded_as": self._session.facts.loaded_as,
             "load": asdict(self._session.facts.load),
+            "tried": {},
         }
 
     def figures(self) -> Figures:
@@ -135,7 +138,7 @@ class Ours:
         plain, steps, _ = self._reply(work.prompt, work.tokens + 1)
         for drafts in work.drafts:
             drafted, cycles, _ = self._reply(work.prompt, work.tokens + 1, drafts)
-            self.about[f"{drafts} drafts"] = {"cycle_ms": drafted / cycles, "accepted": work.tokens / cycles - 1}
+            self.about["tried"][drafts] = {"cycle_ms": drafted / cycles, "accepted": work.tokens / cycles - 1}
             token_ms[drafts] = work.token_ms(drafted / cycles, drafts)
         self.about["drafts"] = min(work.drafts, key=token_ms.__getitem__)
         prompt, first = (self._reply(length, 1)[2] for length in (work.long, work.prompt))
@@ -263,7 +266,7 @@ class LlamaCppDrafting(LlamaServer):
         stack: ExitStack,
     ) -> None:
         super().__init__(user, flags, files, work)
-        token_ms = dict[int, float]()
+        token_ms, self.about["tried"] = dict[int, float](), {}
         for drafts in work.drafts:
             with self.start(drafter, [*words, *self._drafting(drafts)]) as server:
                 self._cycle_ms(server, drafts)
@@ -284,7 +287,7 @@ class LlamaCppDrafting(LlamaServer):
         drafted, _ = self.reply(server, self._work.prompt, self._work.tokens + 1)
         cycles = self._work.tokens - drafted["draft_n_accepted"]
         found = drafted["predicted_ms"] / cycles
-        self.about[f"{drafts} drafts"] = {"cycle_ms": found, "accepted": drafted["draft_n_accepted"] / cycles}
+        self.about["tried"][drafts] = {"cycle_ms": found, "accepted": drafted["draft_n_accepted"] / cycles}
         return found
 
 
@@ -319,7 +322,7 @@ class VLLM:
         except Unattributable as error:
             raise ServerError(f"vLLM does not say what was accepted: {error}") from error
         cycle_ms, drafts = drafted / found.cycles, self.about["drafts"]
-        self.about[f"{drafts} drafts"] = {"cycle_ms": cycle_ms, "accepted": found.accepted / found.cycles}
+        self.about["tried"] = {drafts: {"cycle_ms": cycle_ms, "accepted": found.accepted / found.cycles}}
         token = work.token_ms(cycle_ms, drafts)
         return {"plain step": plain / work.tokens, "drafted token": token, "prompt": prompt, "first token": first}
 

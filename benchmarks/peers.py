@@ -41,7 +41,7 @@ import torch
 
 from benchmarks import random_gguf
 from benchmarks.peer_programs import VLLM, Files, LlamaCpp, LlamaCppDrafting, Ours, Program, Work, built_llama_cpp
-from benchmarks.random_checkpoint import Values, build, named_pair
+from benchmarks.random_checkpoint import Values, add_place, add_shape, build, named_pair
 from dflash_local import child_process, settings
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.engine import LoadConfig
@@ -50,7 +50,6 @@ from dflash_local.errors import DFlashError, MissingDependencyError
 LEVEL = 1.10  # of clocks that differ, less says nothing
 FORMS = {"int4": ("int4-g128", "q4_k_m"), "int8": ("int8-g128", "q8_0"), "bf16": (None, random_gguf.PLAIN)}
 OWN = LAYOUT, STRICT, SAME_FILE = "own layout", "strict", "the same file"  # our rows
-MEMORY = Path("/dev/shm")
 # Starts a program; the stack ends it. DFlashError: it is not installed, or does not start.
 Peer = Callable[[Files, Work, ExitStack], Program]
 
@@ -150,12 +149,9 @@ def tell(rows: dict[str, Any], absent: dict[str, str], work: Work, own: Sequence
             speed = f", {1e3 * work.long / ms:,.0f} tokens/s" if figure == "prompt" else ""
             ratios = ", ".join(ratio(ms, rows[each]["median"][figure]) for each in mine if name not in own)
             print(f"  {figure:<16} {ms:9.3f} ms ({low:.3f} to {high:.3f}){speed}{'  ratios: ' * bool(ratios)}{ratios}")
-        for drafts in work.drafts:
-            if (found := row["about"].get(f"{drafts} drafts")) is not None:
-                best = ", the best" * (drafts == row["about"]["drafts"])
-                print(
-                    f"  a cycle of {drafts} drafts {found['cycle_ms']:.3f} ms, {found['accepted']:.2f} accepted{best}"
-                )
+        for drafts, found in row["about"].get("tried", {}).items():
+            best = ", the best" * (drafts == row["about"]["drafts"])
+            print(f"  a cycle of {drafts} drafts {found['cycle_ms']:.3f} ms, {found['accepted']:.2f} accepted{best}")
     for name, why in absent.items():
         print(f"\n{name}: {why}")
 
@@ -175,10 +171,8 @@ def main(arguments: Sequence[str] | None = None, peers: dict[str, Peer] | None =
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--long", type=int, default=8192)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 12, 16])
-    parser.add_argument("--layers", type=int, help="of the target, the last ones")
-    parser.add_argument("--tiny", action="store_true", help="toy widths")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--at", type=Path, default=MEMORY if MEMORY.is_dir() else None, help="where weights lie")
+    add_shape(parser)
+    add_place(parser)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
     environ = settings.environment()

@@ -35,6 +35,7 @@ from dflash_local.drafters.kinds import read_drafter
 LOGIT_STD = 4.0  # spread of the logits of trained models; without it near-ties would decide everything
 PEAKED, PEAK = 4, 3.0  # weights of a norm of queries or keys, and what is added: attention looks at few keys then
 SHARD_BYTES = 4 * 2**30
+MEMORY = Path("/dev/shm")
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 TINY = {
     "vocab_size": 512,
@@ -381,10 +382,21 @@ def main() -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of ``build`` that scripts share."""
-    parser.add_argument("--layers", type=int, help="of the target, the last ones")
+    add_shape(parser)
     parser.add_argument("--stored", choices=STORED, help="the layout that a target is written in; else as published")
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """Those of scripts that choose the layout by themselves."""
+    parser.add_argument("--layers", type=int, help="of the target, the last ones")
     parser.add_argument("--tiny", action="store_true", help="toy widths")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Where a script writes what ``build`` makes: in memory, where the system has such a folder."""
+    place = MEMORY if MEMORY.is_dir() else None
+    parser.add_argument("--at", type=Path, default=place, help="where weights are written, for the time of the run")
 
 
 if __name__ == "__main__":

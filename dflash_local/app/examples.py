@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dflash_local.catalog.bundled import FOLDER, Pair
+from dflash_local.catalog.bundled import EXAMPLES, HELD_OUT, Pair
 
 if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
 
-PROMPTS, HELD_OUT = FOLDER / "prompts.json", FOLDER / "heldout.json"
 FALLBACK_PROMPT = "Write a Python function that returns the sum of a list of numbers."
 TOY = "toy pair: first-run material, not a speed claim"
 TOY_PROMPTS = (  # of the topics that the toys were taught; ``tests`` hold the right answers
@@ -24,7 +23,7 @@ TOY_PROMPTS = (  # of the topics that the toys were taught; ``tests`` hold the r
 def built_in_prompt() -> str:
     """Read the prompt of the demonstration."""
     try:
-        prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))
+        prompts = json.loads(EXAMPLES.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return FALLBACK_PROMPT
     prompt = prompts.get("demo") if isinstance(prompts, dict) else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BUNDLED: tuple[str, ...] = ("demo", "demo-hybrid")
 FOLDER = Path(__file__).resolve().parent.parent / "demo"
+EXAMPLES, HELD_OUT = FOLDER / "prompts.json", FOLDER / "heldout.json"  # prompts of the toys
 # A mean acceptance length under this means a broken pair, not a prompt the toys were never taught.
 TOY_BAND = 1.5
 

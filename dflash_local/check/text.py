@@ -111,4 +111,4 @@ def prompts_of(pair: bundled.Pair) -> tuple[Prompt, ...]:
 
 
 def _held_out() -> tuple[Prompt, ...]:
-    return a_few(held_out(bundled.FOLDER / "heldout.json"), PROMPTS)
+    return a_few(held_out(bundled.HELD_OUT), PROMPTS)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from dflash_local.app import measurements
-from dflash_local.app.examples import HELD_OUT
 from dflash_local.app.resolve import choose
 from dflash_local.bench import prompts as lists
 from dflash_local.bench.prompts import Prompt
-from dflash_local.catalog.bundled import Pair
+from dflash_local.catalog.bundled import HELD_OUT, Pair
 from dflash_local.cli import options as opt
 from dflash_local.cli.help_pages import MORE
 from dflash_local.cli.invocation import Invocation

@@ -45,7 +45,7 @@ def test_other_pairs_get_what_any_instruction_model_can_answer(tmp_path: Path) -
 
 def test_the_prompt_comes_from_the_file_and_has_a_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "prompts.json"
-    monkeypatch.setattr(examples_module, "PROMPTS", path)
+    monkeypatch.setattr(examples_module, "EXAMPLES", path)
     assert examples_module.built_in_prompt() == examples_module.FALLBACK_PROMPT
     for content, wanted in (({"demo": "Count to ten."}, "Count to ten."), ([1], None), ({"demo": 3}, None)):
         path.write_text(json.dumps(content), encoding="utf-8")

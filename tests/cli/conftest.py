@@ -130,8 +130,6 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for part in ("target", "drafter"):
             (folder / name / part).mkdir(parents=True)
             (folder / name / part / "config.json").write_text("{}", encoding="utf-8")
-    import dflash_local.app.examples  # noqa: F401  its prompts are not of this folder
-
     monkeypatch.setattr(bundled, "FOLDER", folder)
     return folder
 

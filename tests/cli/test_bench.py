@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 from dflash_local import settings  # noqa: E402
 from dflash_local.app import measurements  # noqa: E402
 from dflash_local.bench import fidelity as scores  # noqa: E402
-from dflash_local.catalog.bundled import FOLDER, Pair  # noqa: E402
+from dflash_local.catalog.bundled import FOLDER, HELD_OUT, Pair  # noqa: E402
 from dflash_local.cli import bench  # noqa: E402
 from dflash_local.cli.console import Console  # noqa: E402
 from dflash_local.cli.invocation import Invocation  # noqa: E402
@@ -81,7 +81,7 @@ def test_bad_options_are_one_line(cli: Cli, extra: tuple[str, ...], word: str) -
     assert done.code == 2 and word in done.err and done.out == ""
 
 
-@pytest.mark.skipif(not (FOLDER / "heldout.json").is_file(), reason="the bundled pairs are not in this checkout")
+@pytest.mark.skipif(not HELD_OUT.is_file(), reason="the bundled pairs are not in this checkout")
 def test_a_toy_runs_its_held_out_prompts_and_is_called_one(cli: Cli) -> None:
     done = cli("bench", "demo", *FEW, "--json")
     assert done.code == 0, done.err

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="loads a model, and torch is not installed h
 
 from dflash_local.app import loading  # noqa: E402
 from dflash_local.app.loading import open_session  # noqa: E402
-from dflash_local.catalog.bundled import FOLDER  # noqa: E402
+from dflash_local.catalog.bundled import HELD_OUT  # noqa: E402
 from dflash_local.load_config import QUANTIZED  # noqa: E402
 from tests.bench.sessions import GOLDEN, HYBRID, KV_ONLY, plant_drafted_bonus  # noqa: E402
 from tests.cli.conftest import Cli  # noqa: E402
@@ -143,7 +143,7 @@ def test_an_unwritable_report_is_refused_before_the_work(cli: Cli, tmp_path: Pat
         assert done.code == 2 and "cannot be written" in done.err and done.out == ""
 
 
-@pytest.mark.skipif(not (FOLDER / "heldout.json").is_file(), reason="the bundled pairs are not in this checkout")
+@pytest.mark.skipif(not HELD_OUT.is_file(), reason="the bundled pairs are not in this checkout")
 def test_a_toys_own_prompts_are_used_and_it_is_called_one(cli: Cli) -> None:
     done = cli("certify", "demo-hybrid", *SMALL, "--max-new-tokens", "4", "--block-size", "5", "--json")
     assert done.code == 0, done.err

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from dflash_local.catalog.bundled import BUNDLED, FOLDER, find
+from dflash_local.catalog.bundled import BUNDLED, HELD_OUT, find
 from dflash_local.engine import LoadConfig, Session, load
 from dflash_local.engine.sampling import log_probabilities
 from dflash_local.request import Limits, Request, SamplingParams, user_request
@@ -28,7 +28,7 @@ def session_of(pair: str) -> Session:
 
 
 def prompts(count: int) -> list[str]:
-    rows = json.loads((FOLDER / "heldout.json").read_text(encoding="utf-8"))
+    rows = json.loads(HELD_OUT.read_text(encoding="utf-8"))
     return [row["prompt"] for row in rows[:: max(1, len(rows) // count)]][:count]
 
 

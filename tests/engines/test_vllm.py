@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dflash_local.app.examples import HELD_OUT
 from dflash_local.app.resolve import choose
 from dflash_local.app.server_launch import launch
 from dflash_local.app.server_pairs import wanted_model
@@ -82,7 +81,7 @@ def test_texts_and_acceptance_are_ours(vllm: ServerProcess, capsys: pytest.Captu
     theirs = service(vllm)
     rows: list[dict[str, Any]] = []
     try:
-        for prompt in held_out(HELD_OUT)[:PROMPTS]:
+        for prompt in held_out(bundled.HELD_OUT)[:PROMPTS]:
             request = user_request(prompt.text, limits=Limits(TOKENS), sampling=SamplingParams(temperature=0.0))
             found = list(theirs.submit(request))
             mine = answer(own, request)

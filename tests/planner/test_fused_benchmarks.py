@@ -87,7 +87,7 @@ class Slow:
 
     def __init__(self, slow: dict[str, float]) -> None:
         self._slow = slow
-        self.about: dict[str, Any] = {"version": "1.2", "drafts": 15, "15 drafts": {"cycle_ms": 4e6, "accepted": 3.0}}
+        self.about: dict[str, Any] = {"version": "1.2", "drafts": 15, "tried": {15: {"cycle_ms": 4e6, "accepted": 3.0}}}
 
     def figures(self) -> dict[str, float]:
         return self._slow
@@ -117,7 +117,7 @@ def test_peers_stand_beside_our_rows(
     assert found["absent"] == {"gone": "not installed"} and not seen[0].gguf.exists()
     own, other = found["rows"].values()
     assert len(own["runs"]) == 2 and "verify, 16 rows" in own["median"]
-    cycles = {drafts: 8 / (own["about"][f"{drafts} drafts"]["accepted"] + 1) for drafts in (2, 15)}
+    cycles = {drafts: 8 / (own["about"]["tried"][str(drafts)]["accepted"] + 1) for drafts in (2, 15)}
     assert cycles == {2: 3, 15: 1} and other["median"]["drafted token"] == 4e6 / 16
     said = capsys.readouterr().out
     assert "slow 1.2" in said and "15 drafts 4000000.000 ms, 3.00 accepted, the best" in said
