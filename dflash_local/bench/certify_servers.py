@@ -175,6 +175,11 @@ def _divergence(race: Race, index: int, repeated: tuple[int, int] | None) -> Div
 
 def statement(runs: Sequence[Run]) -> str:
     """Say what was found, in one line, in words that claim no more."""
+    untried = all(run.mean_acceptance_length == 1.0 for run in runs)
+    return _outcome(runs) + "; the server accepted no draft, so nothing is known of its drafting" * untried
+
+
+def _outcome(runs: Sequence[Run]) -> str:
     equal = sum(run.verdict == "identical" for run in runs)
     by_ids = all(run.compared == "token ids" for run in runs)
     how = "token by token" if by_ids else "as texts: the server names no tokens"

@@ -83,6 +83,13 @@ def test_a_sound_server_raises_no_alarm() -> None:
     assert sound(1, 100)
 
 
+def test_a_server_that_accepts_nothing_is_not_called_judged() -> None:
+    runs, _, _ = judged("", 1, prompts=1)
+    assert certify_servers.statement(runs).endswith(
+        "; the server accepted no draft, so nothing is known of its drafting"
+    )
+
+
 @pytest.mark.slow  # 20 runs of each fault and 100 without: half an hour
 @pytest.mark.parametrize("fault", NAMES)
 def test_a_planted_fault_is_named_every_time(fault: Fault) -> None:
