@@ -11,7 +11,6 @@ import json
 import math
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from safetensors.torch import load, save
 from dflash_local.adapt.asked import AskedPrompt, of_conversations, of_itself, with_its_own
 from dflash_local.adapt.dialogues import Dialogues, repeat_start
 from dflash_local.adapt.drafter_file import LearningDrafter, new_module, read_fc, read_module, trainable
+from dflash_local.adapt.gain import HeldOut, gain, gains, refusal
 from dflash_local.adapt.kept_texts import (
     DIALOGUES,
     KeptTexts,
@@ -59,8 +59,6 @@ SHORTEST = 4  # tokens of a reply that is learnt from
 LEAST = 1000  # tokens of replies that are learnt from; a quarter of that is held out
 WRITING = 1 / 3  # of the minutes at most are for the texts
 LOOKS = 10  # at the held-out texts while it learns
-RISE, FALL = 1.03, 0.98  # held-out tokens a cycle after over before: in all at least, and of each kind
-SURE = 100  # cycles of a kind that make a figure of its own
 TEMPERATURE = 0.8
 RECIPES = {  # by the device's type; ``length`` is what is kept of a text, its reply the last of it
     "cpu": Recipe(windows=1, length=512, anchors=32, rounds=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10),
@@ -72,7 +70,13 @@ A_MINUTE, MOST_TOKENS = 2**14, 2**20  # of the texts that are kept, for each min
 LEARN, HELD, PROMPTS = "learn", "held", "held.json"
 DONE, STATE, CURVE, BEST = "texts.json", "state.pt", "curve.json", "best.safetensors"
 Open = Callable[[Pair], AbstractContextManager[Session]]
-Counts = dict[str, list[int]]  # tokens and cycles, by kind of text
+
+
+class Measured(NamedTuple):
+    """What the drafter does for held-out prompts."""
+
+    prompts: list[HeldOut]
+    tokens_per_s: float
 
 
 class Learnt(NamedTuple):
@@ -115,6 +119,8 @@ def adapt(
     candidate = Adaptation(work / BEST, {"made": "", "id": "in trial"})
     with open_pair(replace(pair, adaptation=candidate)) as session:
         after = _measure(session, _held_out(work), progress)
+    before = Measured([HeldOut(*each) for each in told["before"][0]], told["before"][1])
+    total, kinds = gain(before.prompts, after.prompts), gains(before.prompts, after.prompts)
     data = candidate.path.read_bytes()
     facts = {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -124,11 +130,12 @@ def adapt(
         "minutes": minutes,
         "texts": told["amounts"],
         "curve": parse_json((work / CURVE).read_text(encoding="utf-8")),
-        "before": told["before"],
-        "after": after,
+        "total": total._asdict(),
+        "kinds": {kind: each._asdict() for kind, each in kinds.items()},
+        "tokens_per_s": [before.tokens_per_s, after.tokens_per_s],
         "versions": provenance.versions(),
     }
-    learnt = Learnt(facts, refusal(told["before"]["kinds"], after["kinds"]))
+    learnt = Learnt(facts, refusal(total, kinds))
     if not learnt.refusal:
         write_atomic(kept, save(load(data), metadata(facts)))
     shutil.rmtree(work, ignore_errors=True)  # not before: a run that was ended here is measured again, not learnt again
@@ -152,24 +159,6 @@ def work_folder(pair: Pair, conversations: Sequence[SourceConversation] | None, 
 def kept_tokens(minutes: float) -> int:
     """Return of how many tokens at most texts and features are kept."""
     return min(MOST_TOKENS, round(A_MINUTE * minutes))
-
-
-def refusal(before: Counts, after: Counts) -> str:
-    """Return why what was learnt is not kept; empty where it is."""
-    whole = rate(after.values()) / rate(before.values())
-    if whole < RISE:
-        return f"held-out acceptance is {whole:.2f} times what it was; at least {RISE} is kept"
-    for kind in before.keys() & after.keys():
-        share = rate([after[kind]]) / rate([before[kind]])
-        if min(before[kind][1], after[kind][1]) >= SURE and share < FALL:
-            return f"held-out acceptance of {kind} falls to {share:.2f} times what it was"
-    return ""
-
-
-def rate(counts: Iterable[list[int]]) -> float:
-    """Return tokens a cycle of pairs of tokens and cycles, together."""
-    tokens, cycles = (sum(column) for column in zip(*counts))
-    return tokens / max(1, cycles)
 
 
 def _prepare(
@@ -243,22 +232,21 @@ def _answered(
             yield WrittenText((*ids, *reply.ids[:kept]), len(ids)), "code" if "```" in reply.text else kind, held_out
 
 
-def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress) -> dict[str, Any]:
-    """Count tokens and cycles of greedy and sampled replies, by kind, and their speed."""
-    tokens, cycles = Counter[str](), Counter[str]()
-    written = seconds = 0.0
+def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress) -> Measured:
+    """Count tokens and cycles of a greedy and a sampled reply to each prompt, and tokens a second of all."""
+    counted, written, seconds = list[HeldOut](), 0, 0.0
     block = session.facts.block_size
     for number, (kind, ids) in enumerate(prompts):
         progress(f"held-out replies, {number + 1} of {len(prompts)}", number / len(prompts))
+        lengths = list[int]()
         for sampling in (SamplingParams(), SamplingParams(temperature=TEMPERATURE, seed=number)):
             request = Request(prompt_ids=tuple(ids), sampling=sampling, limits=Limits(REPLY), block_size=block)
             found = write(session, request)
-            tokens[kind] += sum(found.stats.acceptance_lengths)
-            cycles[kind] += len(found.stats.acceptance_lengths)
+            lengths += found.stats.acceptance_lengths
             written += len(found.ids)
             seconds += found.stats.decode_s
-    kinds = {kind: [tokens[kind], cycles[kind]] for kind in tokens}
-    return {"all": rate(kinds.values()), "kinds": kinds, "tokens_per_s": written / max(seconds, 1e-9)}
+        counted.append(HeldOut(kind, sum(lengths), len(lengths)))
+    return Measured(counted, written / max(seconds, 1e-9))
 
 
 def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> None:

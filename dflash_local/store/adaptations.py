@@ -41,7 +41,7 @@ class Adaptation:
     @property
     def gain(self) -> float:
         """Return held-out tokens a cycle after over before."""
-        return float(self.facts["after"]["all"]) / float(self.facts["before"]["all"])
+        return float(self.facts["total"]["ratio"])
 
 
 def path_of(settings: Settings, name: str) -> Path | None:

@@ -17,6 +17,7 @@ from safetensors.torch import save
 
 from dflash_local import settings
 from dflash_local.adapt import report, run
+from dflash_local.adapt.gain import HeldOut, gain, gains, refusal
 from dflash_local.adapt.rehearsal import disk_bytes, rehearse
 from dflash_local.app import measurements
 from dflash_local.app.adapting import TextSource
@@ -102,8 +103,9 @@ def test_half_of_what_a_drift_lost_is_regained(learning: Learning) -> None:
         prompts = [
             [each.kind, session.render(user_request(each.prompts[0][0].content)).ids] for each in conversations(3, 7)
         ]
-        published = run._measure(session, prompts, silent)["all"]
-    before, after = (run.rate([facts[side]["kinds"]["counting"]]) for side in ("before", "after"))
+        lengths = run._measure(session, prompts, silent).prompts
+    published = sum(each.tokens for each in lengths) / sum(each.cycles for each in lengths)
+    before, after = (facts["kinds"]["counting"][side] for side in ("before", "after"))
     assert not learning.learnt.refusal
     assert after - before >= (published - before) / 2, (published, before, after)
     assert facts["curve"][0]["held_out"] < facts["curve"][-1]["held_out"] and facts["minutes"] == MINUTES
@@ -180,12 +182,17 @@ def test_too_little_text_says_how_much_is_needed(drifted: Pair, tmp_path: Path) 
 
 
 def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
-    before = {"text": [3000, 1000], "code": [4000, 1000]}
-    assert run.refusal(before, {"text": [3100, 1000], "code": [4130, 1000]}) == ""
-    assert "1.02 times" in run.refusal(before, {"text": [3060, 1000], "code": [4080, 1000]})
-    assert "code falls to 0.97" in run.refusal(before, {"text": [3900, 1000], "code": [3880, 1000]})
-    few = {"text": [3900, 1000], "code": [38, 10]}
-    assert run.refusal({**before, "code": [40, 10]}, few) == "", "ten cycles tell nothing"
+    def found(text: float, *code: float) -> str:
+        """What is said where cycles of six prompts each bring so many times the tokens: texts, and code by turns."""
+        before = [HeldOut(kind, 400 + at, 100 + at % 3) for kind in ("text", "code") for at in range(6)]
+        times = [text] * 6 + [*code] * (6 // len(code))
+        after = [HeldOut(kind, tokens, round(cycles / by)) for (kind, tokens, cycles), by in zip(before, times)]
+        return refusal(gain(before, after), gains(before, after))
+
+    assert found(1.08, 1.03) == ""
+    assert "1.02 times" in found(1.02, 1.02)
+    assert "code falls to 0.9" in found(1.3, 0.95, 0.93)
+    assert found(1.3, 0.7, 1.2) == "", "prompts that go both ways tell nothing"
 
 
 def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +200,7 @@ def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch:
     make_short(monkeypatch)
     pair = bundled.find("demo")
     learnt = run.adapt(pair, None, 0.25, tmp_path, tmp_path / "kept", opened, silent)
-    assert learnt.refusal.startswith("held-out acceptance is"), json.dumps(learnt.facts["after"])
+    assert learnt.refusal.startswith("held-out acceptance is"), json.dumps(learnt.facts["total"])
     assert not list(tmp_path.iterdir()), "nothing is kept"
     told, lines = report.presented(pair, learnt, "itself")
     assert lines[-1] == f"nothing is kept: {learnt.refusal}" and told["refusal"] == learnt.refusal

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dflash_local import settings
-from dflash_local.adapt.run import BEST, DONE, RISE, STATE
+from dflash_local.adapt.gain import RISE
+from dflash_local.adapt.run import BEST, DONE, STATE
 from dflash_local.app.adaptation_plan import adaptation_folders
 from dflash_local.catalog import bundled
 from dflash_local.store import adaptations
