@@ -26,7 +26,7 @@ from dflash_local.drafters.kinds import read_drafter
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import open_drafter
 from dflash_local.store.atomic import write_atomic
-from tests.dspark_checkpoints import raw, save_drafter
+from tests.dspark_checkpoints import raw
 from tests.engine.named_pairs import DSPARK, GOLDEN
 
 DFLASH2 = "qwen3-dflash2-b8"
@@ -46,10 +46,6 @@ RECIPE = Recipe(windows=2, length=192, anchors=16, rounds=1, at_once=1)
 
 def golden(name: str, folder: Path) -> Path:
     return GOLDEN / name / "drafter"
-
-
-def tiny_dspark(name: str, folder: Path) -> Path:
-    return save_drafter(folder, raw(), tables=False)
 
 
 def larger(name: str, folder: Path) -> Path:
@@ -91,17 +87,13 @@ class Learner:
         self.trainer = Trainer(KeptTexts(row.expand(3000, -1), tables), self.drafter.module, RECIPE)
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["whole", "pairs"])
 @pytest.mark.parametrize(
-    ("make", "name", "vocab", "dtype"),
+    ("make", "name", "vocab", "dtype", "large"),
     [
-        (golden, "qwen3-v1-b8", 96, "float32"),
-        (golden, DFLASH2, 96, "float32"),
-        (tiny_dspark, DSPARK, 96, "float32"),
-        (larger, "qwen3-v1-b8", MANY, "float32"),
-        (larger, "qwen3-v1-b8", MANY, "bfloat16"),
-        (larger, DFLASH2, MANY, "float32"),
-        (larger, DSPARK, MANY, "float32"),
+        (golden, "qwen3-v1-b8", 96, "float32", False),
+        (larger, "qwen3-v1-b8", MANY, "bfloat16", False),
+        (larger, "qwen3-v1-b8", MANY, "float32", True),
+        *((larger, name, MANY, "float32", large) for name in (DFLASH2, DSPARK) for large in (False, True)),
     ],
 )
 def test_a_drafter_that_learns_takes_what_was_said(

@@ -155,7 +155,10 @@ def test_no_text_changes_beside_a_drafter(pair: Session, how: str) -> None:
     assert max(step.accepted for step in found) >= pair.facts.block_size, "copies are longer than the drafter's block"
 
 
-def test_a_check_compares_texts_and_leaves_its_acceptance_alone(session: Session) -> None:
+def test_a_check_compares_texts_and_leaves_its_acceptance_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_local.check.run.PROMPTS", 1)
     assert check_drafter(session, find("demo")).state == "skipped"
     found = check_exactness(session, find("demo"))
     assert found.state == "ok" and found.figures["tokens"] > 0
