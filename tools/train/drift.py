@@ -95,7 +95,7 @@ def timed(rows: Sequence[Row], together: int, seconds: float) -> Iterator[tuple[
     """Batches drawn for so long, each with the share of the time that is over."""
     draw, began = Random(1), time.monotonic()
     while (over := (time.monotonic() - began) / seconds) < 1:
-        yield over, draw.sample(rows, together)
+        yield over, draw.choices(rows, k=together)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -113,6 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     files, tokenizer = Checkpoint.open(args.target), Tokenizer.load(open_source(args.target))
     assert tokenizer is not None, f"{args.target} has no tokenizer"
     rows = rows_of(Dialogues.load(args.work / DIALOGUES), tokenizer)
+    if not rows:
+        parser.error(f"no answer in {args.work} came to its end: generate with more --seconds")
     model = load_target(files, TargetFacts.from_checkpoint(files), placement(args.device, "auto"))
     model.float().requires_grad_(True).train()
     loss = fine_tune(model, timed(rows, args.together, args.minutes * 60), args.rate)
