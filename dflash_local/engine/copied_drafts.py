@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dflash_local.engine.cycle_costs import NO_GROWTH, ContextGrowth, CycleCosts, MeasuredExperts
 from dflash_local.engine.drafter_choice import DrafterChoice
-from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
 from dflash_local.engine.survival import Survival
 from dflash_local.text_index import Copies, TextIndex
 
@@ -16,18 +16,23 @@ class CopiedDrafts:
     """
 
     def __init__(
-        self, index: TextIndex, costs: Mapping[int, float], block: int, experts: MeasuredExperts | None = None
+        self,
+        index: TextIndex,
+        costs: Mapping[int, float],
+        block: int,
+        experts: MeasuredExperts | None = None,
+        growth: ContextGrowth = NO_GROWTH,
     ) -> None:
         """Begin with nothing known.
 
         Args:
             index: of the sequence, whoever else uses it. costs: milliseconds of a cycle without a drafter's pass, by
                 its verified rows; empty where they are unknown: then all copies are verified.
-            block: rows of the longest cycle, as of ``costs``. experts: what the costs were measured with.
+            block: rows of the longest cycle, as of ``costs``. experts: what the costs were measured with. growth: of
+                the costs with the context.
         """
         self._index, self._drafts = index, block - 1
-        self.costs = dict(costs)
-        self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
+        self._costs = CycleCosts(costs, experts, growth)
         self._survival = Survival(block - 1)
         self._unknown: list[Copies] = []  # those of which the text has yet to tell
 
@@ -39,6 +44,15 @@ class CopiedDrafts:
     def recall(self, learnt: Sequence[float]) -> None:
         """Begin with what was learnt before, of blocks as long."""
         self._survival.recall(learnt)
+
+    @property
+    def costs(self) -> Mapping[int, float]:
+        """Return milliseconds of a cycle by its verified rows, as far as is known by now; empty where they are not."""
+        return self._costs.by_rows
+
+    def look_back(self, further: int) -> None:
+        """Let cycles stand behind so many more tokens than those that were measured."""
+        self._costs.look_back(further)
 
     def begin(self) -> None:
         """Begin a reply: what another one's text was to tell is never known."""
@@ -67,9 +81,7 @@ class CopiedDrafts:
 
     def add(self, rows: int, experts: float | None) -> None:
         """Learn what a cycle of copies cost. ``experts``: of ``Cycle``."""
-        if experts is not None and self._expert_costs is not None:
-            self._expert_costs.add(rows, experts)
-            self.costs = self._expert_costs.current()
+        self._costs.add(rows, experts)
 
     def _known(self, copies: Copies, ids: Sequence[int]) -> bool:
         """Learn from copies; returns False while the text has not told how far they were right."""

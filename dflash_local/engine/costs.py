@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from dflash_local.engine.expert_costs import MeasuredExperts
+from dflash_local.engine.cycle_costs import ContextGrowth, MeasuredExperts, MeasuredGrowth
 from dflash_local.engine.fused_runner import FusedRunner
 from dflash_local.engine.reference_runner import ReferenceRunner
 from dflash_local.engine.runner import PlainStep
@@ -31,7 +31,9 @@ RECORDED = 3  # buckets of the target, which are all that there are outside of s
 AT = 1024  # committed tokens that attention looks back on, where the context holds as many
 CPU_AT = 64  # the same on a CPU
 CPU_ROUNDS, CPU_S = 8, 1.5  # cycles of each length at most, and seconds after which no more are begun but the second
+FURTHER = 1024  # tokens at least that a context is longer behind which growth is measured
 PLAIN_STEPS = 6  # of which the first is left out: it builds oneDNN's kernels besides
+Found = tuple[float, float]  # milliseconds of a cycle; different experts of a layer that its rows took
 AT_LOAD = "measured at load over {:,} tokens"
 # A CPU that takes longer for a plain step is not measured: it would be felt, and such a model's weights are read from
 # memory at a cost that hides that of a block's rows.
@@ -41,9 +43,10 @@ SLOWEST_STEP_S = 0.5
 @torch.inference_mode()
 def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], None] = lambda _part: None) -> None:
     """Fill ``runner.costs``, ``own_costs`` and ``verify_costs`` (medians in milliseconds, at about a thousand committed
-    tokens), ``runner.plain``, ``wait_ms`` and ``experts`` on CUDA, where there are drafts to verify (``block`` over 1).
-    The runner must be fresh. Tokens are varied, as what a mixture reads follows from them; rows of text take others, so
-    what an expert costs is measured as well (``engine.expert_costs``).
+    tokens), ``runner.plain``, ``wait_ms``, ``experts`` and ``growth`` on CUDA, where there are drafts to verify
+    (``block`` over 1). The runner must be fresh. Tokens are varied, as what a mixture reads follows from them; rows of
+    text take others, so what an expert costs is measured as well, and what the longest context does
+    (``engine.cycle_costs``).
     """
     if runner.device.type != "cuda" or block == 1:
         return
@@ -56,17 +59,19 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
     length = min(AT, runner.context // 2)
     ids = varied_ids(length + REPLAYS + 2 + longest, runner.vocab_size)
     with runner.idle(ids[:length]):
-        given: dict[int, tuple[float, float]] = {}
+        given: dict[int, Found] = {}
         for rows in lengths:
             progress(len(given) / (2 * len(lengths)))
             given[rows] = _measured(runner, rows, ids[length:], given=True)
-        costs = {1: given[1][0]} if drafting else {}
+        drafted = {1: given[1]} if drafting else {}
         for rows in drafting[1:]:
-            progress((len(lengths) + len(costs)) / (2 * len(lengths)))
-            costs[rows], _ = _measured(runner, rows, ids[length:])
-        if own is not None:
-            measured = {rows: _measured(runner, rows, ids[length:], own=True)[0] for rows in of_own}
-            runner.own_costs = {1: given[1][0], **measured}
+            progress((len(lengths) + len(drafted)) / (2 * len(lengths)))
+            drafted[rows] = _measured(runner, rows, ids[length:])
+        costs = _milliseconds(drafted)
+        owned = {} if own is None else {1: given[1]}
+        for rows in of_own:
+            owned[rows] = _measured(runner, rows, ids[length:], own=True)
+        runner.own_costs = _milliseconds(owned)
         if proposer is not None and proposer.chained:
             runner.wait_ms = math.inf  # how many are made is chosen before there is any confidence
         elif proposer is not None:
@@ -75,7 +80,10 @@ def measure_costs(runner: FusedRunner, block: int, progress: Callable[[float], N
             distinct = {rows: count for rows, (_, count) in given.items()}
             ms = _of_an_expert(runner, longest, ids[length:])
             runner.experts = MeasuredExperts(runner.num_experts, distinct[1], distinct, ms)
-    runner.costs, runner.verify_costs = costs, {rows: ms for rows, (ms, _) in given.items()}
+        if (further := runner.context - 2 * longest - length) >= FURTHER:
+            runner.target.set_length(length + further)
+            runner.growth = MeasuredGrowth(length, *_growth(runner, further, ids[length:], given, drafted, owned))
+    runner.costs, runner.verify_costs = costs, _milliseconds(given)
     runner.plain = PlainStep(given[1][0] / 1e3, AT_LOAD.format(length))
 
 
@@ -167,16 +175,43 @@ def _lengths(block: int) -> list[int]:
     return sorted({length for length in LENGTHS if length < block} | {block})
 
 
+def _milliseconds(found: Mapping[int, Found]) -> dict[int, float]:
+    return {rows: ms for rows, (ms, _) in found.items()}
+
+
+def _growth(runner: FusedRunner, further: int, ids: Sequence[int], *near: Mapping[int, Found]) -> list[ContextGrowth]:
+    """Return how the costs of each kind of cycle grow, of a runner whose context is so much longer by now.
+
+    Args:
+        near: what was measured before of cycles whose drafts are given, of the proposer's, and of ``own``'s.
+    """
+    bucket = runner.target.buckets.index(runner.target.bucket(runner.context))
+
+    def grown(before: Found, rows: int, given: bool = False, own: bool = False) -> float:
+        """Leave out what other experts take than rows had there."""
+        ms, distinct = _measured(runner, rows, ids, given, own, bucket)
+        of_experts = 0.0 if runner.experts is None else runner.experts.ms * (distinct - before[1])
+        return max(0.0, ms - before[0] - of_experts) / further
+
+    given, drafted, owned = near
+    step = grown(given[1], 1, given=True)
+    found = [ContextGrowth(step, step)]
+    for table, own in ((drafted, False), (owned, True)):
+        rows = max(table, default=1)
+        found.append(ContextGrowth(step, grown(table[rows], rows, own=own) if rows > 1 else step))
+    return found
+
+
 def _measured(
-    runner: FusedRunner, rows: int, ids: Sequence[int], given: bool = False, own: bool = False
-) -> tuple[float, float]:
+    runner: FusedRunner, rows: int, ids: Sequence[int], given: bool = False, own: bool = False, bucket: int = 0
+) -> Found:
     """Return milliseconds of a cycle, the median; different experts of a layer that its rows took, the mean. ``given``,
-    ``own``: see ``FusedRunner.replay``.
+    ``own``: see ``FusedRunner.replay``, whose ``at`` is the ``bucket``.
     """
     spans, counts = [], []
     for at in range(REPLAYS + 2):
         runner.set_tokens(ids[at : at + rows])
-        spans.append(span_ms(partial(runner.replay, rows, given=given, own=own)))
+        spans.append(span_ms(partial(runner.replay, rows, given=given, own=own, at=bucket)))
         counts.append(runner.distinct_experts(rows) or 0.0)
     spans, counts = spans[2:], counts[2:]  # the first compiles, the second records
     return sorted(spans)[len(spans) // 2], sum(counts) / len(counts)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from dflash_local.drafters.engines import FusedDrafter
+from dflash_local.engine.cycle_costs import MeasuredExperts, MeasuredGrowth
 from dflash_local.engine.cycle_records import CycleKey, CycleRecords, Launched, Margins
-from dflash_local.engine.expert_costs import MeasuredExperts
 from dflash_local.engine.graphs import Graphs
 from dflash_local.engine.held_sequences import hosted
 from dflash_local.engine.oracle_drafter import OracleDrafter
@@ -103,6 +103,7 @@ class FusedRunner(SequenceRunner):
         self.own_costs: Mapping[int, float] = {}
         self.wait_ms = 0.0
         self.experts: MeasuredExperts | None = None
+        self.growth = MeasuredGrowth()
         self._replayed = "cycle"  # the name of what ``replay`` records
         self._counted_rows = self._uncounted = 0  # rows of the last cycle; cycles of so many since one was counted
         self._kept = 0  # rows that the last cycle committed, as the host knows

@@ -15,6 +15,7 @@ import torch
 
 from dflash_local.drafters.engines import Drafts, OwnProposer, Proposer
 from dflash_local.engine.cpu_threads import CpuThreads
+from dflash_local.engine.cycle_costs import MeasuredGrowth
 from dflash_local.engine.runner import Cut, Cycle, SequenceRunner, not_finite
 from dflash_local.engine.sampling import Sampler, likelihoods
 from dflash_local.errors import EngineError, UsageError
@@ -52,6 +53,7 @@ class ReferenceRunner(SequenceRunner):
     wait_ms = 0.0
     drafter_precision = "full"
     experts = None
+    growth = MeasuredGrowth()
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dflash_local.engine.expert_costs import MeasuredExperts
+from dflash_local.engine.cycle_costs import MeasuredExperts, MeasuredGrowth
 from dflash_local.engine.sampling import Likelihood, Sampler
 from dflash_local.errors import EngineError, NumericsError
 from dflash_local.layout.cycle import SNAPSHOT_EVERY
@@ -133,6 +133,10 @@ class Runner(Protocol):
     @property
     def experts(self) -> MeasuredExperts | None:
         """Return what the costs were measured with; None without experts, or where costs were not measured."""
+
+    @property
+    def growth(self) -> MeasuredGrowth:
+        """Return how costs grow with the context; nothing where that was not measured."""
 
     @property
     def ids(self) -> Sequence[int]:

@@ -15,6 +15,7 @@ from dflash_local.engine.verify_length import VerifyLength
 from dflash_local.text_index import TextIndex
 
 COPIES = "copies"  # what their worth is kept by, beside the kinds of text
+NEAR = 512  # tokens by which a context grows before costs are found anew
 
 
 class Scheduler:
@@ -48,15 +49,19 @@ class Scheduler:
         self._copied: CopiedDrafts | None = None
         if not fixed and drafts:
             for kind in KINDS:
-                lengths = [VerifyLength(runner.costs, block, runner.experts, runner.wait_ms, _draft_ms(runner))]
+                pass_ms = runner.wait_ms, _draft_ms(runner)
+                lengths = [VerifyLength(runner.costs, block, runner.experts, *pass_ms, runner.growth.drafted)]
                 if runner.own_costs:  # as many drafts are made as are verified
-                    lengths.append(VerifyLength(runner.own_costs, max(runner.own_costs), runner.experts, math.inf))
+                    longest, growth = max(runner.own_costs), runner.growth.own
+                    lengths.append(VerifyLength(runner.own_costs, longest, runner.experts, math.inf, growth=growth))
                 self._choices[kind] = DrafterChoice(lengths)
         if not fixed and runner.verify_costs:
-            self._copied = CopiedDrafts(index, runner.verify_costs, max(runner.verify_costs), runner.experts)
+            longest, growth = max(runner.verify_costs), runner.growth.given
+            self._copied = CopiedDrafts(index, runner.verify_costs, longest, runner.experts, growth)
         elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
         self.choice: DrafterChoice | None = None
+        self._looks_back = 0  # tokens that costs are of, to the next of these
 
     @staticmethod
     def adapts(runner: Runner, block: int) -> bool:
@@ -107,6 +112,7 @@ class Scheduler:
 
     def launch(self) -> None:
         """Launch the next cycle."""
+        self._look_back(len(self._runner.ids) // NEAR * NEAR)
         copied, choice = self._copies(), self.choice
         if copied or choice is None:
             self._launched.append(None)
@@ -124,6 +130,18 @@ class Scheduler:
             choice.add(chosen, cycle)
         elif cycle.copied and self._copied is not None:
             self._copied.add(cycle.rows, cycle.experts)
+
+    def _look_back(self, tokens: int) -> None:
+        """Have costs follow the context."""
+        if tokens == self._looks_back:
+            return
+        self._looks_back = tokens
+        further = tokens - self._runner.growth.tokens
+        for choice in self._choices.values():
+            for control in choice.controls:
+                control.look_back(further)
+        if self._copied is not None:
+            self._copied.look_back(further)
 
     def _copies(self) -> tuple[int, ...]:
         """Return ids to verify in place of the drafter's; none where these promise more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dflash_local.engine.expert_costs import ExpertCosts, MeasuredExperts
+from dflash_local.engine.cycle_costs import NO_GROWTH, ContextGrowth, CycleCosts, MeasuredExperts
 from dflash_local.engine.survival import LEAN, MEMORY, Survival
 
 RATE_MEMORY = 128.0  # cycles of the rate that a longer cycle has to be worth
@@ -28,6 +28,10 @@ class _Rate:
     def value(self) -> float:
         return self._tokens / self.ms
 
+    def slow_down(self, factor: float) -> None:
+        """Let all that was seen have taken so many times as long."""
+        self.ms *= factor
+
 
 class VerifyLength:
     """The verify length of a drafter's cycles, one by one.
@@ -45,10 +49,9 @@ class VerifyLength:
     worth more than the wait; else it verifies the length that was best of late. Confidences are learnt from in both
     cases.
 
-    The costs are those of one context length: a longer context makes all lengths dearer, which is ignored, as is
-    the sampler's own work. In simulations that loses less than 1 % where attention takes half a plain step besides, and
-    1.6 % where it takes a whole one. Of mixtures of experts they follow the experts that cycles are seen to take
-    (``engine.expert_costs``). What a cycle brought may become known several launches later.
+    Costs follow the context and, of mixtures of experts, the experts that cycles are seen to take
+    (``engine.cycle_costs``); the sampler's own work is ignored. What a cycle brought may become known several launches
+    later.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class VerifyLength:
         experts: MeasuredExperts | None = None,
         wait_ms: float = 0.0,
         draft_ms: float = math.inf,
+        growth: ContextGrowth = NO_GROWTH,
     ) -> None:
         """Begin a controller that knows nothing of the pair yet.
 
@@ -67,14 +71,15 @@ class VerifyLength:
             experts: what the costs were measured with; None for a target without experts.
             wait_ms: milliseconds that a cycle takes longer where its confidences are waited for.
             draft_ms: milliseconds of the drafter's pass; infinite where a cycle cannot go on without any of its drafts.
+            growth: of the costs with the context.
 
         Raises:
             ValueError: nothing is left, or a cost is not above 0.
         """
-        self.costs = {rows: costs[rows] for rows in sorted(costs) if 1 <= rows <= block}
-        if 1 not in self.costs or len(self.costs) < 2 or not min(self.costs.values()) > 0:
+        usable = {rows: costs[rows] for rows in sorted(costs) if 1 <= rows <= block}
+        if 1 not in usable or len(usable) < 2 or not min(usable.values()) > 0:
             raise ValueError(f"no usable costs for a block of {block}: {dict(costs)}")
-        self._expert_costs = None if experts is None else ExpertCosts(self.costs, experts)
+        self._costs = CycleCosts(usable, experts, growth)
         self._wait_ms, self._draft_ms = wait_ms, draft_ms
         self.longest = max(self.costs)
         self._survival = Survival(self.longest - 1)
@@ -85,6 +90,21 @@ class VerifyLength:
         self._average = _Rate(0.0, 0.0, RATE_MEMORY)  # of promises, whenever that was
         self._recent = RECENT
         self.judge_anew()
+
+    @property
+    def costs(self) -> Mapping[int, float]:
+        """Return milliseconds of a whole cycle by its verified rows, as far as is known by now."""
+        return self._costs.by_rows
+
+    def look_back(self, further: int) -> None:
+        """Let cycles stand behind so many more tokens than those that were measured. What they brought stays as it is
+        in tokens, and takes as much longer as the usual one does.
+        """
+        rows = self.rival()
+        before = self.costs[rows]
+        self._costs.look_back(further)
+        for rate in (self._emitted, self._promise, self._average):
+            rate.slow_down(self.costs[rows] / before)
 
     def judge_anew(self) -> None:
         """Let ``promise`` be that of the cycles from now on."""
@@ -138,9 +158,7 @@ class VerifyLength:
             confidences: of its drafts, also of those that were cut off. experts: of ``Cycle``. probe: it was launched
                 to find out whether the drafter pays.
         """
-        if experts is not None and self._expert_costs is not None:
-            self._expert_costs.add(rows, experts)
-            self.costs = self._expert_costs.current()
+        self._costs.add(rows, experts)
         drafted = rows > 1 or len(confidences) > 0
         self._emitted.add(accepted + 1, self._cost(rows) if drafted else self.costs[1])
         if not drafted:
@@ -200,7 +218,7 @@ class VerifyLength:
 
     def _cost(self, rows: int) -> float:
         """Return milliseconds of a cycle that made drafts; of one row, where none was verified."""
-        return self.costs[1] + self._draft_ms if rows == 1 else self.costs[rows]
+        return self.costs[rows] + (self._draft_ms + self._costs.draft_growth_ms if rows == 1 else 0.0)
 
     def _judge(self, tokens: Sequence[float], usual: int, rows: int, emitted: int, probe: bool) -> None:
         """Add what a cycle promised at the length that it has outside of probes, or what a probe brought if that is

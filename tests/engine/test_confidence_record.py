@@ -13,6 +13,7 @@ from typing import Any
 from dflash_local import settings
 from dflash_local.app import loading
 from dflash_local.catalog import bundled
+from dflash_local.engine.cycle_costs import MeasuredGrowth
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.session import Session
 from dflash_local.engine.survival import Survival
@@ -39,7 +40,7 @@ def controller(cycles: int, block: int = 16) -> VerifyLength:
 
 def scheduler() -> Scheduler:
     runner: Any = SimpleNamespace(
-        proposer=True, costs=COSTS, verify_costs=COSTS, own_costs={}, experts=None, wait_ms=0.0
+        proposer=True, costs=COSTS, verify_costs=COSTS, own_costs={}, experts=None, wait_ms=0.0, growth=MeasuredGrowth()
     )
     return Scheduler(runner, 16, TextIndex())
 
