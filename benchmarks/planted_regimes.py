@@ -408,7 +408,7 @@ def main() -> None:
             methods[name] = compare_methods(replies, name, args.cycles)
             print(name, methods[name], file=sys.stderr, flush=True)
     record = {"pair": [pair.target, pair.drafter], "stored": args.stored, "cycles": args.cycles, "cycle_ms": costs}
-    record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "regimes": regimes}
+    record |= {"measured_at_load": measured, "wait_ms": runner.wait_ms, "growth": runner.growth, "regimes": regimes}
     record |= {"given_at_load": dict(runner.verify_costs), "own_at_load": dict(runner.own_costs), "methods": methods}
     print(json.dumps(record | {"machine": machine(), "versions": versions()}, indent=2))
 
