@@ -179,27 +179,30 @@ def _milliseconds(found: Mapping[int, Found]) -> dict[int, float]:
     return {rows: ms for rows, (ms, _) in found.items()}
 
 
-def _growth(runner: FusedRunner, further: int, ids: Sequence[int], *near: Mapping[int, Found]) -> list[ContextGrowth]:
+def _growth(
+    runner: FusedRunner,
+    further: int,
+    ids: Sequence[int],
+    given: Mapping[int, Found],
+    drafted: Mapping[int, Found],
+    owned: Mapping[int, Found],
+) -> list[ContextGrowth]:
     """Return how the costs of each kind of cycle grow, of a runner whose context is so much longer by now.
 
     Args:
-        near: what was measured before of cycles whose drafts are given, of the proposer's, and of ``own``'s.
+        given, drafted, owned: what was measured before of cycles whose drafts are given, and of either drafter's.
     """
     bucket = runner.target.buckets.index(runner.target.bucket(runner.context))
 
-    def grown(before: Found, rows: int, given: bool = False, own: bool = False) -> float:
-        """Leave out what other experts take than rows had there."""
-        ms, distinct = _measured(runner, rows, ids, given, own, bucket)
-        of_experts = 0.0 if runner.experts is None else runner.experts.ms * (distinct - before[1])
-        return max(0.0, ms - before[0] - of_experts) / further
+    def grown(near: Mapping[int, Found], rows: int, **how: bool) -> float:
+        """Leave out that its rows may take other experts there."""
+        (ms, distinct), (ms_near, distinct_near) = _measured(runner, rows, ids, bucket=bucket, **how), near[rows]
+        of_experts = 0.0 if runner.experts is None else runner.experts.ms * (distinct - distinct_near)
+        return max(0.0, ms - ms_near - of_experts) / further
 
-    given, drafted, owned = near
-    step = grown(given[1], 1, given=True)
-    found = [ContextGrowth(step, step)]
-    for table, own in ((drafted, False), (owned, True)):
-        rows = max(table, default=1)
-        found.append(ContextGrowth(step, grown(table[rows], rows, own=own) if rows > 1 else step))
-    return found
+    step, longest = grown(given, 1, given=True), max(drafted, default=1)
+    found = [ContextGrowth(step, step), ContextGrowth(step, grown(drafted, longest) if longest > 1 else step)]
+    return [*found, ContextGrowth(step, grown(owned, max(owned), own=True) if owned else step)]
 
 
 def _measured(

@@ -61,7 +61,7 @@ class Scheduler:
         elif not drafts:
             self._copied = CopiedDrafts(index, {}, block)
         self.choice: DrafterChoice | None = None
-        self._looks_back = 0  # tokens that costs are of, to the next of these
+        self._looks_back = 0  # tokens of context that the costs are of by now
 
     @staticmethod
     def adapts(runner: Runner, block: int) -> bool:
