@@ -19,7 +19,9 @@ class HeldOut(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """Tokens a cycle ``before`` and ``after``, the ``ratio`` and its standard ``error``; None of one prompt alone."""
+    """Tokens a cycle ``before`` and ``after``, the ``ratio`` and its standard ``error``; None where too few prompts are
+    alike to tell.
+    """
 
     before: float
     after: float
@@ -33,25 +35,44 @@ def gain(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> Gain:
     What a prompt adds to both sides tells nothing, so prompts are paired: the error is that of the logarithm of a
     ratio of ratio estimators, to first order (Cochran, Sampling Techniques, section 6.4).
     """
-    sums = [(sum(each.tokens for each in side), sum(each.cycles for each in side)) for side in (before, after)]
-    shares = [
-        [each.tokens / tokens - each.cycles / cycles for each in side]
-        for side, (tokens, cycles) in zip((before, after), sums)
-    ]
-    first, then = (tokens / cycles for tokens, cycles in sums)
-    ratio, count = then / first, len(before)
-    squares = sum((new - old) ** 2 for old, new in zip(*shares, strict=True))
-    return Gain(first, then, ratio, ratio * math.sqrt(squares * count / (count - 1)) if count > 1 else None)
+    changes = _changes(before, after)
+    return _gain(before, after, sum(each**2 for each in changes) / (len(changes) - 1) if len(changes) > 1 else None)
 
 
 def gains(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> dict[str, Gain]:
-    """Compare kind by kind; those without a cycle are left out."""
-    found = dict[str, Gain]()
+    """Compare kind by kind; those without a cycle are left out. The spread of a kind's two or three prompts would tell
+    nothing, so the prompts of all kinds have one variance.
+    """
+    kinds = dict[str, tuple[list[HeldOut], list[HeldOut]]]()
     for kind in sorted({each.kind for each in before}):
-        sides = [[each for each in side if each.kind == kind] for side in (before, after)]
+        sides = [each for each in before if each.kind == kind], [each for each in after if each.kind == kind]
         if all(any(each.cycles for each in side) for side in sides):
-            found[kind] = gain(*sides)
-    return found
+            kinds[kind] = sides
+    changes = [_changes(*sides) for sides in kinds.values()]
+    free = sum(len(each) - 1 for each in changes)
+    variance = sum(change**2 for each in changes for change in each) / free if free else None
+    return {kind: _gain(*sides, variance) for kind, sides in kinds.items()}
+
+
+def _gain(before: Sequence[HeldOut], after: Sequence[HeldOut], variance: float | None) -> Gain:
+    """``variance``: of a prompt's change."""
+    (tokens, cycles), (tokens_after, cycles_after) = _sums(before), _sums(after)
+    first, then = tokens / cycles, tokens_after / cycles_after
+    error = None if variance is None else then / first * math.sqrt(len(before) * variance) / cycles
+    return Gain(first, then, then / first, error)
+
+
+def _changes(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> list[float]:
+    """How many cycles more, of those before, each prompt would have to bring to change as all together do."""
+    (tokens, cycles), (tokens_after, cycles_after) = _sums(before), _sums(after)
+    return [
+        cycles * (new.tokens / tokens_after - new.cycles / cycles_after - old.tokens / tokens + old.cycles / cycles)
+        for old, new in zip(before, after, strict=True)
+    ]
+
+
+def _sums(prompts: Sequence[HeldOut]) -> tuple[int, int]:
+    return sum(each.tokens for each in prompts), sum(each.cycles for each in prompts)
 
 
 def refusal(total: Gain, kinds: dict[str, Gain]) -> str:

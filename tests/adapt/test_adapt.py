@@ -193,6 +193,9 @@ def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
     assert "1.02 times" in found(1.02, 1.02)
     assert "code falls to 0.9" in found(1.3, 0.95, 0.93)
     assert found(1.3, 0.7, 1.2) == "", "prompts that go both ways tell nothing"
+    before = [HeldOut(kind, 400, 100) for kind in ("text",) * 4 + ("code",) * 2]
+    after = [each._replace(cycles=cycles) for each, cycles in zip(before, (60, 110, 50, 90, 107, 107))]
+    assert refusal(gain(before, after), gains(before, after)) == "", "nor do two that happen to agree"
 
 
 def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
