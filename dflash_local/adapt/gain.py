@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 RISE, FALL = 1.03, 0.98  # the ratio: of all prompts at least, and of each kind
-SURE = 2.0  # standard errors by which a kind falls further than that
+SURE = 2.0  # standard errors by which all rise above one, and a kind falls further than that
 
 
 class HeldOut(NamedTuple):
@@ -79,6 +79,9 @@ def refusal(total: Gain, kinds: dict[str, Gain]) -> str:
     """Return why what was learnt is not kept; empty where it is."""
     if total.ratio < RISE:
         return f"held-out acceptance is {total.ratio:.2f} times what it was; at least {RISE} is kept"
+    if total.error is None or total.ratio - SURE * total.error < 1:
+        spread = "unknown" if total.error is None else f"{total.error:.2f}"
+        return f"held-out acceptance is {total.ratio:.2f} times what it was, which may be chance: its error is {spread}"
     for kind, (_, _, ratio, error) in kinds.items():
         if error is not None and ratio + SURE * error < FALL:
             return f"held-out acceptance of {kind} falls to {ratio:.2f} times what it was"

@@ -183,19 +183,21 @@ def test_too_little_text_says_how_much_is_needed(drifted: Pair, tmp_path: Path) 
 
 def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
     def found(text: float, *code: float) -> str:
-        """What is said where cycles of six prompts each bring so many times the tokens: texts, and code by turns."""
-        before = [HeldOut(kind, 400 + at, 100 + at % 3) for kind in ("text", "code") for at in range(6)]
-        times = [text] * 6 + [*code] * (6 // len(code))
+        """What is said where cycles of twelve prompts each bring so many times the tokens: texts, and code by turns."""
+        before = [HeldOut(kind, 400 + at, 100 + at % 3) for kind in ("text", "code") for at in range(12)]
+        times = [text] * 12 + [*code] * (12 // len(code))
         after = [HeldOut(kind, tokens, round(cycles / by)) for (kind, tokens, cycles), by in zip(before, times)]
         return refusal(gain(before, after), gains(before, after))
 
     assert found(1.08, 1.03) == ""
     assert "1.02 times" in found(1.02, 1.02)
     assert "code falls to 0.9" in found(1.3, 0.95, 0.93)
-    assert found(1.3, 0.7, 1.2) == "", "prompts that go both ways tell nothing"
-    before = [HeldOut(kind, 400, 100) for kind in ("text",) * 4 + ("code",) * 2]
-    after = [each._replace(cycles=cycles) for each, cycles in zip(before, (60, 110, 50, 90, 107, 107))]
+    assert found(1.8, 0.75, 1.15) == "", "prompts that go both ways tell nothing"
+    before = [HeldOut(kind, 400, 100) for kind in ("text",) * 12 + ("code",) * 2]
+    after = [each._replace(cycles=cycles) for each, cycles in zip(before, (60, 110, 50, 90) * 3 + (107, 107))]
     assert refusal(gain(before, after), gains(before, after)) == "", "nor do two that happen to agree"
+    for few in (1, 4):
+        assert "may be chance" in refusal(gain(before[:few], after[:few]), {}), "of a text that rises by 1.3 and more"
 
 
 def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
