@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dflash_local.engine.cycle_costs import MeasuredGrowth
 from dflash_local.engine.runner import Cycle
 from dflash_local.engine.scheduler import Scheduler
 from dflash_local.engine.text_kind import TextKind
@@ -39,6 +40,7 @@ class Launches:
 
     proposer, experts, wait_ms = True, None, 1e9
     verify_costs = own_costs = dict[int, float]()
+    growth, ids = MeasuredGrowth(), ()
 
     def __init__(self) -> None:
         self.costs, self.rows, self.on_their_way = COSTS, 8, list[Cycle]()
