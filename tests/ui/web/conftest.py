@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -58,6 +59,7 @@ class Shared:
 
 
 SHARED = Shared()
+CUT_OFF = re.compile("AbortError: signal is aborted|Unexpected error Connection errored out")
 
 
 @pytest.hookimpl(trylast=True)
@@ -81,6 +83,12 @@ class Visitor:
         page.on("request", self._requested)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", self._said)
+
+    def reload(self) -> None:
+        """Load the page anew. What Gradio says of a request that this cuts off is no complaint."""
+        before = len(self.complaints)
+        self.page.reload()
+        self.complaints[before:] = [each for each in self.complaints[before:] if not CUT_OFF.match(each)]
 
     def _requested(self, request: Any) -> None:
         if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):

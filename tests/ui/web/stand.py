@@ -211,7 +211,7 @@ def visiting(visitor: Visitor, tab: str, *sessions: Session, **how: Any) -> Iter
     with site(*sessions, **how) as here:
         enter(visitor.page, here, tab)
         yield here, visitor.page
-        assert visitor.foreign == [] and visitor.complaints == []
+        assert not visitor.foreign + visitor.complaints, visitor.foreign + visitor.complaints
         if not visitor.page.is_closed():
             visitor.page.goto("about:blank")  # or the server would wait for its connections
 

@@ -10,7 +10,7 @@ import pytest
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import READY, visiting
-from tests.ui.web.test_chat_tab import press, said, send, status
+from tests.ui.web.test_chat_tab import open_settings, said, send, status
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -19,8 +19,8 @@ FINDINGS = "axe.run().then((found) => found.violations.map((one) => `${one.id}: 
 
 
 def check(page: Page, script: str) -> None:
-    page.add_style_tag(content="* { transition: none !important; }")  # colours in between are nobody's choice
     for frame in page.frames:
+        frame.add_style_tag(content="* { transition: none !important; }")  # colours in between are nobody's choice
         frame.evaluate(f"{script}; undefined")
     for theme in ("dark", "light"):
         page.evaluate("theme => document.body.classList.toggle('dark', theme === 'dark')", theme)
@@ -36,8 +36,7 @@ def test_no_tab_has_a_finding_in_either_theme(visitor: Visitor) -> None:
         send(page, "hello")
         status(page, "2.5 a step")
         page.get_by_text("Thinking (").wait_for()
-        press(page, "Settings")
-        page.get_by_label("System prompt").wait_for()
+        open_settings(page)
         check(page, script)
         for tab in ("Models", "Bench", "About", "Race"):
             page.get_by_role("tab", name=tab).click()

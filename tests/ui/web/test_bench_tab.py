@@ -102,7 +102,42 @@ def test_totals_are_of_all_tokens_and_all_cycles() -> None:
     assert (sums.ar, sums.dflash, sums.ratio) == (2.0, 4.0, 2.0)
     assert sums.acceptance == 4.0 and sums.identical == 2
     assert per_position([row(2), row(4, 6)]) == [(1, 1.0), (2, 0.5)]
-    assert totals([]).ratio == 0.0
+    assert totals([]).ratio is None
+
+
+def of_servers(row: BenchRow) -> BenchRow:
+    """The row as of servers that name no tokens and tell of a reply's cycles only the sums."""
+
+    def unnamed(lane: Lane) -> Lane:
+        lengths = lane.finished.stats.acceptance_lengths
+        counts = (len(lengths), 7 * len(lengths), sum(lengths) - len(lengths)) if lengths else None
+        stats = replace(lane.finished.stats, acceptance_lengths=(), draft_counts=counts)
+        steps = tuple(replace(step, token_ids=()) for step in lane.steps)
+        return Lane(lane.mode, steps, replace(lane.finished, stats=stats))
+
+    return replace(row, race=replace(row.race, ar=unnamed(row.race.ar), dflash=unnamed(row.race.dflash)))
+
+
+def test_totals_over_servers_are_of_what_they_count() -> None:
+    from dflash_local.ui.web.bench_run import over_time, per_position, totals
+
+    rows = [of_servers(row(2)), of_servers(row(4, 6))]
+    assert totals(rows) == totals([row(2), row(4, 6)])
+    assert per_position(rows) == [(1, 1.0), (2, 0.5)] and over_time(rows[0]) == []
+    silent = totals([of_servers(row())])
+    assert silent.acceptance is None and silent.dflash == 4.0
+
+
+def test_what_is_not_known_of_a_row_is_a_dash() -> None:
+    from dflash_local.ui.web.bench_run import BenchRow, totals
+
+    def short(mode: Any) -> Lane:
+        one = lane(mode, (1, 0.1))
+        return replace(one, finished=replace(one.finished, stats=replace(one.finished.stats, tokens_per_s=0.0)))
+
+    rows = [BenchRow(Prompt("kind", "text"), Race(1, short("ar"), short("dflash")))]
+    assert rows[0].cells(1)[1:4] == totals(rows).cells[1:4] == ("-", "-", "-")
+    assert totals(rows).ratio is None
 
 
 def test_a_curve_holds_the_rate_between_steps() -> None:

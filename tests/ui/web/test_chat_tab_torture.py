@@ -10,7 +10,7 @@ import pytest
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import enter, visiting, wait_until
-from tests.ui.web.test_chat_tab import BOT, USER, press, said, send, status
+from tests.ui.web.test_chat_tab import BOT, USER, press, reply, said, send, status
 
 if TYPE_CHECKING:
     from playwright.sync_api import Dialog
@@ -33,8 +33,8 @@ def test_stop_ends_the_reply_within_a_cycle_and_keeps_the_text(visitor: Visitor)
         wait_until(lambda: len(counted) == 4)
         press(page, "Stop")
         status(page, "stopped · ")
-        text = page.locator(BOT).last.inner_text()
-        assert "word0 word1 word2" in text and "(stopped)" in text and "word3" not in text
+        text = reply(page, "(stopped)")
+        assert "word0 word1 word2" in text and "word3" not in text
         assert len(counted) == 4, "no further cycle began"
         wait_until(lambda: here.service.status.running == 0)
         gate.set()
@@ -127,8 +127,7 @@ def test_two_windows_wait_in_line_and_a_closed_one_frees_the_machine(
         gate.set()
         status(page, "2.5 a step")
         status(other, "2.5 a step")
-        mine, theirs = page.locator(BOT).inner_text(), other.locator(BOT).inner_text()
-        assert "alpha4" in mine and "beta" not in mine and "beta4" in theirs and "alpha" not in theirs
+        assert "beta" not in reply(page, "alpha4") and "alpha" not in reply(other, "beta4")
         gate.clear()
         send(other, "gamma")
         wait_until(lambda: len(session.requests) == 3)

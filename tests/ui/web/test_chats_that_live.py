@@ -16,7 +16,7 @@ from dflash_local.store import history
 from tests.service.scripted import ScriptedSession
 from tests.ui.web.conftest import Visitor
 from tests.ui.web.stand import FakeServedPair, enter, site, visiting, wait_until
-from tests.ui.web.test_chat_tab import BOT, USER, field, press, said, send, status
+from tests.ui.web.test_chat_tab import BOT, USER, field, open_settings, press, said, send, status
 
 
 def keeping(folder: Path) -> Callable[[FakeServedPair], None]:
@@ -128,7 +128,7 @@ def test_a_full_context_shows_what_is_not_sent_as_a_fold_or_stops(visitor: Visit
         status(page, "the context of 512 tokens is full: 4 earlier messages are not sent any more")
         page.get_by_text("The 4 earlier messages are not sent to the model any more").wait_for()
         assert page.locator(USER).count() == 3
-        press(page, "Settings")
+        open_settings(page)
         page.get_by_label("When the context is full").click()
         page.get_by_role("option", name="stop, and say so").click()
         send(page, "fourth")
