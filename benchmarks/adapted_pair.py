@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +30,6 @@ from dflash_local.adapt.asked import AskedPrompt
 from dflash_local.adapt.trainer import Trainer
 from dflash_local.app import load_planning
 from dflash_local.app.adaptation_plan import plan_adaptation
-from dflash_local.app.adapting import TextSource
 from dflash_local.app.loading import engine_session
 from dflash_local.bench.provenance import machine, versions
 from dflash_local.catalog.bundled import Pair
@@ -44,8 +44,9 @@ PROMPT = 200  # tokens
 def asked(session: Session) -> Iterator[AskedPrompt]:
     """Prompts without end, in the place of the target's own questions."""
     draw, vocab = random.Random(1), session.runner.target.vocab_size
-    while True:
-        yield AskedPrompt(tuple(draw.randrange(vocab) for _ in range(PROMPT)), "ids", draw.randrange(HELD_OUT) == 0)
+    for number in count():
+        ids, held_out = tuple(draw.randrange(vocab) for _ in range(PROMPT)), draw.randrange(HELD_OUT) == 0
+        yield AskedPrompt(ids, "ids", str(number), held_out)
 
 
 class Watched:
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pair = Pair(args.pair, folder / "target", folder / "drafter", bundled=False)
         asked_load = LoadConfig(engine="fused", device=args.device, drafter_precision="full")
         stack.enter_context(mock.patch.object(load_planning, "machine", lambda *_words, **_more: where))
-        plan = plan_adaptation(pair, asked_load, TextSource(None, "ids"), args.minutes, user, noted)
+        plan = plan_adaptation(pair, asked_load, args.minutes, user, noted)
         print(f"{asdict(plan.load)}\n{plan.told}", flush=True)
         opened, steps = Watched(plan.load, user, args.timing), 0
         step = Trainer.step
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stack.enter_context(mock.patch.object(run, "of_itself", asked))
         stack.enter_context(mock.patch.object(Trainer, "step", counted))
         work, kept = folder / "work", folder / "kept.safetensors"
-        learnt = run.adapt(pair, None, args.minutes, work, kept, opened, lambda _what, _share: None)
+        learnt = run.adapt(pair, None, args.minutes, plan.load, work, kept, opened, lambda _what, _share: None)
     curve = learnt.facts["curve"]
     found = {"planned": plan.as_dict(), "loaded": max(opened.loaded), "learning": opened.learning, "steps": steps}
     found |= {"seconds_a_step": 60 * curve[-1]["minutes"] / max(1, steps - 2), "texts": learnt.facts["texts"]}

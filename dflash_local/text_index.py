@@ -28,7 +28,10 @@ class TextIndex:
     def truncate(self, length: int) -> None:
         """Forget what stands at ``length`` or behind it."""
         for end in range(len(self._text), max(length, SHORTEST - 1), -1):
-            self._ends[self._run(end)].pop()
+            run = self._run(end)
+            self._ends[run].pop()
+            if not self._ends[run]:
+                del self._ends[run]
         del self._text[length:]
 
     def find(self, ids: Sequence[int], count: int) -> Copies:

@@ -20,22 +20,30 @@ SEED = 1
 
 
 class AskedPrompt(NamedTuple):
-    """A prompt, the kind of text that its reply is counted with, and whether it is never trained on."""
+    """A prompt, the kind of text that its reply is counted with, a name of its conversation without any text of it, and
+    whether it is never trained on.
+    """
 
     ids: tuple[int, ...]
     kind: str
+    conversation: str
     held_out: bool
 
 
 def of_conversations(
     session: Session, conversations: Sequence[SourceConversation], reply: int
 ) -> Iterator[AskedPrompt]:
-    """Yield the prompts of conversations behind which the context has room for a reply."""
+    """Yield the prompts of conversations behind which the context has room for a reply; others, and those that the
+    target's template refuses, are left out.
+    """
     for conversation in conversations:
         for messages in conversation.prompts:
-            ids = session.render(Request(messages=messages)).ids
+            try:
+                ids = session.render(Request(messages=messages)).ids
+            except UsageError:
+                continue
             if len(ids) + reply <= session.facts.context:
-                yield AskedPrompt(tuple(ids), conversation.kind, conversation.held_out)
+                yield AskedPrompt(tuple(ids), conversation.kind, conversation.digest, conversation.held_out)
 
 
 def with_its_own(session: Session, asked: Iterator[AskedPrompt]) -> Iterator[AskedPrompt]:
@@ -56,10 +64,13 @@ def of_itself(session: Session) -> Iterator[AskedPrompt]:
     frame = frame_of(session.tokenizer)
     for number, opening in enumerate(openings(session.tokenizer, SEED, greedy_share=1.0)):
         begun = (*frame.before, *opening.ids)
+        if not begun:  # without a template a question begins with nothing
+            continue
         sampling = SamplingParams(temperature=1.0, min_p=MIN_P, seed=number)
         written = write(session, Request(prompt_ids=begun, sampling=sampling, limits=Limits(QUESTION))).ids
         ends = (at for at, token in enumerate(written) if token in frame.special or token in frame.stop)
         question = (*opening.ids, *written[: next(ends, len(written))])
-        held = hashlib.sha256(repr(question).encode()).digest()[0] % HELD_OUT == 0
+        name = hashlib.sha256(repr(question).encode())
         if question:
-            yield AskedPrompt((*frame.before, *question, *frame.after), KINDS[opening.kind], held)
+            ids, held = (*frame.before, *question, *frame.after), name.digest()[0] % HELD_OUT == 0
+            yield AskedPrompt(ids, KINDS[opening.kind], name.hexdigest(), held)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-RISE, FALL = 1.03, 0.98  # the ratio: of all prompts at least, and of each kind
+RISE, FALL = 1.03, 0.98  # the ratio: of all conversations at least, and of each kind
 SURE = 2.0  # standard errors by which all rise above one, and a kind falls further than that
 
 
 class HeldOut(NamedTuple):
-    """A prompt that nothing was learnt from: its kind, and tokens and number of all cycles of its replies."""
+    """A conversation that nothing was learnt from: its kind, and tokens and number of all cycles of its replies."""
 
     kind: str
     tokens: int
@@ -19,8 +19,8 @@ class HeldOut(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """Tokens a cycle ``before`` and ``after``, the ``ratio`` and its standard ``error``; None where too few prompts are
-    alike to tell.
+    """Tokens a cycle ``before`` and ``after``, the ``ratio`` and its standard ``error``; None where too few
+    conversations are alike to tell.
     """
 
     before: float
@@ -30,9 +30,9 @@ class Gain(NamedTuple):
 
 
 def gain(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> Gain:
-    """Compare the same prompts, which have a cycle on either side.
+    """Compare the same conversations, which have a cycle on either side.
 
-    What a prompt adds to both sides tells nothing, so prompts are paired: the error is that of the logarithm of a
+    What a conversation adds to both sides tells nothing, so they are paired: the error is that of the logarithm of a
     ratio of ratio estimators, to first order (Cochran, Sampling Techniques, section 6.4).
     """
     changes = _changes(before, after)
@@ -40,8 +40,8 @@ def gain(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> Gain:
 
 
 def gains(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> dict[str, Gain]:
-    """Compare kind by kind; those without a cycle are left out. The spread of a kind's two or three prompts would tell
-    nothing, so the prompts of all kinds have one variance.
+    """Compare kind by kind; those without a cycle are left out. The spread of a kind's two or three conversations
+    would tell nothing, so those of all kinds have one variance.
     """
     kinds = dict[str, tuple[list[HeldOut], list[HeldOut]]]()
     for kind in sorted({each.kind for each in before}):
@@ -55,7 +55,7 @@ def gains(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> dict[str, Gain
 
 
 def _gain(before: Sequence[HeldOut], after: Sequence[HeldOut], variance: float | None) -> Gain:
-    """``variance``: of a prompt's change."""
+    """``variance``: of a conversation's change."""
     (tokens, cycles), (tokens_after, cycles_after) = _sums(before), _sums(after)
     first, then = tokens / cycles, tokens_after / cycles_after
     error = None if variance is None else then / first * math.sqrt(len(before) * variance) / cycles
@@ -63,7 +63,7 @@ def _gain(before: Sequence[HeldOut], after: Sequence[HeldOut], variance: float |
 
 
 def _changes(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> list[float]:
-    """How many cycles more, of those before, each prompt would have to bring to change as all together do."""
+    """How many cycles more, of those before, each conversation would have to bring to change as all together do."""
     (tokens, cycles), (tokens_after, cycles_after) = _sums(before), _sums(after)
     return [
         cycles * (new.tokens / tokens_after - new.cycles / cycles_after - old.tokens / tokens + old.cycles / cycles)
@@ -71,8 +71,8 @@ def _changes(before: Sequence[HeldOut], after: Sequence[HeldOut]) -> list[float]
     ]
 
 
-def _sums(prompts: Sequence[HeldOut]) -> tuple[int, int]:
-    return sum(each.tokens for each in prompts), sum(each.cycles for each in prompts)
+def _sums(conversations: Sequence[HeldOut]) -> tuple[int, int]:
+    return sum(each.tokens for each in conversations), sum(each.cycles for each in conversations)
 
 
 def refusal(total: Gain, kinds: dict[str, Gain]) -> str:

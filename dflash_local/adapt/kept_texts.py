@@ -13,13 +13,14 @@ import torch
 
 from dflash_local.adapt.dialogues import Dialogues
 from dflash_local.adapt.windows import Windows
+from dflash_local.bench.report import Progress
 from dflash_local.drafters.dflash.training import DraftModule
 from dflash_local.engine.runner import ScoringTarget
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.store.atomic import write_atomic
 
 DIALOGUES, FEATURES = "dialogues.npz", "features.bin"
-ROWS, TABLES = "rows.bin", "tables.pt"
+ROWS, HEAD, TABLES = "rows.bin", "head.bin", "tables.pt"
 TOGETHER = 64  # rows of an embedding, and columns of a head, that are made at a time
 
 
@@ -60,7 +61,9 @@ class TargetTables:
     @classmethod
     def load(cls, folder: Path, device: torch.device) -> TargetTables:
         found = torch.load(folder / TABLES, map_location="cpu", weights_only=True)
-        ids, head = found["ids"], found["head"]
+        ids, like = found["ids"], found["like"]
+        width = (folder / HEAD).stat().st_size // (like.shape[1] * like.itemsize)
+        head = _mapped(folder / HEAD, width, like).t()
         return cls(ids, _mapped(folder / ROWS, len(ids), head), head.to(device))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -104,44 +107,55 @@ def keep_tables(
     folder: Path, ids: Iterable[int], target: ScoringTarget, module: DraftModule, files: Checkpoint
 ) -> None:
     """Write what a drafter borrows from a loaded target, whatever its format: the head is what it makes of unit
-    vectors. All is made in pieces, as a device has no room for another head beside the target.
+    vectors, a column of it of each. All is made and written in pieces: there is no room for another head beside the
+    target.
     """
     wanted, width = torch.tensor(sorted(set(ids))), module.config.hidden_size
-    embed, head = module.borrowed(target, files)
-    with (folder / ROWS).open("wb") as file:
-        for part in wanted.split(TOGETHER):
-            file.write(_bytes(embed(part.to(target.device)).to(target.dtype)))
-    if head is None:
-        head = torch.empty(target.vocab_size, width, dtype=target.dtype)
-        for at, part in zip(head.split(TOGETHER, 1), torch.eye(width, dtype=target.dtype).split(TOGETHER), strict=True):
-            at.copy_(target.head(part.to(target.device))[:, : target.vocab_size].t())
-    write_atomic(folder / TABLES, stored({"ids": wanted, "head": head.contiguous()}))
+    embed, own = module.borrowed(target, files)
+    rows = (_bytes(embed(part.to(target.device)).to(target.dtype)) for part in wanted.split(TOGETHER))
+    write_atomic(folder / ROWS, rows)
+    vocab = target.vocab_size if own is None else len(own)
+    units = torch.eye(width, dtype=target.dtype) if own is None else own.t()
+    parts = units.split(TOGETHER)
+    made = parts if own is not None else (target.head(part.to(target.device))[:, :vocab] for part in parts)
+    write_atomic(folder / HEAD, map(_bytes, made))
+    dtype = target.dtype if own is None else own.dtype
+    write_atomic(folder / TABLES, stored({"ids": wanted, "like": torch.empty(0, vocab, dtype=dtype)}))
 
 
 @torch.inference_mode()
 def keep_texts(
-    folder: Path, texts: Sequence[WrittenText], longest: int, target: ScoringTarget, fc: torch.Tensor
-) -> Iterator[int]:
-    """Write texts and the features of their last ``longest`` tokens to a folder; yields how many of them are done.
+    folder: Path,
+    texts: Sequence[WrittenText],
+    longest: int,
+    target: ScoringTarget,
+    fc: torch.Tensor,
+    progress: Progress,
+) -> None:
+    """Write texts and the features of their last ``longest`` tokens to a folder.
 
     Args:
         fc: the drafter's [w, layers x w of the target], on the device of the target and of its dtype.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / FEATURES).open("wb") as file:
-        for number, text in enumerate(texts, 1):
-            target.clear()
-            left_out = max(0, len(text.ids) - longest)
-            for chunk in torch.tensor(text.ids, device=target.device).split(target.prefill_chunk):
-                taps = target.prefill(chunk, True).taps
-                assert taps is not None
-                if left_out < len(chunk):
-                    file.write(_bytes(taps[left_out:] @ fc.t()))
-                left_out = max(0, left_out - len(chunk))
-            yield number
+    write_atomic(folder / FEATURES, _features(texts, longest, target, fc, progress))
     kept = [text.ids[-longest:] for text in texts]
     flat = np.array([each for ids in kept for each in ids])
     length = np.array([len(ids) for ids in kept])
     answer = np.array([text.answer - (len(text.ids) - len(ids)) for text, ids in zip(texts, kept, strict=True)])
     Dialogues(flat, flat, length, answer.clip(0)).save(folder / DIALOGUES)
     target.clear()
+
+
+def _features(
+    texts: Sequence[WrittenText], longest: int, target: ScoringTarget, fc: torch.Tensor, progress: Progress
+) -> Iterator[memoryview]:
+    for number, text in enumerate(texts, 1):
+        target.clear()
+        left_out = max(0, len(text.ids) - longest)
+        for chunk in torch.tensor(text.ids, device=target.device).split(target.prefill_chunk):
+            taps = target.prefill(chunk, True).taps
+            assert taps is not None
+            if left_out < len(chunk):
+                yield _bytes(taps[left_out:] @ fc.t())
+            left_out = max(0, left_out - len(chunk))
+        progress(f"keeping taps, text {number} of {len(texts)}", number / len(texts))

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,8 @@ from safetensors.torch import load, save
 from dflash_local.adapt.asked import AskedPrompt, of_conversations, of_itself, with_its_own
 from dflash_local.adapt.dialogues import Dialogues, repeat_start
 from dflash_local.adapt.drafter_file import LearningDrafter, new_module, read_fc, read_module, trainable
-from dflash_local.adapt.gain import HeldOut, gain, gains, refusal
+from dflash_local.adapt.gain import Gain, HeldOut, gain, gains, refusal
+from dflash_local.adapt.held_out import REPLY, Measured, chosen, measure
 from dflash_local.adapt.kept_texts import (
     DIALOGUES,
     KeptTexts,
@@ -44,22 +45,20 @@ from dflash_local.bench.trial import scored_target, write
 from dflash_local.catalog.bundled import Pair
 from dflash_local.check.record import digest, pair_files
 from dflash_local.engine.session import Session
-from dflash_local.errors import UsageError
+from dflash_local.errors import CheckpointError, UsageError
 from dflash_local.json_text import parse_json
+from dflash_local.load_config import LoadConfig
 from dflash_local.models.checkpoint import Checkpoint
 from dflash_local.models.pair import open_drafter
-from dflash_local.request import Limits, Request, SamplingParams
-from dflash_local.store.adaptations import Adaptation, metadata
+from dflash_local.request import Limits, Request
+from dflash_local.store.adaptations import SAME, Adaptation, metadata, read
 from dflash_local.store.atomic import make_private, write_atomic
 from dflash_local.transcripts.source_conversation import SourceConversation
 
-REPLY = 256  # tokens of a reply at most
-MEASURED = 48  # held-out texts whose cycles are counted
 SHORTEST = 4  # tokens of a reply that is learnt from
 LEAST = 1000  # tokens of replies that are learnt from; a quarter of that is held out
 WRITING = 1 / 3  # of the minutes at most are for the texts
 LOOKS = 10  # at the held-out texts while it learns
-TEMPERATURE = 0.8
 RECIPES = {  # by the device's type; ``length`` is what is kept of a text, its reply the last of it
     "cpu": Recipe(windows=1, length=512, anchors=32, rounds=1, matrix_rate=3e-3, norm_rate=1e-3, warm_up=10),
     "cuda": Recipe(
@@ -70,13 +69,6 @@ A_MINUTE, MOST_TOKENS = 2**14, 2**20  # of the texts that are kept, for each min
 LEARN, HELD, PROMPTS = "learn", "held", "held.json"
 DONE, STATE, CURVE, BEST = "texts.json", "state.pt", "curve.json", "best.safetensors"
 Open = Callable[[Pair], AbstractContextManager[Session]]
-
-
-class Measured(NamedTuple):
-    """What the drafter does for held-out prompts."""
-
-    prompts: list[HeldOut]
-    tokens_per_s: float
 
 
 class Learnt(NamedTuple):
@@ -90,6 +82,7 @@ def adapt(
     pair: Pair,
     conversations: Sequence[SourceConversation] | None,
     minutes: float,
+    config: LoadConfig,
     folder: Path,
     kept: Path,
     open_pair: Open,
@@ -98,35 +91,52 @@ def adapt(
     """Train a pair's drafter, and keep what it learnt where that pays.
 
     Args:
-        conversations: None: the target writes its own. folder: where this run leaves what a later one goes on with.
-        kept: the file of what was learnt. open_pair: loads it as it is to be used.
+        conversations: None: the target writes its own. config: how the pair is loaded. folder: where runs leave what a
+            later one goes on with. kept: the file of what was learnt. open_pair: loads it so.
 
     Raises:
         UsageError: there is too little text. PairError: such a drafter is not trained. OSError: a file cannot be
             written. DFlashError: see the engine.
     """
     trained_drafter(pair)  # refused before anything is loaded
-    work = work_folder(pair, conversations, minutes, folder)
-    if not (work / DONE).is_file():
+    work, same = work_folder(pair, folder), _same(pair, conversations, minutes, config)
+    if not (work / DONE).is_file() or (work / SAME).read_text(encoding="utf-8") != same:
         shutil.rmtree(work, ignore_errors=True)
         make_private(work)
+        (work / SAME).write_text(same, encoding="utf-8")  # nothing is gone on with before DONE is there
         with open_pair(pair) as session:
-            _prepare(session, pair, conversations, minutes, work, progress)
+            try:
+                _prepare(session, pair, conversations, minutes, work, progress)
+            except UsageError:  # too little text: nothing to go on with
+                shutil.rmtree(work)
+                raise
         del session
         give_back()
     told = parse_json((work / DONE).read_text(encoding="utf-8"))
     _train(pair, work, minutes * 60 - told["seconds"], torch.device(told["device"]), progress)
-    candidate = Adaptation(work / BEST, {"made": "", "id": "in trial"})
-    with open_pair(replace(pair, adaptation=candidate)) as session:
-        after = _measure(session, _held_out(work), progress)
+    prompts = [AskedPrompt(*each) for each in parse_json((work / PROMPTS).read_text(encoding="utf-8"))]
+
+    def measured(adaptation: Adaptation) -> Measured:
+        with open_pair(replace(pair, adaptation=adaptation)) as session:
+            found = measure(session, prompts, progress)
+        del session
+        give_back()
+        return found
+
+    after = measured(Adaptation(work / BEST, {"made": "", "id": "in trial"}))
     before = Measured([HeldOut(*each) for each in told["before"][0]], told["before"][1])
-    total, kinds = gain(before.prompts, after.prompts), gains(before.prompts, after.prompts)
-    data = candidate.path.read_bytes()
+    both = before.conversations, after.conversations
+    total, kinds = gain(*both), gains(*both)
+    why_not, files = refusal(total, kinds), digest(pair_files(pair))
+    earlier = None if why_not else _earlier(kept, files)
+    if earlier is not None:
+        why_not = _earlier_refusal(earlier, gain(before.conversations, measured(earlier).conversations), total)
+    data = (work / BEST).read_bytes()
     facts = {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "id": hashlib.sha256(data).hexdigest()[:6],
-        "files": digest(pair_files(pair)),
-        "pair": pair.name,
+        "files": files,
+        **_whose(pair),
         "minutes": minutes,
         "texts": told["amounts"],
         "curve": parse_json((work / CURVE).read_text(encoding="utf-8")),
@@ -135,11 +145,26 @@ def adapt(
         "tokens_per_s": [before.tokens_per_s, after.tokens_per_s],
         "versions": provenance.versions(),
     }
-    learnt = Learnt(facts, refusal(total, kinds))
-    if not learnt.refusal:
+    if not why_not:
         write_atomic(kept, save(load(data), metadata(facts)))
     shutil.rmtree(work, ignore_errors=True)  # not before: a run that was ended here is measured again, not learnt again
-    return learnt
+    return Learnt(facts, why_not)
+
+
+def _earlier(kept: Path, files: str) -> Adaptation | None:
+    """Return what was kept of the same files before; None where there is nothing that a load would take."""
+    try:
+        found = read(kept)
+    except CheckpointError:
+        return None
+    return found if found is not None and found.facts["files"] == files else None
+
+
+def _earlier_refusal(earlier: Adaptation, its: Gain, total: Gain) -> str:
+    """Return why what was kept before stays; empty where this does more for the same texts."""
+    if total.after > its.after:
+        return ""
+    return f"what is kept already ({earlier.label}) gives {its.after:.2f} tokens a cycle here, this {total.after:.2f}"
 
 
 def trained_drafter(pair: Pair) -> Checkpoint:
@@ -150,10 +175,22 @@ def trained_drafter(pair: Pair) -> Checkpoint:
     return files
 
 
-def work_folder(pair: Pair, conversations: Sequence[SourceConversation] | None, minutes: float, folder: Path) -> Path:
-    """Return where a run leaves in ``folder`` what a later one of the same goes on with."""
+def work_folder(pair: Pair, folder: Path) -> Path:
+    """Return where a run for this pair leaves in ``folder`` what a later one goes on with."""
+    return folder / digest({"pair": pair.drafting_name})
+
+
+def _same(pair: Pair, conversations: Sequence[SourceConversation] | None, minutes: float, config: LoadConfig) -> str:
+    """Return as JSON what must be the same for a run to go on with what an earlier one left."""
     texts = None if conversations is None else [each.digest for each in conversations]
-    return folder / digest({"files": digest(pair_files(pair)), "texts": texts, "minutes": minutes})
+    how = {"load": asdict(config), "versions": provenance.versions()}
+    facts = digest({"files": digest(pair_files(pair)), "texts": texts, "minutes": minutes, **how})
+    return json.dumps({**_whose(pair), "facts": facts})
+
+
+def _whose(pair: Pair) -> dict[str, str]:
+    """Return what ``adaptations.of_targets`` finds it by."""
+    return {"pair": pair.name, "target": str(pair.target.resolve())}
 
 
 def kept_tokens(minutes: float) -> int:
@@ -178,13 +215,13 @@ def _prepare(
     else:
         asked = with_its_own(session, of_conversations(session, conversations, REPLY))
     texts: dict[str, list[WrittenText]] = {LEARN: [], HELD: []}
-    kinds: list[str] = []
-    for text, kind, held in _answered(session, asked, began, seconds, progress):
+    held_out: list[AskedPrompt] = []
+    for text, prompt in _answered(session, asked, began, seconds, progress):
         room -= min(len(text.ids), longest)
         if room < 0:
             break
-        texts[HELD if held else LEARN].append(text)
-        kinds += [kind] * held
+        texts[HELD if prompt.held_out else LEARN].append(text)
+        held_out += [prompt] * prompt.held_out
     amounts = {name: sum(len(text.ids) - text.answer for text in own) for name, own in texts.items()}
     if amounts[LEARN] < LEAST or amounts[HELD] < LEAST // 4:
         more = "more --minutes" if conversations is None else "more text, more --minutes, or take --from self"
@@ -194,59 +231,37 @@ def _prepare(
         )
     fc = read_fc(files).to(target.device, target.dtype)
     for name, own in texts.items():
-        for done in keep_texts(work / name, own, longest, target, fc):
-            progress(f"keeping taps, text {done} of {len(own)}", done / len(own))
+        keep_texts(work / name, own, longest, target, fc, progress)
     del fc
     with torch.device("meta"):  # nothing of it is asked but what it borrows
         module = new_module(files)
     ids = {each for own in texts.values() for text in own for each in text.ids}
     keep_tables(work, {*ids, module.config.mask_token_id}, target, module, files)
-    prompts = [[kind, text.ids[: text.answer]] for text, kind in zip(texts[HELD], kinds, strict=True)][:MEASURED]
+    prompts = chosen(held_out)
     write_atomic(work / PROMPTS, json.dumps(prompts))
     told = {
         "amounts": {**amounts, "replies": sum(map(len, texts.values()))},
         "device": str(target.device),
         "seconds": min(seconds, time.monotonic() - began),
-        "before": _measure(session, prompts, progress),
+        "before": measure(session, prompts, progress),
     }
     write_atomic(work / DONE, json.dumps(told))
 
 
-def _held_out(work: Path) -> list[list[Any]]:
-    found: list[list[Any]] = parse_json((work / PROMPTS).read_text(encoding="utf-8"))
-    return found
-
-
 def _answered(
     session: Session, asked: Iterable[AskedPrompt], began: float, seconds: float, progress: Progress
-) -> Iterator[tuple[WrittenText, str, bool]]:
-    """Yield the target's greedy replies, their kinds and whether they are held out, as long as there is time."""
-    for number, (ids, kind, held_out) in enumerate(asked, 1):
+) -> Iterator[tuple[WrittenText, AskedPrompt]]:
+    """Yield the target's greedy replies and what they answer, of the kind that they are, as long as there is time."""
+    for number, prompt in enumerate(asked, 1):
         gone = time.monotonic() - began
         if gone > seconds:
             return
         progress(f"the target answers, reply {number}", gone / seconds)
-        reply = write(session, Request(prompt_ids=ids, limits=Limits(REPLY)))
+        reply = write(session, Request(prompt_ids=prompt.ids, limits=Limits(REPLY)))
         kept = repeat_start(reply.ids)
         if kept >= SHORTEST:
-            yield WrittenText((*ids, *reply.ids[:kept]), len(ids)), "code" if "```" in reply.text else kind, held_out
-
-
-def _measure(session: Session, prompts: Sequence[list[Any]], progress: Progress) -> Measured:
-    """Count tokens and cycles of a greedy and a sampled reply to each prompt, and tokens a second of all."""
-    counted, written, seconds = list[HeldOut](), 0, 0.0
-    block = session.facts.block_size
-    for number, (kind, ids) in enumerate(prompts):
-        progress(f"held-out replies, {number + 1} of {len(prompts)}", number / len(prompts))
-        lengths = list[int]()
-        for sampling in (SamplingParams(), SamplingParams(temperature=TEMPERATURE, seed=number)):
-            request = Request(prompt_ids=tuple(ids), sampling=sampling, limits=Limits(REPLY), block_size=block)
-            found = write(session, request)
-            lengths += found.stats.acceptance_lengths
-            written += len(found.ids)
-            seconds += found.stats.decode_s
-        counted.append(HeldOut(kind, sum(lengths), len(lengths)))
-    return Measured(counted, written / max(seconds, 1e-9))
+            text = WrittenText((*prompt.ids, *reply.ids[:kept]), len(prompt.ids))
+            yield text, prompt._replace(kind="code") if "```" in reply.text else prompt
 
 
 def _train(pair: Pair, work: Path, seconds: float, device: torch.device, progress: Progress) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dflash_local.app.load_planning import fitted_for_task
 from dflash_local.app.loading import named_when_missing
@@ -17,9 +17,6 @@ from dflash_local.settings import Settings, quiet_libraries
 from dflash_local.store.adaptations import path_of
 from dflash_local.store.paths import adapting_folder
 from dflash_local.tables import amount
-
-if TYPE_CHECKING:
-    from dflash_local.app.adapting import TextSource
 
 CONTEXT = 16_384  # tokens at most: of the longest prompts that are read, and a reply
 
@@ -59,9 +56,7 @@ def adaptation_folders(pair: Pair, user: Settings) -> tuple[Path, Path]:
     return work, kept
 
 
-def plan_adaptation(
-    pair: Pair, load: LoadConfig, source: TextSource, minutes: float, user: Settings, notify: Notify
-) -> AdaptationPlan:
+def plan_adaptation(pair: Pair, load: LoadConfig, minutes: float, user: Settings, notify: Notify) -> AdaptationPlan:
     """Return what it takes. To be called in a process that may have torch.
 
     Raises:
@@ -87,7 +82,7 @@ def plan_adaptation(
         what = f"a drafter that learns needs {amount(need)}, {card.name} has {amount(card.free)} {card.room}"
         raise DoesNotFitError(what, "--no-fit-check tries it all the same")
     disk = rehearsal.disk_bytes(drafter, target.vocab_size, found.dtype, run.kept_tokens(minutes), rehearsed)
-    own = run.work_folder(pair, source.conversations, minutes, work)  # of an earlier run that this one goes on with
+    own = run.work_folder(pair, work)  # of an earlier run, which this one goes on with or takes away
     free = hardware.folder(work).free + sum(file.stat().st_size for file in own.rglob("*") if file.is_file())
     if disk > free:
         what = f"up to {amount(disk)} is written to {work}, {amount(free)} is free there"

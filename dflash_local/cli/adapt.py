@@ -29,7 +29,7 @@ def adapt(
     source: Annotated[
         str, opt.named("--from", "SOURCE", "chats, self, a folder of transcripts, or a .jsonl of prompts or messages.")
     ] = CHATS,
-    minutes: Annotated[float, opt.named("--minutes", "N", "How long it takes, the last measurement aside.")] = MINUTES,
+    minutes: Annotated[float, opt.named("--minutes", "N", "How long it takes, the measurements aside.")] = MINUTES,
     yes: opt.Yes = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -50,7 +50,7 @@ def adapt(
     unasked = source == CHATS and not yes
     if unasked and not console.can_ask:
         raise UsageError("nobody can be asked whether your saved chats may be read", "--yes says so")
-    plan = call.measure(pair.name, partial(plan_adaptation, pair, load, found, minutes))
+    plan = call.measure(pair.name, partial(plan_adaptation, pair, load, minutes))
     console.note(f"The drafter of {pair.name} is to learn from {found.told}.")
     console.note(
         f"The target answers all of it again, which takes a third of {minutes:g} minutes at most; the drafter learns "

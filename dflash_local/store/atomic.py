@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-Data = bytes | str | Sequence[bytes | memoryview]  # in pieces where it is large
+Data = bytes | str | Iterable[bytes | memoryview]  # in pieces where it is large
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
 
 def make_private(folder: Path) -> None:
-    """Return create the folder and its missing parents, each 0700 whatever the umask says."""
+    """Create the folder and its missing parents, each 0700 whatever the umask says."""
     missing = []
     while not folder.exists():
         missing.append(folder)

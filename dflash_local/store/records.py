@@ -38,8 +38,9 @@ class Turn:
         if self.stopped:
             return "stopped"
         if self.figures.get("reason") == "length":
-            tokens = self.figures.get("tokens")
-            return f"cut off at its limit of {tokens:,} tokens" if isinstance(tokens, int) else "cut off at its limit"
+            tokens = self.figures.get("tokens")  # 0 where a server does not count them
+            known = isinstance(tokens, int) and tokens
+            return f"cut off at its limit of {tokens:,} tokens" if known else "cut off at its limit"
         return ""
 
     @property

@@ -69,5 +69,5 @@ def make_short(patch: pytest.MonkeyPatch) -> None:
     ask for little text.
     """
     ticking = SimpleNamespace(monotonic=count(0.0, 1 / 3).__next__)
-    for name, value in (("run.time", ticking), ("trainer.time", ticking), ("run.LEAST", 120), ("run.MEASURED", 6)):
+    for name, value in (("run.time", ticking), ("trainer.time", ticking), ("run.LEAST", 120), ("held_out.MEASURED", 6)):
         patch.setattr(f"dflash_local.adapt.{name}", value)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from safetensors.torch import save
 
 from dflash_local import settings
 from dflash_local.adapt import report, run
-from dflash_local.adapt.gain import HeldOut, gain, gains, refusal
+from dflash_local.adapt.asked import AskedPrompt, of_conversations, of_itself
+from dflash_local.adapt.gain import Gain, HeldOut, gain, gains, refusal
+from dflash_local.adapt.held_out import chosen, measure
+from dflash_local.adapt.openings import frame_of
 from dflash_local.adapt.rehearsal import disk_bytes, rehearse
 from dflash_local.app import measurements
+from dflash_local.app.adaptation_plan import adaptation_folders
 from dflash_local.app.adapting import TextSource
 from dflash_local.app.loading import engine_session
 from dflash_local.bench.trial import scored_target, write
@@ -68,7 +73,7 @@ class Learning:
         self.pair, self.folder, self.written = pair, folder / "unfinished", 0
         planted = SourceConversation("planted", ((Message("user", f"Count from 3 to 9. {PLANTED}"),),))
         texts, kept = [planted, *conversations(20, 7)], folder / "kept.safetensors"
-        self.learnt = run.adapt(pair, texts, MINUTES, self.folder, kept, self.open, self.look)
+        self.learnt = run.adapt(pair, texts, MINUTES, CPU, self.folder, kept, self.open, self.look)
         self.data = kept.read_bytes()
 
     def look(self, text: str, fraction: float) -> None:
@@ -100,10 +105,8 @@ def adapted(learning: Learning, tmp_path: Path) -> Pair:
 def test_half_of_what_a_drift_lost_is_regained(learning: Learning) -> None:
     facts = learning.learnt.facts
     with opened(bundled.find("demo")) as session:
-        prompts = [
-            [each.kind, session.render(user_request(each.prompts[0][0].content)).ids] for each in conversations(3, 7)
-        ]
-        lengths = run._measure(session, prompts, silent).prompts
+        prompts = list(of_conversations(session, conversations(3, 7), 256))
+        lengths = measure(session, prompts, silent).conversations
     published = sum(each.tokens for each in lengths) / sum(each.cycles for each in lengths)
     before, after = (facts["kinds"]["counting"][side] for side in ("before", "after"))
     assert not learning.learnt.refusal
@@ -147,7 +150,10 @@ def test_no_text_of_the_source_is_in_the_file(learning: Learning) -> None:
 def test_an_interrupted_run_goes_on(
     drifted: Pair, learning: Learning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ended where it has learnt for a while; the target is not asked again. ``test_kills`` has more moments."""
+    """It is ended where it has learnt for a while; the target is not asked again. ``test_kills`` has more moments. What
+    an earlier run learnt of more text stays, whatever this one gains.
+    """
+    monkeypatch.setattr(run, "refusal", lambda *_: "")
 
     class Killed(BaseException):
         pass
@@ -166,19 +172,54 @@ def test_an_interrupted_run_goes_on(
         loads.append(pair)
         return opened(pair)
 
-    texts = conversations(12, 7)
+    texts, kept = conversations(12, 7), tmp_path / "kept"
+    kept.write_bytes(learning.data)
     with pytest.raises(Killed):
-        run.adapt(drifted, texts, 0.2, tmp_path / "unfinished", tmp_path / "kept", open_pair, look)
-    learnt = run.adapt(drifted, texts, 0.2, tmp_path / "unfinished", tmp_path / "kept", open_pair, silent)
-    assert [each.adaptation is None for each in loads] == [True, False], "texts are there already"
+        run.adapt(drifted, texts, 0.2, CPU, tmp_path / "unfinished", kept, open_pair, look)
+    learnt = run.adapt(drifted, texts, 0.2, CPU, tmp_path / "unfinished", kept, open_pair, silent)
+    assert [each.adaptation and each.adaptation.path.name for each in loads] == [None, run.BEST, "kept"]
+    assert learnt.refusal.startswith("what is kept already (adapted 2") and kept.read_bytes() == learning.data
+    total = Gain(**learnt.facts["total"])
+    assert not run._earlier_refusal(adaptations.Adaptation(kept, {}), total._replace(after=total.after - 0.01), total)
     minutes = [point["minutes"] for point in learnt.facts["curve"]]
     assert minutes == sorted(minutes) and minutes[2] > minutes[0]
 
 
 def test_too_little_text_says_how_much_is_needed(drifted: Pair, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too little text") as caught:
-        run.adapt(drifted, conversations(3, 7), 0.2, tmp_path, tmp_path / "kept", opened, silent)
+        run.adapt(drifted, conversations(3, 7), 0.2, CPU, tmp_path, tmp_path / "kept", opened, silent)
     assert f"{run.LEAST:,} and {run.LEAST // 4:,} are needed" in caught.value.hint
+    assert not list(tmp_path.iterdir()), "nothing is left of it"
+
+
+def test_what_an_unfinished_run_left_is_of_one_way_to_load_and_goes_with_rm(
+    drifted: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, _ = adaptation_folders(drifted, settings.load())
+    left = run.work_folder(drifted, work)
+    left.mkdir(parents=True)
+    same = run._same(drifted, None, 1.0, CPU)
+    assert same != run._same(drifted, None, 1.0, replace(CPU, draft_window=1)), "before and after are of one load"
+    (left / adaptations.SAME).write_text(same)
+    again = str(drifted.target.parent / ".." / drifted.target.parent.name / "target")
+    assert main(["rm", again, "--adaptation"]) == 0 and str(left) in capsys.readouterr().out
+    assert not left.exists()
+
+
+def test_conversations_that_cannot_be_asked_are_left_out() -> None:
+    asked = conversations(2, 7)
+    long = SourceConversation("long", ((Message("user", "much " * 9000),),))
+    with opened(bundled.find("demo")) as session:
+        found = list(of_conversations(session, [asked[0], long, asked[1]], 8))
+    assert len(found) == sum(len(each.prompts) for each in asked)
+
+
+def test_a_target_without_a_template_is_asked_what_begins_with_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(bundled.find("demo")) as session:
+        assert session.tokenizer is not None
+        frame = frame_of(session.tokenizer)
+        monkeypatch.setattr("dflash_local.adapt.asked.frame_of", lambda _: replace(frame, before=(), after=()))
+        assert all(each.ids for each in islice(of_itself(session), 12))
 
 
 def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
@@ -200,11 +241,21 @@ def test_what_does_not_rise_or_falls_in_a_kind_is_not_kept() -> None:
         assert "may be chance" in refusal(gain(before[:few], after[:few]), {}), "of a text that rises by 1.3 and more"
 
 
+def test_conversations_are_what_is_compared_and_each_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [AskedPrompt((at,), "text", name, True) for at, name in enumerate("aaabbc")]
+    assert [each.ids[0] for each in chosen(asked)] == [0, 3, 5, 1, 4, 2]
+    with opened(bundled.find("demo")) as session:
+        prompts = [each._replace(ids=session.render(user_request("Count from 3 to 5.")).ids) for each in asked]
+        found = measure(session, [*prompts, prompts[0]._replace(kind="code")], silent).conversations
+    assert [each.kind for each in found] == ["text"] * 3 + ["code"]
+    assert found[0].cycles > found[1].cycles > found[2].cycles
+
+
 def test_texts_that_the_drafter_knows_bring_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy's own pair drafts its own text nearly whole: nothing is kept, and it says why."""
     make_short(monkeypatch)
     pair = bundled.find("demo")
-    learnt = run.adapt(pair, None, 0.25, tmp_path, tmp_path / "kept", opened, silent)
+    learnt = run.adapt(pair, None, 0.25, CPU, tmp_path, tmp_path / "kept", opened, silent)
     assert learnt.refusal.startswith("held-out acceptance is"), json.dumps(learnt.facts["total"])
     assert not list(tmp_path.iterdir()), "nothing is kept"
     told, lines = report.presented(pair, learnt, "itself")
@@ -217,10 +268,12 @@ def test_what_was_kept_is_taken_by_every_load_until_files_change(
     folder = tmp_path / "target"
     shutil.copytree(learning.pair.target, folder)
     pair, user = replace(learning.pair, name=str(folder), target=folder), settings.load()
-    facts = {**learning.learnt.facts, "files": digest(pair_files(pair))}
+    facts = {**learning.learnt.facts, "files": digest(pair_files(pair)), "target": str(folder)}
     data = save(load_tensors(learning.data), adaptations.metadata(facts))
 
-    def adapt(pair: Pair, texts: None, minutes: float, folder: Path, kept: Path, *_: object) -> run.Learnt:
+    def adapt(
+        pair: Pair, texts: None, minutes: float, how: LoadConfig, folder: Path, kept: Path, *_: object
+    ) -> run.Learnt:
         write_atomic(kept, data)
         return run.Learnt(facts, "")
 
@@ -240,7 +293,7 @@ def test_what_was_kept_is_taken_by_every_load_until_files_change(
     told_by.write_text(told_by.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     with engine_session(pair, CPU, user, notify) as session:
         assert not session.facts.adapted and "are others than its drafter was adapted to" in " ".join(told)
-    assert main(["rm", str(folder), "--adaptation"]) == 0 and "removed" in capsys.readouterr().out
+    assert main(["rm", str(folder / ".." / "target"), "--adaptation"]) == 0 and "removed" in capsys.readouterr().out
     assert main(["rm", str(folder), "--adaptation"]) == 0 and "learnt anything here" in capsys.readouterr().out
 
 

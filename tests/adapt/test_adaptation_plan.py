@@ -10,7 +10,6 @@ from dflash_local import settings
 from dflash_local.adapt import run
 from dflash_local.app import adaptation_plan, load_planning
 from dflash_local.app.adaptation_plan import AdaptationPlan, plan_adaptation
-from dflash_local.app.adapting import TextSource
 from dflash_local.catalog import bundled
 from dflash_local.cli.main import main
 from dflash_local.load_config import LoadConfig
@@ -25,8 +24,7 @@ ADAPT = ("adapt", "demo", "--from", "self", "--device", "cpu")
 
 
 def planned(load: LoadConfig = CPU, minutes: float = 1.0) -> AdaptationPlan:
-    source = TextSource(None, "itself")
-    return plan_adaptation(bundled.find("demo"), load, source, minutes, settings.load(), lambda _: None)
+    return plan_adaptation(bundled.find("demo"), load, minutes, settings.load(), lambda _: None)
 
 
 def memory_of(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +65,7 @@ def test_too_little_room_on_disk_is_a_line(monkeypatch: pytest.MonkeyPatch, caps
     told = capsys.readouterr().err
     assert f"{amount(need)} is written to" in told and "3.0 MiB is free there" in told
     work, _ = adaptation_plan.adaptation_folders(bundled.find("demo"), settings.load())
-    before = run.work_folder(bundled.find("demo"), None, 1.0, work)
+    before = run.work_folder(bundled.find("demo"), work)
     before.mkdir(parents=True)
     (before / "features.bin").write_bytes(bytes(need - 3 * MIB))
     assert planned().disk == need, "what an earlier run has left is gone on with"

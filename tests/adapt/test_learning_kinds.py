@@ -57,7 +57,7 @@ class Lesson:
         self.drafter = learner_of(pair)
         texts = [WrittenText((*prompt, *self.reply(prompt)), len(prompt)) for prompt in map(tuple, PROMPTS)]
         files = self.drafter.files
-        assert list(keep_texts(folder, texts, 512, self.target, read_fc(files))) == [1, 2, 3]
+        keep_texts(folder, texts, 512, self.target, read_fc(files), lambda *_: None)
         ids = {each for text in texts for each in text.ids} | {self.drafter.config.mask_token_id}
         keep_tables(folder, ids, self.target, new_module(files), files)
         self.dialogues = Dialogues.load(folder / DIALOGUES)

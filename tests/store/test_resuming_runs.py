@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import DownloadError, Interrupted
+from dflash_local.store import manifest, removal
 from tests.fake_hub import HTML, FakeHub, safetensors, wait_until
 from tests.store.cache_trees import process
 
@@ -108,6 +109,27 @@ def test_a_stop_in_the_large_file_costs_nothing(puller: Any, fake: FakeHub, larg
     before = len(fake.gets(WEIGHTS))
     assert had > 0 and puller.pull(TARGET)[0].verified and content(puller) == large[WEIGHTS]
     assert sent_since(fake, before) == len(large[WEIGHTS]) - had
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_a_stopped_pull_left_is_ours_to_remove(puller: Any, fake: FakeHub, large: Any, shared: bool) -> None:
+    theirs = puller.cache.snapshot(TARGET, "0" * 40) / "config.json"
+    if shared:
+        theirs.parent.mkdir(parents=True)
+        theirs.write_bytes(b"{}")
+    fake.fault(WEIGHTS, "trickle", rate=1_000_000, times=2)
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            puller.pull(TARGET, cancelled=lambda: fake.sent(WEIGHTS) > 100_000)
+        puller.age()
+    plan = removal.plan_removal(puller.cache, puller.manifests, puller.locks, [TARGET], {})
+    (item,) = plan.repos
+    assert not item.delicate and item.others == (("0" * 40,) if shared else ()) and item.size > 0
+    removal.remove(plan)
+    assert puller.cache.commits(TARGET) == (("0" * 40,) if shared else ()) and theirs.exists() is shared
+    assert manifest.begun(puller.manifests, TARGET) == () and not list(puller.manifests.glob("*/*"))
+    fake.clear_faults()
+    assert puller.pull(TARGET)[0].verified and manifest.begun(puller.manifests, TARGET) == ()
 
 
 def test_a_part_with_wrong_bytes_is_found_by_its_hash(puller: Any, fake: FakeHub, large: Any) -> None:
