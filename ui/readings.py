@@ -60,12 +60,16 @@ class Readings:
     _single: int = 0  # cycles that came one to an event
     _first: tuple[float, int] | None = None
 
+    def forget(self) -> None:
+        """Forget what was measured of another conversation."""
+        self.begin(self.mode)
+        self.used, self.state = 0, "ready"
+
     def load(self, facts: SessionFacts) -> None:
         """Forget what was measured of another pair: a new one was loaded."""
-        self.begin(self.mode)
+        self.forget()
         self.context, self.block_size = facts.context, facts.block_size
         self.precision = ", ".join(filter(None, (facts.promise, facts.adapted)))
-        self.used, self.stats, self.state = 0, None, "ready"
         self.plain_step_s, self.plain_from = None, ""
         self.alarms.clear()
 
@@ -166,6 +170,6 @@ class Readings:
         stats = finished.stats
         self.stats, self.state = stats, "stopped" if finished.reason == "cancelled" else "ready"
         if finished.usage.completion_tokens:
-            self.tokens, self.mean = finished.usage.completion_tokens, stats.tokens_per_s
+            self.tokens, self.mean = finished.usage.completion_tokens, stats.tokens_per_s or None
             self.acceptance_mean = stats.mean_acceptance_length
         self.compare(stats)

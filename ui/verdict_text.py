@@ -127,7 +127,7 @@ def _verdict(plans: PairPlans, server: str) -> tuple[str, Sequence[tuple[str, st
     return "does not fit", (
         ("weights", f"{least}; {size}"),
         ("needs", f"{amount(total)} with {tokens(found.context)} tokens of context"),
-        ("missing", f"{amount(found.lacking)}: {amount(plans.where.free)} is {plans.where.room}"),
+        ("missing", f"{amount(found.lacking)}: {amount(found.machine.free)} is {found.machine.room}"),
         ("nearest", _nearest(plans, found)),
     )
 
@@ -213,7 +213,7 @@ def _nearest(plans: PairPlans, found: Plan) -> str:
         alone = "" if near.load.draft else " without its drafter"
         less = f"{near.format}{alone}, {tokens(near.context)} tokens of context: {options}"
         return f"{less}; or {two}" if two else less
-    where, total = plans.where, found.ledger.total
+    where, total = found.machine, found.ledger.total
     if total is None:
         return "dflash models lists what fits here"
     if where.kind == "cuda" and total <= where.memory:

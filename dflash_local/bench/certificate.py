@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from dflash_local.bench.prompts import Prompt
     from dflash_local.bench.verdict import Noise
 
-# The worst last. Of servers, wide: by log probabilities; unsteady: one of them does not repeat its own reply.
-Verdict = Literal["identical", "near-tie", "unknown", "unsteady", "wide", "BUG"]
+# The worst last. Of servers, empty: neither reply has a text; wide: by log probabilities; unsteady: one of them does
+# not repeat its own reply.
+Verdict = Literal["identical", "near-tie", "empty", "unknown", "unsteady", "wide", "BUG"]
 ORDER: tuple[Verdict, ...] = get_args(Verdict)
 AGAIN = 3  # times that both servers are asked for a differing reply once more
 TITLES = ("prompt", "case", "block", "tokens", "per cycle", "verdict")
@@ -186,6 +187,14 @@ def failure(certificate: Certificate) -> str:
 
 def statement(certificate: Certificate, dtype: str) -> str:
     """Say which strength holds, in one line."""
+    return _outcome(certificate, dtype) + "; no draft was made, so nothing is known of drafting" * _untried(certificate)
+
+
+def _untried(certificate: Certificate) -> bool:
+    return all(run.mean_acceptance_length is None for run in certificate.runs)
+
+
+def _outcome(certificate: Certificate, dtype: str) -> str:
     runs = certificate.runs
     same = sum(run.verdict == "identical" for run in runs)
     if certificate.verdict == "BUG":
@@ -214,8 +223,8 @@ def statement(certificate: Certificate, dtype: str) -> str:
 
 
 def _strength(certificate: Certificate, dtype: str) -> str | None:
-    """Name the promise that holds; none after a bug. Equal ids in 16 bits are luck, not a promise."""
-    if certificate.verdict == "BUG":
+    """Name the promise that holds; none after a bug or without drafts. Equal ids in 16 bits are luck, not a promise."""
+    if certificate.verdict == "BUG" or _untried(certificate):
         return None
     if certificate.exact:
         return "strict"

@@ -138,7 +138,7 @@ def _up_to(race: Race, lane: Lane, at: int) -> str | tuple[int, ...]:
 
 
 def _run(number: int, race: Race, repeated: tuple[int, int] | None) -> Run:
-    verdict: Verdict = "identical"
+    verdict: Verdict = "identical" if race.dflash.token_ids or race.dflash.whole_text else "empty"
     difference: Divergence | None = None
     if race.first_difference is not None:
         known = race.margin is not None or race.over is not None
@@ -184,6 +184,8 @@ def _outcome(runs: Sequence[Run]) -> str:
     by_ids = all(run.compared == "token ids" for run in runs)
     how = "token by token" if by_ids else "as texts: the server names no tokens"
     same = f"{equal} of {len(runs)} greedy replies equal, {how}"
+    empty = sum(run.verdict == "empty" for run in runs)
+    same += f"; {empty} without a text on either side, so not compared" if empty else ""
     parted = [run for run in runs if run.divergence is not None]
     if not parted:
         return same
@@ -223,6 +225,9 @@ def failure(runs: Sequence[Run], sampled: SampledFinding | None = None) -> DFlas
 def _greedy_failure(runs: Sequence[Run]) -> DFlashError | None:
     verdict = worst(runs)
     found = next((run for run in runs if run.verdict == verdict), None)
+    if found is not None and verdict == "empty":
+        what = f"prompt {found.prompt + 1}: neither reply has a text, so nothing was compared"
+        return DFlashError(what, "give another --prompt, or more --max-new-tokens")
     if found is None or found.divergence is None or verdict == "near-tie":
         return None
     where = f"prompt {found.prompt + 1}: {found.divergence.line}"

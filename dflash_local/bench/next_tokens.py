@@ -3,7 +3,7 @@
 A prefix is a prompt and the sampled tokens before: the replies of many requests are the same up to there. The plain
 server tells the probabilities of the next token with replies of its own, whose tokens are the control: where they do
 not fit either, the server samples otherwise than asked, with drafts or without. Temperature is 1 and top-p ``TOP_P``,
-so that both must be obeyed. Seeds differ; none is compared.
+so that both must be obeyed. No two replies have one seed; none are compared.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Fit:
 
     @property
     def found_loss(self) -> float | None:
-        """The share of the probability whose loss is found in ``SHARE`` of all tries; None where nothing is tested."""
+        """The share of the tokens that is missed in ``SHARE`` of all tries where they never come; None where nothing is
+        tested. Tokens that come too seldom take more replies.
+        """
         if not self.degrees:
             return None
         effect = chi_square.found_effect(self.degrees, LEVEL, SHARE)
@@ -217,7 +219,7 @@ class SampledFinding:
             return f"sampled: not tested, too few replies are alike ({tested})"
         places_of = ("at the first token", "behind it")
         known = [f"of {100 * loss:.2g} % {where}" for loss, where in zip(losses, places_of) if loss is not None]
-        sensible = f"a loss of probability {' and '.join(known)} is found in {100 * SHARE:.0f} of 100 runs"
+        sensible = f"tokens {' and '.join(known)} that never came would be found in {100 * SHARE:.0f} of 100 runs"
         return f"sampled: {self.name or f'{tested} are as frequent as the plain server says'}; {sensible}"
 
 

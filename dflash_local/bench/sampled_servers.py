@@ -37,9 +37,9 @@ def compare_sampled(
     """
     counts: dict[Mode, int] = {"dflash": samples, "ar": max(1, samples // CONTROLS)}
     jobs = [
-        (mode, number, seed)
+        (mode, number, place)
         for mode, count in counts.items()
-        for seed in range(count)
+        for place in range(count)
         for number in range(len(requests))
     ]
     drafted: list[tuple[int, Prefix]] = []
@@ -47,7 +47,9 @@ def compare_sampled(
     rows: dict[Prefix, TokenLogprob] = {}
 
     def ask(job: tuple[Mode, int, int]) -> ServerAnswer:
-        mode, number, seed = job
+        mode, number, place = job
+        # A seed may draw alike at every prompt: each reply has one of its own, or prompts would not be independent.
+        seed = 2 * (place * len(requests) + number) + (mode == "ar")
         if cancelled():
             raise Interrupted("interrupted")
         request = replace(

@@ -47,8 +47,9 @@ class SpeedRow:
         mean_acceptance_length: over all cycles that drafted.
         turn_acceptance_length: completion tokens / cycles of each reply, averaged over replies.
         acceptance_per_position: share of the cycles that drafted slot k in which it was accepted.
-        ar_tokens_per_s, dflash_tokens_per_s: decode rate over all replies, first tokens left out.
-        ratio: decode time without / with drafting.
+        ar_tokens_per_s, dflash_tokens_per_s: decode rate over all replies, first tokens left out; 0 where no reply
+            has a second one.
+        ratio: decode time without / with drafting; None where one of the rates is not known.
     """
 
     kind: str
@@ -118,6 +119,7 @@ def _row(kind: str, comparisons: Sequence[Comparison]) -> SpeedRow:
     sides = [one.ar for one in comparisons], [one.dflash for one in comparisons]
     ar_s, dflash_s = (sum(w.stats.decode_s for w in side) for side in sides)
     ar_after, dflash_after = (sum(max(len(w.ids) - 1, 0) for w in side) for side in sides)
+    ar_rate, dflash_rate = ar_after / ar_s if ar_s else 0.0, dflash_after / dflash_s if dflash_s else 0.0
     return SpeedRow(
         kind=kind,
         prompts=len(comparisons),
@@ -128,11 +130,11 @@ def _row(kind: str, comparisons: Sequence[Comparison]) -> SpeedRow:
         acceptance_per_position=acceptance_per_position(
             [(cycle.drafted, cycle.accepted) for one in comparisons for cycle in one.dflash.cycles]
         ),
-        ar_tokens_per_s=ar_after / ar_s if ar_s else 0.0,
-        dflash_tokens_per_s=dflash_after / dflash_s if dflash_s else 0.0,
+        ar_tokens_per_s=ar_rate,
+        dflash_tokens_per_s=dflash_rate,
         ar_decode_s=ar_s,
         dflash_decode_s=dflash_s,
-        ratio=ar_s / dflash_s if dflash_s else None,
+        ratio=ar_s / dflash_s if ar_rate and dflash_rate else None,
         equal=sum(one.equal for one in comparisons),
     )
 
@@ -194,8 +196,8 @@ def _cells(row: SpeedRow) -> tuple[str, ...]:
         str(row.tokens),
         number(row.mean_acceptance_length, 2),
         number(row.turn_acceptance_length, 2),
-        f"{row.ar_tokens_per_s:.1f}",
-        f"{row.dflash_tokens_per_s:.1f}",
+        number(row.ar_tokens_per_s or None, 1),
+        number(row.dflash_tokens_per_s or None, 1),
         "-" if row.ratio is None else f"{row.ratio:.2f}x",
         f"{row.equal}/{row.prompts}",
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -70,13 +71,10 @@ def certify(
     check_integer("samples", samples, 0, MAX_SAMPLES)
     source = compared(call, model, drafter, load, served)
     pair, servers = source.pair, cast("ServerModels", source.models) if source.models.label else None
-    if servers is not None and (block_size or planted):
-        raise UsageError("a server drafts as it was started", "leave --block-size and --planted out")
     if samples and (servers is None or servers.url is None):
         raise UsageError("--samples is for servers that both run", "give --url, and leave it out for a pair here")
-    if servers is not None and seed is not None:
-        what = "replies of servers are compared greedily: two sampled requests of one seed differ there"
-        raise UsageError(what, "leave --seed out")
+    if servers is not None:
+        _check_of_servers(bool(block_size) or planted, seed)
     check_path("--report", report)
     check_path("--html", page)
     thinking, prompts = call.thinks(pair, think), _prompts(pair, prompt or [], prompt_ids or [])
@@ -99,15 +97,31 @@ def certify(
     if page is not None:
         from dflash_local.report.verdict_page import to_html
 
-        asked = [part for text in prompt or () for part in ("--prompt", text)]
-        asked += [part for text in prompt_ids or () for part in ("--prompt-ids", text)]
-        asked += ["--max-new-tokens", str(max_new_tokens), *(["--samples", str(samples)] if samples else [])]
-        asked += ["--seed", str(found[0]["seed"])] if "seed" in found[0] else []
-        again = shlex.join(["dflash", "certify", pair.name, *_origin(served, load), *asked])
+        asked = {
+            "--drafter": drafter,
+            "--prompt": prompt,
+            "--prompt-ids": prompt_ids,
+            "--max-new-tokens": max_new_tokens,
+            "--block-size": block_size,
+            "--samples": samples or None,
+            "--planted": planted or None,
+            "--seed": found[0].get("seed"),
+            "--think": think,
+        }
+        again = shlex.join(["dflash", "certify", pair.name, *_origin(served, load), *_spelled(asked)])
         write("--html", page, to_html(found[0], pair.label if servers is not None else found[1][0], again))
         call.console.note(f"page written: {page}", "dim")
     if fault is not None:
         raise fault
+
+
+def _check_of_servers(drafts_asked: bool, seed: int | None) -> None:
+    """Refuse what only a pair here does. UsageError."""
+    if drafts_asked:
+        raise UsageError("a server drafts as it was started", "leave --block-size and --planted out")
+    if seed is not None:
+        what = "replies of servers are compared greedily: two sampled requests of one seed differ there"
+        raise UsageError(what, "leave --seed out")
 
 
 def _over_servers(
@@ -149,6 +163,16 @@ def _origin(served: TwoServerOptions, load: LoadConfig) -> list[str]:
     if served.url is not None:
         return ["--url", "URL", *(["--plain-url", "URL"] if served.plain_url is not None else [])]
     return ["--engine", served.engine.value] if served.engine is not None else load.arguments()
+
+
+def _spelled(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of a command line for options that were given: several values of one are repeated."""
+    for name, value in options.items():
+        if isinstance(value, bool):
+            yield name if value else name.replace("--", "--no-", 1)
+        else:
+            for each in value if isinstance(value, list) else [] if value is None else [value]:
+                yield from (name, str(each))
 
 
 def _prompts(pair: Pair, texts: list[str], ids: list[str]) -> tuple[Prompt, ...]:

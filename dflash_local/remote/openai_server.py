@@ -68,12 +68,13 @@ class ServerAnswer:
     """A whole reply.
 
     Attributes:
-        text: of the final channel. token_ids: as far as the server reports them.
+        text: of the final channel. thinking: before it. token_ids: as far as the server reports them.
         counted: it reports how many tokens there are. reused_tokens: of the prompt, that its prefix cache had.
         acceptance: as the reply itself reports it. logprobs: as far as they were asked for.
     """
 
     text: str
+    thinking: str
     token_ids: tuple[int, ...]
     counted: bool
     reused_tokens: int
@@ -212,10 +213,10 @@ class OpenAIServer:
                 reused = event.reused_tokens
         if cancelled():
             raise Interrupted("interrupted in the middle of a reply")
-        text = "".join(piece.text for piece in pieces if piece.channel == "final")
+        text, thinking = ("".join(one.text for one in pieces if one.channel == of) for of in ("final", "thinking"))
         counted = reply.usage is not None
         finished = reply.finished(reply.reason or "stop", reply.acceptance)
-        return ServerAnswer(text, ids, counted, reused, finished, reply.acceptance, rows)
+        return ServerAnswer(text, thinking, ids, counted, reused, finished, reply.acceptance, rows)
 
     def counters(self) -> Counters | None:
         """The server's counters of now, see ``server_metrics.read``."""
@@ -448,10 +449,11 @@ def _ids(content: ConfigFields, key: str) -> tuple[int, ...]:
 
 
 def _usage(content: ConfigFields) -> dict[str, int] | None:
-    """Counts of tokens; None where the event has none."""
+    """Counts of tokens, those that the event has; None where it has none."""
     if not content.present("usage"):
         return None
     usage = content.fields("usage")
     details = usage.fields("prompt_tokens_details")
     known = ((usage, "prompt_tokens"), (usage, "completion_tokens"), (details, "cached_tokens"))
-    return {name: fields.optional_integer(name, 0, MAX_ID) or 0 for fields, name in known}
+    counts = {name: fields.optional_integer(name, 0, MAX_ID) for fields, name in known}
+    return {name: count for name, count in counts.items() if count is not None} or None

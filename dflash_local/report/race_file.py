@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash_local.report.code_runs import code_runs
 from dflash_local.report.race_cast import to_cast
-from dflash_local.request import Request
+from dflash_local.request import Request, SamplingParams
 from dflash_local.service.race import Lane, Race
 from dflash_local.service.race_lanes import IN_VIEW, SHARE_IN_VIEW
 from dflash_local.terminal import TerminalFilter
@@ -39,19 +39,30 @@ class About:
 
 
 def command(pair: str, prompt: str, request: Request, seed: int, options: Sequence[str] = ()) -> str:
-    """The command line that runs a race again.
+    """The command line that runs a race again; a sentence where it lacks an option for that.
 
     Args:
         seed: that of the race: the request's may be None. options: how the pair is loaded.
     """
+    if lacking := _without_option(request):
+        return f"dflash race cannot repeat it: it has no option for {', '.join(lacking)}"
     own = ["--seed", str(seed), "--max-new-tokens", str(request.limits.max_new_tokens)]
     if not request.sampling.greedy:
         own += ["--temperature", f"{request.sampling.temperature:g}"]
     if request.block_size is not None:
         own += ["--block-size", str(request.block_size)]
-    own += ["--think"] if request.thinking else []
+    own.append("--think" if request.thinking else "--no-think")
     end = ["--", prompt] if prompt.startswith("-") else [prompt]
     return shlex.join(["dflash", "race", pair, *own, *options, *end])
+
+
+def _without_option(request: Request) -> list[str]:
+    """What shapes the replies and is no option of ``dflash race``; filters leave a greedy reply as it is."""
+    sampling, usual = request.sampling, SamplingParams()
+    names = ["repetition_penalty", "presence_penalty", "frequency_penalty"]
+    names += [] if sampling.greedy else ["top_k", "top_p", "min_p"]
+    found = [f"{name} {getattr(sampling, name):g}" for name in names if getattr(sampling, name) != getattr(usual, name)]
+    return [*found, *(["stop strings"] if request.limits.stop else [])]
 
 
 def load_options(pair: Pair, facts: SessionFacts | None, by_url: bool) -> list[str]:

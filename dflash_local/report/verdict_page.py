@@ -19,6 +19,7 @@ PAGE = Path(__file__).with_name("verdict_page.html")
 WORDS: Mapping[str, tuple[str, str]] = {
     "identical": ("The same text", "good"),
     "near-tie": ("The same but for near-ties", "good"),
+    "empty": ("Nothing to compare", "open"),
     "unknown": ("Different, and not judged", "open"),
     "unsteady": ("A server that does not repeat itself", "bad"),
     "wide": ("Not the target's own text", "bad"),

@@ -153,7 +153,8 @@ class SentTurns:
     ) -> Notice:
         """Have the model summarise the turns before ``cut``, which are not sent any more; see ``fit``.
 
-        Of more than fit one request the oldest are summarised. A summary that fails leaves the one before.
+        Of more than fit one request the oldest are summarised. A summary that fails leaves the one before; one beside
+        which the last message has no room is left out.
         """
         context, messages = self._context, self.messages(turns[:cut])
         limits = Limits(min(SUMMARY_TOKENS, context // SUMMARY_SHARE))
@@ -182,7 +183,9 @@ class SentTurns:
             return self._let_go(cut, f"{NOT_SENT}; they could not be summarised: {why}", self.summary)
         held = self.unsent + len(_beginning(messages, share))
         part = "" if share == SHARES else f" of the oldest {held}, the last one shortened"
-        return self._let_go(cut, f"are sent as a summary{part}: {summary}", summary)
+        notice = self._let_go(cut, f"are sent as a summary{part}: {summary}", summary)
+        sent = self._count(counter, made(self.messages(turns)))
+        return notice if sent is not None and sent < context else self._let_go(cut, NOT_SENT)
 
     def _nearly_full(self, tokens: int, context: int, how: FullContext) -> list[Notice]:
         """Warn once when little is left, unless something had to go before."""

@@ -106,7 +106,7 @@ class Race:
     def by_text(self) -> bool:
         """True where texts are compared: a server that names no tokens, or not all, wrote one of them."""
         both = (self.ar, self.dflash)
-        if not self.in_server or any(lane.tokens and not lane.token_ids for lane in both):
+        if not self.in_server or any((lane.tokens or lane.whole_text) and not lane.token_ids for lane in both):
             return self.in_server
         return self.ar.token_ids == self.dflash.token_ids and self.ar.whole_text != self.dflash.whole_text
 
@@ -120,14 +120,15 @@ class Race:
         return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
     @property
-    def speed_up(self) -> float:
-        """Of the decode rates."""
-        return _ratio(self.dflash.finished.stats.tokens_per_s, self.ar.finished.stats.tokens_per_s)
+    def speed_up(self) -> float | None:
+        """Of the decode rates; None where one is not known, as of one token or of a server that counts none."""
+        rates = [lane.finished.stats.tokens_per_s for lane in (self.dflash, self.ar)]
+        return rates[0] / rates[1] if all(rates) else None
 
     @property
     def wall_clock(self) -> float:
         """Of the whole times, the prompt included."""
-        return _ratio(self.ar.seconds, self.dflash.seconds)
+        return self.ar.seconds / self.dflash.seconds if self.dflash.seconds else 0.0
 
     @property
     def verdict(self) -> str:
@@ -157,31 +158,38 @@ class Race:
     @property
     def ratios(self) -> str:
         """Both ratios, as they are said on every screen."""
-        return f"this run: {self.wall_clock:.2f}x wall clock, {self.speed_up:.2f}x decode speed"
+        decode = "" if self.speed_up is None else f", {self.speed_up:.2f}x decode speed"
+        return f"this run: {self.wall_clock:.2f}x wall clock{decode}"
 
     @property
     def winner(self) -> Mode:
-        """The one with the higher decode rate; the drafted one where they are equal."""
-        return "dflash" if self.speed_up >= 1 else "ar"
+        """The one with the higher decode rate, or where that is not known the shorter time; of equals the drafted."""
+        return "dflash" if self._ratio >= 1 else "ar"
+
+    @property
+    def _ratio(self) -> float:
+        return self.wall_clock if self.speed_up is None else self.speed_up
 
     @property
     def headline(self) -> tuple[str, str]:
-        """What stands in large letters at the end, the ratio of the decode rates, and what stands under it."""
+        """What stands in large letters at the end, the ratio that decides, and what stands under it."""
         steps = tokens_a_step(self.dflash.finished.stats)
         a_step = [] if steps is None else [f"{steps:.1f} tokens a step"]
         same = "same text" if self.first_difference is None and not self.by_text else self.verdict
-        close = 0.95 <= self.speed_up < 1.05  # rounded to one place, a narrow loss would be a tie
-        return f"{self.speed_up:.{2 if close else 1}f}x", ", ".join([*a_step, same])
+        close = 0.95 <= self._ratio < 1.05  # rounded to one place, a narrow loss would be a tie
+        by_clock = ["by wall clock"] if self.speed_up is None else []
+        return f"{self._ratio:.{2 if close else 1}f}x", ", ".join([*by_clock, *a_step, same])
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The figures in columns: their names, of the plain reply, of the drafted one, and the ratio where it tells."""
         plain, drafted = self.ar.finished.stats, self.dflash.finished.stats
         length = drafted.mean_acceptance_length
+        rates = [f"{rate:.1f}" if rate else "-" for rate in (plain.tokens_per_s, drafted.tokens_per_s)]
         return [
             ("time", f"{self.ar.seconds:.2f} s", f"{self.dflash.seconds:.2f} s", f"{self.wall_clock:.2f}x"),
             ("tokens", str(self.ar.tokens), str(self.dflash.tokens), ""),
-            ("tok/s", f"{plain.tokens_per_s:.1f}", f"{drafted.tokens_per_s:.1f}", f"{self.speed_up:.2f}x"),
+            ("tok/s", rates[0], rates[1], "" if self.speed_up is None else f"{self.speed_up:.2f}x"),
             ("acceptance length", "-", "-" if length is None else f"{length:.2f}", ""),
         ]
 
@@ -312,7 +320,10 @@ class Racer:
             return replace(race, unknown="other scores than these log probabilities decided")  # a server's penalties
         drafted = known.get(race.dflash.token_ids[at])
         if drafted is None:
-            return replace(race, over=rows[at].logprob - min(known.values()))
+            over = rows[at].logprob - min(known.values())
+            if over > NEAR_TIE:
+                return replace(race, over=over)
+            return replace(race, unknown="the drafted token is none of those whose probability is told")
         return replace(race, margin=rows[at].logprob - drafted)
 
     def _lane(self, request: Request, on_event: Callable[[Mode, Event], None]) -> Lane:
@@ -338,7 +349,3 @@ def tokens_a_step(stats: Stats) -> float | None:
     if not drafted:  # a server tells the mean alone
         return stats.mean_acceptance_length
     return (sum(stats.acceptance_lengths) + stats.undrafted_cycles) / (drafted + stats.undrafted_cycles)
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 
 import pytest
 
@@ -40,6 +41,7 @@ def judged(
     texts = ["".join(chance.choices("abcdefghijklmnop", k=8)) for _ in range(max(prompts, 2))]
     drafting = ScriptedServer(seed=str(seed), fault=fault, rounding=ROUNDING, chance=random.Random(seed))
     with scripted(drafting), scripted(ScriptedServer(seed=str(seed), drafts=False)) as plain:
+        bodies = [drafting.requests, plain.requests]
         servers = {
             drafts: attach(endpoint(fake.url), WantedModel()) for drafts, fake in ((True, drafting), (False, plain))
         }
@@ -54,6 +56,8 @@ def judged(
                 sampled = compare_sampled(
                     sessions.servers, comparison.requests, samples, lambda _line, _share: None, lambda: False
                 )
+                seeds = [body["seed"] for body in chain(*bodies) if body.get("temperature") == 1.0]
+                assert len(seeds) == len(set(seeds)) == 3 * samples, "replies of one seed may draw alike"
     return runs, sampled, certify_servers.failure(runs, sampled)
 
 

@@ -40,6 +40,15 @@ def test_rows_sum_up_their_kinds(found: list[Comparison]) -> None:
     assert total.equal == 3
 
 
+def test_one_token_has_no_speed_and_no_ratio() -> None:
+    options = SpeedOptions(max_new_tokens=1)
+    session = golden_session(KV_ONLY)
+    report, lines = presented(golden_pair(KV_ONLY), session.facts, compare(session, prompts()[:1], options), options)
+    assert report["rows"][0]["ratio"] is None
+    (line,) = [line for line in lines if line.endswith("1/1")]
+    assert line.split() == ["a", "1", "1", "-", "-", "-", "-", "-", "1/1"]
+
+
 def test_the_report_holds_what_the_table_shows(found: list[Comparison]) -> None:
     session_facts = golden_session(KV_ONLY).facts
     options = SpeedOptions(max_new_tokens=72)

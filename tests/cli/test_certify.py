@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import stat
 from pathlib import Path
@@ -44,6 +45,18 @@ def test_identical_is_said_in_a_table(cli: Cli) -> None:
     assert lines[-1].startswith("verdict: identical (float32): the same token ids")
     assert f"plain transformers, teacher-forced: {2 * TOKENS} of {2 * TOKENS} tokens are its argmax" in done.out
     assert "fewer than 10,000" in done.out and "seed 7" in done.out
+
+
+def test_without_a_draft_nothing_is_claimed_and_the_page_repeats_the_command(cli: Cli, tmp_path: Path) -> None:
+    page, asked = tmp_path / "page.html", ("--prompt-ids", "1,2,3", "--max-new-tokens", "1", "--block-size", "4")
+    target, *drafter = golden(KV_ONLY)[:3]
+    done = cli("certify", target, *drafter, *asked, "--device", "cpu", "--no-think", "--json", "--html", str(page))
+    assert done.code == 0, done.err
+    assert done.json["strength"] is None and done.json["statement"].endswith(
+        "; no draft was made, so nothing is known of drafting"
+    )
+    words = html.unescape(page.read_text(encoding="utf-8"))
+    assert f" --device cpu {' '.join(drafter)} {' '.join(asked)} --seed {done.json['seed']} --no-think" in words
 
 
 def test_the_json_form_is_the_report_and_the_file_is_private(cli: Cli, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_a_race_is_saved_as_each_kind_over_what_was_there(cli: Cli, opened: Open
     page, cast, content = (file.read_text(encoding="utf-8") for file in files)
     assert page.startswith("<!doctype html>") and json.loads(cast.splitlines()[0])["version"] == 2
     found = json.loads(content)
-    assert found["command"] == "dflash race demo --seed 5 --max-new-tokens 256 hi" and found["machine"]["cores"]
+    assert found["command"] == "dflash race demo --seed 5 --max-new-tokens 256 --no-think hi"
+    assert found["machine"]["cores"]
     assert found["identical"] is True and found["note"] == "toy pair: first-run material, not a speed claim"
 
 

@@ -161,7 +161,7 @@ def test_a_race_on_a_screen_leaves_its_table_on_the_terminal(
     def run(title: str, prompt: str, prepare: Any, about: Any) -> tuple[int, Any]:
         assert (title, prompt) == ("demo (toy pair)", "hi")
         race = prepare(lambda _event: None).run()
-        assert about(race).command == f"dflash race demo --seed {race.seed} --max-new-tokens 256 hi"
+        assert about(race).command == f"dflash race demo --seed {race.seed} --max-new-tokens 256 --no-think hi"
         return 0, race
 
     monkeypatch.setattr("dflash_local.cli.race.application", lambda *_: run)

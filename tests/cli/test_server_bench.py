@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +125,16 @@ def test_plain_figures_come_from_a_second_server(cli: Cli, fake: Fake, prompts: 
         plain.metrics = lambda: ""
         silent = cli(*argv)
         assert silent.code == 2 and "does not report whether it drafts" in silent.err and silent.out == ""
+
+
+def test_replies_cut_off_in_other_thoughts_are_not_equal(cli: Cli, prompts: str) -> None:
+    thoughts: dict[str, Any] = {"program": "ollama", "reply": (("", ()),), "pause_s": 0.001}  # it names no tokens
+    with running(Fake(thinking="one", **thoughts)) as fake:
+        with running(Fake(thinking="one", speculative=False, **thoughts)) as plain:
+            argv = (*BENCH, fake.url, "--plain-url", plain.url, "--prompts", prompts, "--limit", "3", "--json")
+            assert cli(*argv).json["tasks"][0]["equal"] == {"prompts": 3, "of": 3}
+            plain.thinking = "another"
+            assert cli(*argv, "--no-resume").json["tasks"][0]["equal"] == {"prompts": 0, "of": 3}
 
 
 def test_a_killed_run_goes_on_and_no_part_of_it_is_mixed_with_another(

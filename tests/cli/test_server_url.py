@@ -35,6 +35,15 @@ def test_run_prints_the_reply_and_where_it_comes_from(cli: Cli, opened: Opened, 
     assert "2.3 a step" in result.err and "x · " not in result.err  # no plain step of a server is known
 
 
+def test_what_a_server_does_not_count_is_left_out(cli: Cli, fake: Fake) -> None:
+    fake.usage = False
+    result = cli("run", "demo", "hi", "--url", fake.url, "--max-new-tokens", "3")
+    assert result.code == 0 and "[cut off at its limit]" in result.err and "2.3 a step · first token" in result.err
+    chat = cli("chat", "demo", "--url", fake.url, stdin="hi\n/stats\n")
+    assert chat.code == 0 and "first token after" in chat.err
+    assert "0 tokens ·" not in result.err + chat.err and "0.0 tok/s" not in chat.err
+
+
 def test_run_prints_one_object(cli: Cli, fake: Fake) -> None:
     found = cli("run", "demo", "hi", "--url", fake.url, "--engine", "vllm", "--json").json
     assert found["text"] == "Hello, world!\n" and found["token_ids"] == list(range(10, 18))

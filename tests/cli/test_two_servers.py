@@ -68,6 +68,7 @@ def test_a_race_is_one_object(cli: Cli, drafting: Fake, plain: Fake) -> None:
         ({9: -1.7}, "margin 1.2: more than a near-tie", 1.2, None),
         ({7: -8.5}, "margin over 8: more than a near-tie", None, 8.0),
         ({9: -0.2}, "margin unknown: other scores than these log probabilities decided", None, None),
+        ({7: -0.6}, "margin unknown: the drafted token is none of those whose probability is told", None, None),
     ],
 )
 def test_the_plain_server_is_asked_how_near_the_drafted_token_was(
@@ -103,6 +104,11 @@ def test_sglang_names_no_tokens_so_that_texts_are_compared(cli: Cli, drafting: F
     result = both(cli, drafting, plain, "race", "demo", "hi")
     assert result.code == 0 and "identical: yes, as texts: the server names no tokens\n" in result.out, result.err
     assert f"tokens{'8':>26}{'8':>12}\n" in result.out
+    drafting.usage = plain.usage = False
+    result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi")
+    assert "1 of 1 greedy replies equal, as texts: the server names no tokens\n" in result.out
+    assert "strength: text only" in result.out
+    drafting.usage = plain.usage = True
     drafting.reply = PARTED
     result = both(cli, drafting, plain, "race", "demo", "hi")
     assert "identical: no; first difference at character 3, margin unknown: the server names no tokens" in result.out
@@ -202,6 +208,17 @@ def test_a_difference_that_nobody_can_judge_does_not_pass(cli: Cli, drafting: Fa
     assert result.code == 1 and "1 first difference: 1 of unknown margin, so not judged" in result.out
     assert "unknown: character 3 is 'lo, world!\\n' without, 'p!\\n' with drafting; margin unknown: the" in result.out
     assert "whether by a near-tie is not known" in result.err and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("reply", [(("", ()),), (("", (10, 11)),)], ids=["nothing", "what is not read"])
+def test_replies_without_a_text_are_not_called_equal(
+    cli: Cli, drafting: Fake, plain: Fake, reply: tuple[tuple[str, tuple[int, ...]], ...]
+) -> None:
+    as_sglang(drafting, plain)
+    drafting.reply = plain.reply = reply
+    result = both(cli, drafting, plain, "certify", "demo", "--prompt", "hi")
+    assert result.code == 1 and "0 of 1 greedy replies equal" in result.out and "1 without a text" in result.out
+    assert "prompt 1: neither reply has a text, so nothing was compared" in result.err
 
 
 def test_a_reply_that_only_ended_earlier_is_not_judged(cli: Cli, drafting: Fake, plain: Fake) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_local.errors import BusyError, DFlashError, ServerError, UnknownModelError, UsageError
-from dflash_local.events import Event, Finished, Notice, Started, Step, TokenLogprob
+from dflash_local.events import Event, Finished, Notice, Started, Step, TokenLogprob, Usage
 from dflash_local.remote import openai_server
 from dflash_local.remote.endpoint import endpoint
 from dflash_local.remote.event_stream import Patience
@@ -169,6 +169,13 @@ def test_a_reply_without_token_counts_has_no_speed(fake: Fake) -> None:
     finished = finished_of(events)
     assert finished.usage.completion_tokens == 0 and finished.stats.tokens_per_s == 0
     assert any("no token counts" in line for line in notices_of(events))
+
+
+@pytest.mark.parametrize("usage", [{}, {"prompt_tokens": None, "completion_tokens": None}])
+def test_counts_stay_where_the_last_event_has_none(fake: Fake, usage: dict[str, None]) -> None:
+    fake.figures = {"usage": usage}
+    events, _ = events_of(session_of(fake))
+    assert finished_of(events).usage == Usage(5, 8)
 
 
 @pytest.mark.parametrize(("limit", "sent"), [(1018, [1018]), (1020, [1020, None]), (1024, [None])])

@@ -67,6 +67,11 @@ def test_a_slower_or_other_drafted_reply_is_said() -> None:
     race = race_of(ScriptedSession())
     slower = replace(race, ar=race.dflash, dflash=race.ar)
     assert record(slower, ABOUT)["headline"] == {"ratio": "0.5x", "under": "same text", "winner": "ar"}
+    short = replace(race.dflash.finished, stats=replace(race.dflash.finished.stats, tokens_per_s=0.0))  # of one token
+    unknown = replace(race, dflash=replace(race.dflash, finished=short))
+    assert record(unknown, ABOUT)["headline"]["under"].startswith("by wall clock, 2.5 tokens a step")
+    assert unknown.ratios == "this run: 1.83x wall clock" and unknown.winner == "dflash"
+    assert unknown.as_dict()["decode_ratio"] is None and unknown.rows[2] == ("tok/s", "60.0", "-", "")
     parted = race_of(PartingSession())
     assert parted.headline[1].startswith("2.5 tokens a step, identical: no; first difference at token 1, margin 0.03")
     steps = tuple(replace(step, token_ids=()) for step in HELLO)
@@ -82,6 +87,24 @@ def test_the_command_repeats_the_race(prompt: str, end: Sequence[str]) -> None:
     words = shlex.split(command("demo", prompt, request, 7, ["--engine", "reference"]))
     own = "--seed 7 --max-new-tokens 9 --temperature 0.5 --block-size 3 --think --engine reference".split()
     assert words == ["dflash", "race", "demo", *own, *end]
+    greedy = replace(request, sampling=SamplingParams(top_p=0.8, top_k=20), block_size=None, thinking=False)
+    own = "--seed 7 --max-new-tokens 9 --no-think".split()
+    assert shlex.split(command("demo", prompt, greedy, 7)) == ["dflash", "race", "demo", *own, *end]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "stop", "lacking"),
+    [
+        (SamplingParams(temperature=0.7, top_p=0.8, top_k=20), (), "top_k 20, top_p 0.8"),
+        (SamplingParams(presence_penalty=1.5, min_p=0.1), (), "presence_penalty 1.5"),
+        (SamplingParams(), ("END",), "stop strings"),
+    ],
+)
+def test_a_race_that_no_command_repeats_says_what_it_lacks(
+    sampling: SamplingParams, stop: tuple[str, ...], lacking: str
+) -> None:
+    request = user_request("hi", sampling=sampling, limits=Limits(9, stop))
+    assert command("demo", "hi", request, 7) == f"dflash race cannot repeat it: it has no option for {lacking}"
 
 
 def test_a_recording_is_asciicast_whose_lanes_go_on_to_the_ratio() -> None:

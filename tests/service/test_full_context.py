@@ -120,12 +120,24 @@ def test_the_model_summarises_and_the_file_keeps_the_summary(tmp_path: Path) -> 
 def test_of_more_than_fits_one_request_the_oldest_are_summarised(tmp_path: Path, reply: int, turns: int) -> None:
     talk = Talk(tmp_path, "summarise")
     talk.session.steps = [Step((Piece("word " * reply),), (1,), 0, 0, 0, 0.0)]
-    talk.go_on(turns)
+    talk.go_on(turns - 1)
+    talk.session.steps = [Step((Piece(REPLY),), (1,), 0, 0, 0, 0.0)]  # a summary is as short as it is asked for
+    talk.say("and one more of five words")
     (asked,) = [request for request in talk.session.requests if ASK in request.messages[-1].content]
     assert 80 < words(asked) <= CONTEXT - asked.limits.max_new_tokens == 88
     assert [message.role for message in asked.messages] == ["user", *["assistant", "user"] * (turns - 1)]
     held = 2 * (turns - 1)
     assert f"messages are sent as a summary of the oldest {held}, the last one shortened: " in talk.notices[-1]
+
+
+def test_a_message_that_leaves_no_room_for_a_summary_is_sent_without(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, "summarise")
+    talk.go_on(3)
+    long = " ".join(["word"] * 93)
+    talk.say(long)
+    assert talk.sent == [long] and "6 earlier messages are not sent any more" in talk.notices[-1]
+    talk.say("and now")
+    assert talk.sent[-1].endswith("and now") and words(talk.session.requests[-1]) <= CONTEXT
 
 
 def test_a_summary_that_fails_is_said_and_one_that_is_stopped_changes_nothing(tmp_path: Path) -> None:

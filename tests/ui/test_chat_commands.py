@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.widgets import Static
 
 from dflash_local import settings
 from dflash_local.app.model_entries import ModelEntry
@@ -16,7 +17,7 @@ from dflash_local.errors import SettingsError
 from dflash_local.request import Request
 from dflash_local.settings import SETTINGS_FILE
 from dflash_local.store import history
-from dflash_local.store.records import Turn, encode_chat
+from dflash_local.store.records import Chat, Turn, encode_chat
 from dflash_local.ui.tui.command_menu import CommandMenu
 from dflash_local.ui.tui.theme import use_theme
 from dflash_local.ui.tui.transcript import UnsentFold, UserMessage
@@ -239,6 +240,19 @@ async def test_an_empty_conversation_offers_prompts_to_tab_and_to_a_click(stage:
     await stage.send("/clear")
     assert OFFERED[1] in stage.screen_text and OFFERED[0] not in stage.screen_text
     assert stage.sent == [OFFERED[0]]
+
+
+@staged()
+async def test_figures_go_with_the_conversation_they_are_of(stage: Stage) -> None:
+    chat, line = stage.chat_session.conversation, stage.chat.query_one("#status", Static)
+    taken_up = Chat("scripted", "", (Turn("user", "earlier"), Turn("assistant", "yes")), False, 0, 0, 1)
+    stage.chat_session.acts |= {"/clear": chat.start_over, "/take": lambda: chat.take_up(taken_up)}
+    for command in ("/clear", "/take"):
+        await stage.send("hi")
+        assert "120.0 tok/s" in str(line.content) and "ctx 11/512" in str(line.content)
+        await stage.send(command)
+        assert "tok/s" not in str(line.content) and "ctx 0/512" in str(line.content)
+        assert "0 of 512 tokens" in stage.screen_text and "seed 99" not in stage.screen_text
 
 
 @staged(size=(120, 50))

@@ -12,7 +12,7 @@ import pytest
 from textual.pilot import Pilot
 
 from dflash_local.errors import ContextError, DFlashError
-from dflash_local.events import Event, Piece, Step
+from dflash_local.events import Event, Finished, FinishReason, Piece, Step
 from dflash_local.report.race_file import About
 from dflash_local.request import Request, user_request
 from dflash_local.service.race import Racer
@@ -176,16 +176,37 @@ def test_model_text_in_a_lane_is_made_safe() -> None:
     race(act, ScriptedSession(steps=[Step((Piece("a\x1b]0;x"), Piece("\x07b")), (1,), 0, 0, 0, 0.0)]))
 
 
-@staged()
-async def test_a_race_within_a_chat_tells_the_meter_what_a_plain_step_takes(stage: Stage) -> None:
-    await stage.send("one")
-    stage.composer.put("two")
+async def race_within(stage: Stage) -> None:
+    """Race the message of the field until the chat is back."""
     await stage.press("f5")
     await stage.until(lambda: isinstance(stage.app.screen, RaceScreen))
     await stage.until(lambda: getattr(getattr(stage.app.screen, "run_of", None), "shown", False))
     await stage.press("escape")
     await stage.until(lambda: stage.app.screen is stage.chat)
+
+
+@staged()
+async def test_a_race_within_a_chat_tells_the_meter_what_a_plain_step_takes(stage: Stage) -> None:
+    await stage.send("one")
+    stage.composer.put("two")
+    await race_within(stage)
     await stage.shows("race: 1.83x wall clock", "plain: 60.0 tok/s, 2.00x")
     assert stage.composer.text == "two" and len(stage.turns) == 2
     asked = [[m.content for m in request.messages] for request in stage.session.requests[1:]]
     assert asked == [["one", "Hello, world!\n", "two"]] * 4
+
+
+class SpeedlessSession(ScriptedSession):
+    """Its replies are too short for a speed."""
+
+    def _finished(self, request: Request, tokens: int, reason: FinishReason) -> Finished:
+        finished = super()._finished(request, tokens, reason)
+        return replace(finished, stats=replace(finished.stats, tokens_per_s=0.0))
+
+
+@staged(SpeedlessSession)
+async def test_a_race_within_a_chat_leaves_out_a_speed_that_is_not_known(stage: Stage) -> None:
+    stage.composer.put("one")
+    await race_within(stage)
+    await stage.shows("race: 1.83x wall clock")
+    assert "race: 1.83x wall clock; identical: yes" in stage.screen_text

@@ -355,7 +355,8 @@ class ChatScreen(Screen[None]):
             text = await self.do(work)
         finally:
             said, other = self.conversation.turns != before, self.session.facts is not loaded
-            if said:
+            if said:  # begun anew, or another one taken up
+                self.readings.forget()
                 await self.rebuild()
             if text:
                 await self.show(text)

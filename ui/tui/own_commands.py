@@ -139,9 +139,8 @@ async def _race(screen: ChatScreen, argument: str) -> None:
         found = await screen.dialog(RaceScreen(screen.session.pair.label, prompt, lambda _notify: racer, about))
         if found is not None:
             screen.readings.compare(found.ar.finished.stats)
-            await screen.show(
-                f"race: {found.wall_clock:.2f}x wall clock, {found.speed_up:.2f}x decode; {found.verdict}"
-            )
+            decode = "" if found.speed_up is None else f", {found.speed_up:.2f}x decode"
+            await screen.show(f"race: {found.wall_clock:.2f}x wall clock{decode}; {found.verdict}")
 
     screen.start(race())
 

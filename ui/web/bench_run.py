@@ -11,8 +11,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from dflash_local.bench.prompts import Prompt
+from dflash_local.bench.report import number
 from dflash_local.errors import EngineError, Interrupted, UsageError
-from dflash_local.events import Event, Mode, Started, Step
+from dflash_local.events import Event, Mode, Started, Stats, Step
 from dflash_local.request import Limits, Message, Request, check_integer
 from dflash_local.service.race import NAMES, Lane, Race, Racer
 from dflash_local.service.service import Service
@@ -27,16 +28,15 @@ class BenchRow:
     prompt: Prompt
     race: Race
 
-    def cells(self, number: int) -> tuple[str, ...]:
-        """Is a row of the table, which counts from 1."""
+    def cells(self, place: int) -> tuple[str, ...]:
+        """Is the row of the table that counts as ``place``, from 1."""
         ar, dflash = self.race.ar.finished.stats, self.race.dflash.finished.stats
-        length = dflash.mean_acceptance_length
         return (
-            f"{number} {self.prompt.kind}",
-            f"{ar.tokens_per_s:.1f}",
-            f"{dflash.tokens_per_s:.1f}",
-            f"{self.race.speed_up:.2f}x",
-            "-" if length is None else f"{length:.2f}",
+            f"{place} {self.prompt.kind}",
+            number(ar.tokens_per_s or None, 1),
+            number(dflash.tokens_per_s or None, 1),
+            _times(self.race.speed_up),
+            number(dflash.mean_acceptance_length, 2),
             self.race.verdict.removeprefix("identical: "),
         )
 
@@ -74,9 +74,9 @@ class BenchRun:
         Raises:
             Interrupted: it was stopped; the rows that are done stay. DFlashError: a request failed.
         """
-        for number, prompt in enumerate(self._prompts):
-            self.fraction = number / len(self._prompts)
-            head = f"prompt {number + 1} of {len(self._prompts)}, {prompt.kind}"
+        for place, prompt in enumerate(self._prompts):
+            self.fraction = place / len(self._prompts)
+            head = f"prompt {place + 1} of {len(self._prompts)}, {prompt.kind}"
             self.line, self._tokens = f"{head}: warming up", 0
             self._racer = Racer(self._service, self._request(prompt))
             if self._stopped:
@@ -113,48 +113,61 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums all rows: decode rates (first tokens left out), mean acceptance length over all cycles."""
+    """Sums all rows: decode rates (first tokens left out), mean acceptance length over all cycles; None: not known."""
 
-    ar: float
-    dflash: float
+    ar: float | None
+    dflash: float | None
     acceptance: float | None
     identical: int
     prompts: int
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
         """Divides the decode rates."""
-        return self.dflash / self.ar if self.ar else 0.0
+        return self.dflash / self.ar if self.dflash and self.ar else None
 
     @property
     def cells(self) -> tuple[str, ...]:
         """As the table's last row."""
         return (
             "all",
-            f"{self.ar:.1f}",
-            f"{self.dflash:.1f}",
-            f"{self.ratio:.2f}x",
-            "-" if self.acceptance is None else f"{self.acceptance:.2f}",
+            number(self.ar, 1),
+            number(self.dflash, 1),
+            _times(self.ratio),
+            number(self.acceptance, 2),
             f"{self.identical} of {self.prompts}",
         )
 
 
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
 def totals(rows: Sequence[BenchRow]) -> Totals:
     """Sum the rows."""
-    lengths = [length for row in rows for length in row.race.dflash.finished.stats.acceptance_lengths]
+    counts = [_drafted(row.race.dflash.finished.stats) for row in rows]
+    cycles = sum(count for count, _ in counts)
     return Totals(
         ar=_rate([row.race.ar for row in rows]),
         dflash=_rate([row.race.dflash for row in rows]),
-        acceptance=sum(lengths) / len(lengths) if lengths else None,
+        acceptance=1 + sum(accepted for _, accepted in counts) / cycles if cycles else None,
         identical=sum(row.race.first_difference is None for row in rows),
         prompts=len(rows),
     )
 
 
-def _rate(lanes: Sequence[Lane]) -> float:
-    tokens = sum(max(len(lane.token_ids) - 1, 0) for lane in lanes)
+def _rate(lanes: Sequence[Lane]) -> float | None:
+    tokens = sum(max(lane.tokens - 1, 0) for lane in lanes)
     seconds = sum(lane.finished.stats.decode_s for lane in lanes)
-    return tokens / seconds if seconds else 0.0
+    return tokens / seconds if tokens and seconds else None
+
+
+def _drafted(stats: Stats) -> tuple[int, int]:
+    """Return the cycles that drafted and the drafts accepted in them; a server may tell their sums alone."""
+    if stats.draft_counts is not None:
+        cycles, _, accepted = stats.draft_counts
+        return cycles, accepted
+    return len(stats.acceptance_lengths), sum(stats.acceptance_lengths) - len(stats.acceptance_lengths)
 
 
 def per_position(rows: Sequence[BenchRow]) -> list[tuple[int, float]]:
@@ -163,9 +176,9 @@ def per_position(rows: Sequence[BenchRow]) -> list[tuple[int, float]]:
     found = []
     for slot in range(max((len(one.acceptance_per_position) for one in stats), default=0)):
         having = [one for one in stats if len(one.acceptance_per_position) > slot]
-        cycles = sum(len(one.acceptance_lengths) for one in having)
+        cycles = sum(_drafted(one)[0] for one in having)
         if cycles:
-            kept = sum(one.acceptance_per_position[slot] * len(one.acceptance_lengths) for one in having)
+            kept = sum(one.acceptance_per_position[slot] * _drafted(one)[0] for one in having)
             found.append((slot + 1, kept / cycles))
     return found
 
@@ -173,15 +186,15 @@ def per_position(rows: Sequence[BenchRow]) -> list[tuple[int, float]]:
 def per_prompt(rows: Sequence[BenchRow]) -> list[tuple[str, str, float]]:
     """Return prompt and mode as one name (bars of one name would be stacked), mode, tokens per second."""
     found = []
-    for number, row in enumerate(rows, 1):
+    for place, row in enumerate(rows, 1):
         for lane in (row.race.ar, row.race.dflash):
             name = NAMES[lane.mode]
-            found.append((f"{number} {name}", name, lane.finished.stats.tokens_per_s))
+            found.append((f"{place} {name}", name, lane.finished.stats.tokens_per_s))
     return found
 
 
 def over_time(row: BenchRow) -> list[tuple[float, str, float]]:
-    """Return seconds since the request began, mode, tokens per second around that moment."""
+    """Return seconds since the request began, mode, tokens per second around that moment; nothing of unnamed tokens."""
     ends = [lane.steps[-1].t_s for lane in (row.race.ar, row.race.dflash) if lane.steps]
     window = WINDOW * max(ends, default=0.0)
     return [point for lane in (row.race.ar, row.race.dflash) for point in _curve(lane, window, max(ends, default=0.0))]
@@ -193,7 +206,7 @@ def _curve(lane: Lane, window: float, whole: float) -> list[tuple[float, str, fl
     for step in lane.steps:
         marks.append((step.t_s, (marks[-1][1] if marks else 0) + len(step.token_ids)))
     begin, end = (marks[0][0], marks[-1][0]) if marks else (0.0, 0.0)
-    if end <= begin:
+    if end <= begin or not lane.token_ids:
         return []
     points = []
     count = max(2, round(SAMPLES * (end - begin) / whole))

@@ -71,6 +71,7 @@ class TaskFigures:
     Attributes:
         prompts: answered. failed: that ended in an error, and count nowhere else. requests: turns of those answered.
         parts: runs that the answers come from. decode_rates, end_to_end_rates: of single requests, tokens per second.
+        ttft_s, end_to_end_rates: of the replies that have a token.
         reused_tokens: of all prompts, that a server's prefix cache had, as far as it reports them.
     """
 
@@ -98,7 +99,7 @@ def of_file(file: ResultsFile, ids: Sequence[str], alone: bool = False) -> TaskF
     answered = [result for result in results if not result.error]
     turns = [turn for result in answered for turn in result.turns]
     parts = sorted({result.part for result in answered})
-    counted = [(turn.tokens, turn.latency_s) for turn in turns if turn.tokens is not None and turn.latency_s]
+    counted = [(turn.tokens, turn.latency_s) for turn in turns if turn.tokens and turn.latency_s]
     return TaskFigures(
         prompts=len(answered),
         failed=len(results) - len(answered),
@@ -106,7 +107,7 @@ def of_file(file: ResultsFile, ids: Sequence[str], alone: bool = False) -> TaskF
         parts=len(parts),
         throughput=_throughput(file, answered if alone else [], parts),
         accepted=_accepted(file, parts, turns, len(answered)),
-        ttft_s=Percentiles.of([turn.ttft_s for turn in turns]),
+        ttft_s=Percentiles.of([turn.ttft_s for turn in turns if turn.ttft_s]),
         latency_s=Percentiles.of([turn.latency_s for turn in turns]),
         decode_rates=Percentiles.of([turn.tokens_per_s for turn in turns if turn.tokens_per_s is not None]),
         end_to_end_rates=Percentiles.of([tokens / seconds for tokens, seconds in counted]),

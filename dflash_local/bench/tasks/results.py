@@ -21,7 +21,8 @@ from dflash_local.json_text import parse_json
 from dflash_local.store.atomic import FILE_MODE, make_private, write_atomic
 from dflash_local.store.lock import exclusive
 
-VERSION = 2
+VERSION = 3
+READ = (2, VERSION)
 MAX_BYTES = 1 << 30
 LOCKS = ".locks"  # below the folder of the results, so that a folder which machines share is locked for all
 
@@ -40,9 +41,10 @@ class TaskReply:
 
     Attributes:
         tokens: None where a server does not count them. reused_tokens: of the prompt, from a server's prefix cache.
-        tokens_per_s: decode rate; None where the reply came too quickly to know.
+        ttft_s: 0 where no token came. tokens_per_s: decode rate; None where the reply came too quickly to know.
         drafted: as the reply itself reports it; None where it does not.
         ids: a digest of the token ids, empty where they are not reported. text: of the final channel.
+        thinking: a digest of it; None where all ids are known, and in a file of version 2.
     """
 
     prompt_tokens: int
@@ -55,14 +57,18 @@ class TaskReply:
     drafted: Drafted | None
     text: str
     ids: str = ""
+    thinking: str | None = None
 
     def equals(self, other: TaskReply) -> bool:
-        """Compare token ids, or texts where one of the two reports no ids."""
-        return self.ids == other.ids if self.ids and other.ids else self.text == other.text
+        """Compare token ids, which a server may not all report, then texts, and thoughts where both are known."""
+        if self.ids and other.ids and self.ids != other.ids:
+            return False
+        unknown = self.thinking is None or other.thinking is None
+        return self.text == other.text and (unknown or self.thinking == other.thinking)
 
 
 def digest_of(ids: Iterable[int]) -> str:
-    """Return what replies are compared by; empty where there are no ids."""
+    """Return what replies are compared by, of token ids or of bytes; empty where there are none."""
     words = ",".join(map(str, ids))
     return hashlib.sha256(words.encode()).hexdigest()[:16] if words else ""
 
@@ -116,7 +122,7 @@ class ResultsFile:
         try:
             make_private(folder)
             if fresh or not self.path.exists():
-                write_atomic(self.path, _line({"version": VERSION, "identity": self.identity}))
+                self._begin()
             else:
                 self._read()
         except OSError as error:
@@ -158,6 +164,10 @@ class ResultsFile:
         """Count those of these prompts that are answered."""
         return sum(name in self.results and not self.results[name].error for name in ids)
 
+    def _begin(self, lines: bytes = b"") -> None:
+        """Write the file anew: its head, and lines behind it."""
+        write_atomic(self.path, _line({"version": VERSION, "identity": self.identity}) + lines)
+
     def _append(self, content: Mapping[str, Any]) -> None:
         """Add a line; it is on the disk when this returns."""
         try:
@@ -178,9 +188,11 @@ class ResultsFile:
         whole = raw.rfind(b"\n") + 1
         head, *lines = raw[:whole].split(b"\n")
         first = _parsed(head)
-        if first is None or first.get("version") != VERSION or first.get("identity") != self.identity:
+        if first is None or first.get("version") not in READ or first.get("identity") != self.identity:
             raise UsageError(f"{self.path} is damaged, or of another version", "begin anew with --no-resume")
-        if whole < len(raw):
+        if first["version"] != VERSION:  # an older program would not read the lines to come
+            self._begin(raw[len(head) + 1 : whole])
+        elif whole < len(raw):
             os.truncate(self.path, whole)
         for line in lines:
             content = _parsed(line)

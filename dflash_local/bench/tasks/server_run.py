@@ -161,6 +161,7 @@ def _reply(answer: ServerAnswer) -> TaskReply:
         drafted=None if answer.acceptance is None else _counts(answer.acceptance),
         text=answer.text,
         ids=digest_of(answer.token_ids),
+        thinking=digest_of(answer.thinking.encode()),
     )
 
 

@@ -78,6 +78,16 @@ def test_what_is_not_known_has_its_reason(tmp_path: Path, ended: ResultsPart | N
     assert found.throughput.whole is (ended is not None) and found.end_to_end_rates.p50 is None
 
 
+def test_a_reply_without_a_token_has_no_first_one_and_no_speed(tmp_path: Path) -> None:
+    file = opened(tmp_path)
+    file.add(PromptResult("1", 1, 1.0, (replace(REPLY, tokens=0, ttft_s=0.0, tokens_per_s=None),)))
+    empty = figures.of_file(file, ["1"])
+    assert empty.ttft_s.p50 is None and empty.end_to_end_rates.p50 is None and empty.latency_s.p50 == 1.1
+    file.add(PromptResult("2", 1, 2.0, (REPLY,)))
+    found = figures.of_file(file, ["1", "2"])
+    assert found.ttft_s.p50 == 0.1 and found.end_to_end_rates.p50 == pytest.approx(10 / 1.1)
+
+
 def test_nothing_answered_has_no_figures(tmp_path: Path) -> None:
     file = opened(tmp_path)
     file.add(PromptResult("1", 1, 1.0, error="no"))
